@@ -1,0 +1,34 @@
+"""The file systems that training writes to."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ddpdoctor.facts.base import Facts, Source
+
+
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
+    """One folder that matters and the file system it lies on. Sizes in bytes."""
+
+    purpose: str
+    """"working folder", "temporary files", "home", "torch cache", "Triton cache"."""
+    path: str
+    file_system: str = ""
+    """"ext4", "nfs4", "overlay" ..."""
+    total: int = 0
+    free: int = 0
+    """What this user may still write."""
+    inodes_total: int = 0
+    """0 where the file system doesn't count them (btrfs)."""
+    inodes_free: int = 0
+    writable: bool = True
+
+
+class Disks(Facts, frozen=True, kw_only=True):
+    """One entry for each folder, even where several share a file system."""
+
+    folders: Annotated[tuple[Disk, ...], Source("statvfs, mount table")]
+    unanswered: Annotated[tuple[str, ...], Source("statvfs with a deadline")] = ()
+    """Folders whose file system did not answer in time (a hanging NFS server)."""

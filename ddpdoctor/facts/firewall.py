@@ -1,0 +1,24 @@
+"""Packet filters on this host, as far as this user may read them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ddpdoctor.facts.base import Facts, Maybe, Source
+
+
+class Firewall(Facts, frozen=True, kw_only=True):
+    """`blocked_ports` and `input_policy` speak of new incoming TCP from another host."""
+
+    tool: Annotated[str | None, Source("services and rule sets")] = None
+    """What manages it: "firewalld", "ufw", "nft", "iptables"; None: no rules at all."""
+    input_policy: Annotated[Maybe[str | None], Source("nft list ruleset, iptables -S")] = None
+    """"accept", "drop", "reject"; None: no filter on input."""
+    open_ports: Annotated[tuple[str, ...], Source("rules that accept TCP")] = ()
+    """"22", "29500", "32768-60999", "all" for rules that accept TCP from anywhere or from `open_sources`."""
+    open_sources: Annotated[tuple[str, ...], Source("rules that accept")] = ()
+    """Networks and interfaces from which everything is accepted: "10.0.0.0/8", "iif lo"."""
+    blocked: Annotated[tuple[str, ...], Source("rules that drop or reject TCP")] = ()
+    """Such rules in their tool's own words, at most 20."""
+    drops_new: Annotated[Maybe[bool | None], Source("reading of the rules")] = None
+    """Whether a new TCP connection to an unlisted high port is dropped or rejected; None: the rules are too involved to tell."""

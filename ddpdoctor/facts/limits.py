@@ -1,0 +1,19 @@
+"""This process's limits: what a rank started from this shell would inherit."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ddpdoctor.facts.base import Facts, Maybe, Source
+
+
+class Limits(Facts, frozen=True, kw_only=True):
+    """-1 means unlimited. `memlock` in bytes."""
+
+    nofile_soft: Annotated[Maybe[int], Source("getrlimit RLIMIT_NOFILE")]
+    nofile_hard: Annotated[Maybe[int], Source("getrlimit RLIMIT_NOFILE")]
+    memlock_soft: Annotated[Maybe[int], Source("getrlimit RLIMIT_MEMLOCK")]
+    memlock_hard: Annotated[Maybe[int], Source("getrlimit RLIMIT_MEMLOCK")]
+    processes_soft: Annotated[Maybe[int], Source("getrlimit RLIMIT_NPROC")] = -1
+    rdma_devices: Annotated[tuple[str, ...], Source("/sys/class/infiniband")] = ()
+    """"mlx5_0" ...; only with these does locked memory matter to NCCL."""

@@ -1,0 +1,73 @@
+"""This host's side of the network."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ddpdoctor.facts.base import Facts, Maybe, Source
+
+
+class Interface(msgspec.Struct, frozen=True, kw_only=True):
+    """One network interface. `speed` in Mbit/s, -1 unknown."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    """"192.168.1.5/24", "fe80::1/64", in the kernel's order."""
+    up: bool = True
+    """IFF_UP."""
+    running: bool = True
+    """IFF_RUNNING: there is a carrier."""
+    loopback: bool = False
+    mtu: int = 1500
+    speed: int = -1
+    virtual: bool = False
+    """No hardware behind it (bridges, veth, tunnels)."""
+
+
+class Listener(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds a TCP port. pid 0: the owner is another user's or in another namespace."""
+
+    address: str
+    port: int
+    pid: int = 0
+    process: str = ""
+    command: str = ""
+    """Redacted command line."""
+    user: str = ""
+    age: float = -1.0
+    """Seconds since the process started."""
+
+
+class Resolution(Facts, frozen=True, kw_only=True):
+    """What the resolver makes of one name. `error` is empty where it succeeded."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    error: str = ""
+    seconds: float = 0.0
+
+
+class Network(Facts, frozen=True, kw_only=True):
+    """Addresses are strings without a prefix length unless a field says otherwise."""
+
+    hostname: Annotated[str, Source("gethostname")]
+    fqdn: Annotated[str, Source("getfqdn")]
+    own_name: Annotated[Maybe[Resolution], Source("getaddrinfo of the hostname")]
+    master: Annotated[Maybe[Resolution | None], Source("getaddrinfo of MASTER_ADDR")] = None
+    """None: MASTER_ADDR isn't set."""
+    rendezvous: Annotated[Maybe[Resolution | None], Source("getaddrinfo of the rendezvous endpoint")] = None
+    """None: no PET_RDZV_ENDPOINT or the like is set."""
+    interfaces: Annotated[tuple[Interface, ...], Source("getifaddrs, /sys/class/net")] = ()
+    """In the kernel's order, which is the one NCCL walks."""
+    default_interface: Annotated[Maybe[str | None], Source("/proc/net/route")] = None
+    interface_to_master: Annotated[Maybe[str | None], Source("route to MASTER_ADDR")] = None
+    listeners: Annotated[Maybe[tuple[Listener, ...]], Source("bind(), /proc/net/tcp")] = ()
+    """Those on 29400, 29500, MASTER_PORT and the rendezvous port."""
+    wanted_ports: Annotated[tuple[int, ...], Source("defaults of torch, MASTER_PORT")] = ()
+    ephemeral_range: Annotated[Maybe[tuple[int, int]], Source("net.ipv4.ip_local_port_range")] = (32768, 60999)
+    reserved_ports: Annotated[Maybe[str], Source("net.ipv4.ip_local_reserved_ports")] = ""
+    hosts_lines: Annotated[Maybe[tuple[str, ...]], Source("/etc/hosts")] = ()
+    """Lines that name this host or MASTER_ADDR."""
+    ipv6_disabled: Annotated[Maybe[bool], Source("net.ipv6.conf.all.disable_ipv6")] = False

@@ -1,0 +1,36 @@
+"""The patient: the Python interpreter in which training runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ddpdoctor.facts.base import Facts, Maybe, Source
+
+
+class Patient(Facts, frozen=True, kw_only=True):
+    """What the interpreter says of itself, or why it can't be asked.
+
+    state: "ok", or "missing", "not-executable", "too-old", "not-python", "hangs", "dies".
+    """
+
+    python: Annotated[str, Source("--python, the active environment, or our own")]
+    """Path as it is to be typed in a command."""
+    chosen_by: Annotated[str, Source("command line and environment")]
+    """"--python", "VIRTUAL_ENV", "CONDA_PREFIX", "our own interpreter"."""
+    state: Annotated[str, Source("running it")] = "ok"
+    detail: Annotated[str, Source("running it")] = ""
+    """Where the state isn't ok: what it printed or how it ended."""
+    version: Annotated[str, Source("sys.version_info")] = ""
+    """"3.11.7"."""
+    implementation: Annotated[str, Source("sys.implementation")] = ""
+    prefix: Annotated[str, Source("sys.prefix")] = ""
+    environment_kind: Annotated[str, Source("pyvenv.cfg, conda-meta")] = ""
+    """"venv", "conda", "system"."""
+    externally_managed: Annotated[bool, Source("EXTERNALLY-MANAGED marker")] = False
+    """True where plain pip install is refused (PEP 668)."""
+    pip_version: Annotated[Maybe[str | None], Source("importlib.metadata")] = None
+    """None: no pip there."""
+    site_packages: Annotated[tuple[str, ...], Source("sys.path")] = ()
+    platform_tag: Annotated[str, Source("sysconfig")] = ""
+    libstdcxx_path: Annotated[Maybe[str | None], Source("patient's library search")] = None
+    glibc_version: Annotated[Maybe[str | None], Source("confstr")] = None

@@ -1,0 +1,71 @@
+"""A Snapshot: all the facts of one host, serialisable, with a schema version."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.disks import Disks
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.extensions import Extensions
+from ddpdoctor.facts.firewall import Firewall
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.kernel_log import KernelLog
+from ddpdoctor.facts.libraries import Libraries
+from ddpdoctor.facts.limits import Limits
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.network import Network
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.shared_memory import SharedMemory
+from ddpdoctor.facts.toolchain import Toolchain
+from ddpdoctor.facts.torch import Torch
+
+SCHEMA = 1
+"""Raised when a field changes its meaning; a new field doesn't raise it."""
+
+NOT_PROBED = Unknown("not looked at: no chosen check needs it")
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of one host at one moment. A group that could not be learned is `Unknown`."""
+
+    ddpdoctor_snapshot: int = SCHEMA
+    """The schema's version; a file without it isn't a snapshot."""
+    tool_version: str = ""
+    taken_at: str = ""
+    """UTC, ISO 8601."""
+    host: str = ""
+    """The host's name."""
+
+    patient: Maybe[Patient] = NOT_PROBED
+    torch: Maybe[Torch] = NOT_PROBED
+    packages: Maybe[Packages] = NOT_PROBED
+    libraries: Maybe[Libraries] = NOT_PROBED
+    extensions: Maybe[Extensions] = NOT_PROBED
+    toolchain: Maybe[Toolchain] = NOT_PROBED
+    driver: Maybe[Driver] = NOT_PROBED
+    gpus: Maybe[Gpus] = NOT_PROBED
+    pci: Maybe[Pci] = NOT_PROBED
+    kernel_log: Maybe[KernelLog] = NOT_PROBED
+    container: Maybe[Container] = NOT_PROBED
+    machine: Maybe[Machine] = NOT_PROBED
+    shared_memory: Maybe[SharedMemory] = NOT_PROBED
+    limits: Maybe[Limits] = NOT_PROBED
+    disks: Maybe[Disks] = NOT_PROBED
+    cgroup: Maybe[Cgroup] = NOT_PROBED
+    environment: Maybe[Environment] = NOT_PROBED
+    network: Maybe[Network] = NOT_PROBED
+    nccl: Maybe[Nccl] = NOT_PROBED
+    firewall: Maybe[Firewall] = NOT_PROBED
+
+
+HEADER = ("ddpdoctor_snapshot", "tool_version", "taken_at", "host")
+
+GROUPS = tuple(name for name in Snapshot.__struct_fields__ if name not in HEADER)
+"""Names of the groups of facts; a probe and a check's parameter go by the same name."""

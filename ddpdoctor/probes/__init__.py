@@ -1,0 +1,4 @@
+"""Probes learn and never judge: one module a group of facts, each with `probe(context)` that returns the group.
+
+A module may set `DEADLINE` (seconds). A probe that crashes or misses its deadline gives `Unknown`, and the others go on.
+"""

@@ -1,0 +1,88 @@
+"""Runs the probes side by side and puts the Snapshot together."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
+from typing import Any
+
+from ddpdoctor import __version__
+from ddpdoctor.facts.base import Facts, Unknown
+from ddpdoctor.facts.snapshot import GROUPS, Snapshot
+from ddpdoctor.probes.context import Context
+from ddpdoctor.redaction import redact_facts
+
+DEADLINE = 20.0
+"""Seconds for a probe that doesn't name its own."""
+
+
+class _Running:
+    """One probe in a thread of its own. A daemon thread: one that hangs in the kernel must not keep us from ending."""
+
+    def __init__(self, group: str, context: Context, done: Callable[[str], None]) -> None:
+        self.result: Facts | Unknown | None = None
+        self._group = group
+        self._context = context
+        self._done = done
+        self._finished = threading.Event()
+        self._started = time.monotonic()
+        self._deadline = DEADLINE
+        threading.Thread(target=self._run, name=f"probe {group}", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            module: Any = importlib.import_module(f"ddpdoctor.probes.{self._group}")
+            self._deadline = getattr(module, "DEADLINE", DEADLINE)
+            self.result = module.probe(self._context)
+        except Exception as crash:
+            where = traceback.extract_tb(crash.__traceback__)[-1]
+            self.result = Unknown(
+                f"the probe of {self._group.replace('_', ' ')} failed: {type(crash).__name__}: {crash} "
+                f"({where.name}, line {where.lineno})"
+            )
+        self._done(self._group)
+        self._finished.set()
+
+    def wait(self) -> Facts | Unknown:
+        while not self._finished.is_set():
+            left = self._started + self._deadline - time.monotonic()
+            if left <= 0:
+                return Unknown(f"no answer within {self._deadline:.0f} s")
+            self._finished.wait(min(left, 0.5))
+        assert self.result is not None
+        return self.result
+
+
+def take_snapshot(
+    context: Context, groups: Iterable[str] = GROUPS, done: Callable[[str], None] = lambda group: None
+) -> Snapshot:
+    """Probes the host. `done(group)` is called, from any thread, as each probe ends."""
+    running: dict[str, _Running] = {}
+    lock = threading.Lock()
+
+    def ask(group: str) -> Facts | Unknown:
+        with lock:
+            if group not in running:
+                running[group] = _Running(group, context, done)
+        return running[group].wait()
+
+    context.answered_by(ask)
+    # The patient's import of torch takes longest, so it starts first.
+    wanted = sorted(set(groups), key=lambda group: (group not in ("torch", "libraries"), GROUPS.index(group)))
+    with lock:
+        for group in wanted:
+            running.setdefault(group, _Running(group, context, done))
+    facts: dict[str, Any] = {group: ask(group) for group in wanted}
+    return redact_facts(
+        Snapshot(
+            tool_version=__version__,
+            taken_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            host=socket.gethostname(),
+            **facts,
+        )
+    )

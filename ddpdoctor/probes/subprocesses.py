@@ -1,0 +1,124 @@
+"""Running something that may hang or crash: own process group, own deadline, bounded output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+
+MAX_OUTPUT = 16 * 1024 * 1024
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How it ended. Exactly one of these holds: `failed_to_start`, `timed_out`, or there is a `returncode`."""
+
+    stdout: bytes = b""
+    stderr: bytes = b""
+    returncode: int | None = None
+    timed_out: bool = False
+    failed_to_start: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.returncode == 0
+
+    @property
+    def signal_name(self) -> str | None:
+        """ "SIGSEGV" where a signal ended it, else None."""
+        if self.returncode is None or self.returncode >= 0:
+            return None
+        try:
+            return signal.Signals(-self.returncode).name
+        except ValueError:
+            return f"signal {-self.returncode}"
+
+
+class Started:
+    """A started command; `wait()` gives how it ended."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None, stdin: bytes) -> None:
+        self._failure = ""
+        self._output: dict[str, bytes] = {}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=None if environ is None else dict(environ),
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            self._failure = getattr(error, "strerror", None) or str(error)
+            return
+        self._readers = [
+            threading.Thread(target=self._read, args=(name,), daemon=True) for name in ("stdout", "stderr")
+        ]
+        for reader in self._readers:
+            reader.start()
+        if stdin:
+            threading.Thread(target=self._feed, args=(stdin,), daemon=True).start()
+
+    def _feed(self, stdin: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            with self._process.stdin as pipe:
+                pipe.write(stdin)
+        except OSError:
+            pass  # It ended without reading; its exit code says why.
+
+    def _read(self, name: str) -> None:
+        pipe = getattr(self._process, name)
+        kept: list[bytes] = []
+        size = 0
+        while chunk := pipe.read1(65536):
+            size += len(chunk)
+            if size <= MAX_OUTPUT:
+                kept.append(chunk)
+        self._output[name] = b"".join(kept)
+
+    def wait(self, seconds: float) -> Ended:
+        """Waits until it has ended, or kills it and all that it started once the time is up."""
+        if self._failure:
+            return Ended(failed_to_start=self._failure)
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self._ended(timed_out=True)
+        return self._ended(returncode=code)
+
+    def kill(self) -> None:
+        """Ends it and its children."""
+        if self._failure:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        # One in an uninterruptible system call can't be ended by anybody, so don't wait long for it.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+
+    def _ended(self, *, returncode: int | None = None, timed_out: bool = False) -> Ended:
+        for reader in self._readers:
+            # A grandchild may hold the pipe open after the child has gone.
+            reader.join(0.5)
+        if any(reader.is_alive() for reader in self._readers):
+            self.kill()
+        return Ended(self._output.get("stdout", b""), self._output.get("stderr", b""), returncode, timed_out=timed_out)
+
+
+def start(command: Sequence[str], *, environ: Mapping[str, str] | None = None, stdin: bytes = b"") -> Started:
+    """Starts a command without waiting for it."""
+    return Started(command, environ, stdin)
+
+
+def run(
+    command: Sequence[str], seconds: float, *, environ: Mapping[str, str] | None = None, stdin: bytes = b""
+) -> Ended:
+    """Runs a command for at most that many seconds."""
+    return start(command, environ=environ, stdin=stdin).wait(seconds)

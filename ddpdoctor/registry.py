@@ -1,0 +1,239 @@
+"""The registry of checks, their selection, and `diagnose()`. Knows no illness."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from functools import cache, cached_property
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+from ddpdoctor.facts.base import NotKnown, Unknown
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import GROUPS, Snapshot
+from ddpdoctor.findings import Finding, Severity
+
+Predicate = Callable[..., Iterator[Finding]]
+
+
+class LogSign(msgspec.Struct, frozen=True):
+    """A piece of log text by which an illness shows itself. `why`: what to know before trusting it."""
+
+    text: str
+    why: str = ""
+
+
+class NotApplicable(Exception):
+    """Raised by `requires()`: the check has nothing to look at on this host."""
+
+
+def requires(condition: object, reason: str) -> None:
+    """Ends the check as not applicable unless the condition holds: `requires(gpus.devices, "no NVIDIA GPU")`.
+
+    Raises:
+        NotApplicable: with the reason, which the report shows under "not tested".
+    """
+    if not condition:
+        raise NotApplicable(reason)
+
+
+class Check:
+    """One illness: its slug, family, severity, page (the docstring), log lines and predicate."""
+
+    def __init__(self, slug: str, severity: Severity, log_signs: tuple[LogSign, ...], predicate: Predicate) -> None:
+        self.slug = slug
+        self.severity = severity
+        self.log_signs = log_signs
+        self.predicate = predicate
+        self.family = predicate.__module__.rsplit(".", 1)[-1]
+
+    def __repr__(self) -> str:
+        return f"Check({self.slug!r}, family={self.family!r})"
+
+    @cached_property
+    def page(self) -> str:
+        """The docstring: a title line, then "## What breaks", "## Why" and "## Fix"."""
+        return inspect.cleandoc(self.predicate.__doc__ or "")
+
+    @property
+    def title(self) -> str:
+        return self.page.partition("\n")[0]
+
+    def section(self, heading: str) -> str:
+        """The text under `## heading` of the page, or ""."""
+        found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", self.page, re.MULTILINE | re.DOTALL)
+        return found[1].strip() if found else ""
+
+    @cached_property
+    def needs(self) -> dict[str, bool]:
+        """Parameter name to "must be known": False where the check takes `Unknown` itself."""
+        hints = get_type_hints(self.predicate)
+        names = inspect.signature(self.predicate).parameters
+        return {name: Unknown not in get_args(hints[name]) for name in names}
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups of facts that this check wants to see."""
+        return {name for name in self.needs if name in GROUPS}
+
+
+_registered: dict[str, Check] = {}
+_prescriptions: dict[str, Check] = {}
+
+
+def check(
+    slug: str, *, severity: Severity = Severity.FAIL, log_signs: tuple[LogSign, ...] = ()
+) -> Callable[[Predicate], Predicate]:
+    """Registers a predicate. Its parameter names say which groups of facts (or `plan`) it is given."""
+
+    def register(predicate: Predicate) -> Predicate:
+        if slug in _registered:
+            raise ValueError(f"two checks are called {slug}")
+        _registered[slug] = Check(slug, severity, log_signs, predicate)
+        return predicate
+
+    return register
+
+
+def prescription(topic: str) -> Callable[[Predicate], Predicate]:
+    """Registers what `ddpdoctor explain TOPIC` works out for this very host: findings of severity info whose fixes are
+    the commands to run. The docstring is the topic's page, with the same sections as a check's."""
+
+    def register(predicate: Predicate) -> Predicate:
+        if topic in _prescriptions:
+            raise ValueError(f"two prescriptions are called {topic}")
+        _prescriptions[topic] = Check(topic, Severity.INFO, (), predicate)
+        return predicate
+
+    return register
+
+
+@cache
+def all_prescriptions() -> tuple[Check, ...]:
+    """Every topic for which there is a prescription."""
+    all_checks()
+    return tuple(_prescriptions.values())
+
+
+@cache
+def all_checks() -> tuple[Check, ...]:
+    """Every check, by family and then in the order of its file."""
+    import ddpdoctor.checks as package
+
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return tuple(sorted(_registered.values(), key=lambda one: one.family))
+
+
+class UnknownSelection(ValueError):
+    """A slug or family that doesn't exist, with the nearest ones."""
+
+    def __init__(self, name: str, nearest: list[str]) -> None:
+        self.name = name
+        self.nearest = nearest
+        hint = f" Did you mean {' or '.join(nearest)}?" if nearest else " `ddpdoctor list` shows them all."
+        super().__init__(f"There is no check and no family called {name!r}.{hint}")
+
+
+def nearest_names(name: str, names: Iterable[str]) -> list[str]:
+    """Up to three of the names that look most like this one, or contain it."""
+    names = sorted(names)
+    wanted = name.lower().replace("_", "-")
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+    return close or [one for one in names if len(wanted) > 2 and wanted in one][:3]
+
+
+def find_check(slug: str) -> Check:
+    """The check of that slug.
+
+    Raises:
+        UnknownSelection: there is none; carries the nearest.
+    """
+    checks = {one.slug: one for one in all_checks()}
+    if slug not in checks:
+        raise UnknownSelection(slug, nearest_names(slug, checks))
+    return checks[slug]
+
+
+def select(chosen: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[Check, ...]:
+    """The checks that are chosen (all, if nothing is) and not ignored, by slug or family.
+
+    Raises:
+        UnknownSelection: a name is neither.
+    """
+    checks = all_checks()
+    names = {one.slug for one in checks} | {one.family for one in checks}
+    chosen, ignored = set(chosen), set(ignored)
+    for name in sorted(chosen | ignored):
+        if name not in names:
+            raise UnknownSelection(name, nearest_names(name, names))
+    return tuple(
+        one
+        for one in checks
+        if (not chosen or {one.slug, one.family} & chosen) and not {one.slug, one.family} & ignored
+    )
+
+
+class Why(str, Enum):
+    """Why a check gave no verdict."""
+
+    UNKNOWN = "unknown"
+    """A fact that it needs could not be learned."""
+    NOT_APPLICABLE = "not-applicable"
+    """There is nothing on this host for it to look at."""
+    CRASHED = "crashed"
+    """The check itself failed: a bug in ddpdoctor."""
+
+
+class NotTested(msgspec.Struct, frozen=True):
+    """A check without a verdict: never counted as fine."""
+
+    why: Why
+    reason: str
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What one check came to. Both may be there: it can find something and still miss a fact for the rest."""
+
+    check: Check
+    findings: tuple[Finding, ...] = ()
+    not_tested: NotTested | None = None
+
+    @property
+    def passed(self) -> bool:
+        return not self.findings and self.not_tested is None
+
+
+def diagnose(snapshot: Snapshot, plan: Plan, checks: Iterable[Check]) -> tuple[Result, ...]:
+    """Judges a snapshot. A check that crashes is that check's result; the others go on."""
+    return tuple(_judge(one, snapshot, plan) for one in checks)
+
+
+def _judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
+    findings: list[Finding] = []
+    try:
+        arguments: dict[str, Any] = {}
+        for name, must_be_known in one.needs.items():
+            value = plan if name == "plan" else getattr(snapshot, name)
+            if must_be_known and isinstance(value, Unknown):
+                raise NotKnown(value.reason)
+            arguments[name] = value
+        findings.extend(one.predicate(**arguments))
+    except NotKnown as missing:
+        return Result(one, tuple(findings), NotTested(Why.UNKNOWN, str(missing)))
+    except NotApplicable as reason:
+        return Result(one, tuple(findings), NotTested(Why.NOT_APPLICABLE, str(reason)))
+    except Exception as crash:
+        where = traceback.extract_tb(crash.__traceback__)[-1]
+        text = (
+            f"{type(crash).__name__}: {crash} ({where.name}, line {where.lineno}); a bug in ddpdoctor, please report it"
+        )
+        return Result(one, tuple(findings), NotTested(Why.CRASHED, text))
+    return Result(one, tuple(findings))

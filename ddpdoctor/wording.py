@@ -1,0 +1,47 @@
+"""Small helpers for the words of findings: sizes, lists, commands that name the patient."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+from ddpdoctor.facts.patient import Patient
+
+
+def human(size: float) -> str:
+    """Bytes as a person reads them: 67108864 is "64 MiB"."""
+    units = ["TiB", "GiB", "MiB", "KiB", "B"]
+    while abs(size) >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop()
+    return f"{size:.1f}".removesuffix(".0") + f" {units[-1]}"
+
+
+def listed(items: Iterable[object], most: int = 5) -> str:
+    """ "a, b and c"; past `most` items "a, b, c and 9 more"."""
+    words = [str(item) for item in items]
+    if len(words) > most:
+        words = [*words[: most - 1], f"{len(words) - most + 1} more"]
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def plural(count: int, noun: str, many: str = "") -> str:
+    """ "1 GPU", "8 GPUs"."""
+    return f"{count} {noun if count == 1 else many or noun + 's'}"
+
+
+def dotted(version: Sequence[int]) -> str:
+    """(12, 8) as "12.8"."""
+    return ".".join(str(part) for part in version)
+
+
+def in_patient(patient: Patient, *arguments: str) -> str:
+    """A command line that runs in the patient: `in_patient(p, "-c", "import torch")`, quoted for a shell."""
+    return shlex.join([patient.python, *arguments])
+
+
+def pip_install(patient: Patient, *arguments: str) -> str:
+    """The command that installs into the patient, and nowhere else."""
+    return in_patient(patient, "-m", "pip", "install", *arguments)

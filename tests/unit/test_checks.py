@@ -1,0 +1,130 @@
+"""The meta-tests: what must hold of every check, whoever adds it."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddpdoctor.facts.planning import plan_for
+from ddpdoctor.registry import Check, Why, all_checks, diagnose
+from tests.fixture_hosts import (
+    HOSTS,
+    fixture_snapshot,
+    healthy_facts,
+    healthy_names,
+    judge,
+    read_fixture,
+    to_snapshot,
+)
+
+CHECKS = Path(__file__).parent.parent.parent / "checks"
+MAY_IMPORT = {
+    "__future__", "collections", "datetime", "difflib", "functools", "importlib.resources", "ipaddress", "itertools", "json", "math", "re", "shlex", "typing",
+    "msgspec", "packaging", "ddpdoctor",
+}  # fmt: skip
+
+every_check = pytest.mark.parametrize("one", all_checks(), ids=lambda one: one.slug)
+fixture_paths = sorted(path for path in HOSTS.glob("*/*.json") if path.parent.name != "healthy")
+every_fixture = pytest.mark.parametrize("path", fixture_paths, ids=lambda path: f"{path.parent.name}/{path.stem}")
+
+
+@every_check
+def test_page_has_its_sections(one: Check) -> None:
+    assert one.title.endswith(".")
+    for heading in ("What breaks", "Why", "Fix"):
+        assert one.section(heading), f"{one.slug} has no section {heading!r}"
+
+
+@every_check
+def test_has_sick_and_near_miss_fixtures(one: Check) -> None:
+    names = [path.name for path in (HOSTS / one.slug).glob("*.json")]
+    assert any(name.startswith("sick-") for name in names)
+    assert any(name.startswith("near-miss-") for name in names)
+
+
+@every_fixture
+def test_fixture_is_judged_right(path: Path) -> None:
+    result = judge(path, path.parent.name)
+    if path.name.startswith("sick-"):
+        assert result.findings, f"found nothing: {result.not_tested}"
+        for finding in result.findings:
+            assert finding.evidence
+            assert finding.fixes
+            assert "\n" not in finding.summary
+            assert len(finding.summary) <= 160
+    else:
+        assert path.name.startswith("near-miss-")
+        assert not result.findings
+    assert result.not_tested is None or result.not_tested.why is not Why.CRASHED, result.not_tested
+
+
+@every_fixture
+def test_fixture_names_only_facts_that_exist(path: Path) -> None:
+    fixture = read_fixture(path)
+    assert fixture.origin in ("recorded", "hand-made")
+    assert fixture.about
+    assert_kept(fixture.facts, json.loads(msgspec.json.encode(fixture_snapshot(fixture))), path.name)
+
+
+def assert_kept(given: object, decoded: object, where: str) -> None:
+    """Every key that a fixture names survives decoding: a misspelt one would silently test nothing."""
+    if isinstance(given, dict) and isinstance(decoded, dict):
+        for key, value in given.items():
+            assert key in decoded, f"{where}: there is no fact {key!r}"
+            assert_kept(value, decoded[key], f"{where}.{key}")
+    elif isinstance(given, dict) and isinstance(decoded, list):
+        for key, value in given.items():
+            assert_kept(value, decoded[0 if key == "*" else int(key)], f"{where}.{key}")
+    elif isinstance(given, list) and isinstance(decoded, list):
+        for index, value in enumerate(given):
+            assert_kept(value, decoded[index], f"{where}[{index}]")
+
+
+@pytest.mark.parametrize("name", healthy_names())
+def test_healthy_host_is_called_healthy(name: str) -> None:
+    snapshot = to_snapshot(healthy_facts(name))
+    for result in diagnose(snapshot, plan_for(snapshot), all_checks()):
+        assert not result.findings, f"{result.check.slug} complains: {result.findings[0].summary}"
+        assert result.not_tested is None or result.not_tested.why is not Why.CRASHED, result.not_tested
+
+
+@pytest.mark.parametrize("name", healthy_names())
+def test_healthy_host_names_only_facts_that_exist(name: str) -> None:
+    facts = healthy_facts(name)
+    assert_kept(
+        {key: value for key, value in facts.items() if key not in ("origin", "about")},
+        json.loads(msgspec.json.encode(to_snapshot(facts))),
+        name,
+    )
+
+
+@pytest.mark.parametrize("path", sorted(CHECKS.glob("*.py")), ids=lambda path: path.stem)
+def test_checks_never_look_at_the_world(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        for name in names:
+            assert any(name == good or name.startswith(good + ".") for good in MAY_IMPORT), (
+                f"{path.name} imports {name}"
+            )
+            assert not name.startswith("ddpdoctor.probes"), f"{path.name} imports {name}"
+        assert not (
+            isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("open", "__import__", "eval", "exec")
+        )
+
+
+@every_fixture
+def test_fixes_that_install_name_the_patient(path: Path) -> None:
+    fixture = read_fixture(path)
+    patient = fixture_snapshot(fixture).patient
+    for finding in judge(path, path.parent.name).findings:
+        for command in (command for fix in finding.fixes for command in fix.commands):
+            if "pip install" in command or "pip uninstall" in command:
+                assert f"{patient.python} -m pip" in command, f"installs elsewhere: {command}"
