@@ -13,10 +13,13 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     """One folder that matters and the file system it lies on. Sizes in bytes."""
 
     purpose: str
-    """"working folder", "temporary files", "home", "torch cache", "Triton cache"."""
+    """"working folder", "temporary files", "home", "torch cache", "Triton cache", "Hugging Face cache"."""
     path: str
+    """The folder asked for; where it doesn't exist yet, the figures are those of its nearest existing parent."""
     file_system: str = ""
-    """"ext4", "nfs4", "overlay" ..."""
+    """"ext4", "nfs4", "overlay" ...; "" where the mount table doesn't say."""
+    mount: str = ""
+    """Where that file system is mounted."""
     total: int = 0
     free: int = 0
     """What this user may still write."""
@@ -24,6 +27,8 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     """0 where the file system doesn't count them (btrfs)."""
     inodes_free: int = 0
     writable: bool = True
+    read_only_mount: bool = False
+    """Mounted read-only, which no permission can change."""
 
 
 class Disks(Facts, frozen=True, kw_only=True):
