@@ -10,7 +10,7 @@ from ddpdoctor.facts.base import Facts, Maybe, Source
 class Firewall(Facts, frozen=True, kw_only=True):
     """`blocked_ports` and `input_policy` speak of new incoming TCP from another host."""
 
-    tool: Annotated[str | None, Source("services and rule sets")] = None
+    tool: Annotated[Maybe[str | None], Source("services and rule sets")] = None
     """What manages it: "firewalld", "ufw", "nft", "iptables"; None: no rules at all."""
     input_policy: Annotated[Maybe[str | None], Source("nft list ruleset, iptables -S")] = None
     """"accept", "drop", "reject"; None: no filter on input."""
@@ -22,3 +22,5 @@ class Firewall(Facts, frozen=True, kw_only=True):
     """Such rules in their tool's own words, at most 20."""
     drops_new: Annotated[Maybe[bool | None], Source("reading of the rules")] = None
     """Whether a new TCP connection to an unlisted high port is dropped or rejected; None: the rules are too involved to tell."""
+    enabled_service: Annotated[str | None, Source("/etc/ufw/ufw.conf, units wanted by systemd")] = None
+    """"ufw" or "firewalld" where one is set to start, which anybody may read; the rules may still be unreadable."""

@@ -14,7 +14,7 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     addresses: tuple[str, ...] = ()
-    """"192.168.1.5/24", "fe80::1/64", in the kernel's order."""
+    """"192.168.1.5/24", "fe80::1/64": IPv4 first, each family in the kernel's order."""
     up: bool = True
     """IFF_UP."""
     running: bool = True
@@ -27,7 +27,10 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a TCP port. pid 0: the owner is another user's or in another namespace."""
+    """Who holds a TCP port, by listening on it or with a connection that has it as its near end.
+
+    pid 0: the owner is another user's or in another namespace.
+    """
 
     address: str
     port: int
@@ -38,6 +41,9 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
     age: float = -1.0
     """Seconds since the process started."""
+    listening: bool = True
+    same_job: bool = False
+    """It is an ancestor of ours, or was started with our SLURM_JOB_ID or TORCHELASTIC_RUN_ID."""
 
 
 class Resolution(Facts, frozen=True, kw_only=True):
@@ -64,7 +70,9 @@ class Network(Facts, frozen=True, kw_only=True):
     default_interface: Annotated[Maybe[str | None], Source("/proc/net/route")] = None
     interface_to_master: Annotated[Maybe[str | None], Source("route to MASTER_ADDR")] = None
     listeners: Annotated[Maybe[tuple[Listener, ...]], Source("bind(), /proc/net/tcp")] = ()
-    """Those on 29400, 29500, MASTER_PORT and the rendezvous port."""
+    """Those on 29400, 29500, MASTER_PORT and the rendezvous port, as far as they keep torch from it or might."""
+    taken_ports: Annotated[Maybe[tuple[int, ...]], Source("bind() to [::] and 0.0.0.0, as torch's store does")] = ()
+    """Those of the wanted ports that torch could not listen on, in either way."""
     wanted_ports: Annotated[tuple[int, ...], Source("defaults of torch, MASTER_PORT")] = ()
     ephemeral_range: Annotated[Maybe[tuple[int, int]], Source("net.ipv4.ip_local_port_range")] = (32768, 60999)
     reserved_ports: Annotated[Maybe[str], Source("net.ipv4.ip_local_reserved_ports")] = ""

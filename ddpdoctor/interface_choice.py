@@ -1,0 +1,218 @@
+"""Which interface NCCL and gloo will take: their rules over this host's interfaces. Pure: looks at facts alone.
+
+NCCL walks getifaddrs: the IPv4 addresses of all interfaces in the kernel's order, then the IPv6 ones. gloo asks the
+resolver for the hostname's addresses and takes the first that it can bind.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import msgspec
+
+from ddpdoctor.facts.network import Interface
+
+NEWEST = (99,)
+"""Stands for a version of NCCL that isn't known: judged by the newest rules."""
+
+FIRST_VERSION_THAT_NEEDS_A_CARRIER = (2, 28, 3)
+"""Since then NCCL wants IFF_RUNNING, and ranks virbr* behind docker* and lo."""
+
+INET, INET6 = 4, 6
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """An interface and the address on it (without a prefix length). `reason` says by which rule it was taken."""
+
+    interface: str
+    address: str
+    reason: str
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One address of one interface, in the order in which getifaddrs gives them."""
+
+    interface: Interface
+    address: str
+
+    @property
+    def family(self) -> int:
+        """4 or 6."""
+        return as_address(self.address).version
+
+
+@cache
+def as_address(text: str) -> Address:
+    """An address written with or without a prefix length or a zone ("fe80::1%eth0/64")."""
+    return ipaddress.ip_address(re.sub(r"%[^/]*", "", text).partition("/")[0])
+
+
+def in_kernel_order(interfaces: Sequence[Interface]) -> list[Candidate]:
+    """All addresses as getifaddrs gives them: every IPv4 address first, then every IPv6 address."""
+    found = [Candidate(one, address.partition("/")[0]) for one in interfaces for address in one.addresses]
+    return [one for one in found if one.family == INET] + [one for one in found if one.family == INET6]
+
+
+class NcclFilter(msgspec.Struct, frozen=True):
+    """NCCL_SOCKET_IFNAME taken apart. `names` are prefixes unless `exact`; `exclude` turns the whole list round."""
+
+    names: tuple[str, ...]
+    exact: bool = False
+    exclude: bool = False
+
+    def takes(self, name: str) -> bool:
+        """Whether an interface of that name passes. An empty list matches all names, so "^" alone passes none."""
+        matched = not self.names or any(name == one if self.exact else name.startswith(one) for one in self.names)
+        return matched != self.exclude
+
+
+def parse_nccl_filter(value: str) -> NcclFilter:
+    """Reads "eth", "=eth0,eth1", "^docker,lo" and "^=docker0". A ":port" after a name is dropped, as NCCL does here."""
+    exclude = value.startswith("^")
+    value = value.removeprefix("^") if exclude else value
+    exact = value.startswith("=")
+    value = value.removeprefix("=") if exact else value
+    names = tuple(name for token in value.split(",") if (name := token.partition(":")[0]))
+    return NcclFilter(names, exact, exclude)
+
+
+def nccl_ifname_counts(value: str) -> bool:
+    """NCCL ignores a NCCL_SOCKET_IFNAME of one character or none."""
+    return len(value) > 1
+
+
+def nccl_family(value: str) -> int | None:
+    """What NCCL_SOCKET_FAMILY asks for: 4, 6, or None where it is unset or says neither AF_INET nor AF_INET6."""
+    return {"AF_INET": INET, "AF_INET6": INET6}.get(value)
+
+
+def _nccl_candidates(interfaces: Sequence[Interface], version: Sequence[int], family: int | None) -> list[Candidate]:
+    needs_carrier = tuple(version) >= FIRST_VERSION_THAT_NEEDS_A_CARRIER
+    return [
+        one
+        for one in in_kernel_order(interfaces)
+        if (family is None or one.family == family)
+        and not (one.family == INET6 and as_address(one.address).is_loopback)
+        and (one.interface.running or not needs_carrier)
+    ]
+
+
+def _automatic_rounds(version: Sequence[int]) -> tuple[tuple[str, str], ...]:
+    """NCCL's own order where nothing is set: a filter a round, with the reason it stands for."""
+    if tuple(version) >= FIRST_VERSION_THAT_NEEDS_A_CARRIER:
+        return (
+            ("^docker,lo,virbr", "the first that is neither docker, lo nor virbr"),
+            ("docker", "nothing but docker, lo and virbr"),
+            ("lo", "nothing but lo and virbr"),
+            ("virbr", "nothing but virbr"),
+        )
+    return (
+        ("^docker,lo", "the first that is neither docker nor lo"),
+        ("docker", "nothing but docker and lo"),
+        ("lo", "nothing but lo"),
+    )
+
+
+def _host_of(comm_id: str) -> Address | None:
+    """The address in NCCL_COMM_ID ("10.0.0.1:5000", "[fe80::1]:5000"); None where it is a name."""
+    host = comm_id[1:].partition("]")[0] if comm_id.startswith("[") else comm_id.rpartition(":")[0]
+    try:
+        return as_address(host)
+    except ValueError:
+        return None
+
+
+def _in_subnet_of(address: Address, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def shares(one: Candidate) -> bool:
+        return any(
+            address in ipaddress.ip_interface(re.sub(r"%[^/]*", "", text)).network
+            for text in one.interface.addresses
+            if text.partition("/")[0] == one.address
+        )
+
+    return [one for one in candidates if shares(one)]
+
+
+def nccl_choices(
+    interfaces: Sequence[Interface],
+    *,
+    ifname: str = "",
+    family: str = "",
+    comm_id: str = "",
+    version: Sequence[int] = NEWEST,
+) -> list[Choice]:
+    """The interfaces NCCL takes, best first, one address each. Bootstrap takes the first, the socket transport all.
+
+    ifname, family, comm_id: NCCL_SOCKET_IFNAME, NCCL_SOCKET_FAMILY and NCCL_COMM_ID. version: NCCL's, (2, 28, 9).
+    """
+    candidates = _nccl_candidates(interfaces, version, nccl_family(family))
+    if nccl_ifname_counts(ifname):
+        return _passed(candidates, parse_nccl_filter(ifname), f"NCCL_SOCKET_IFNAME={ifname}")
+    if choices := _passed(candidates, parse_nccl_filter("ib"), "its name begins with ib"):
+        return choices
+    if len(comm_id) > 1 and (address := _host_of(comm_id)):
+        near = _in_subnet_of(address, candidates)
+        if choices := _passed(near, NcclFilter(()), "it is in the subnet of NCCL_COMM_ID"):
+            return choices[:1]
+    for text, reason in _automatic_rounds(version):
+        if choices := _passed(candidates, parse_nccl_filter(text), reason):
+            return choices
+    return []
+
+
+def _passed(candidates: Sequence[Candidate], wanted: NcclFilter, reason: str) -> list[Choice]:
+    first: dict[str, Choice] = {}
+    for one in candidates:
+        if wanted.takes(one.interface.name):
+            first.setdefault(one.interface.name, Choice(one.interface.name, one.address, reason))
+    return list(first.values())
+
+
+def interface_with(address: str, interfaces: Sequence[Interface]) -> str | None:
+    """The name of the interface on which a socket bound to that address would be; None: it can't be bound here.
+
+    All of 127.0.0.0/8 can be bound as soon as the loopback is up.
+    """
+    wanted = as_address(address)
+    for one in in_kernel_order(interfaces):
+        if as_address(one.address) == wanted:
+            return one.interface.name
+    if wanted.version == INET and wanted.is_loopback:
+        return next((one.name for one in interfaces if one.loopback and one.up), None)
+    return None
+
+
+FELL_BACK = "no address of the hostname can be bound, so torch falls back to 127.0.0.1"
+RESOLVED = "the hostname resolves to it"
+
+
+def names_in(value: str) -> Iterator[str]:
+    """The exact names in GLOO_SOCKET_IFNAME."""
+    yield from (name for name in value.split(",") if name)
+
+
+def gloo_choice(interfaces: Sequence[Interface], hostname_addresses: Sequence[str], *, ifname: str = "") -> Choice | None:
+    """The interface gloo takes as torch sets it up; None: it raises "Unable to find address for".
+
+    hostname_addresses: what getaddrinfo says of the hostname, in its order. ifname: GLOO_SOCKET_IFNAME.
+    """
+    names = list(names_in(ifname))
+    if names:
+        taken = [_first_address_of(name, interfaces) for name in names]
+        if any(address is None for address in taken):
+            return None
+        return Choice(names[0], taken[0] or "", f"GLOO_SOCKET_IFNAME={ifname}")
+    for address in hostname_addresses:
+        if name := interface_with(address, interfaces):
+            return Choice(name, address, RESOLVED)
+    loopback = interface_with("127.0.0.1", interfaces)
+    return Choice(loopback, "127.0.0.1", FELL_BACK) if loopback else None
+
+
+def _first_address_of(name: str, interfaces: Sequence[Interface]) -> str | None:
+    return next((one.address for one in in_kernel_order(interfaces) if one.interface.name == name), None)
