@@ -11,7 +11,8 @@ class Driver(Facts, frozen=True, kw_only=True):
     """Versions are strings such as "580.95.05"; CUDA versions are (major, minor)."""
 
     loaded_modules: Annotated[Maybe[tuple[str, ...]], Source("/proc/modules")]
-    """Those of nvidia, nvidia_uvm, nvidia_drm, nvidia_modeset, nvidia_peermem, nvidia_fs, nouveau, amdgpu that are loaded."""
+    """Those of nvidia, nvidia_uvm, nvidia_drm, nvidia_modeset, nvidia_peermem, nvidia_fs, nouveau, amdgpu, nvgpu that are
+    loaded."""
     kernel_version: Annotated[Maybe[str | None], Source("/proc/driver/nvidia/version")]
     """Version of the loaded kernel module; None: it isn't loaded."""
     kernel_flavour: Annotated[str | None, Source("/proc/driver/nvidia/version")] = None
@@ -19,8 +20,8 @@ class Driver(Facts, frozen=True, kw_only=True):
     module_on_disk: Annotated[Maybe[str | None], Source("/lib/modules, modinfo")] = None
     """Version of the nvidia module that is installed for the running kernel; None: there is none."""
     device_nodes: Annotated[tuple[str, ...], Source("/dev")] = ()
-    """Of /dev/nvidia*, /dev/nvidiactl, /dev/nvidia-uvm, /dev/dxg: those that exist."""
-    unreadable_nodes: Annotated[tuple[str, ...], Source("open() of the device nodes")] = ()
+    """Of /dev/nvidia*, /dev/dxg (WSL), /dev/nvmap (Jetson): those that exist."""
+    unreadable_nodes: Annotated[tuple[str, ...], Source("access() of the device nodes")] = ()
     """Those of them that this user may not open for reading and writing."""
     libcuda_path: Annotated[Maybe[str | None], Source("dynamic loader")] = None
     """Real path of the libcuda.so.1 that a process gets now; None: there is none."""
@@ -29,12 +30,15 @@ class Driver(Facts, frozen=True, kw_only=True):
     cuda_version: Annotated[Maybe[tuple[int, int] | None], Source("cuDriverGetVersion")] = None
     """The newest CUDA that this libcuda serves, as (13, 0); None: there is no libcuda."""
     cuda_init: Annotated[Maybe[int | None], Source("cuInit in a subprocess")] = None
-    """Return code of cuInit(0): 0 is good, 100 no device, 802 not yet initialised, 803 mismatch, 804 compat unsupported, 999 unknown."""
+    """None: there is no libcuda. Else the return code of cuInit(0): 0 is good, 100 no device, 802 not yet initialised, 803 mismatch, 804 compat unsupported, 999 unknown."""
     nvml_status: Annotated[Maybe[int | None], Source("nvmlInit in a subprocess")] = None
-    """Return code of nvmlInit: 0 is good, 9 driver not loaded, 12 library not found, 18 version mismatch, 999 unknown ..."""
+    """Return code of nvmlInit: 0 is good, 9 driver not loaded, 18 version mismatch, 999 unknown ...; None: there is no
+    libnvidia-ml.so.1 and nothing was asked; 12: the file is there and the loader can't load it."""
     nvml_message: Annotated[str, Source("nvmlErrorString")] = ""
-    nvml_version: Annotated[str | None, Source("nvmlSystemGetNVMLVersion")] = None
-    """Version of the NVML library, the user-space driver's."""
+    nvml_path: Annotated[str | None, Source("memory map of a process that loaded NVML")] = None
+    """Real path of libnvidia-ml.so.1."""
+    nvml_version: Annotated[str | None, Source("nvmlSystemGetNVMLVersion, or the file name of NVML")] = None
+    """Version of the NVML library, that is the user-space driver's: "580.95.05", without NVML's "13." in front."""
     nvml_driver_version: Annotated[str | None, Source("nvmlSystemGetDriverVersion")] = None
     nouveau_blacklisted: Annotated[Maybe[bool], Source("/etc/modprobe.d")] = False
     fabric_manager: Annotated[Maybe[str | None], Source("systemd unit, process list")] = None

@@ -24,7 +24,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     index: int
-    """NVML's index, that is PCI bus order."""
+    """NVML's index, that is PCI bus order; for AMD the order of the PCI bus as well."""
     name: str = ""
     uuid: str = ""
     bus_id: str = ""
@@ -36,6 +36,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """"default", "exclusive-process", "exclusive-thread", "prohibited"."""
     mig_enabled: Maybe[bool] = NOT_REPORTED
     mig_instances: tuple[MigInstance, ...] = ()
+    ecc_enabled: Maybe[bool] = NOT_REPORTED
     ecc_uncorrected_volatile: Maybe[int] = NOT_REPORTED
     ecc_uncorrected_aggregate: Maybe[int] = NOT_REPORTED
     row_remap_pending: Maybe[bool] = NOT_REPORTED
@@ -58,12 +59,22 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     pcie_width_max: Maybe[int] = NOT_REPORTED
     nvlinks_active: Maybe[int] = NOT_REPORTED
     nvlinks_total: Maybe[int] = NOT_REPORTED
+    nvlink_errors: Maybe[int] = NOT_REPORTED
+    """CRC, replay and recovery errors of all links since the driver was loaded."""
     fabric_state: Maybe[str] = NOT_REPORTED
     """"not-supported", "not-started", "in-progress", "completed"."""
     fabric_status: Maybe[int] = NOT_REPORTED
     """NVML return code of the fabric registration; 0 is good."""
     processes: Maybe[int] = NOT_REPORTED
-    """How many compute processes NVML lists on it."""
+    """How many compute processes NVML lists on it. A container sees none but its own."""
+    processes_memory: Maybe[int] = NOT_REPORTED
+    """What these hold together, in bytes."""
+    virtualization: Maybe[str] = NOT_REPORTED
+    """"none", "passthrough", "vgpu", "host-vgpu", "host-vsga"."""
+    architecture: str | None = None
+    """AMD: "gfx942"."""
+    integrated: bool = False
+    """Part of the system on a chip (Jetson): shares the host's memory, is on no PCI bus."""
     lost: bool = False
     """NVML_ERROR_GPU_IS_LOST or the like at any of the questions."""
     error: str = ""
