@@ -1,0 +1,116 @@
+"""`ddpdoctor check`: look at this host and its patient, and say what is wrong."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddpdoctor.cli.looking import look
+from ddpdoctor.examination import Examination, examine, overall
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.registry import Check, UnknownSelection, select
+from ddpdoctor.snapshots import SnapshotError, read_snapshot
+
+
+def check(
+    python: Annotated[
+        str | None,
+        typer.Option(help="The Python in which training runs. Default: the active environment's.", show_default=False),
+    ] = None,
+    chosen: Annotated[
+        list[str] | None, typer.Option("--select", help="Only these checks or families (comma-separated or repeated).")
+    ] = None,
+    ignored: Annotated[list[str] | None, typer.Option("--ignore", help="Not these checks or families.")] = None,
+    snapshots: Annotated[
+        list[Path] | None, typer.Option("--snapshot", help="Judge this saved snapshot, not this host. Repeatable.")
+    ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks planned on this host. Default: the number of GPUs.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with -v also the facts.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print Markdown for a bug report, without names of people and hosts.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings, too.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not import torch.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Name what passed and what had nothing to test.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="One line a finding, and the verdict.")] = False,
+) -> None:
+    """Look at this host and at the Python in which training runs, and say what is wrong with them.
+
+    Exit code: 0 nothing failed, 1 something did (or warned, with --strict), 2 wrong usage or no verdict.
+    """
+    if as_json and as_markdown:
+        raise typer.BadParameter("--json and --markdown exclude each other")
+    if verbose and quiet:
+        raise typer.BadParameter("-v and -q exclude each other")
+    if snapshots and (python is not None or quick):
+        raise typer.BadParameter("--python and --quick look at this host; --snapshot judges a file instead")
+    checks = _selected(chosen, ignored)
+    if snapshots:
+        taken, problems = _read(snapshots)
+    else:
+        taken, problems = [look(python, quick=quick, groups=_groups(checks))], []
+    examinations = [examine(one, nproc, checks) for one in taken]
+    _print(examinations, problems, as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    code = overall(examinations).exit_code(strict=strict)
+    raise typer.Exit(2 if problems and code == 0 else code)
+
+
+def _selected(chosen: list[str] | None, ignored: list[str] | None) -> tuple[Check, ...]:
+    try:
+        checks = select(_names(chosen), _names(ignored))
+    except UnknownSelection as error:
+        raise typer.BadParameter(str(error)) from error
+    if not checks:
+        raise typer.BadParameter("--select and --ignore leave no check")
+    return checks
+
+
+def _names(values: list[str] | None) -> list[str]:
+    return [name.strip() for value in values or () for name in value.split(",") if name.strip()]
+
+
+def _groups(checks: tuple[Check, ...]) -> set[str]:
+    """What the checks need, and what the report's heading says of any host."""
+    heading = {"patient", "machine", "container", "gpus", "environment"}
+    return heading.union(*(one.groups for one in checks))
+
+
+def _read(paths: list[Path]) -> tuple[list[Snapshot], list[str]]:
+    taken, problems = [], []
+    for path in paths:
+        try:
+            taken.append(read_snapshot(path))
+        except SnapshotError as error:
+            problems.append(str(error))
+    return taken, problems
+
+
+def _print(
+    examinations: list[Examination],
+    problems: list[str],
+    *,
+    as_json: bool,
+    as_markdown: bool,
+    verbose: bool,
+    quiet: bool,
+) -> None:
+    if as_json:
+        from ddpdoctor.report.contract import build_report, to_json
+
+        print(to_json(build_report("check", examinations, problems, with_facts=verbose)))
+    elif as_markdown:
+        from ddpdoctor.report.markdown import to_markdown
+
+        print(to_markdown(examinations, problems), end="")
+    else:
+        from ddpdoctor.report.terminal import make_console, show
+
+        show(make_console(sys.stdout), examinations, problems, verbose=verbose, quiet=quiet)

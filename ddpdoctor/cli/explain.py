@@ -1,0 +1,82 @@
+"""`ddpdoctor explain SLUG`: what breaks, why, the fix, how it shows itself; for some topics worked out for this host."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.text import Text
+
+from ddpdoctor.cli.looking import look
+from ddpdoctor.examination import Examination
+from ddpdoctor.facts.planning import plan_for
+from ddpdoctor.registry import Check, all_checks, all_prescriptions, diagnose, nearest_names
+from ddpdoctor.report.terminal import make_console, show_findings
+from ddpdoctor.snapshots import SnapshotError, read_snapshot
+
+
+def explain(
+    slug: Annotated[str, typer.Argument(help="A check from `ddpdoctor list`, a family, or a topic such as apex.")],
+    python: Annotated[
+        str | None, typer.Option(help="For topics: the Python in which training runs.", show_default=False)
+    ] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option(help="For topics: work it out for this saved snapshot, not this host.")
+    ] = None,
+) -> None:
+    """Explain a check: what breaks, why, the fix, how it shows itself.
+
+    `ddpdoctor explain apex` looks at this host and gives the exact build command for it.
+    """
+    console = make_console(sys.stdout)
+    topic = next((one for one in all_prescriptions() if one.slug == slug), None)
+    page = next((one for one in all_checks() if one.slug == slug), None)
+    family = [one for one in all_checks() if one.family == slug]
+    if topic is not None:
+        _show_page(console, topic)
+        _prescribe(console, topic, python, snapshot)
+    elif page is not None:
+        _show_page(console, page)
+    elif family:
+        for one in family:
+            _show_page(console, one)
+    else:
+        raise typer.BadParameter(_unknown(slug))
+
+
+def _unknown(slug: str) -> str:
+    checks = all_checks()
+    names = {one.slug for one in (*checks, *all_prescriptions())} | {one.family for one in checks}
+    nearest = nearest_names(slug, names)
+    hint = f"Did you mean {' or '.join(nearest)}?" if nearest else "`ddpdoctor list` shows them all."
+    return f"there is no check called {slug!r}. {hint}"
+
+
+def _show_page(console: Console, one: Check) -> None:
+    console.print(Text(one.slug, "bold").append(f"  ({one.family}, {one.severity.value})", "dim not bold"))
+    console.print(Markdown(one.page))
+    if one.log_signs:
+        console.print(Markdown("## How it shows itself in a log"))
+        for sign in one.log_signs:
+            line = Text("  " + sign.text, "cyan")
+            line.append(f"  ({sign.why})" if sign.why else "", "dim")
+            console.print(line, soft_wrap=True)
+    console.print()
+
+
+def _prescribe(console: Console, topic: Check, python: str | None, path: Path | None) -> None:
+    if path is None:
+        snapshot = look(python, groups=topic.groups)
+    else:
+        try:
+            snapshot = read_snapshot(path)
+        except SnapshotError as error:
+            print(error, file=sys.stderr)
+            raise typer.Exit(2) from error
+    plan = plan_for(snapshot)
+    console.print(Text(f"For {snapshot.host}", "bold"))
+    show_findings(console, Examination(snapshot, plan, diagnose(snapshot, plan, [topic])), verbose=True)

@@ -1,0 +1,23 @@
+"""`ddpdoctor list`: all checks with their family."""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+
+from rich.text import Text
+
+from ddpdoctor.registry import all_checks
+from ddpdoctor.report.terminal import Hanging, make_console
+
+
+def list_checks() -> None:
+    """List all checks by family. `ddpdoctor explain SLUG` tells more of one."""
+    console = make_console(sys.stdout)
+    checks = all_checks()
+    margin = max(len(one.slug) for one in checks) + 4
+    for family, members in groupby(checks, key=lambda one: one.family):
+        console.print(Text(family, "bold"))
+        for one in members:
+            console.print(Hanging(Text(f"  {one.slug}"), Text(one.title, "dim"), margin))
+    console.print(Text(f"{len(checks)} checks", "dim"))

@@ -1,0 +1,42 @@
+"""`ddpdoctor snapshot`: take the facts, judge nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddpdoctor.cli.looking import look
+from ddpdoctor.snapshots import SnapshotError, encode_snapshot, write_snapshot
+
+
+def snapshot(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write. Default: standard output.", show_default=False),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(help="The Python in which training runs. Default: the active environment's.", show_default=False),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not import torch.")] = False,
+) -> None:
+    """Take the facts of this host and judge nothing. Passwords and tokens are left out.
+
+    Judge it anywhere with `ddpdoctor check --snapshot FILE`.
+    """
+    taken = look(python, quick=quick)
+    if output is None:
+        sys.stdout.write(encode_snapshot(taken).decode())
+        return
+    try:
+        write_snapshot(taken, output)
+    except SnapshotError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from error
+    print(
+        f"{output}: the facts of {taken.host}. Judge them anywhere: ddpdoctor check --snapshot {output}",
+        file=sys.stderr,
+    )

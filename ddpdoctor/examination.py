@@ -1,0 +1,71 @@
+"""One host examined: its facts, the plan, and what each check came to; and the verdict over several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+import msgspec
+
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.planning import plan_for
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.findings import Finding, Severity
+from ddpdoctor.registry import Check, Result, diagnose
+
+
+class Verdict(str, Enum):
+    """The whole in a word; `unknown` where not a single check reached a verdict."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+
+    def exit_code(self, *, strict: bool) -> int:
+        """0 nothing failed, 1 something did (or warned, if strict), 2 no verdict."""
+        if self is Verdict.UNKNOWN:
+            return 2
+        return 1 if self is Verdict.FAIL or (strict and self is Verdict.WARN) else 0
+
+
+class Examination(msgspec.Struct, frozen=True):
+    """One host's facts and what the checks made of them."""
+
+    snapshot: Snapshot
+    plan: Plan
+    results: tuple[Result, ...]
+
+    @property
+    def findings(self) -> list[tuple[Check, Severity, Finding]]:
+        """Worst first; among equals in the checks' order."""
+        found = [
+            (result.check, finding.severity or result.check.severity, finding)
+            for result in self.results
+            for finding in result.findings
+        ]
+        return sorted(found, key=lambda one: one[1].rank)
+
+    @property
+    def passed(self) -> list[str]:
+        return [result.check.slug for result in self.results if result.passed]
+
+    @property
+    def verdict(self) -> Verdict:
+        severities = {severity for _, severity, _ in self.findings}
+        for severity, verdict in ((Severity.FAIL, Verdict.FAIL), (Severity.WARN, Verdict.WARN)):
+            if severity in severities:
+                return verdict
+        return Verdict.OK if self.passed or severities else Verdict.UNKNOWN
+
+
+def examine(snapshot: Snapshot, nproc: int | None, checks: Iterable[Check]) -> Examination:
+    """Judges one host's facts."""
+    plan = plan_for(snapshot, nproc)
+    return Examination(snapshot, plan, diagnose(snapshot, plan, checks))
+
+
+def overall(examinations: Sequence[Examination]) -> Verdict:
+    """The worst verdict; one host without any is worse than a warning elsewhere, and not as bad as a failure."""
+    order = [Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN, Verdict.OK]
+    return min((one.verdict for one in examinations), key=order.index, default=Verdict.UNKNOWN)

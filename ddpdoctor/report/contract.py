@@ -1,0 +1,112 @@
+"""The JSON that every judging command prints. A field may be added, none is renamed; the schema lies beside this file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ddpdoctor import __version__
+from ddpdoctor.examination import Examination, Verdict, overall
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.findings import Evidence, Fix, Severity
+from ddpdoctor.registry import Why
+
+
+class ReportedFinding(msgspec.Struct, frozen=True):
+    """One finding. `node` names the host where several were judged, `rank` the rank where it concerns one."""
+
+    slug: str
+    family: str
+    severity: Severity
+    summary: str
+    cause: str
+    evidence: tuple[Evidence, ...]
+    fixes: tuple[Fix, ...]
+    node: str | UnsetType = UNSET
+    rank: int | UnsetType = UNSET
+
+
+class ReportedNotTested(msgspec.Struct, frozen=True):
+    """One check without a verdict. `why`: a fact is unknown, nothing to look at here, or the check crashed."""
+
+    slug: str
+    reason: str
+    why: Why
+    node: str | UnsetType = UNSET
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command that judges says. `passed` are the slugs that passed on every host; `problems` what kept a host
+    from being judged at all; `facts` (with -v) the snapshots by host."""
+
+    schema: Literal[1] = 1
+    version: str = __version__
+    command: str
+    host: str
+    verdict: Verdict
+    findings: tuple[ReportedFinding, ...]
+    not_tested: tuple[ReportedNotTested, ...]
+    passed: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+    facts: dict[str, Snapshot] | UnsetType = UNSET
+
+
+def build_report(
+    command: str, examinations: Sequence[Examination], problems: Sequence[str] = (), *, with_facts: bool = False
+) -> Report:
+    """Puts the examinations of one or several hosts into one report."""
+    several = len(examinations) > 1
+    findings = []
+    not_tested = []
+    for one in examinations:
+        node = one.snapshot.host if several else UNSET
+        findings += [
+            ReportedFinding(
+                check.slug,
+                check.family,
+                severity,
+                finding.summary,
+                finding.cause or check.section("Why"),
+                finding.evidence,
+                finding.fixes,
+                node,
+                UNSET if finding.rank is None else finding.rank,
+            )
+            for check, severity, finding in one.findings
+        ]
+        not_tested += [
+            ReportedNotTested(result.check.slug, result.not_tested.reason, result.not_tested.why, node)
+            for result in one.results
+            if result.not_tested is not None
+        ]
+    passed = (
+        [slug for slug in examinations[0].passed if all(slug in one.passed for one in examinations)]
+        if examinations
+        else []
+    )
+    verdict = overall(examinations)
+    return Report(
+        command=command,
+        host=", ".join(one.snapshot.host for one in examinations),
+        verdict=Verdict.UNKNOWN if problems and verdict is not Verdict.FAIL else verdict,
+        findings=tuple(sorted(findings, key=lambda finding: finding.severity.rank)),
+        not_tested=tuple(not_tested),
+        passed=tuple(passed),
+        problems=tuple(problems),
+        facts={one.snapshot.host: one.snapshot for one in examinations} if with_facts else UNSET,
+    )
+
+
+def to_json(report: Report) -> str:
+    """Indented JSON, ASCII only, so that no terminal or log mangles it."""
+    return json.dumps(msgspec.to_builtins(report), indent=2)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of `Report`, as it is published."""
+    schema = msgspec.json.schema(Report)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ddpdoctor report", **schema}

@@ -1,0 +1,48 @@
+"""Takes out of a report what a public bug tracker need not know: names of people and hosts, public and hardware addresses."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.snapshot import Snapshot
+
+_HOME = re.compile(r"/(?:home|Users|users)/[^/\s:'\"]+")
+_IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
+_IPV6 = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:){2,7}[0-9a-fA-F:]{1,}(?![\w:])")
+_MAC = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b")
+_GPU_UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}-[0-9a-fA-F-]{27,}")
+
+
+class Anonymiser:
+    """Replaces one host's names wherever they stand, the same name always by the same word."""
+
+    def __init__(self, snapshot: Snapshot, number: int | None = None) -> None:
+        word = "HOST" if number is None else f"HOST{number}"
+        names = {snapshot.host}
+        if not isinstance(snapshot.network, Unknown):
+            names |= {snapshot.network.hostname, snapshot.network.fqdn}
+        names |= {name.partition(".")[0] for name in names}
+        names -= {"", "localhost", "localhost.localdomain"}
+        longest_first = sorted(names, key=len, reverse=True)
+        self._names = re.compile(
+            "|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in longest_first) or r"(?!)"
+        )
+        self._word = word
+
+    def __call__(self, text: str) -> str:
+        text = _HOME.sub("~", text)
+        text = _MAC.sub("MAC", text)
+        text = _GPU_UUID.sub(r"\1-...", text)
+        text = _IPV4.sub(_mask_public, text)
+        text = _IPV6.sub(_mask_public, text)
+        return self._names.sub(self._word, text)
+
+
+def _mask_public(found: re.Match[str]) -> str:
+    try:
+        address = ipaddress.ip_address(found[0])
+    except ValueError:
+        return found[0]
+    return "PUBLIC-IP" if address.is_global else found[0]

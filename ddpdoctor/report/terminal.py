@@ -1,0 +1,189 @@
+"""The report for a person at a terminal: the verdict, what is wrong, worst first, then what was not tested, then what was fine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from ddpdoctor.examination import Examination, Verdict, overall
+from ddpdoctor.findings import Evidence, Finding, Fix, Severity
+from ddpdoctor.registry import Check, Why
+from ddpdoctor.report.plain import one_line, plain
+from ddpdoctor.report.summary import summary
+from ddpdoctor.wording import plural
+
+STYLES = {Severity.FAIL: "bold red", Severity.WARN: "bold yellow", Severity.INFO: "bold blue"}
+VERDICT_STYLES = {
+    Verdict.OK: "bold green",
+    Verdict.WARN: "bold yellow",
+    Verdict.FAIL: "bold red",
+    Verdict.UNKNOWN: "bold magenta",
+}
+
+
+def make_console(file: TextIO, width: int | None = None) -> Console:
+    """A console that guesses nothing about what it prints: no markup, no emoji, no highlighting of numbers."""
+    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+
+
+def show(
+    console: Console,
+    examinations: Sequence[Examination],
+    problems: Sequence[str] = (),
+    *,
+    verbose: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Prints the report. `quiet`: a line a finding and the verdict; `verbose`: what passed and had nothing to test, by name."""
+    for one in examinations:
+        if quiet:
+            _show_lines(console, one, several=len(examinations) > 1)
+        else:
+            _show_host(console, one, verbose=verbose)
+    for problem in problems:
+        console.print(Text("not judged  ", "bold magenta").append(plain(problem), "default"))
+    console.print(Hanging(Text(""), verdict_line(examinations, problems), 0))
+
+
+def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = ()) -> Text:
+    """The whole in one sentence, which never says "fine" of what was not tested."""
+    verdict = overall(examinations)
+    if problems and verdict is not Verdict.FAIL:
+        verdict = Verdict.UNKNOWN
+    findings = [finding for one in examinations for finding in one.findings]
+    count = {severity: sum(found is severity for _, found, _ in findings) for severity in Severity}
+    not_tested = sum(result.not_tested is not None for one in examinations for result in one.results)
+    passed = sum(len(one.passed) for one in examinations)
+    if verdict is Verdict.UNKNOWN:
+        text = "No verdict: not a single check could be judged." if not problems else "No verdict on every host."
+    elif verdict is Verdict.OK:
+        text = "Nothing wrong was found."
+    else:
+        parts = []
+        if count[Severity.FAIL]:
+            parts.append(plural(count[Severity.FAIL], "problem") + " that will stop or spoil training")
+        if count[Severity.WARN]:
+            parts.append(plural(count[Severity.WARN], "warning"))
+        text = " and ".join(parts) + "."
+    line = Text(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict]).append(text, "bold")
+    line.append(f" {plural(passed, 'check')} passed, {not_tested} not tested.", "default")
+    worst = next((check.slug for check, severity, _ in findings if severity is not Severity.INFO), None)
+    if worst:
+        line.append(f"\nMore on the first: ddpdoctor explain {worst}", "dim")
+    return line
+
+
+def _show_lines(console: Console, one: Examination, *, several: bool) -> None:
+    for check, severity, finding in one.findings:
+        line = Text(f"{severity.value.upper():<5}", STYLES[severity])
+        line.append(f"{one_line(one.snapshot.host)}: " if several else "", "default")
+        line.append(f"{check.slug}: {one_line(finding.summary)}", "default")
+        console.print(line, soft_wrap=True)
+
+
+def _show_host(console: Console, one: Examination, *, verbose: bool) -> None:
+    rows = summary(one)
+    margin = max(len(label) for label, _ in rows) + 2
+    for label, text in rows:
+        console.print(Hanging(Text(label, "dim"), Text(one_line(text)), margin))
+    console.print()
+    show_findings(console, one, verbose=verbose)
+    if verbose and one.passed:
+        console.print(Text(f"Passed ({len(one.passed)})", "bold green"))
+        console.print(Hanging(Text(""), Text(", ".join(one.passed)), 2))
+        console.print()
+
+
+def show_findings(console: Console, one: Examination, *, verbose: bool) -> None:
+    """What is wrong, worst first, and what was not tested and why."""
+    for check, severity, finding in one.findings:
+        _show_finding(console, check, severity, finding)
+    _show_not_tested(console, one, verbose=verbose)
+
+
+def _show_finding(console: Console, check: Check, severity: Severity, finding: Finding) -> None:
+    head = Text(one_line(finding.summary), "bold")
+    head.append(f"  [{check.slug}]", "dim not bold")
+    console.print(Hanging(Text(severity.value.upper(), STYLES[severity]), head, 6))
+    cause = finding.cause or check.section("Why")
+    console.print(_part("why", Text(_paragraph(cause))))
+    for index, evidence in enumerate(finding.evidence):
+        console.print(_part("" if index else "seen", evidence_text(evidence)))
+    for fix in finding.fixes:
+        _show_fix(console, fix)
+    console.print()
+
+
+def _show_fix(console: Console, fix: Fix) -> None:
+    console.print(_part("fix", Text(_paragraph(fix.text))))
+    for command in fix.commands:
+        for line in plain(command).splitlines():
+            # Unwrapped, whatever the width: it is there to be copied.
+            console.print(Text(" " * 14 + line, "cyan"), soft_wrap=True)
+
+
+def evidence_text(evidence: Evidence) -> Text:
+    """What was seen, and in small where."""
+    text = Text(one_line(evidence.text))
+    if evidence.source:
+        text.append(f"  ({one_line(evidence.source)})", "dim")
+    return text
+
+
+def _show_not_tested(console: Console, one: Examination, *, verbose: bool) -> None:
+    reasons: dict[tuple[Why, str], list[str]] = {}
+    for result in one.results:
+        if result.not_tested is not None:
+            reasons.setdefault((result.not_tested.why, result.not_tested.reason), []).append(result.check.slug)
+    if not reasons:
+        return
+    console.print(Text("Not tested", "bold magenta"))
+    order = [Why.CRASHED, Why.UNKNOWN, Why.NOT_APPLICABLE]
+    for (why, reason), slugs in sorted(reasons.items(), key=lambda item: order.index(item[0][0])):
+        names = (
+            ", ".join(slugs)
+            if verbose or why is not Why.NOT_APPLICABLE or len(slugs) <= 3
+            else plural(len(slugs), "check")
+        )
+        line = Text(one_line(reason), "bold red" if why is Why.CRASHED else "")
+        line.append(f": {names}", "dim")
+        console.print(Hanging(Text(""), line, 2))
+    console.print()
+
+
+def _part(label: str, text: Text) -> Hanging:
+    return Hanging(Text(label, "dim"), text, 6, indent=6)
+
+
+class Hanging:
+    """A label, and beside it a text wrapped within its own column; `indent` and `margin` in columns."""
+
+    def __init__(self, label: Text, text: Text, margin: int, indent: int = 0) -> None:
+        self._label = label
+        self._text = text
+        self._margin = margin
+        self._indent = indent
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first = Text(" " * self._indent).append_text(self._label)
+        first.pad_right(max(0, self._margin - len(self._label)))
+        rest = Text(" " * (self._indent + self._margin))
+        width = max(20, options.max_width - self._indent - self._margin)
+        for number, line in enumerate(self._text.wrap(console, width)):
+            line.rstrip()
+            yield (rest if number else first) + line
+
+
+def _paragraph(text: str) -> str:
+    """Source line breaks become spaces; blank lines and list items stay."""
+    lines: list[str] = []
+    for line in plain(text).splitlines():
+        stripped = line.strip()
+        if lines and stripped and lines[-1] and not stripped.startswith(("- ", "* ")):
+            lines[-1] += " " + stripped
+        else:
+            lines.append(stripped)
+    return "\n".join(lines)

@@ -1,0 +1,101 @@
+"""Snapshots as files: written whole or not at all, and read with the suspicion that a stranger's file deserves."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.facts.snapshot import SCHEMA, Snapshot
+
+MAX_SIZE = 64 * 1024 * 1024
+"""Bytes. A real snapshot has some tens of kilobytes."""
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class SnapshotError(Exception):
+    """A file that can't be read as a snapshot, or not be written; the text says why and what to do."""
+
+
+class _Header(msgspec.Struct):
+    ddpdoctor_snapshot: int
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Reads one snapshot.
+
+    Raises:
+        SnapshotError: it doesn't exist, may not be read, is too large, truncated, not ours, or from a newer ddpdoctor.
+    """
+    return decode_snapshot(_read(path), str(path))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_SIZE + 1)
+    except OSError as error:
+        raise SnapshotError(f"{path}: {error.strerror or error}") from error
+    if len(content) > MAX_SIZE:
+        raise SnapshotError(f"{path}: larger than {MAX_SIZE >> 20} MiB, so this is no snapshot; nothing of it was used")
+    return content
+
+
+def decode_snapshot(content: bytes, name: str) -> Snapshot:
+    """The snapshot in these bytes; `name` stands in the errors.
+
+    Raises:
+        SnapshotError: as in `read_snapshot`.
+    """
+    if not content.strip():
+        raise SnapshotError(f"{name}: the file is empty; take the snapshot again: ddpdoctor snapshot -o {name}")
+    try:
+        schema = msgspec.json.decode(content, type=_Header).ddpdoctor_snapshot
+    except msgspec.ValidationError as error:
+        raise SnapshotError(f"{name}: not a snapshot of ddpdoctor (ddpdoctor snapshot -o FILE takes one)") from error
+    except _UNREADABLE as error:
+        kind = "ends too early; was it copied whole?" if "truncated" in str(error) else f"not valid JSON: {error}"
+        raise SnapshotError(f"{name}: {kind}") from error
+    if schema > SCHEMA:
+        raise SnapshotError(
+            f"{name}: taken by a newer ddpdoctor (schema {schema}, this one reads up to {SCHEMA}); update ddpdoctor here"
+        )
+    try:
+        return msgspec.json.decode(content, type=Snapshot)
+    except _UNREADABLE as error:
+        raise SnapshotError(f"{name}: not a whole snapshot: {error}") from error
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """The snapshot as indented JSON in UTF-8."""
+    return msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n"
+
+
+def write_snapshot(snapshot: Snapshot, path: Path) -> None:
+    """Writes it beside the target and renames it, so that no half file is ever left under that name.
+
+    Raises:
+        SnapshotError: the folder doesn't exist, no permission, disk full ...
+    """
+    content = encode_snapshot(snapshot)
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            mask = os.umask(0)
+            os.umask(mask)
+            Path(temporary).chmod(0o666 & ~mask)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SnapshotError(f"{path}: the snapshot was not written: {error.strerror or error}") from error

@@ -1,0 +1,103 @@
+"""The engine: selection, what a check is given, what becomes of one that crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddpdoctor import registry
+from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.shared_memory import SharedMemory
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.findings import FAIL, Finding
+from ddpdoctor.registry import Check, UnknownSelection, Why, diagnose, find_check, requires, select
+
+PLAN = Plan(1, "--nproc")
+
+
+def judged(predicate: registry.Predicate, snapshot: Snapshot) -> registry.Result:
+    return diagnose(snapshot, PLAN, [Check("made-up", FAIL, (), predicate)])[0]
+
+
+def test_a_check_whose_facts_are_unknown_is_not_tested() -> None:
+    def predicate(shared_memory: SharedMemory) -> Iterator[Finding]:
+        yield Finding("never reached")
+
+    result = judged(predicate, Snapshot(shared_memory=Unknown("/dev/shm: Permission denied")))
+    assert result.not_tested is not None
+    assert result.not_tested.why is Why.UNKNOWN
+    assert result.not_tested.reason == "/dev/shm: Permission denied"
+    assert not result.findings
+    assert not result.passed
+
+
+def test_a_check_that_takes_unknown_is_given_it() -> None:
+    seen = []
+
+    def predicate(shared_memory: Maybe[SharedMemory]) -> Iterator[Finding]:
+        seen.append(shared_memory)
+        yield from ()
+
+    assert judged(predicate, Snapshot(shared_memory=Unknown("no"))).passed
+    assert seen == [Unknown("no")]
+
+
+def test_an_unknown_field_ends_the_check_and_keeps_what_it_found_before() -> None:
+    def predicate(shared_memory: SharedMemory) -> Iterator[Finding]:
+        yield Finding("found before")
+        known(shared_memory.size)
+
+    result = judged(predicate, Snapshot(shared_memory=SharedMemory(size=Unknown("no size"), free=1)))
+    assert [one.summary for one in result.findings] == ["found before"]
+    assert result.not_tested is not None
+    assert result.not_tested.reason == "no size"
+
+
+def test_a_check_with_nothing_to_look_at_is_not_called_fine() -> None:
+    def predicate(plan: Plan) -> Iterator[Finding]:
+        requires(plan.nproc > 1, "one rank only")
+        yield from ()
+
+    result = judged(predicate, Snapshot())
+    assert not result.passed
+    assert result.not_tested is not None
+    assert result.not_tested.why is Why.NOT_APPLICABLE
+
+
+def test_a_crash_is_the_result_of_that_check_alone() -> None:
+    def crashes(plan: Plan) -> Iterator[Finding]:
+        yield Finding(str(1 // (plan.nproc - 1)))
+
+    def finds(plan: Plan) -> Iterator[Finding]:
+        yield Finding("found")
+
+    first, second = diagnose(Snapshot(), PLAN, [Check("a", FAIL, (), crashes), Check("b", FAIL, (), finds)])
+    assert first.not_tested is not None
+    assert first.not_tested.why is Why.CRASHED
+    assert "ZeroDivisionError" in first.not_tested.reason
+    assert not first.passed
+    assert second.findings
+
+
+def test_selection_by_slug_and_family() -> None:
+    assert [one.slug for one in select(["shm-too-small"])] == ["shm-too-small"]
+    family = select(["host"])
+    assert {one.family for one in family} == {"host"}
+    assert "shm-too-small" not in [one.slug for one in select(["host"], ["shm-too-small"])]
+    assert len(select()) == len(registry.all_checks())
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("shm-to-small", "shm-too-small"), ("shm", "shm-too-small"), ("hots", "host")]
+)
+def test_a_misspelt_name_gets_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(UnknownSelection) as raised:
+        select([name])
+    assert nearest in raised.value.nearest
+
+
+def test_find_check_of_nothing_like_it() -> None:
+    with pytest.raises(UnknownSelection, match="ddpdoctor list"):
+        find_check("zzzzzzzzzz")
