@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -15,6 +16,7 @@ from ddpdoctor.cli.check import check
 from ddpdoctor.cli.explain import explain
 from ddpdoctor.cli.list_checks import list_checks
 from ddpdoctor.cli.snapshot import snapshot
+from ddpdoctor.probes.subprocesses import end_all
 
 app = typer.Typer(
     name="ddpdoctor",
@@ -51,8 +53,21 @@ def main() -> None:
         # A terminal that can't show a character gets a "?" and the report goes on.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     code = _run()
     _leave(code)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise _Stopped(128 + number)
+
+
+class _Stopped(KeyboardInterrupt):
+    """A signal asks us to end."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
 
 
 def _run() -> int:
@@ -60,6 +75,8 @@ def _run() -> int:
         app(standalone_mode=False)
     except typer.Exit as ended:
         return ended.exit_code
+    except _Stopped as stopped:
+        return _say("Stopped. Nothing was changed.", stopped.code)
     except (KeyboardInterrupt, typer.Abort):
         return _say("Stopped. Nothing was changed.", 130)
     except BrokenPipeError:
@@ -87,6 +104,7 @@ def _say(text: str, code: int) -> int:
 
 def _leave(code: int) -> None:
     """Ends at once: a probe that hangs in the kernel must not hold us, nor a closed pipe end in a complaint."""
+    end_all()
     for stream in (sys.stdout, sys.stderr):
         code = _flush(stream, code)
     os._exit(code)

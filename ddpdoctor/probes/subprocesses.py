@@ -38,6 +38,15 @@ class Ended(msgspec.Struct, frozen=True):
             return f"signal {-self.returncode}"
 
 
+_alive: set[Started] = set()
+
+
+def end_all() -> None:
+    """Kills whatever is still running, so that nothing of ours outlives us."""
+    for one in list(_alive):
+        one.kill()
+
+
 class Started:
     """A started command; `wait()` gives how it ended."""
 
@@ -56,6 +65,7 @@ class Started:
         except (OSError, ValueError) as error:
             self._failure = getattr(error, "strerror", None) or str(error)
             return
+        _alive.add(self)
         self._readers = [
             threading.Thread(target=self._read, args=(name,), daemon=True) for name in ("stdout", "stderr")
         ]
@@ -91,12 +101,14 @@ class Started:
         except subprocess.TimeoutExpired:
             self.kill()
             return self._ended(timed_out=True)
+        _alive.discard(self)
         return self._ended(returncode=code)
 
     def kill(self) -> None:
         """Ends it and its children."""
         if self._failure:
             return
+        _alive.discard(self)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         # One in an uninterruptible system call can't be ended by anybody, so don't wait long for it.

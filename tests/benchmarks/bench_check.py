@@ -1,0 +1,85 @@
+"""How long `ddpdoctor check` takes, as ratios to what users run today, all in one run: the machine's speed cancels out.
+
+    python -m tests.benchmarks.bench_check [--rounds N] [--markdown]
+
+Each round runs every command once, in turn, so that a slow minute hits all of them alike. A row gives the median over
+the rounds of (ours / theirs in the same round), and peak memory of the largest process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from multiprocessing import get_context
+
+from tests.command import command, plain_environ
+
+PYTHON = sys.executable
+
+COMMANDS = {
+    "python -c 'import torch'": [PYTHON, "-c", "import torch"],
+    "python -m torch.utils.collect_env": [PYTHON, "-m", "torch.utils.collect_env"],
+    "python -c 'import typer, rich'": [PYTHON, "-c", "import typer, rich"],
+    "ddpdoctor check": [*command("check"), "--python", PYTHON],
+    "ddpdoctor check --quick": [*command("check", "--quick"), "--python", PYTHON],
+}
+
+RATIOS = [
+    ("ddpdoctor check", "python -c 'import torch'", "1.15 or less"),
+    ("ddpdoctor check", "python -m torch.utils.collect_env", "below 1.0"),
+    ("ddpdoctor check --quick", "python -c 'import typer, rich'", ""),
+]
+
+
+def measure(command_line: list[str]) -> tuple[float, float]:
+    """Wall seconds, and peak MiB of the largest process that the command used. Run in a fresh process each time,
+    because the kernel counts the peak over all children that a process ever had."""
+    started = time.perf_counter()
+    ended = subprocess.run(command_line, env=plain_environ(), capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - started
+    if ended.returncode not in (0, 1) or "Traceback" in ended.stderr:
+        raise SystemExit(f"{command_line} failed: {ended.stderr[-2000:]}")
+    return seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+
+
+def run(rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Every command once a round; the first round only warms the caches and is left out."""
+    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for number in range(rounds + 1):
+            for name, command_line in COMMANDS.items():
+                one = pool.apply(measure, (command_line,))
+                if number:
+                    measured[name].append(one)
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--markdown", action="store_true", help="as the README's table")
+    options = parser.parse_args()
+    measured = run(options.rounds)
+    separator = " | " if options.markdown else "  "
+    edge = "|" if options.markdown else ""
+    rows = [("ours", "against", "ratio", "aim", "peak MiB, ours / theirs")]
+    for ours, theirs, aim in RATIOS:
+        pairs = list(zip(measured[ours], measured[theirs], strict=True))
+        ratio = statistics.median(mine[0] / other[0] for mine, other in pairs)
+        peaks = [max(peak for _, peak in measured[name]) for name in (ours, theirs)]
+        rows.append((f"`{ours}`", f"`{theirs}`", f"{ratio:.2f}", aim, f"{peaks[0]:.0f} / {peaks[1]:.0f}"))
+    if options.markdown:
+        rows.insert(1, ("---",) * 5)
+    for row in rows:
+        print(f"{edge}{separator}".strip() + " " * bool(edge) + separator.join(row) + f" {edge}".rstrip())
+    print()
+    for name, values in measured.items():
+        print(f"{statistics.median(seconds for seconds, _ in values):6.2f} s  {name}")
+
+
+if __name__ == "__main__":
+    main()

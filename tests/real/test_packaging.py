@@ -1,0 +1,70 @@
+"""What is built is what is in the tree: sdist to wheel, installed elsewhere, its checks counted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.registry import all_checks
+from tests.command import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel that was built out of an unpacked sdist, as an index's users get it."""
+    source = tmp_path_factory.mktemp("source") / "tree"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    archive = tmp_path_factory.mktemp("archive") / "tree.tar"
+    with tarfile.open(archive, "w") as tar:
+        for name in filter(None, listed.decode().split("\0")):
+            if (ROOT / name).exists() or (ROOT / name).is_symlink():
+                tar.add(ROOT / name, name, recursive=False)
+    with tarfile.open(archive) as tar:
+        tar.extractall(source, filter="fully_trusted")
+    built = tmp_path_factory.mktemp("built")
+    subprocess.run([sys.executable, "-m", "build", "--outdir", built, source], capture_output=True, check=True)
+    assert len(list(built.glob("*.tar.gz"))) == 1
+    return next(built.glob("*.whl"))
+
+
+def test_installed_elsewhere_it_has_every_check(wheel: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "venv"
+    venv.create(environment, with_pip=True)
+    python = environment / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", wheel], capture_output=True, check=True)
+    count = "from ddpdoctor.registry import all_checks; import ddpdoctor; print(len(all_checks()), ddpdoctor.__file__)"
+    ended = subprocess.run([python, "-c", count], cwd=tmp_path, capture_output=True, text=True, check=True)
+    number, _, place = ended.stdout.strip().partition(" ")
+    assert int(number) == len(all_checks())
+    assert place.startswith(str(environment))
+    checked = subprocess.run(
+        [environment / "bin" / "ddpdoctor", "check", "--json", "--select", "host"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(checked.stdout)["verdict"] in ("ok", "warn", "fail"), checked.stderr
+
+
+def test_wheel_holds_data_and_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "ddpdoctor/report/report.schema.json" in names
+    assert "ddpdoctor/py.typed" in names
+    assert "ddpdoctor/probes/patient/inquiry.py" in names
+    assert not any(name.startswith(("tests/", "checks/", "fixtures/")) for name in names)
+    on_disk = {f"ddpdoctor/{path.relative_to(ROOT / 'ddpdoctor')}" for path in (ROOT / "ddpdoctor").rglob("*.py")}
+    assert on_disk <= set(names), "a module is missing in pyproject's list of packages"
+
+
+def test_checks_refuse_to_be_imported_by_another_name() -> None:
+    ended = subprocess.run([sys.executable, "-c", "import checks"], cwd=ROOT, capture_output=True, text=True)
+    assert "import this package as ddpdoctor.checks" in ended.stderr

@@ -1,0 +1,85 @@
+"""Commands that hang, crash, flood, or leave children behind."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from ddpdoctor.probes.subprocesses import MAX_OUTPUT, end_all, run, start
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_how_it_ended() -> None:
+    ended = run(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"), 20)
+    assert (ended.stdout, ended.stderr, ended.returncode, ended.ok) == (b"out\n", b"err\n", 3, False)
+
+
+def test_a_signal_is_named() -> None:
+    assert run(python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"), 20).signal_name == "SIGSEGV"
+
+
+def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+    assert run([str(tmp_path / "none")], 5).failed_to_start == "No such file or directory"
+    assert run([str(tmp_path)], 5).failed_to_start == "Permission denied"
+
+
+def test_a_hang_is_ended_with_its_children_and_its_output_kept(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = (
+        "import subprocess, sys, time; print('before', flush=True);"
+        f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); open({str(note)!r}, 'w').write(str(child.pid));"
+        "time.sleep(60)"
+    )
+    started = start(python(code))
+    wait_for(note)
+    ended = started.wait(0.1)
+    assert ended.timed_out
+    assert ended.stdout == b"before\n"
+    assert gone(int(note.read_text()))
+
+
+def test_a_child_that_keeps_the_pipe_open_does_not_hold_us() -> None:
+    code = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print('done')"
+    )
+    ended = run(python(code), 30)
+    assert ended.ok
+    assert not ended.timed_out
+
+
+def test_a_flood_is_bounded() -> None:
+    ended = run(python(f"import sys; sys.stdout.write('x' * {3 * MAX_OUTPUT})"), 60)
+    assert ended.ok
+    assert len(ended.stdout) <= MAX_OUTPUT
+
+
+def test_input_that_nobody_reads() -> None:
+    assert run(python("pass"), 20, stdin=b"x" * 10_000_000).ok
+    assert run(python("import sys; print(len(sys.stdin.read()))"), 20, stdin=b"x" * 100_000).stdout == b"100000\n"
+
+
+def test_nothing_of_ours_outlives_us(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    start(python(f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"))
+    wait_for(note)
+    end_all()
+    assert gone(int(note.read_text()))
+
+
+def wait_for(note: Path) -> None:
+    while not (note.exists() and note.read_text()):
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
