@@ -17,10 +17,13 @@ class SharedObject(msgspec.Struct, frozen=True, kw_only=True):
     """Import name, "amp_C"."""
     needed: tuple[str, ...] = ()
     """DT_NEEDED, as written."""
+    missing: tuple[str, ...] = ()
+    """Those of torch's own libraries among them (libc10*, libtorch*) that the patient's torch doesn't have."""
     undefined: tuple[str, ...] = ()
-    """Undefined C++ symbols of c10/at/torch that the patient's libtorch doesn't export (mangled, at most 20)."""
+    """Undefined C++ symbols of c10/at/torch that neither the patient's libtorch nor the package itself exports
+    (mangled, at most 20)."""
     architectures: tuple[str, ...] = ()
-    """In its fat binary: "sm_80", "compute_90"; empty: no GPU code."""
+    """In its fat binary: "sm_80", "sm_90a", "compute_90" (PTX); read for Apex only; empty: no GPU code."""
     python_tag: str = ""
     """"cpython-311" out of the file name."""
     glibcxx: str = ""
@@ -48,8 +51,8 @@ class Apex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Extensions(Facts, frozen=True, kw_only=True):
-    """`apex` is None where it isn't installed."""
+    """`apex` is empty where it isn't installed."""
 
     packages: Annotated[tuple[Extension, ...], Source("ELF files in the patient's site-packages")] = ()
     apex: Annotated[Maybe[tuple[Apex, ...]], Source("apex folder and its .so files")] = ()
-    """Empty: not installed; normally one."""
+    """Normally at most one; the first is the one that would be imported."""

@@ -1,0 +1,190 @@
+"""What it takes to build CUDA extensions: whose rule rejects which nvcc and compiler, and the commands that help.
+
+Pure: facts in, words and commands out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.toolchain import Compiler, Nvcc, Toolchain
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import Fix
+from ddpdoctor.wording import pip_install
+
+GCC_MAX = {
+    "11.0": 9, "11.1": 10, "11.2": 10, "11.3": 10, "11.4": 11, "11.5": 11, "11.6": 11, "11.7": 11, "11.8": 11,
+    "12.0": 12, "12.1": 12, "12.2": 12, "12.3": 12, "12.4": 13, "12.5": 13, "12.6": 13, "12.8": 14, "12.9": 14,
+    "13.0": 15,
+}  # fmt: skip
+"""Newest major gcc per nvcc, from NVIDIA's installation guides; the header in the toolkit itself goes before it."""
+
+TORCH_INDEXES = ("11.8", "12.1", "12.4", "12.6", "12.8", "12.9", "13.0")
+"""CUDA versions for which download.pytorch.org has wheels."""
+
+JOB_MEMORY = 3 * 1024**3
+"""What one nvcc at work on a kernel for a few architectures takes at its peak."""
+
+
+def same_major(one: str, other: str) -> bool:
+    return one.partition(".")[0] == other.partition(".")[0]
+
+
+def minor_only(version: str) -> str:
+    """ "12.8" of "12.8.1"."""
+    return ".".join(version.split(".")[:2])
+
+
+def rejects(consumer: str, nvcc: str, torch_cuda: str, *, skips_check: bool = False) -> str:
+    """Why that consumer won't build with this nvcc for a torch of that CUDA, or "".
+
+    torch.utils.cpp_extension rejects another major and warns of another minor; DeepSpeed (0.19) takes any pair within
+    10, 11 or 12 and only equals elsewhere, unless DS_SKIP_CUDA_CHECK=1; Apex's setup.py takes nothing but equals.
+    """
+    torch_cuda = minor_only(torch_cuda)
+    if nvcc == torch_cuda:
+        return ""
+    if not same_major(nvcc, torch_cuda):
+        return "torch's build tools refuse an nvcc of another major version"
+    if consumer == "apex":
+        return "Apex's setup.py takes no nvcc but the one of exactly torch's CUDA version"
+    if consumer == "deepspeed" and not skips_check and nvcc.partition(".")[0] not in ("10", "11", "12"):
+        return "DeepSpeed takes no other minor version of this CUDA"
+    return ""
+
+
+def gcc_limit(nvcc: Nvcc) -> int | None:
+    """The newest major gcc for this nvcc, None for a toolkit that we don't know."""
+    return nvcc.gcc_max if nvcc.gcc_max is not None else GCC_MAX.get(nvcc.version)
+
+
+def too_new(compiler: Maybe[Compiler | None], limit: int) -> Compiler | None:
+    """The compiler, if it is a gcc above the limit."""
+    if compiler is None or isinstance(compiler, Unknown) or compiler.kind != "gcc":
+        return None
+    major = compiler.version.partition(".")[0]
+    return compiler if major.isdecimal() and int(major) > limit else None
+
+
+def home_of(nvcc: Nvcc) -> str:
+    """The CUDA_HOME that makes torch take this nvcc."""
+    return nvcc.path.removesuffix("/bin/nvcc")
+
+
+def toolkit_fixes(toolchain: Toolchain, patient: Patient, torch_cuda: str) -> tuple[Fix, ...]:
+    """How to come to an nvcc of torch's CUDA version without root: one that is there already, else one to install."""
+    wanted = minor_only(torch_cuda)
+    for nvcc in toolchain.nvccs:
+        if nvcc.version == wanted and nvcc != toolchain.nvcc:
+            home = home_of(nvcc)
+            return (
+                Fix(
+                    f"Use the CUDA {wanted} toolkit that is here already",
+                    (f"export CUDA_HOME={home} PATH={home}/bin:$PATH",),
+                ),
+            )
+    conda = f"conda install -p {patient.prefix} -c nvidia/label/cuda-{wanted}.0 cuda-toolkit"
+    if patient.environment_kind == "conda":
+        return (
+            Fix(
+                f"Install the CUDA {wanted} toolkit into the patient's conda environment",
+                (conda, f"export CUDA_HOME={patient.prefix}"),
+            ),
+        )
+    return (
+        Fix(
+            f"Install the CUDA {wanted} toolkit into your home folder; the runfile from "
+            f"https://developer.nvidia.com/cuda-{wanted.replace('.', '-')}-0-download-archive needs no root for that",
+            (
+                f"sh cuda_{wanted}.*_linux.run --silent --toolkit --toolkitpath=$HOME/cuda-{wanted}",
+                f"export CUDA_HOME=$HOME/cuda-{wanted} PATH=$HOME/cuda-{wanted}/bin:$PATH",
+            ),
+        ),
+    )
+
+
+def wheel_fix(patient: Patient, nvcc: str) -> Fix | None:
+    """Taking the torch that was made with this nvcc's CUDA instead, where there are such wheels."""
+    if nvcc not in TORCH_INDEXES:
+        return None
+    index = f"https://download.pytorch.org/whl/cu{nvcc.replace('.', '')}"
+    return Fix(
+        f"Or change torch: the newest wheel for CUDA {nvcc}; its companions have to come from there too",
+        (pip_install(patient, "--force-reinstall", "torch", "--index-url", index),),
+    )
+
+
+def torch_index(torch: Torch) -> tuple[str, ...]:
+    """pip's options that name the index where this very build of torch came from."""
+    local = (torch.version or "").partition("+")[2]
+    return (
+        ("--index-url", f"https://download.pytorch.org/whl/{local}") if re.fullmatch(r"c\w+\d*|rocm.+", local) else ()
+    )
+
+
+def architecture_list(gpus: Maybe[Gpus]) -> str | None:
+    """TORCH_CUDA_ARCH_LIST for the GPUs of this host ("8.0;9.0"), None where they aren't known."""
+    if isinstance(gpus, Unknown):
+        return None
+    found = {one.compute_capability for one in gpus.devices if not isinstance(one.compute_capability, Unknown)}
+    return ";".join(f"{major}.{minor}" for major, minor in sorted(found)) or None
+
+
+def jobs(machine: Maybe[Machine], cgroup: Maybe[Cgroup]) -> tuple[int, str] | None:
+    """MAX_JOBS by memory and cores, and the reason; None where neither is known."""
+    cores = None if isinstance(machine, Unknown) else machine.usable_cores
+    memory = None if isinstance(machine, Unknown) else machine.memory_available
+    limits = [
+        float(one)
+        for one in (cores, *(() if isinstance(cgroup, Unknown) else (cgroup.cpu_limit, cgroup.cpuset_cores)))
+        if one is not None and not isinstance(one, Unknown)
+    ]
+    room = [] if memory is None or isinstance(memory, Unknown) else [memory]
+    if not isinstance(cgroup, Unknown) and isinstance(cgroup.memory_limit, int):
+        used = cgroup.memory_used if isinstance(cgroup.memory_used, int) else 0
+        room.append(cgroup.memory_limit - used)
+    if not limits or not room:
+        return None
+    by_memory, by_cores = min(room) // JOB_MEMORY, int(min(limits))
+    count = max(1, min(by_memory, by_cores, 32))
+    return count, f"{by_cores} cores, {min(room) / 1024**3:.0f} GiB free, about 3 GiB a compiler"
+
+
+def serves(architecture: str, capability: tuple[int, int]) -> bool:
+    """Whether code for an architecture ("sm_80", "sm_90a", "compute_100f") runs on a GPU of that compute capability.
+
+    A cubin runs on its own major version from its minor on; PTX on everything newer. What ends in "a" runs on exactly
+    its own capability, in "f" on its family.
+    """
+    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
+    if not found:
+        return True
+    own = (int(found[2]), int(found[3]))
+    if found[4] == "a":
+        return capability == own
+    if found[1] == "sm" or found[4] == "f":
+        return capability[0] == own[0] and capability >= own
+    return capability >= own
+
+
+def readable(symbol: str) -> str:
+    """ "c10::Error::Error" for "_ZN3c105ErrorC2ENS_...": the name alone, without arguments; the symbol if it can't."""
+    rest = re.sub(r"^_Z(?:T[VTISWH])?N[rVKRO]*", "", symbol)
+    names: list[str] = []
+    while found := re.match(r"(\d+)", rest):
+        length = int(found[1])
+        names.append(rest[found.end() : found.end() + length])
+        rest = rest[found.end() + length :]
+    if names and re.match(r"[CD]\d", rest):
+        names.append(("~" if rest[0] == "D" else "") + names[-1])
+    return "::".join(names) or symbol
+
+
+def old_strings(symbols: tuple[str, ...]) -> bool:
+    """Whether one names std::string by its old ABI ("Ss"), which torch wheels before 2.6 used."""
+    return any(re.search(r"E.*Ss|[PRK]Ss", symbol) and "__cxx11" not in symbol for symbol in symbols)

@@ -1,0 +1,213 @@
+"""Reading shared objects without loading them: what they need, what they lack, for which GPUs they hold code.
+
+pyelftools reads headers and sections; symbols are unpacked here, since libtorch_cpu.so alone exports some hundred
+thousand and building an object for each takes seconds.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from elftools.elf.elffile import ELFFile
+
+SYMBOL = struct.Struct("<IBBHQQ")
+GLOBAL = 1
+
+TORCH_NAMESPACES = re.compile(r"_Z(?:T[VTISWH])?N[rVKRO]*(?:2at|3c10|4c10d|5torch|6caffe2)")
+"""Mangled names of things that live in torch's own namespaces, rather than mention them in a signature."""
+
+FATBIN_MAGIC = b"\x50\xed\x55\xba"
+FATBIN_HEADER = struct.Struct("<IHHQ")
+ENTRY_HEADER = struct.Struct("<HHIQ")
+MOST_ENTRIES = 20_000
+"""A fat binary with more pieces isn't read to its end; touching each costs a page from the disk."""
+
+
+class NotElf(Exception):
+    """The file can't be read as a 64-bit little-endian ELF shared object; says why."""
+
+
+class Parsed(msgspec.Struct, frozen=True):
+    """What the dynamic section and the symbols of one shared object say."""
+
+    needed: tuple[str, ...] = ()
+    undefined: tuple[str, ...] = ()
+    """Strong undefined symbols in torch's namespaces."""
+    glibcxx: str = ""
+
+
+class SharedLibrary:
+    """An open shared object; use `opened()`."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        try:
+            elf = ELFFile(data)  # type: ignore[arg-type]  # a mmap reads and seeks like a file
+            if elf.elfclass != 64 or not elf.little_endian:
+                raise NotElf("not a 64-bit little-endian ELF file")
+            self._sections = {section.name: section.header for section in elf.iter_sections()}
+        except NotElf:
+            raise
+        except Exception as error:  # pyelftools raises whatever comes of a corrupt header
+            raise NotElf(f"not a readable ELF file ({str(error) or type(error).__name__})") from error
+        if ".dynsym" not in self._sections:
+            raise NotElf("no dynamic symbols: the file is cut off, or no shared object")
+        self._strings = self._span(".dynstr")
+
+    def _span(self, name: str) -> tuple[int, int]:
+        """Start and end of a section's bytes; (0, 0) where there is no such section.
+
+        Raises:
+            NotElf: the section lies beyond the end of the file.
+        """
+        header = self._sections.get(name)
+        if header is None or header["sh_type"] == "SHT_NOBITS":
+            return 0, 0
+        start, end = header["sh_offset"], header["sh_offset"] + header["sh_size"]
+        if end > len(self._data):
+            raise NotElf(f"the file is cut off: its section {name} should end at {end}, the file is {len(self._data)}")
+        return start, end
+
+    def _string(self, offset: int) -> str:
+        start, end = self._strings
+        stop = self._data.find(b"\0", start + offset, end)
+        if stop < 0:
+            raise NotElf("a name lies outside of the string table")
+        return self._data[start + offset : stop].decode("utf-8", "replace")
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """DT_NEEDED, in order."""
+        start, end = self._span(".dynamic")
+        entries = struct.iter_unpack("<QQ", self._data[start : end - (end - start) % 16])
+        names = []
+        for tag, value in entries:
+            if tag == 0:
+                break
+            if tag == 1:
+                names.append(self._string(value))
+        return tuple(names)
+
+    def undefined(self, wanted: re.Pattern[str] = TORCH_NAMESPACES) -> tuple[str, ...]:
+        """Strong undefined symbols whose names match."""
+        start, end = self._span(".dynsym")
+        found = []
+        for name, info, _, section, _, _ in SYMBOL.iter_unpack(self._data[start : end - (end - start) % SYMBOL.size]):
+            if section == 0 and info >> 4 == GLOBAL:
+                text = self._string(name)
+                if wanted.match(text):
+                    found.append(text)
+        return tuple(found)
+
+    def exports(self, name: str) -> bool | None:
+        """Whether it defines that symbol, by its GNU hash table; None where it has no such table."""
+        start, end = self._span(".gnu.hash")
+        if start == end:
+            return None
+        symbols, _ = self._span(".dynsym")
+        data = self._data
+        try:
+            count, first, words, shift = struct.unpack_from("<4I", data, start)
+            value = gnu_hash(name)
+            bloom = start + 16
+            (word,) = struct.unpack_from("<Q", data, bloom + 8 * ((value // 64) % words))
+            if not (word >> (value % 64)) & (word >> ((value >> shift) % 64)) & 1:
+                return False
+            buckets = bloom + 8 * words
+            (index,) = struct.unpack_from("<I", data, buckets + 4 * (value % count))
+            if index < first:
+                return False
+            while True:
+                (hashed,) = struct.unpack_from("<I", data, buckets + 4 * count + 4 * (index - first))
+                if hashed | 1 == value | 1:
+                    offset, _, _, section, _, _ = SYMBOL.unpack_from(data, symbols + SYMBOL.size * index)
+                    if section != 0 and self._string(offset) == name:
+                        return True
+                if hashed & 1:
+                    return False
+                index += 1
+        except (struct.error, ZeroDivisionError) as error:
+            raise NotElf(f"its symbol hash table is broken ({error})") from error
+
+    @property
+    def glibcxx(self) -> str:
+        """The newest GLIBCXX_3.4.N among the versions that it asks for."""
+        start, end = self._strings
+        found = re.findall(rb"\0(GLIBCXX_3\.4(?:\.\d+)?)(?=\0)", self._data[start:end])
+        names = {one.decode() for one in found}
+        return max(names, key=lambda name: [int(part) for part in name.partition("_")[2].split(".")], default="")
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """GPUs in the fat binary, sorted; empty without one, or when it has more than `MOST_ENTRIES` pieces."""
+        start, end = self._span(".nv_fatbin")
+        return fatbin_architectures(self._data, start, end)
+
+    def parsed(self) -> Parsed:
+        return Parsed(self.needed, self.undefined(), self.glibcxx)
+
+
+def gnu_hash(name: str) -> int:
+    """The hash of DT_GNU_HASH (djb2 in 32 bits)."""
+    value = 5381
+    for byte in name.encode():
+        value = (value * 33 + byte) & 0xFFFFFFFF
+    return value
+
+
+def fatbin_architectures(data: bytes | mmap.mmap, start: int, end: int) -> tuple[str, ...]:
+    """Walks the fat binaries in data[start:end], as nvcc lays them out.
+
+    Each has a header (magic, version, its length, the length of what follows) and then entries: kind (1 PTX, 2 cubin),
+    version, header length, payload length, and at 28 the architecture, at 40 flags. The headers of compressed entries
+    (bits 13 and 15 of the flags) look the same; only their payloads don't, which nobody reads here.
+    """
+    found: set[tuple[int, str, str]] = set()
+    count = 0
+    position = data.find(FATBIN_MAGIC, start, end)
+    while 0 <= position <= end - FATBIN_HEADER.size:
+        _, _, header, length = FATBIN_HEADER.unpack_from(data, position)
+        entry, stop = position + header, min(position + header + length, end)
+        while header and entry + 48 <= stop:
+            kind, _, entry_header, payload = ENTRY_HEADER.unpack_from(data, entry)
+            (number,) = struct.unpack_from("<I", data, entry + 28)
+            (flags,) = struct.unpack_from("<Q", data, entry + 40)
+            if kind not in (1, 2) or not 48 <= entry_header <= 4096 or not 10 <= number < 1000:
+                break
+            suffix = "a" if flags & 0x100000 else "f" if flags & 0x200000 else ""
+            found.add((number, suffix, "compute" if kind == 1 else "sm"))
+            count += 1
+            if count > MOST_ENTRIES:
+                return ()
+            entry += entry_header + payload
+        position = data.find(FATBIN_MAGIC, max(stop, position + 8), end)
+    return tuple(
+        f"{kind}_{number}{suffix}" for number, suffix, kind in sorted(found, key=lambda one: (one[2] == "compute", one))
+    )
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[SharedLibrary]:
+    """Opens a shared object; nothing of it is read but what is asked for.
+
+    Raises:
+        NotElf: with the reason, be it the file system's or the file's.
+    """
+    try:
+        if not path.is_file():  # A pipe or device would block the opening.
+            raise NotElf("a link to nowhere, or no plain file")
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                yield SharedLibrary(data)
+            except (struct.error, IndexError, OverflowError) as error:
+                raise NotElf(f"its tables are broken ({error})") from error
+    except ValueError as error:
+        raise NotElf("the file is empty") from error
+    except OSError as error:
+        raise NotElf(error.strerror or str(error)) from error

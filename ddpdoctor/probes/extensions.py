@@ -1,0 +1,198 @@
+"""Finds the patient's compiled extensions of torch and reads them as files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.extensions import Apex, Extension, Extensions, SharedObject
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.elf import NotElf, SharedLibrary, opened
+from ddpdoctor.probes.site_packages import SitePackages, names_in, site_packages
+
+PACKAGES = (
+    "causal_conv1d", "deepspeed", "detectron2", "fairseq", "flash_attn", "flash_attn_3", "fused_kernels", "gsplat",
+    "horovod", "kaolin", "mamba_ssm", "MinkowskiEngine", "mmcv", "natten", "nvdiffrast", "pytorch3d", "spconv",
+    "tinycudann", "torch_cluster", "torch_scatter", "torch_sparse", "torch_spline_conv", "torchaudio", "torchcodec",
+    "torchtext", "torchvision", "transformer_engine", "vllm", "xformers",
+)  # fmt: skip
+"""Packages with compiled parts that link to torch, by folder. Extensions directly in site-packages are found anyway."""
+
+APEX_PARTS = {"amp", "contrib", "mlp", "multi_tensor_apply", "normalization", "optimizers", "parallel", "transformer"}
+"""Folders of NVIDIA's Apex through its history; releases have dropped one or another."""
+
+APEX_MODULE = re.compile(
+    r"amp_C|apex_C|syncbn|mlp_cuda|fused_(?:layer_norm|dense|weight_gradient_mlp)_cuda|fused_rotary_positional_embedding"
+    r"|(?:generic_|upper_triang_)?scaled_(?:upper_triang_)?(?:masked_)?softmax_cuda|distributed_(?:adam|lamb)_cuda"
+    r"|xentropy_cuda|fast_layer_norm|fast_multihead_attn|fmhalib|bnp|group_norm_(?:v2_)?cuda|focal_loss_cuda"
+    r"|fused_(?:adam|lamb)_cuda|fused_index_mul_2d|fused_conv_bias_relu|transducer_(?:joint|loss)_cuda|cudnn_gbn_lib"
+    r"|peer_memory_cuda|nccl_p2p_cuda|fast_bottleneck|permutation_search_cuda|_apex_\w+"
+)
+"""Modules that Apex's setup.py puts directly into site-packages."""
+
+TORCH_LIBRARY = re.compile(r"lib(?:c10|torch)(?:_\w+)?\.so")
+FILE_NAME = re.compile(r"(?P<module>[^.]+)(?:\.(?P<tag>(?:cpython|pypy)-?\w+|abi3)(?:-[\w-]+)?)?\.so")
+MOST_OBJECTS = 200
+MOST_SYMBOLS = 20
+
+
+def probe(context: Context) -> Extensions | Unknown:
+    """Reads every shared object that links to torch; imports none."""
+    site = site_packages(context)
+    if isinstance(site, Unknown):
+        return site
+    with ExitStack() as stack:
+        reader = _Reader(stack, site.torch_libraries)
+        apex = tuple(_apexes(site, reader))
+        taken = {one.path for found in apex for one in found.objects}
+        packages = [*_packages(site, reader), *_top_level(site, reader, taken)]
+        return Extensions(packages=tuple(packages), apex=apex)
+
+
+class _Reader:
+    """Reads shared objects against one torch, whose libraries it opens once and only when something asks."""
+
+    def __init__(self, stack: ExitStack, libraries: Path | None) -> None:
+        self._stack = stack
+        self._folder = libraries
+        self._names = set(names_in(libraries)) if libraries else set()
+        self._libraries: list[SharedLibrary] | None = None
+
+    def _torch(self) -> list[SharedLibrary]:
+        if self._libraries is None:
+            self._libraries = [
+                library
+                for name in sorted(self._names)
+                if self._folder and TORCH_LIBRARY.fullmatch(name)
+                for library in self._open(self._folder / name)
+            ]
+        return self._libraries
+
+    def _open(self, path: Path) -> Iterator[SharedLibrary]:
+        try:
+            yield self._stack.enter_context(opened(path))
+        except NotElf:
+            return
+
+    def read(self, paths: list[Path], base: Path, *, architectures: bool = False) -> tuple[SharedObject, ...]:
+        """Those of the paths that link to torch or can't be read; what one of them exports isn't missing in another.
+
+        architectures: walk their fat binaries too, which for the largest packages are thousands of pages on the disk.
+        """
+        with ExitStack() as stack:
+            libraries: dict[Path, SharedLibrary] = {}
+            broken: dict[Path, str] = {}
+            for path in paths:
+                try:
+                    libraries[path] = stack.enter_context(opened(path))
+                except NotElf as error:
+                    broken[path] = str(error)
+            objects = []
+            for path in paths:
+                try:
+                    one = (
+                        _described(path, base, broken[path])
+                        if path in broken
+                        else self._one(path, base, libraries, architectures)
+                    )
+                except NotElf as error:
+                    one = _described(path, base, str(error))
+                if one is not None:
+                    objects.append(one)
+            return tuple(objects)
+
+    def _one(
+        self, path: Path, base: Path, beside: dict[Path, SharedLibrary], architectures: bool
+    ) -> SharedObject | None:
+        library = beside[path]
+        found = library.parsed()
+        ours = [name for name in found.needed if TORCH_LIBRARY.fullmatch(name)]
+        if not ours and not found.undefined:
+            return None
+        exporters = [*self._torch(), *(other for name, other in beside.items() if name != path)]
+        undefined = [
+            name
+            for name in found.undefined
+            if self._torch() and not any(exporter.exports(name) in (True, None) for exporter in exporters)
+        ]
+        described = _described(path, base, "")
+        return SharedObject(
+            path=described.path,
+            module=described.module,
+            python_tag=described.python_tag,
+            needed=found.needed,
+            missing=tuple(name for name in ours if self._names and name not in self._names),
+            undefined=tuple(undefined[:MOST_SYMBOLS]),
+            architectures=library.architectures if architectures else (),
+            glibcxx=found.glibcxx,
+        )
+
+
+def _described(path: Path, base: Path, error: str) -> SharedObject:
+    name = FILE_NAME.fullmatch(path.name)
+    module = name["module"] if name else path.stem
+    parents = path.relative_to(base).parent.parts
+    return SharedObject(
+        path=str(path),
+        module=".".join([*parents, module]),
+        python_tag=(name["tag"] or "") if name else "",
+        error=error,
+    )
+
+
+def _shared_objects(folder: Path) -> list[Path]:
+    """Every .so below a folder, without following links to folders."""
+    found = []
+    for parent, folders, files in os.walk(folder):
+        folders.sort()
+        found += [Path(parent) / name for name in sorted(files) if name.endswith(".so")]
+        if len(found) >= MOST_OBJECTS:
+            break
+    return found[:MOST_OBJECTS]
+
+
+def _apexes(site: SitePackages, reader: _Reader) -> Iterator[Apex]:
+    seen = set()
+    for folder in site.folders:
+        location = folder / "apex"
+        if location in seen or not (location / "__init__.py").is_file():
+            continue
+        seen.add(location)
+        is_nvidia = len(APEX_PARTS & set(names_in(location))) >= 2
+        paths = []
+        if is_nvidia:
+            top = [folder / name for name in names_in(folder) if name.endswith(".so")]
+            paths = [path for path in top if APEX_MODULE.fullmatch(path.name.partition(".")[0])]
+            paths += _shared_objects(location)
+        yield Apex(
+            location=str(location),
+            version=site.version("apex"),
+            kind="nvidia" if is_nvidia else "other",
+            objects=reader.read(paths, folder, architectures=True),
+        )
+
+
+def _packages(site: SitePackages, reader: _Reader) -> Iterator[Extension]:
+    for package in PACKAGES:
+        folder = next((one for one in site.folders if (one / package).is_dir()), None)
+        if folder is None:
+            continue
+        objects = reader.read(_shared_objects(folder / package), folder)
+        if objects:
+            yield Extension(
+                package=package, version=site.version(package), location=str(folder / package), objects=objects
+            )
+
+
+def _top_level(site: SitePackages, reader: _Reader, taken: set[str]) -> Iterator[Extension]:
+    """Extensions that lie in site-packages itself, as flash_attn_2_cuda does."""
+    for folder in site.folders:
+        names = [name for name in names_in(folder) if name.endswith(".so")]
+        paths = [folder / name for name in names if str(folder / name) not in taken]
+        for one in reader.read(paths, folder):
+            owner = next((known for known in PACKAGES if one.module.startswith(known)), one.module)
+            yield Extension(package=owner, version=site.version(owner), location=one.path, objects=(one,))

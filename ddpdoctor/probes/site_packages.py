@@ -1,0 +1,72 @@
+"""The patient's site-packages as folders: which distributions lie there, and where torch keeps its libraries.
+
+Reads names only, so that it needn't wait for the patient's import of torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.probes.context import Context
+
+METADATA = re.compile(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>[0-9][^-]*)(?:-[^/]*)?\.(?:dist|egg)-info")
+
+
+class SitePackages(msgspec.Struct, frozen=True):
+    """folders: in the order of the patient's sys.path. versions: of the first distribution of each normalised name."""
+
+    folders: tuple[Path, ...]
+    versions: dict[str, str]
+
+    @property
+    def torch_libraries(self) -> Path | None:
+        """The lib folder of the torch that would be imported, None without one."""
+        for folder in self.folders:
+            if (folder / "torch" / "__init__.py").is_file():
+                libraries = folder / "torch" / "lib"
+                return libraries if libraries.is_dir() else None
+        return None
+
+    def version(self, package: str) -> str:
+        """The version that a distribution's metadata folder names, or ""."""
+        return self.versions.get(normalised(package), "")
+
+
+def normalised(name: str) -> str:
+    """A distribution's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def names_in(folder: Path) -> list[str]:
+    """What a folder holds, sorted; nothing where it can't be read."""
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 (names are enough)
+    except OSError:
+        return []
+
+
+def site_packages(context: Context) -> SitePackages | Unknown:
+    """The folders on the patient's path, or why they aren't known."""
+    found: SitePackages | Unknown = context.once("site-packages", lambda: _look(context))
+    return found
+
+
+def _look(context: Context) -> SitePackages | Unknown:
+    patient = context.facts(Patient)
+    if isinstance(patient, Unknown):
+        return patient
+    if patient.state != "ok":
+        return Unknown(f"{patient.python} could not be asked where its packages lie ({patient.state})")
+    folders = tuple(dict.fromkeys(Path(one) for one in patient.site_packages))
+    versions: dict[str, str] = {}
+    for folder in folders:
+        for name in names_in(folder):
+            if metadata := METADATA.fullmatch(name):
+                versions.setdefault(normalised(metadata["name"]), metadata["version"])
+    return SitePackages(folders, versions)

@@ -1,0 +1,259 @@
+"""Finds nvcc, the host compilers and ninja as torch.utils.cpp_extension would, and what on this host compiles."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.toolchain import Compiler, Consumer, Nvcc, Toolchain
+from ddpdoctor.probes import subprocesses
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.site_packages import SitePackages, names_in, site_packages
+
+SECONDS = 8.0
+"""For each command; nvcc and compilers answer in hundredths, unless a network file system sleeps."""
+
+MOST_NVCCS = 6
+ON = ("ON", "1", "YES", "TRUE", "Y")
+DEBIAN_COMPILER = "/usr/lib/nvidia-cuda-toolkit/bin/g++"
+"""Debian's and Ubuntu's own nvcc runs this, whatever stands on PATH."""
+
+
+def probe(context: Context) -> Toolchain:
+    """Runs `nvcc --version`, `c++ -dumpfullversion` and `ninja --version`, side by side."""
+    home, found = _cuda_home(context)
+    candidates = list(islice(_nvccs(context, home, found), MOST_NVCCS))
+    asked = [
+        subprocesses.start([str(context.path(path)), "--version"], environ=context.environ) for path, _ in candidates
+    ]
+    compiler = _Asked(context, *_cxx(context))
+    nvcc_compiler = _Asked(context, *_nvcc_host(context, candidates))
+    ninja_path = _which(context, "ninja")
+    ninja = subprocesses.start([str(context.path(ninja_path)), "--version"]) if ninja_path else None
+    flags = f"{context.environ.get('NVCC_PREPEND_FLAGS', '')} {context.environ.get('NVCC_APPEND_FLAGS', '')}"
+    site = site_packages(context)
+    source, style = _apex_source(context)
+    return Toolchain(
+        nvccs=tuple(
+            _nvcc(context, path, by, one.wait(SECONDS)) for (path, by), one in zip(candidates, asked, strict=True)
+        ),
+        cuda_home=home,
+        compiler=compiler.answer(),
+        nvcc_compiler=nvcc_compiler.answer(),
+        ninja=_ninja(ninja.wait(SECONDS)) if ninja else None,
+        ninja_beside_python=(context.path(context.python).parent / "ninja").is_file(),
+        max_jobs=context.environ.get("MAX_JOBS"),
+        arch_list=context.environ.get("TORCH_CUDA_ARCH_LIST"),
+        unsupported_allowed="allow-unsupported-compiler" in flags,
+        skips_cuda_check=context.environ.get("DS_SKIP_CUDA_CHECK") == "1",
+        skips_compiler_check=context.environ.get("TORCH_DONT_CHECK_COMPILER_ABI") in ON,
+        compiles=tuple(_consumers(context, site, source)),
+        apex_source=source,
+        apex_source_style=style,
+    )
+
+
+def _which(context: Context, name: str) -> str | None:
+    """The path of a command, as a shell would find it on the context's PATH."""
+    for folder in context.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":"):
+        path = PurePosixPath(folder or ".") / name
+        found = context.path(str(path)) if path.is_absolute() else Path(path)
+        try:
+            if found.is_file() and found.stat().st_mode & 0o111:
+                return str(path)
+        except OSError:
+            continue
+    return None
+
+
+def _cuda_home(context: Context) -> tuple[str | None, str]:
+    """What torch.utils.cpp_extension.CUDA_HOME would be in a CUDA build of torch, and what says so."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if value := context.environ.get(name):
+            return value, name
+    if path := _which(context, "nvcc"):
+        return str(PurePosixPath(path).parent.parent), "PATH"
+    if context.path("/usr/local/cuda").exists():
+        return "/usr/local/cuda", "/usr/local/cuda"
+    return None, ""
+
+
+def _nvccs(context: Context, home: str | None, found: str) -> Iterator[tuple[str, str]]:
+    """Every nvcc, torch's choice first, each once: (path, how it was found)."""
+    seen = set()
+    for path, by in _nvcc_places(context, home, found):
+        real = context.path(path)
+        if real.is_file() and (key := real.resolve()) not in seen:
+            seen.add(key)
+            yield path, by
+
+
+def _nvcc_places(context: Context, home: str | None, found: str) -> Iterator[tuple[str, str]]:
+    if home is not None:
+        yield f"{home.rstrip('/')}/bin/nvcc", found
+    if path := _which(context, "nvcc"):
+        yield path, "PATH"
+    yield "/usr/local/cuda/bin/nvcc", "/usr/local/cuda"
+    for name in reversed(names_in(context.path("/usr/local"))):
+        if name.startswith("cuda-"):
+            yield f"/usr/local/{name}/bin/nvcc", "/usr/local/cuda-*"
+    if prefix := context.environ.get("CONDA_PREFIX"):
+        yield f"{prefix}/bin/nvcc", "conda"
+    site = site_packages(context)
+    if not isinstance(site, Unknown):
+        for folder in site.folders:
+            for name in names_in(folder / "nvidia"):
+                if re.fullmatch(r"cuda_nvcc|cu\d+", name):
+                    yield str(folder / "nvidia" / name / "bin" / "nvcc"), "pip"
+
+
+def _nvcc(context: Context, path: str, found_by: str, ended: subprocesses.Ended) -> Nvcc:
+    version = re.search(rb"release (\d+\.\d+)", ended.stdout)
+    error = ""
+    if not version:
+        last = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip().splitlines()[-1:]
+        error = _why_not(ended) or "".join(last) or "it names no release"
+    number = version[1].decode() if version else ""
+    return Nvcc(path=path, version=number, found_by=found_by, gcc_max=_gcc_max(context, path, number), error=error)
+
+
+def _why_not(ended: subprocesses.Ended) -> str:
+    if ended.failed_to_start:
+        return ended.failed_to_start
+    if ended.timed_out:
+        return f"no answer within {SECONDS:.0f} s"
+    return ended.signal_name or ""
+
+
+def _gcc_max(context: Context, path: str, version: str) -> int | None:
+    """The limit in the toolkit's own header, which is what stops the compilation."""
+    real = context.path(path).resolve()
+    homes = [context.path(path).parent.parent, real.parent.parent, context.path(f"/usr/local/cuda-{version}")]
+    for home in homes:
+        for include in ("include", "targets/x86_64-linux/include", "targets/sbsa-linux/include"):
+            try:
+                text = (home / include / "crt/host_config.h").read_text("utf-8", "replace")
+            except OSError:
+                continue
+            if limit := re.search(r"#\s*if\s+__GNUC__\s*>\s*(\d+)", text):
+                return int(limit[1])
+    return None
+
+
+def _cxx(context: Context) -> tuple[str | None, str]:
+    """torch compiles C++ with $CXX, or c++."""
+    if words := _words(context.environ.get("CXX", "")):
+        # "ccache g++" is a usual value; the compiler is the last word that isn't an option.
+        return _path_of(context, [word for word in words if not word.startswith("-")][-1]), "CXX"
+    return _which(context, "c++"), "PATH"
+
+
+def _nvcc_host(context: Context, nvccs: list[tuple[str, str]]) -> tuple[str | None, str]:
+    """torch hands nvcc $CC as -ccbin; otherwise nvcc takes $NVCC_CCBIN, or what its distribution or PATH gives it."""
+    for name in ("CC", "NVCC_CCBIN"):
+        if words := _words(context.environ.get(name, "")):
+            return _path_of(context, words[-1]), name
+    if nvccs and nvccs[0][0] == "/usr/bin/nvcc" and context.path(DEBIAN_COMPILER).exists():
+        return DEBIAN_COMPILER, "the distribution's nvcc"
+    return _which(context, "gcc"), "PATH"
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _path_of(context: Context, command: str) -> str | None:
+    return command if "/" in command else _which(context, command)
+
+
+class _Asked:
+    """A compiler that was asked for its version."""
+
+    def __init__(self, context: Context, path: str | None, found_by: str) -> None:
+        self._path, self._found_by = path, found_by
+        self._started = []
+        if path:
+            command = str(context.path(path)) if path.startswith("/") else path
+            self._started = [
+                subprocesses.start([command, option], environ=context.environ)
+                for option in ("-dumpfullversion", "--version")
+            ]
+
+    def answer(self) -> Compiler | Unknown | None:
+        if not self._path:
+            return None
+        dumped, told = (one.wait(SECONDS) for one in self._started)
+        text = told.stdout.decode("utf-8", "replace")
+        kind = "clang" if "clang" in text.lower() else "gcc"
+        version = re.match(r"\d+(?:\.\d+)*", dumped.stdout.decode("utf-8", "replace").strip())
+        if kind == "clang" or not version:
+            version = re.search(r"\d+\.\d+(?:\.\d+)*", text)
+        if not version:
+            return Unknown(f"{self._path} --version: {_why_not(told) or 'names no version'}")
+        return Compiler(path=self._path, kind=kind, version=version[0], found_by=self._found_by)
+
+
+def _ninja(ended: subprocesses.Ended) -> str | Unknown | None:
+    if ended.ok and (version := ended.stdout.decode("utf-8", "replace").strip()):
+        return version.splitlines()[0]
+    # torch asks the same question, and takes any failure for "no ninja".
+    return None if ended.returncode else Unknown(f"ninja --version: {_why_not(ended) or 'names no version'}")
+
+
+def _consumers(context: Context, site: SitePackages | Unknown, apex_source: str | None) -> Iterator[Consumer]:
+    if apex_source:
+        yield Consumer(name="apex", reason=f"an Apex source tree lies in {apex_source}")
+    if isinstance(site, SitePackages) and any((folder / "deepspeed").is_dir() for folder in site.folders):
+        version = site.version("deepspeed")
+        yield Consumer(
+            name="deepspeed",
+            reason=f"DeepSpeed {version} is installed and builds its ops at first use".replace("  ", " "),
+        )
+    if reason := _other_build(context):
+        yield Consumer(name="torch", reason=reason)
+
+
+def _other_build(context: Context) -> str:
+    """Why something builds through torch.utils.cpp_extension here, or ""."""
+    working = _working_folder(context)
+    if working and "CUDAExtension" in _text(working / "setup.py"):
+        return f"{working}/setup.py builds a CUDA extension"
+    cache = context.environ.get("TORCH_EXTENSIONS_DIR") or str(
+        PurePosixPath(context.environ.get("XDG_CACHE_HOME") or f"{context.environ.get('HOME', '')}/.cache")
+        / "torch_extensions"
+    )
+    for name in names_in(context.path(cache)) if cache.startswith("/") else []:
+        if re.fullmatch(r"py\d+_cu\d+", name) and names_in(context.path(f"{cache}/{name}")):
+            return f"extensions have been built in {cache}/{name}"
+    return ""
+
+
+def _apex_source(context: Context) -> tuple[str | None, str]:
+    working = _working_folder(context)
+    for folder in (working, working / "apex") if working else ():
+        setup = _text(folder / "setup.py")
+        if "amp_C" in setup and "--cuda_ext" in setup:
+            return str(folder), "environment" if "APEX_CUDA_EXT" in setup else "options"
+    return None, ""
+
+
+def _working_folder(context: Context) -> Path | None:
+    """The folder that the doctor was started in, which is where a build would be typed."""
+    try:
+        return Path(context.environ.get("PWD") or ".").absolute()
+    except OSError:  # The folder is gone.
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes()[:200_000].decode("utf-8", "replace")
+    except OSError:
+        return ""
