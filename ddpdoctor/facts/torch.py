@@ -24,7 +24,11 @@ class Torch(Facts, frozen=True, kw_only=True):
     hip: Annotated[str | None, Source("torch/version.py")] = None
     """ROCm's HIP version; None: not a ROCm build."""
     location: Annotated[str, Source("importlib.util.find_spec in the patient")] = ""
-    """The torch folder."""
+    """The torch folder; a file where something else by that name is found first."""
+    found_through: Annotated[str, Source("sys.path of a script in the working folder")] = ""
+    """"the working folder" or "PYTHONPATH" where that is why it is found; "" for the patient's own packages."""
+    hidden: Annotated[str, Source("sys.path without the working folder and PYTHONPATH")] = ""
+    """Another torch folder, which would be found if those two were not there."""
     import_state: Annotated[str, Source("import torch in a subprocess")] = "not-tried"
     import_error: Annotated[str, Source("import torch in a subprocess")] = ""
     """Last line of the traceback, the signal's name, or the deadline."""

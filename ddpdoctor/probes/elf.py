@@ -84,15 +84,28 @@ class SharedLibrary:
     @property
     def needed(self) -> tuple[str, ...]:
         """DT_NEEDED, in order."""
+        return self._dynamic(1)
+
+    @property
+    def search_path(self) -> tuple[str, ...]:
+        """Folders of DT_RPATH and DT_RUNPATH, as written ("$ORIGIN/../lib")."""
+        return tuple(part for text in self._dynamic(15) + self._dynamic(29) for part in text.split(":") if part)
+
+    def _dynamic(self, wanted: int) -> tuple[str, ...]:
+        """The texts of the dynamic section's entries of that tag."""
         start, end = self._span(".dynamic")
-        entries = struct.iter_unpack("<QQ", self._data[start : end - (end - start) % 16])
-        names = []
-        for tag, value in entries:
+        found = []
+        for tag, value in struct.iter_unpack("<QQ", self._data[start : end - (end - start) % 16]):
             if tag == 0:
                 break
-            if tag == 1:
-                names.append(self._string(value))
-        return tuple(names)
+            if tag == wanted:
+                found.append(self._string(value))
+        return tuple(found)
+
+    def section(self, name: str) -> bytes:
+        """A section's bytes, b"" where there is no such section."""
+        start, end = self._span(name)
+        return self._data[start:end]
 
     def undefined(self, wanted: re.Pattern[str] = TORCH_NAMESPACES) -> tuple[str, ...]:
         """Strong undefined symbols whose names match."""

@@ -1,0 +1,228 @@
+"""Shared libraries: loaded by torch, bundled with it, offered by the environment, and missing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.libraries import Libraries, Library
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.elf import NotElf, opened
+from ddpdoctor.probes.loader import (
+    DEFAULT_FOLDERS,
+    library_path,
+    loader_cache,
+    names_in,
+    place,
+    patients_libstdcxx,
+    preloaded,
+)
+from ddpdoctor.probes.patient.asking import SECONDS, Answer, ask, maybe, why_silent
+
+DEADLINE = SECONDS["torch"] + 5
+
+MATTERS = re.compile(
+    r"lib(?:nccl|cudart|cublas|cublasLt|cudnn\w*|cusparse|cusparseLt|cusolver\w*|cufft\w*|curand|nvJitLink|nvrtc[\w-]*|cupti"
+    r"|nvshmem\w*|cuda|nvidia-ml|stdc\+\+|gomp|iomp5|omp|rccl|amdhip64|c10(?:_cuda)?|torch(?:_cpu|_cuda|_hip|_python)?)(?:-[0-9a-f]{8})?\.so(?:\.|$)"
+)
+"""Names of the libraries that matter; older wheels put eight hexadecimal digits behind the name."""
+
+PACKAGES = {
+    "nccl": "nccl", "cudart": "cuda-runtime", "cublas": "cublas", "cublasLt": "cublas", "cudnn": "cudnn",
+    "cusparse": "cusparse", "cusparseLt": "cusparselt", "cusolver": "cusolver", "cufft": "cufft", "curand": "curand",
+    "nvJitLink": "nvjitlink", "nvrtc": "cuda-nvrtc", "cupti": "cuda-cupti", "nvshmem": "nvshmem",
+}  # fmt: skip
+"""Stem of a library's name to that of the wheel which brings it: nvidia-<it>-cu12."""
+
+TORCH_LIBRARIES = (
+    "libtorch_cuda.so", "libtorch_cpu.so", "libtorch_python.so", "libtorch_global_deps.so", "libc10_cuda.so", "libc10.so",
+)  # fmt: skip
+OF_THE_DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1", "libnvidia-ptxjitcompiler.so.1"}  # fmt: skip
+OF_PYTHON = re.compile(r"libpython3")
+
+NCCL_SAYS = re.compile(rb"NCCL version (\d+\.\d+(?:\.\d+)?)\+")
+
+
+def probe(context: Context) -> Libraries | Unknown:
+    interpreter = ask(context, "interpreter")
+    if interpreter.state != "ok":
+        return why_silent(interpreter)
+    # All that needs no torch is done while torch is still being imported.
+    bundled = tuple(_bundled(interpreter))
+    offered = tuple(one for folder in library_path(context) for one in _in_folder(context, folder))
+    libstdcxx = patients_libstdcxx(context, interpreter.told["base_prefix"])
+    imported = None if context.quick else ask(context, "torch")
+    loaded = _loaded(interpreter, imported)
+    if not isinstance(loaded, Unknown):
+        libstdcxx = next((one.path for one in loaded if one.soname == "libstdc++.so.6"), libstdcxx)
+    return Libraries(
+        loaded=loaded,
+        bundled=bundled,
+        search_path=library_path(context),
+        offered=offered,
+        preload=preloaded(context),
+        # What was imported lacks nothing.
+        missing=_missing(context, interpreter, bundled) if isinstance(loaded, Unknown) else (),
+        glibcxx_provided=_glibcxx(context, libstdcxx),
+        glibcxx_path=libstdcxx if isinstance(libstdcxx, str) else "",
+    )
+
+
+def _loaded(interpreter: Answer, imported: Answer | None) -> tuple[Library, ...] | Unknown:
+    if maybe(interpreter.told, "torch", "looking for torch") is None:
+        return Unknown("torch is not installed")
+    if imported is None or imported.told.get("import_state") != "ok":
+        return Unknown("torch was not imported")
+    paths = maybe(imported.told, "loaded", "listing what torch loaded")
+    if isinstance(paths, Unknown):
+        return paths
+    return tuple(library(path) for path in paths if MATTERS.match(Path(path).name))
+
+
+def _in_folder(context: Context, folder: str) -> Iterator[Library]:
+    """One of each name: of libx.so, libx.so.1 and libx.so.1.2 the one that the loader would ask for."""
+    best: dict[str, Library] = {}
+    for name in names_in(context, folder):
+        if MATTERS.match(name):
+            one = library(str(Path(folder, name)), place(context, folder) / name)
+            if one.soname not in best or name == one.soname:
+                best[one.soname] = one
+    yield from best.values()
+
+
+def _bundled(interpreter: Answer) -> Iterator[Library]:
+    """What the wheels bring, and in a conda environment what its packages bring."""
+    versions = _package_versions(interpreter)
+    seen: set[str] = set()
+    for folder in _bundled_folders(interpreter):
+        for name in sorted(_names(folder)):
+            if MATTERS.match(name) and (one := library(str(folder / name))).real_path not in seen:
+                seen.add(one.real_path)
+                yield one if one.version else msgspec.structs.replace(one, version=versions.get(stem(name), ""))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 (names are enough)
+    except OSError:
+        return []
+
+
+def _bundled_folders(interpreter: Answer) -> list[Path]:
+    told = interpreter.told
+    folders = [
+        Path(packages) / "nvidia" / component / "lib"
+        for packages in told["site_packages"]
+        for component in sorted(_names(Path(packages) / "nvidia"))
+    ]
+    if (torch := _torch_folder(interpreter)) is not None:
+        folders.append(torch / "lib")
+    if told["environment_kind"] == "conda":
+        folders.append(Path(told["prefix"]) / "lib")
+    return folders
+
+
+def _torch_folder(interpreter: Answer) -> Path | None:
+    torch = maybe(interpreter.told, "torch", "looking for torch")
+    return None if torch is None or isinstance(torch, Unknown) else Path(torch["location"])
+
+
+def _package_versions(interpreter: Answer) -> dict[str, str]:
+    """Stem of a library's name to the version of the wheel that brings it, where there is just one such wheel."""
+    packages = maybe(interpreter.told, "packages", "reading the patient's packages")
+    if isinstance(packages, Unknown):
+        return {}
+    found: dict[str, str] = {}
+    for library_stem, package in PACKAGES.items():
+        wanted = re.compile(rf"nvidia-{package}(?:-cu\d+)?")
+        versions = {one["version"] for one in packages if wanted.fullmatch(one["name"])}
+        if len(versions) == 1:
+            found[library_stem] = versions.pop()
+    return found
+
+
+def stem(name: str) -> str:
+    """ "libcudnn_ops.so.9" is of "cudnn", "libcublasLt.so.13" of "cublasLt"."""
+    match = re.match(r"lib([A-Za-z]+)", name)
+    return match[1] if match else ""
+
+
+def soname_of(name: str) -> str:
+    """The name under which other libraries ask for the file of that name: "libcudart.so.12.4.127" is libcudart.so.12."""
+    match = re.fullmatch(r"(lib[\w+-]+?)(?:-[0-9a-f]{8})?\.so(?:\.(\d+)(?:\.(\d+))?.*)?", name)
+    if match is None or match[2] is None:
+        return name
+    base, major, minor = match.groups()
+    if base in ("libcuda", "libnvidia-ml"):
+        return f"{base}.so.1"  # The file is called after the driver.
+    if base == "libcudart" and major in ("10", "11"):
+        return f"{base}.so.{major}.{minor or 0}"
+    return f"{base}.so.{major}"
+
+
+def library(path: str, real: Path | None = None) -> Library:
+    """`real`: where to look at it, if that isn't `path` itself."""
+    real_path = os.path.realpath(real or path)
+    named = re.search(r"\.so\.(\d+\.\d[\d.]*)$", Path(real_path).name)
+    soname = soname_of(Path(path).name)
+    version = named[1] if named else ""
+    if not version and soname.startswith("libnccl.so"):
+        version = nccl_version(Path(real_path))
+    return Library(soname=soname, path=path, real_path=real_path, version=version)
+
+
+def nccl_version(path: Path) -> str:
+    """What the library would print as its version, from its constants; "" if it can't be read."""
+    try:
+        with opened(path) as nccl:
+            found = NCCL_SAYS.search(nccl.section(".rodata"))
+    except NotElf:
+        return ""
+    return found[1].decode() if found else ""
+
+
+def _glibcxx(context: Context, path: str | Unknown | None) -> str | Unknown | None:
+    if path is None or isinstance(path, Unknown):
+        return path
+    try:
+        with opened(place(context, path)) as libstdcxx:
+            return libstdcxx.glibcxx.removeprefix("GLIBCXX_") or None
+    except NotElf as error:
+        return Unknown(f"{path}: {error}")
+
+
+def _missing(context: Context, interpreter: Answer, bundled: Iterable[Library]) -> tuple[str, ...] | Unknown:
+    """What torch's libraries, and those of the wheels that they lead to, ask for and nobody has."""
+    torch = _torch_folder(interpreter)
+    if torch is None:
+        return ()
+    cache = loader_cache(context)
+    folders = [*library_path(context), *DEFAULT_FOLDERS, interpreter.told["base_prefix"] + "/lib"]
+    had = {name for folder in folders for name in names_in(context, folder)}
+    had.update(() if isinstance(cache, Unknown) else cache)
+    ours = {name: folder / name for folder in reversed(_bundled_folders(interpreter)) for name in _names(folder)}
+    waiting = [ours[name] for name in TORCH_LIBRARIES if name in ours]
+    seen, missing = set(waiting), set()
+    while waiting:
+        file = waiting.pop()
+        try:
+            with opened(file) as one:
+                needed, search = one.needed, one.search_path
+        except NotElf:
+            continue
+        rpath = [Path(re.sub(r"\$ORIGIN|\$\{ORIGIN\}", str(file.parent), folder)) for folder in search]
+        for name in needed:
+            if name in ours and ours[name] not in seen:
+                seen.add(ours[name])
+                waiting.append(ours[name])
+            elsewhere = name in had or name in OF_THE_DRIVER or OF_PYTHON.match(name)
+            if not (name in ours or elsewhere or any((folder / name).exists() for folder in rpath)):
+                missing.add(name)
+    if missing and isinstance(cache, Unknown):
+        return cache
+    return tuple(sorted(missing))

@@ -1,0 +1,29 @@
+"""Asks the patient's interpreter what it is. What it says serves the probes of packages, torch and libraries too."""
+
+from __future__ import annotations
+
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.loader import patients_libstdcxx
+from ddpdoctor.probes.patient.asking import ask, maybe
+
+
+def probe(context: Context) -> Patient:
+    answer = ask(context, "interpreter")
+    if answer.state != "ok":
+        return Patient(python=context.python, chosen_by=context.chosen_by, state=answer.state, detail=answer.detail)
+    told = answer.told
+    return Patient(
+        python=context.python,
+        chosen_by=context.chosen_by,
+        version=told["version"],
+        implementation=told["implementation"],
+        prefix=told["prefix"],
+        environment_kind=told["environment_kind"],
+        externally_managed=told["externally_managed"],
+        pip_version=maybe(told, "pip_version", "looking for pip"),
+        site_packages=tuple(told["site_packages"]),
+        platform_tag=told["platform_tag"],
+        libstdcxx_path=patients_libstdcxx(context, told["base_prefix"]),
+        glibc_version=maybe(told, "glibc_version", "asking for the C library's version"),
+    )

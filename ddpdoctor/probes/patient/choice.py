@@ -1,0 +1,57 @@
+"""Which Python is the patient. Nothing is run to find out, and links are left as they are: a venv's python is one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+
+def choose_python(option: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The interpreter's path, and who chose it.
+
+    In this order: `--python` (a path, a command on PATH, or the folder of a virtual environment); the active virtual or
+    conda environment (where both are active, the one that comes first on PATH); our own interpreter if torch is
+    installed beside us; `python` or `python3` on PATH, since a doctor that was installed on its own (pipx, uv tool)
+    isn't what training runs in; our own.
+    """
+    if option:
+        return _named(os.path.expanduser(option), environ), "--python"
+    active = _active(environ)
+    if active:
+        return active
+    if find_spec("torch") is None:
+        for name in ("python", "python3"):
+            found = shutil.which(name, path=environ.get("PATH"))
+            # Some distributions still call Python 2 `python`.
+            if found and not os.path.basename(os.path.realpath(found)).startswith("python2"):
+                return os.path.abspath(found), "PATH"
+    return sys.executable, "our own interpreter"
+
+
+def _named(option: str, environ: Mapping[str, str]) -> str:
+    if os.path.isdir(option):
+        inside = _python_of(option)
+        return inside if os.path.lexists(inside) else os.path.abspath(option)
+    if os.sep not in option and not os.path.lexists(option):
+        found = shutil.which(option, path=environ.get("PATH"))
+        return os.path.abspath(found) if found else option
+    return os.path.abspath(option)
+
+
+def _active(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    folders = [os.path.normpath(one) for one in environ.get("PATH", "").split(os.pathsep) if one]
+
+    def place(python: str) -> int:
+        folder = os.path.dirname(python)
+        return folders.index(folder) if folder in folders else len(folders)
+
+    names = [name for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
+    found = [(_python_of(environ[name]), name) for name in names]
+    return min(found, key=lambda one: place(one[0]), default=None)
+
+
+def _python_of(folder: str) -> str:
+    return os.path.join(os.path.abspath(folder), "bin", "python")
