@@ -1,0 +1,164 @@
+"""Asks libnccl which interface it takes, in a subprocess, and predicts the same for NCCL and gloo from the rules."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.interface_choice import NEWEST, gloo_choice, interface_with, nccl_choices
+from ddpdoctor.probes import nccl_inquiry
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.subprocesses import Ended, Started, start
+
+SECONDS = 10.0
+LONGEST_LOG = 4000
+STANDARD_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/usr/lib",
+)
+NO_LOG_FILE = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
+"""Settings that would send NCCL's words elsewhere than to us."""
+
+_USING = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([^:\s]+):(\S*?)<\d+>")
+_WORDS = re.compile(r"NCCL (?:INFO|WARN) (?:.*?)(?:Bootstrap|SOCKET_IFNAME|SOCKET_FAMILY|COMM_ID|NET/|no socket).*")
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the library said. `version` as a tuple, (2, 28, 9); `status` is ncclResult_t."""
+
+    version: tuple[int, ...]
+    status: int
+    interface: str | None
+    address: str | None
+    log: str
+
+
+def probe(context: Context) -> Nccl | Unknown:
+    library = find_library(context)
+    asked = _ask(library, context.environ) if library else None
+    network = context.facts(Network)
+    answer = _read(asked.wait(SECONDS), network) if asked else None
+    if isinstance(answer, Unknown):
+        found = Nccl(library=str(library), version=answer, answer_status=answer)
+    elif answer:
+        found = Nccl(
+            library=str(library),
+            version=".".join(str(part) for part in answer.version),
+            answer_status=answer.status,
+            answer_address=answer.address,
+            answer_interface=answer.interface,
+            answer_log=answer.log,
+        )
+    else:
+        found = Nccl()
+    return _predict(context, found, network, answer.version if isinstance(answer, Answer) else NEWEST)
+
+
+def find_library(context: Context) -> Path | None:
+    """The libnccl.so.2 that the patient's torch would load: pip's, torch's own, its environment's, the system's."""
+    return next((folder / "libnccl.so.2" for folder in _folders(context) if (folder / "libnccl.so.2").is_file()), None)
+
+
+def _folders(context: Context) -> Iterator[Path]:
+    patient = context.facts(Patient)
+    if isinstance(patient, Patient):
+        for packages in patient.site_packages:
+            yield Path(packages) / "nvidia" / "nccl" / "lib"
+        for packages in patient.site_packages:
+            yield Path(packages) / "torch" / "lib"
+        if patient.prefix:
+            yield Path(patient.prefix) / "lib"
+    yield from (Path(one) for one in context.environ.get("LD_LIBRARY_PATH", "").split(":") if one.startswith("/"))
+    yield from (context.path(one) for one in STANDARD_FOLDERS)
+
+
+def _ask(library: Path, environ: Mapping[str, str]) -> Started:
+    settings = {name: value for name, value in environ.items() if name not in NO_LOG_FILE}
+    command = (sys.executable, "-I", "-S", str(Path(nccl_inquiry.__file__)), str(library))
+    return start(command, environ={**settings, "NCCL_DEBUG": "INFO"})
+
+
+def _read(ended: Ended, network: Network | Unknown) -> Answer | Unknown:
+    if ended.failed_to_start:
+        return Unknown(f"libnccl could not be asked: {ended.failed_to_start}")
+    if ended.timed_out:
+        return Unknown(f"libnccl gave no answer within {SECONDS:.0f} s")
+    if ended.signal_name:
+        return Unknown(f"libnccl died of {ended.signal_name} when asked")
+    log, mark, line = ended.stdout.decode("utf-8", "replace").rpartition(nccl_inquiry.MARK)
+    try:
+        said = json.loads(line) if mark else {"error": f"exit code {ended.returncode}"}
+    except ValueError:
+        said = {"error": "an answer that isn't JSON"}
+    if "error" in said:
+        return Unknown(f"libnccl could not be asked: {said['error']}")
+    return _understand(int(said["version"]), int(said["status"]), bytes.fromhex(said["id"]), log, network)
+
+
+def _understand(version: int, status: int, unique: bytes, log: str, network: Network | Unknown) -> Answer:
+    interfaces = network.interfaces if isinstance(network, Network) else ()
+    using = _USING.search(log)
+    # With NCCL_COMM_ID set, the id holds that address instead of ours; so NCCL's own words go first.
+    address = using[2].partition("%")[0] if using else (address_in(unique) if status == 0 else None)
+    interface = using[1] if using else (interface_with(address, interfaces) if address else None)
+    words = "\n".join(dict.fromkeys(found[0].strip() for found in _WORDS.finditer(log)))
+    return Answer(version_tuple(version), status, interface, address, words[:LONGEST_LOG])
+
+
+def version_tuple(number: int) -> tuple[int, int, int]:
+    """22809 is 2.28.9; before 2.9 it was written 2708 for 2.7.8."""
+    if number < 10000:
+        return number // 1000, number // 100 % 10, number % 100
+    return number // 10000, number // 100 % 100, number % 100
+
+
+def address_in(unique: bytes) -> str | None:
+    """The address in an ncclUniqueId: 8 bytes of magic, then a sockaddr_in or sockaddr_in6."""
+    family = int.from_bytes(unique[8:10], sys.byteorder)
+    if family == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, unique[12:16])
+    if family == socket.AF_INET6:
+        return socket.inet_ntop(socket.AF_INET6, unique[16:32])
+    return None
+
+
+def _predict(context: Context, found: Nccl, network: Network | Unknown, version: tuple[int, ...]) -> Nccl:
+    if isinstance(network, Unknown):
+        return msgspec.structs.replace(found, predicted_interface=network, gloo_interface=network)
+    settings = context.facts(Environment)
+
+    def setting(name: str) -> str:
+        # The environment's facts know NCCL's configuration files as well.
+        return settings.get(name) if isinstance(settings, Environment) else context.environ.get(name, "")
+
+    choices = nccl_choices(
+        network.interfaces,
+        ifname=setting("NCCL_SOCKET_IFNAME"),
+        family=setting("NCCL_SOCKET_FAMILY"),
+        comm_id=setting("NCCL_COMM_ID"),
+        version=version,
+    )
+    own = network.own_name.addresses if isinstance(network.own_name, Resolution) else ()
+    gloo = gloo_choice(network.interfaces, own, ifname=context.environ.get("GLOO_SOCKET_IFNAME", ""))
+    return msgspec.structs.replace(
+        found,
+        predicted_interface=choices[0].interface if choices else None,
+        predicted_address=choices[0].address if choices else None,
+        gloo_interface=gloo.interface if gloo else None,
+        gloo_address=gloo.address if gloo else None,
+        gloo_reason=gloo.reason if gloo else "",
+    )

@@ -1,0 +1,176 @@
+"""Looks at this host's names, interfaces, routes and ports. Sends no packet but what the resolver sends."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.network import Interface, Network, Resolution
+from ddpdoctor.interface_choice import interface_with
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.interfaces import read_interfaces
+from ddpdoctor.probes.ports import holders, is_taken
+
+DEADLINE = 15.0
+RESOLVER_SECONDS = 3.0
+"""A dead DNS server keeps getaddrinfo waiting for 10 s and more."""
+
+C10D_PORT, STATIC_PORT = 29400, 29500
+"""torchrun's defaults for --rdzv-backend=c10d and for --master-port."""
+
+RENDEZVOUS_SETTING = "PET_RDZV_ENDPOINT"
+ROUTE_UP = 0x1
+
+T = TypeVar("T")
+
+
+class _Asked(Generic[T]):
+    """A call in a thread of its own, which may never come back."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._answer: list[T] = []
+        self._started = time.monotonic()
+        self._thread = threading.Thread(target=lambda: self._answer.append(self._call()), daemon=True)
+        self._thread.start()
+
+    def wait(self, otherwise: T) -> T:
+        self._thread.join(max(0.0, self._started + RESOLVER_SECONDS - time.monotonic()))
+        return self._answer[0] if self._answer else otherwise
+
+
+def resolve(name: str) -> Resolution:
+    """What getaddrinfo says, in its order, however long it takes."""
+    started = time.monotonic()
+    addresses: tuple[str, ...] = ()
+    error = ""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+    except (OSError, UnicodeError) as failure:
+        error = getattr(failure, "strerror", None) or str(failure)
+    return Resolution(name=name, addresses=addresses, error=error, seconds=round(time.monotonic() - started, 3))
+
+
+def _ask_resolver(name: str) -> Callable[[], Resolution]:
+    asked = _Asked(lambda: resolve(name))
+    silent = Resolution(name=name, error=f"no answer within {RESOLVER_SECONDS:.0f} s", seconds=RESOLVER_SECONDS)
+    return lambda: asked.wait(silent)
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host and port of a rendezvous endpoint ("node01:29400", "[fe80::1]:29400", "node01"); port 0: none given."""
+    text = endpoint.strip()
+    matched = re.fullmatch(r"\[(?P<v6>[^\]]*)\](?::(?P<port6>\d+))?|(?P<host>[^:]*)(?::(?P<port>\d+))?", text)
+    if not matched:
+        return text, 0
+    return matched["v6"] or matched["host"] or "", int(matched["port6"] or matched["port"] or 0)
+
+
+def probe(context: Context) -> Network | Unknown:
+    hostname = socket.gethostname()
+    own_name = _ask_resolver(hostname)
+    fqdn = _Asked(socket.getfqdn)
+    master_name = context.environ.get("MASTER_ADDR", "").strip()
+    master = _ask_resolver(master_name) if master_name else lambda: None
+    rendezvous_name, rendezvous_port = split_endpoint(context.environ.get(RENDEZVOUS_SETTING, ""))
+    rendezvous = _ask_resolver(rendezvous_name) if rendezvous_name else lambda: None
+
+    interfaces = read_interfaces(context)
+    if isinstance(interfaces, Unknown):
+        return interfaces
+    ports = _wanted_ports(context.environ.get("MASTER_PORT", ""), rendezvous_port)
+    taken = tuple(port for port in ports if is_taken(port))
+    master_found = master()
+    return Network(
+        hostname=hostname,
+        fqdn=fqdn.wait(hostname),
+        own_name=own_name(),
+        master=master_found,
+        rendezvous=rendezvous(),
+        interfaces=interfaces,
+        default_interface=_default_interface(context),
+        interface_to_master=_interface_to(master_found, interfaces),
+        listeners=holders(context, taken) if taken else (),
+        wanted_ports=ports,
+        taken_ports=taken,
+        ephemeral_range=_ephemeral_range(context),
+        reserved_ports=_sysctl(context, "net/ipv4/ip_local_reserved_ports"),
+        hosts_lines=_hosts_lines(context, {hostname, master_name, rendezvous_name} - {""}),
+        ipv6_disabled=_ipv6_disabled(context),
+    )
+
+
+def _wanted_ports(master_port: str, rendezvous_port: int) -> tuple[int, ...]:
+    master = int(master_port) if master_port.strip().isdecimal() else 0
+    wanted = (C10D_PORT, STATIC_PORT, master, rendezvous_port)
+    return tuple(dict.fromkeys(port for port in wanted if 0 < port < 65536))
+
+
+def _interface_to(destination: Resolution | None, interfaces: tuple[Interface, ...]) -> str | Unknown | None:
+    """The interface by which the kernel would reach it. A connected UDP socket knows, and sends nothing."""
+    if destination is None:
+        return None
+    if not destination.addresses:
+        return Unknown(f"{destination.name} doesn't resolve")
+    address = destination.addresses[0]
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as one:
+            one.connect((address, 9))
+            return interface_with(str(one.getsockname()[0]), interfaces)
+    except OSError as error:
+        return Unknown(f"no route to {address}: {error.strerror}")
+
+
+def _default_interface(context: Context) -> str | Unknown | None:
+    """The interface of the default route with the lowest metric; IPv6's where IPv4 has none."""
+    text = context.read("/proc/net/route")
+    if isinstance(text, Unknown):
+        return text
+    rows = [line.split() for line in text.splitlines()[1:]]
+    routes = [
+        (int(row[6]), row[0])
+        for row in rows
+        if len(row) > 7 and row[1] == row[7] == "00000000" and int(row[3], 16) & ROUTE_UP
+    ]
+    if routes:
+        return min(routes)[1]
+    text = context.read("/proc/net/ipv6_route")
+    rows = [line.split() for line in text.splitlines()] if isinstance(text, str) else []
+    routes = [
+        (int(row[5], 16), row[9])
+        for row in rows
+        if len(row) > 9 and row[0] == "0" * 32 and row[1] == "00" and row[9] != "lo"
+    ]
+    return min(routes)[1] if routes else None
+
+
+def _sysctl(context: Context, name: str) -> str | Unknown:
+    text = context.read(f"/proc/sys/{name}")
+    return text.strip() if isinstance(text, str) else text
+
+
+def _ephemeral_range(context: Context) -> tuple[int, int] | Unknown:
+    text = _sysctl(context, "net/ipv4/ip_local_port_range")
+    if isinstance(text, Unknown):
+        return text
+    numbers = [int(word) for word in text.split() if word.isdecimal()]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else Unknown(f"ip_local_port_range reads {text!r}")
+
+
+def _ipv6_disabled(context: Context) -> bool:
+    """A kernel without IPv6 has no such setting."""
+    return _sysctl(context, "net/ipv6/conf/all/disable_ipv6") != "0"
+
+
+def _hosts_lines(context: Context, names: set[str]) -> tuple[str, ...] | Unknown:
+    text = context.read("/etc/hosts")
+    if isinstance(text, Unknown):
+        return text
+    lines = [" ".join(line.partition("#")[0].split()) for line in text.splitlines()]
+    return tuple(line for line in lines if names & set(line.split()))

@@ -1,0 +1,410 @@
+"""What a packet filter does to a new TCP connection from another host to a high port. Pure: rules in, answer out.
+
+nftables' JSON and iptables-save are read into the same few kinds of match; what we don't know how to judge is
+`UNSURE`, and makes the answer None rather than a guess.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+ACCEPT, DROP, RETURN, JUMP, GOTO = "accept", "drop", "return", "jump", "goto"
+MOST = 20
+
+
+class Match(msgspec.Struct, frozen=True):
+    """One condition of a rule, as it bears on our packet.
+
+    kind: "always", "never", "source" (depends on the sender or the interface), "ports" (TCP ports), "unsure".
+    """
+
+    kind: str
+    label: str = ""
+    ranges: tuple[tuple[int, int], ...] = ()
+
+
+ALWAYS, NEVER, UNSURE = Match("always"), Match("never"), Match("unsure")
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """`action`: accept, drop (also reject), return, jump or goto; `text`: the rule as its tool writes it."""
+
+    matches: tuple[Match, ...]
+    action: str
+    target: str = ""
+    text: str = ""
+
+
+class Chain(msgspec.Struct, frozen=True):
+    """`hooked`: a base chain on input; then `policy` is "accept" or "drop"."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    hooked: bool = False
+    policy: str = ""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What came of it. `drops_new` None: can't tell. `policy` None: nothing filters input."""
+
+    policy: str | None = None
+    drops_new: bool | None = False
+    open_ports: tuple[str, ...] = ()
+    open_sources: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = ()
+    managers: tuple[str, ...] = ()
+    """"firewalld", "ufw" where its chains are there."""
+
+
+def read_filters(tables: Iterable[Mapping[str, Chain]], ephemeral: tuple[int, int]) -> Reading:
+    """Judges every table; a packet must pass all of them."""
+    walks = [_Walk(table, ephemeral) for table in tables]
+    for walk in walks:
+        walk.judge()
+    outcomes = [outcome for walk in walks for outcome in walk.outcomes]
+    policies = [chain.policy for walk in walks for chain in walk.table.values() if chain.hooked]
+    filtered = any(chain.hooked and (chain.rules or chain.policy == DROP) for w in walks for chain in w.table.values())
+    return Reading(
+        policy=(DROP if DROP in policies else ACCEPT) if filtered else None,
+        drops_new=True if True in outcomes else None if None in outcomes else False,
+        open_ports=_unique(label for walk in walks for label in walk.open_ports),
+        open_sources=_unique(label for walk in walks for label in walk.open_sources),
+        blocked=_unique(text for walk in walks for text in walk.blocked)[:MOST],
+        managers=_unique(name for walk in walks for chain in walk.table for name in _manager(chain)),
+    )
+
+
+def _unique(items: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(items))
+
+
+def _manager(chain: str) -> Iterator[str]:
+    if chain.startswith("ufw-"):
+        yield "ufw"
+    if chain in ("filter_INPUT_ZONES", "INPUT_ZONES"):
+        yield "firewalld"
+
+
+class _Walk:
+    """Leads our packet through one table, and notes on the way who else would be let in."""
+
+    def __init__(self, table: Mapping[str, Chain], ephemeral: tuple[int, int]) -> None:
+        self.table = table
+        self.ephemeral = ephemeral
+        self.outcomes: list[bool | None] = []
+        self.open_ports: list[str] = []
+        self.open_sources: list[str] = []
+        self.blocked: list[str] = []
+        self._unsure = False
+
+    def judge(self) -> None:
+        for chain in self.table.values():
+            if chain.hooked:
+                self._unsure = False
+                verdict = self._through(chain, ()) or chain.policy
+                # What we couldn't judge comes before the verdict, and might have given another.
+                self.outcomes.append(None if self._unsure else verdict == DROP)
+
+    def _through(self, chain: Chain, above: tuple[str, ...]) -> str:
+        """accept, drop, or "" where the packet comes out at the end."""
+        if chain.name in above:
+            return ""
+        for rule in chain.rules:
+            verdict = self._of(rule, (*above, chain.name))
+            if verdict == RETURN:
+                return ""
+            if verdict:
+                return verdict
+        return ""
+
+    def _of(self, rule: Rule, above: tuple[str, ...]) -> str:
+        matches = [self._on_high_port(match) for match in rule.matches]
+        kinds = {match.kind for match in matches}
+        if "never" in kinds:
+            if rule.action == ACCEPT and not any(match.kind == "never" and not match.label for match in matches):
+                self.open_ports.extend(match.label for match in matches if match.kind == "never")
+            return ""
+        verdict = self._inside(rule, above)
+        if not verdict or kinds <= {"always"}:
+            return verdict
+        if "unsure" in kinds or verdict == RETURN:
+            self._unsure = True
+        elif verdict == ACCEPT:
+            self._note_opening(matches)
+        elif "source" not in kinds:
+            return DROP  # Some of the high ports are dropped, and who gets which is chance.
+        return ""
+
+    def _inside(self, rule: Rule, above: tuple[str, ...]) -> str:
+        if rule.action in (JUMP, GOTO):
+            if rule.target not in self.table:
+                self._unsure = True
+                return ""
+            verdict = self._through(self.table[rule.target], above)
+            return verdict or (RETURN if rule.action == GOTO else "")
+        if rule.action == DROP and rule.text:
+            self.blocked.append(rule.text)
+        return rule.action
+
+    def _note_opening(self, matches: list[Match]) -> None:
+        ports = [match.label for match in matches if match.kind == "ports"]
+        sources = [match.label for match in matches if match.kind == "source"]
+        if ports:
+            self.open_ports.extend(ports)
+        else:
+            self.open_sources.append(" and ".join(sources))
+
+    def _on_high_port(self, match: Match) -> Match:
+        """A match on ports holds always, never, or for some of the high ports."""
+        if match.kind != "ports":
+            return match
+        low, high = self.ephemeral
+        if any(first <= low and last >= high for first, last in match.ranges):
+            return ALWAYS
+        if any(first <= high and last >= low for first, last in match.ranges):
+            return match
+        return Match("never", match.label)
+
+
+# --- iptables-save -------------------------------------------------------------------------------------------------
+
+_TARGETS = {"ACCEPT": ACCEPT, "DROP": DROP, "REJECT": DROP, "RETURN": RETURN}
+_PASSING = ("LOG", "NFLOG", "ULOG", "MARK", "CONNMARK", "AUDIT", "SET", "TRACE", "CT", "NOTRACK", "TCPMSS")
+_HARMLESS_MODULES = ("tcp", "comment", "conntrack", "state", "multiport", "addrtype", "mark", "iprange")
+
+
+def read_iptables_save(text: str) -> dict[str, Chain]:
+    """The chains of the filter table."""
+    section = re.search(r"^\*filter$(.*?)^COMMIT$", text, re.MULTILINE | re.DOTALL)
+    rules: dict[str, list[Rule]] = {}
+    policies: dict[str, str] = {}
+    for line in section[1].splitlines() if section else ():
+        if line.startswith(":"):
+            name, policy, *_ = line[1:].split()
+            rules.setdefault(name, [])
+            policies[name] = policy.lower()
+        elif line.startswith("-A "):
+            words = shlex.split(line)
+            if rule := _iptables_rule(words[2:], line):
+                rules.setdefault(words[1], []).append(rule)
+    return {
+        name: Chain(name, tuple(found), name == "INPUT", policies.get(name, "") if name == "INPUT" else "")
+        for name, found in rules.items()
+    }
+
+
+def _iptables_rule(words: list[str], line: str) -> Rule | None:
+    matches: list[Match] = []
+    action = target = ""
+    negated = False
+    at = 0
+    while at < len(words):
+        option, value = words[at], words[at + 1] if at + 1 < len(words) else ""
+        at += 1
+        if option == "!":
+            negated = True
+            continue
+        if option in ("-j", "-g"):
+            action, target = _iptables_target(option, value)
+            break  # What follows belongs to the target.
+        if option.startswith("-"):
+            match = _iptables_match(option, value)
+            matches.append(_negated(match) if negated else match)
+            negated = False
+    return Rule(tuple(matches), action, target, line) if action else None
+
+
+def _iptables_target(option: str, value: str) -> tuple[str, str]:
+    if value in _PASSING:
+        return "", ""
+    if value in _TARGETS:
+        return _TARGETS[value], ""
+    return (GOTO if option == "-g" else JUMP), value
+
+
+def _iptables_match(option: str, value: str) -> Match:
+    if option == "-p":
+        return ALWAYS if value in ("tcp", "all", "6") else NEVER
+    if option == "-i":
+        return NEVER if value == "lo" else Match("source", f"iif {value}")
+    if option in ("-s", "--src-range"):
+        return Match("source", value)
+    if option == "-d":
+        return NEVER if value.startswith("127.") else UNSURE
+    if option in ("--dport", "--dports", "--ports"):
+        return Match("ports", value.replace(":", "-"), tuple(_ranges(value.replace(":", "-"))))
+    if option in ("--ctstate", "--state"):
+        return ALWAYS if "NEW" in value.split(",") else NEVER
+    if option == "--dst-type":
+        return ALWAYS if value == "LOCAL" else NEVER
+    if option == "--mark":
+        return NEVER  # Nobody has marked our packet.
+    if option == "--comment" or (option == "-m" and value in _HARMLESS_MODULES):
+        return ALWAYS
+    return UNSURE
+
+
+def _ranges(text: str) -> Iterator[tuple[int, int]]:
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal():
+            yield int(first), int(last) if last.isdecimal() else int(first)
+
+
+def _negated(match: Match) -> Match:
+    if match.kind == "source":
+        return Match("source", f"not {match.label}")
+    return {"always": NEVER, "never": ALWAYS}.get(match.kind, UNSURE)
+
+
+# --- nft -j list ruleset -------------------------------------------------------------------------------------------
+
+
+def read_nft(ruleset: Mapping[str, Any]) -> dict[str, dict[str, Chain]]:
+    """Table ("inet filter") to its chains, for the tables that see IPv4."""
+    bases: dict[tuple[str, str], dict[str, Any]] = {}
+    rules: dict[tuple[str, str], list[Rule]] = {}
+    for item in ruleset.get("nftables", ()):
+        for kind, body in item.items():
+            if kind not in ("chain", "rule") or body.get("family") not in ("ip", "inet"):
+                continue
+            table = f"{body['family']} {body['table']}"
+            if kind == "chain":
+                bases[table, body["name"]] = body
+            elif rule := _nft_rule(body.get("expr", [])):
+                rules.setdefault((table, body["chain"]), []).append(rule)
+    tables: dict[str, dict[str, Chain]] = {}
+    for (table, name), body in bases.items():
+        hooked = body.get("hook") == "input"
+        policy = body.get("policy", ACCEPT) if hooked else ""
+        tables.setdefault(table, {})[name] = Chain(name, tuple(rules.get((table, name), ())), hooked, policy)
+    return tables
+
+
+def opaque_tables(ruleset: Mapping[str, Any]) -> set[str]:
+    """The tables that iptables keeps in nftables with matches that only iptables-save can show."""
+    return {
+        f"{rule['family']} {rule['table']}"
+        for item in ruleset.get("nftables", ())
+        if (rule := item.get("rule")) and any("xt" in expression for expression in rule.get("expr", ()))
+    }
+
+
+def _nft_rule(expressions: list[dict[str, Any]]) -> Rule | None:
+    matches: list[Match] = []
+    for expression in expressions:
+        for kind, body in expression.items():
+            if kind in (ACCEPT, DROP, "reject", RETURN):
+                return Rule(tuple(matches), DROP if kind == "reject" else kind, "", _nft_text(expressions))
+            if kind in (JUMP, GOTO):
+                return Rule(tuple(matches), kind, str(body["target"]), _nft_text(expressions))
+            if kind == "match":
+                matches.append(_nft_match(body))
+            elif kind == "vmap":
+                matches.append(_nft_verdict_map(body))
+                return Rule(tuple(matches), RETURN)
+            elif kind not in ("counter", "log", "comment", "mangle", "notrack"):
+                matches.append(UNSURE)
+    return Rule(tuple(matches), RETURN) if UNSURE in matches else None
+
+
+def _nft_verdict_map(body: dict[str, Any]) -> Match:
+    """`ct state vmap {...}` says nothing of new connections unless "new" is in it."""
+    key = body.get("key", {})
+    if (
+        isinstance(key, dict)
+        and key.get("ct", {}).get("key") == "state"
+        and '"new"' not in msgspec.json.encode(body).decode()
+    ):
+        return NEVER
+    return UNSURE
+
+
+def _nft_match(body: dict[str, Any]) -> Match:
+    left, right = body.get("left", {}), body.get("right")
+    if not isinstance(left, dict):
+        return UNSURE
+    match = UNSURE
+    if "meta" in left:
+        match = _nft_meta(left["meta"].get("key"), right)
+    elif "ct" in left:
+        match = _nft_ct(left["ct"].get("key"), right)
+    elif "payload" in left:
+        match = _nft_payload(left["payload"], right)
+    return _negated(match) if body.get("op") == "!=" else match
+
+
+def _members(right: object) -> list[object]:
+    """What stands on the right of a match, one or a set."""
+    if isinstance(right, dict) and isinstance(right.get("set"), list):
+        return list(right["set"])
+    return list(right) if isinstance(right, list) else [right]
+
+
+def _nft_meta(key: object, right: object) -> Match:
+    words = _members(right)
+    if key in ("iif", "iifname"):
+        return NEVER if words == ["lo"] else Match("source", f"iif {', '.join(str(word) for word in words)}")
+    if key == "l4proto":
+        return ALWAYS if "tcp" in words or 6 in words else NEVER
+    if key in ("nfproto", "protocol"):
+        return ALWAYS if {"ipv4", "ip"} & {str(word) for word in words} else NEVER
+    return UNSURE
+
+
+def _nft_ct(key: object, right: object) -> Match:
+    if key == "state":
+        return ALWAYS if "new" in _members(right) else NEVER
+    return NEVER if key == "status" else UNSURE
+
+
+def _nft_payload(payload: Mapping[str, Any], right: object) -> Match:
+    protocol, field = payload.get("protocol"), payload.get("field")
+    if protocol in ("tcp", "th") and field == "dport":
+        ranges = [_nft_range(one) for one in _members(right)]
+        if None in ranges:
+            return UNSURE
+        known = tuple(one for one in ranges if one)
+        return Match("ports", ",".join(f"{a}-{b}" if a != b else str(a) for a, b in known), known)
+    if protocol == "ip" and field == "saddr":
+        return Match("source", ", ".join(_nft_address(one) for one in _members(right)))
+    if protocol == "ip" and field == "protocol":
+        return ALWAYS if "tcp" in _members(right) else NEVER
+    if protocol in ("udp", "icmp", "icmpv6", "ip6", "sctp", "dccp", "igmp"):
+        return NEVER
+    if protocol == "tcp" and field == "flags":
+        return ALWAYS if "syn" in _members(right) else UNSURE
+    return UNSURE
+
+
+def _nft_range(one: object) -> tuple[int, int] | None:
+    if isinstance(one, int):
+        return one, one
+    if isinstance(one, dict) and isinstance(one.get("range"), list):
+        first, last = one["range"]
+        return (first, last) if isinstance(first, int) and isinstance(last, int) else None
+    return None
+
+
+def _nft_address(one: object) -> str:
+    if isinstance(one, dict) and isinstance(one.get("prefix"), dict):
+        return f"{one['prefix']['addr']}/{one['prefix']['len']}"
+    return str(one)
+
+
+def _nft_text(expressions: list[dict[str, Any]]) -> str:
+    """A rule in words near to nft's own; its JSON doesn't carry them."""
+    words: list[str] = []
+    for expression in expressions:
+        for kind, body in expression.items():
+            if kind == "match":
+                match = _nft_match(body)
+                words.append(f"tcp dport {match.label}" if match.kind == "ports" else match.label)
+            elif kind != "counter":
+                words.append(f"{kind} {body['target']}" if kind in (JUMP, GOTO) else kind)
+    return " ".join(word for word in words if word)
