@@ -1,0 +1,343 @@
+"""Compiled extensions of torch, and what it takes to compile one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.building import (
+    gcc_limit,
+    home_of,
+    old_strings,
+    readable,
+    rejects,
+    too_new,
+    toolkit_fixes,
+    torch_index,
+    wheel_fix,
+)
+from ddpdoctor.facts.base import Unknown, known
+from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.toolchain import Nvcc, Toolchain
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import in_patient, listed, pip_install
+
+OFFICIAL = ("torchvision", "torchaudio", "torchtext", "torchcodec")
+"""Packages that come as wheels beside torch's own, rather than to be built here."""
+
+
+@check(
+    "extension-abi-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign("undefined symbol: _ZN2at"),
+        LogSign("undefined symbol: _ZN3c10", why="not verified against a release"),
+        LogSign("undefined symbol: _ZNK3c10", why="not verified against a release"),
+    ),
+)
+def extension_abi_mismatch(extensions: Extensions, patient: Patient, torch: Torch) -> Iterator[Finding]:
+    """A compiled extension was built for another torch, CUDA or Python.
+
+    ## What breaks
+    Importing it ends with `undefined symbol: _ZN3c10...`, `libcudart.so.11.0: cannot open shared object file` or
+    `No module named ...`; torchvision says `operator torchvision::nms does not exist`.
+
+    ## Why
+    torch promises extensions no stable C++ interface: what was compiled against one release looks for functions that
+    another no longer has, and what was compiled for one major version of CUDA loads that version's runtime. Upgrading
+    torch alone leaves such packages behind.
+
+    ## Fix
+    Install the companion wheel that was made for this torch, or build the extension again in this environment, with
+    `--no-build-isolation` (so that it sees this torch) and `--no-cache-dir` (so that pip doesn't take the old wheel).
+    """
+    requires(torch.installed, "torch is not installed")
+    requires(extensions.packages, "no compiled extension of torch is installed")
+    for package in extensions.packages:
+        for one in package.objects:
+            if reason := mismatch(one, package.objects, patient, torch):
+                summary, evidence = reason
+                yield Finding(
+                    summary=f"{package.package} {package.version}".strip()
+                    + f" {summary}"[: 150 - len(package.package)],
+                    evidence=(Evidence(evidence, one.path),),
+                    fixes=(reinstall(package, patient, torch),),
+                )
+                break
+
+
+def cudart_major(one: SharedObject) -> str:
+    """Major version of the CUDA runtime that it loads, "" for none or one that it brings along."""
+    found = (re.fullmatch(r"libcudart\.so\.(\d+)(?:\.\d+)*", name) for name in one.needed)
+    return next((match[1] for match in found if match), "")
+
+
+def other_python(one: SharedObject, patient: Patient) -> str:
+    """The version of CPython that it was built for ("3.10"), if that isn't the patient's; else ""."""
+    tag = re.fullmatch(r"cpython-(\d)(\d+)", one.python_tag)
+    if not tag or not patient.version:
+        return ""
+    version = f"{tag[1]}.{tag[2]}"
+    return "" if patient.version.split(".")[:2] == version.split(".") else version
+
+
+def mismatch(
+    one: SharedObject, siblings: tuple[SharedObject, ...], patient: Patient, torch: Torch
+) -> tuple[str, str] | None:
+    """What is wrong with a shared object, after its package's name, and the evidence; None if nothing is."""
+    name = one.path.rpartition("/")[2]
+    build = torch.version or "the installed torch"
+    if one.error:
+        return f"has a broken file: {name} ({one.error})", f"{name}: {one.error}"
+    if (version := other_python(one, patient)) and not _other_build(one, siblings, patient):
+        return f"was built for Python {version}; this is {patient.version}", f"{name} is tagged {one.python_tag}"
+    if one.missing:
+        return (
+            f"needs {listed(one.missing, 2)}, which torch {build} doesn't have",
+            f"DT_NEEDED: {', '.join(one.missing)}",
+        )
+    major = cudart_major(one)
+    if major and torch.cuda and major != torch.cuda.partition(".")[0]:
+        return f"was built for CUDA {major}; torch {build} is for CUDA {torch.cuda}", f"DT_NEEDED: libcudart.so.{major}"
+    return unresolved(one, torch)
+
+
+def unresolved(one: SharedObject, torch: Torch) -> tuple[str, str] | None:
+    """As `mismatch()`, for symbols alone."""
+    if not one.undefined:
+        return None
+    hint = ", with std::string in its old ABI" if old_strings(one.undefined) else ""
+    name = torch.version or "the installed one"
+    return (
+        f"wants {readable(one.undefined[0])}, which torch {name} doesn't export{hint}",
+        f"undefined: {listed(one.undefined, 3)}",
+    )
+
+
+def _other_build(one: SharedObject, siblings: tuple[SharedObject, ...], patient: Patient) -> bool:
+    """Whether the same module lies beside it for this Python: some packages ship one file for each."""
+    return any(other.module == one.module and not other_python(other, patient) for other in siblings)
+
+
+def reinstall(package: Extension, patient: Patient, torch: Torch) -> Fix:
+    """The command that brings the package back in line with torch."""
+    if package.package in OFFICIAL:
+        release = (torch.version or "").partition("+")[0]
+        pinned = f"torch=={release}" if release else "torch"
+        command = pip_install(patient, "--force-reinstall", pinned, package.package, *torch_index(torch))
+        return Fix(f"Install the {package.package} that was made for this torch", (command,))
+    name = package.package.replace("_", "-")
+    if not package.version:
+        ask = f"import importlib.metadata as m; print(m.packages_distributions().get({package.package!r}))"
+        return Fix(
+            f"Build the package that {package.package} belongs to again, with --no-build-isolation; which one that is:",
+            (in_patient(patient, "-c", ask),),
+        )
+    options = ("--force-reinstall", "--no-deps", "--no-build-isolation", "--no-cache-dir")
+    return Fix(
+        f"Build {name} again, against this torch", (pip_install(patient, *options, f"{name}=={package.version}"),)
+    )
+
+
+def compiling(toolchain: Toolchain, torch: Torch) -> str:
+    """The CUDA version of a torch for which something compiles on this host; ends the check where nothing does."""
+    requires(torch.installed, "torch is not installed")
+    requires(torch.hip is None, "torch is built for ROCm")
+    requires(torch.cuda, "torch is a CPU-only build")
+    requires(toolchain.compiles, "nothing compiles CUDA code here")
+    assert torch.cuda is not None
+    return torch.cuda
+
+
+def working_nvcc(toolchain: Toolchain) -> Nvcc:
+    """The nvcc that torch would run, with a version."""
+    requires(toolchain.nvcc, "there is no nvcc")
+    assert toolchain.nvcc is not None
+    if not toolchain.nvcc.version:
+        known(Unknown(f"{toolchain.nvcc.path} --version: {toolchain.nvcc.error}"))
+    return toolchain.nvcc
+
+
+def why_compiling(toolchain: Toolchain) -> tuple[Evidence, ...]:
+    return tuple(toolchain.seen("compiles", one.reason) for one in toolchain.compiles)
+
+
+@check(
+    "cuda-toolkit-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign("The detected CUDA version ("),
+        LogSign("mismatches the version that was used to compile"),
+        LogSign("does not match the version torch was compiled with"),
+    ),
+)
+def cuda_toolkit_mismatch(toolchain: Toolchain, torch: Torch, patient: Patient) -> Iterator[Finding]:
+    """The nvcc that would compile extensions is of another CUDA version than torch.
+
+    ## What breaks
+    The build stops with "The detected CUDA version (12.4) mismatches the version that was used to compile PyTorch
+    (13.0)"; DeepSpeed stops at the first use of an op, with CUDAMismatchException.
+
+    ## Why
+    An extension shares one CUDA runtime with torch, so it has to be compiled for the same. How strictly depends on who
+    builds: torch's own tools refuse another major version, DeepSpeed some minor ones, Apex any difference.
+
+    ## Fix
+    Point `CUDA_HOME` to the toolkit of torch's version (`python -c "import torch; print(torch.version.cuda)"`), install
+    it, or install the torch wheel for the toolkit that is there. A runtime without nvcc needs neither.
+    """
+    cuda = compiling(toolchain, torch)
+    nvcc = working_nvcc(toolchain)
+    for consumer in toolchain.compiles:
+        reason = rejects(consumer.name, nvcc.version, cuda, skips_check=toolchain.skips_cuda_check)
+        if not reason:
+            continue
+        wheel = wheel_fix(patient, nvcc.version)
+        yield Finding(
+            summary=f"nvcc is of CUDA {nvcc.version}, torch of CUDA {cuda}: {reason}"[:160],
+            evidence=(
+                Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
+                torch.seen("cuda"),
+                toolchain.seen("compiles", consumer.reason),
+            ),
+            fixes=(*toolkit_fixes(toolchain, patient, cuda), *((wheel,) if wheel else ())),
+            severity=FAIL if consumer.name == "apex" else WARN,
+        )
+        return  # One nvcc is at fault, whoever else it doesn't suit.
+
+
+@check(
+    "cuda-home-missing",
+    severity=WARN,
+    log_signs=(
+        LogSign("CUDA_HOME environment variable is not set"),
+        LogSign("CUDA_HOME does not exist, unable to compile CUDA op(s)"),
+        LogSign("No CUDA runtime is found, using CUDA_HOME"),
+    ),
+)
+def cuda_home_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Iterator[Finding]:
+    """Something compiles CUDA code here, but there is no nvcc where torch looks for it.
+
+    ## What breaks
+    Building Apex or an extension, and DeepSpeed when it first uses an op, stop with "CUDA_HOME environment variable is
+    not set" or "No such file or directory: .../bin/nvcc".
+
+    ## Why
+    torch brings the CUDA runtime, not the compiler. Its build tools take `CUDA_HOME`, else `CUDA_PATH`, else the folder
+    above an nvcc on PATH, else /usr/local/cuda, and don't look whether there is an nvcc in it. Container images called
+    "runtime" have none, those called "devel" do.
+
+    ## Fix
+    `export CUDA_HOME=/usr/local/cuda-13.0` (the version of torch's CUDA), or install that toolkit; with conda:
+    `conda install -c nvidia/label/cuda-13.0.0 cuda-toolkit`.
+    """
+    cuda = compiling(toolchain, torch)
+    if toolchain.nvcc is not None:
+        return
+    home = toolchain.cuda_home
+    here = f"CUDA_HOME would be {home}, which has no bin/nvcc" if home else "no nvcc is found"
+    fixes = toolkit_fixes(toolchain, patient, cuda)
+    if toolchain.nvccs and not any(one.version == ".".join(cuda.split(".")[:2]) for one in toolchain.nvccs):
+        other = toolchain.nvccs[0]
+        text = f"There is an nvcc of CUDA {other.version or 'unknown version'}; torch wants {cuda}"
+        fixes = (*fixes, Fix(text, (f"export CUDA_HOME={home_of(other)}",)))
+    yield Finding(
+        summary=f"CUDA code is compiled here, but {here}",
+        evidence=(toolchain.seen("cuda_home", home or "not found"), *why_compiling(toolchain)),
+        fixes=fixes,
+    )
+
+
+@check(
+    "ninja-missing",
+    severity=WARN,
+    log_signs=(LogSign("Ninja is required to load C++ extensions"), LogSign("No such file or directory: 'ninja'")),
+)
+def ninja_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Iterator[Finding]:
+    """Something compiles extensions here, but ninja can't be run.
+
+    ## What breaks
+    Extensions that are compiled at first use (DeepSpeed's ops) stop with "Ninja is required to load C++ extensions";
+    a setup.py falls back to compiling one file after the other.
+
+    ## Why
+    torch calls `ninja` by that name, so it has to be on PATH. Installed in a virtual environment that isn't activated,
+    as under srun or in an editor, it isn't.
+
+    ## Fix
+    `pip install ninja` in the training environment, and put its bin folder on PATH: `export PATH=/path/to/env/bin:$PATH`.
+    """
+    requires(torch.installed, "torch is not installed")
+    requires(toolchain.compiles, "nothing compiles CUDA code here")
+    if known(toolchain.ninja) is not None:
+        return
+    if toolchain.ninja_beside_python:
+        # Whoever names an interpreter may well activate its environment for the job.
+        requires(patient.chosen_by != "--python", "the PATH of the job isn't known: the patient was named by --python")
+        folder = patient.python.rpartition("/")[0]
+        summary, fix = "ninja is installed but not on PATH", Fix("Put it there", (f"export PATH={folder}:$PATH",))
+    else:
+        summary, fix = "There is no ninja on PATH", Fix("Install it", (pip_install(patient, "ninja"),))
+    yield Finding(
+        summary=f"{summary}; extensions can't be compiled at first use",
+        evidence=(toolchain.seen("ninja", "not found"), *why_compiling(toolchain)),
+        fixes=(fix,),
+    )
+
+
+@check(
+    "gcc-too-new",
+    severity=WARN,
+    log_signs=(
+        LogSign("#error -- unsupported GNU version! gcc versions later than"),
+        LogSign("is greater than the maximum required version by CUDA"),
+    ),
+)
+def gcc_too_new(toolchain: Toolchain, torch: Torch) -> Iterator[Finding]:
+    """The C++ compiler is newer than nvcc takes.
+
+    ## What breaks
+    The first .cu file stops with "#error -- unsupported GNU version! gcc versions later than 13 are not supported!".
+
+    ## Why
+    nvcc reads the compiler's own headers and knows only those that were there when it was made; each release has its
+    newest gcc (CUDA 11.8: 11, 12.3: 12, 12.6: 13, 12.8: 14, 13.0: 15). New distributions come with newer ones.
+
+    ## Fix
+    Install an older one beside it and name it: `export CC=gcc-13 CXX=g++-13`; conda:
+    `conda install -c conda-forge gxx_linux-64=13`. `-allow-unsupported-compiler` may compile, and may compile wrongly.
+    """
+    compiling(toolchain, torch)
+    nvcc = working_nvcc(toolchain)
+    limit = gcc_limit(nvcc)
+    if limit is None:
+        known(Unknown(f"which gcc nvcc {nvcc.version} takes isn't known"))
+        return
+    asked = (
+        known(toolchain.compiler) if not toolchain.skips_compiler_check else None,
+        known(toolchain.nvcc_compiler) if not toolchain.unsupported_allowed else None,
+    )
+    for compiler in asked:
+        if found := too_new(compiler, limit):
+            yield Finding(
+                summary=f"{found.path} is gcc {found.version}; nvcc {nvcc.version} takes none newer than {limit}",
+                evidence=(
+                    toolchain.seen("compiler", f"{found.path} {found.version} (found by {found.found_by})"),
+                    Evidence(f"{nvcc.path} is of CUDA {nvcc.version}", "nvcc --version"),
+                    *why_compiling(toolchain),
+                ),
+                fixes=(
+                    Fix(
+                        f"With root: install gcc {limit} beside it, and name it in the shell that builds",
+                        (f"apt install gcc-{limit} g++-{limit}", f"export CC=gcc-{limit} CXX=g++-{limit}"),
+                    ),
+                    Fix(
+                        f"Without root: gcc {limit} from conda-forge; its activation sets CC and CXX",
+                        (f"conda install -c conda-forge gxx_linux-64={limit}",),
+                    ),
+                ),
+            )
+            return
