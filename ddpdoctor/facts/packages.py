@@ -25,7 +25,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
 class Packages(Facts, frozen=True, kw_only=True):
     """Those that matter to training: torch and its companions, nvidia-*, triton, apex, deepspeed ..., pip, build tools."""
 
-    installed: Annotated[tuple[Package, ...], Source("importlib.metadata in the patient")]
+    installed: Annotated[tuple[Package, ...], Source("metadata in the folders of the patient's sys.path")]
 
     def named(self, name: str) -> tuple[Package, ...]:
         """All distributions of that name, several if the same stands in several folders; first found on sys.path first."""

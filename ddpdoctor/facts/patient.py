@@ -13,10 +13,10 @@ class Patient(Facts, frozen=True, kw_only=True):
     state: "ok", or "missing", "not-executable", "too-old", "not-python", "hangs", "dies".
     """
 
-    python: Annotated[str, Source("--python, the active environment, or our own")]
+    python: Annotated[str, Source("--python, the active environment, our own, or PATH")]
     """Path as it is to be typed in a command."""
     chosen_by: Annotated[str, Source("command line and environment")]
-    """"--python", "VIRTUAL_ENV", "CONDA_PREFIX", "our own interpreter"."""
+    """"--python", "VIRTUAL_ENV", "CONDA_PREFIX", "our own interpreter", "PATH"."""
     state: Annotated[str, Source("running it")] = "ok"
     detail: Annotated[str, Source("running it")] = ""
     """Where the state isn't ok: what it printed or how it ended."""
@@ -28,9 +28,12 @@ class Patient(Facts, frozen=True, kw_only=True):
     """"venv", "conda", "system"."""
     externally_managed: Annotated[bool, Source("EXTERNALLY-MANAGED marker")] = False
     """True where plain pip install is refused (PEP 668)."""
-    pip_version: Annotated[Maybe[str | None], Source("importlib.metadata")] = None
+    pip_version: Annotated[Maybe[str | None], Source("pip's metadata in the patient")] = None
     """None: no pip there."""
     site_packages: Annotated[tuple[str, ...], Source("sys.path")] = ()
-    platform_tag: Annotated[str, Source("sysconfig")] = ""
+    user_site: Annotated[str, Source("site.USER_SITE")] = ""
+    """The user's own site-packages where this interpreter looks there, else ""."""
+    platform_tag: Annotated[str, Source("sys.platform, uname")] = ""
+    """"linux-x86_64"."""
     libstdcxx_path: Annotated[Maybe[str | None], Source("patient's library search")] = None
     glibc_version: Annotated[Maybe[str | None], Source("confstr")] = None

@@ -10,7 +10,8 @@ NOT_IMPORTED = Unknown("torch was not imported")
 
 
 class Torch(Facts, frozen=True, kw_only=True):
-    """`installed` False: no torch on the patient's path, everything else is at its default.
+    """`installed` False: no torch on the patient's path, everything else is at its default (but for `location` and
+    `found_through`, where something else by that name is found).
 
     import_state: "ok", "fails" (an exception), "crashes" (died by a signal), "hangs" (our deadline passed), "not-tried" (--quick).
     Versions of CUDA are strings as torch writes them ("13.0"); those of NCCL and cuDNN (2, 28, 9) and (9, 15, 1).
@@ -54,5 +55,5 @@ class Torch(Facts, frozen=True, kw_only=True):
 
     @property
     def cpu_only(self) -> bool:
-        """Built for neither CUDA nor ROCm."""
-        return self.installed and self.cuda is None and self.hip is None
+        """Built for neither CUDA nor ROCm. Something else by the name of torch, or half of one, has no version."""
+        return self.installed and self.version is not None and self.cuda is None and self.hip is None

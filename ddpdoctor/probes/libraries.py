@@ -13,13 +13,13 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, opened
-from ddpdoctor.probes.loader import (
+from ddpdoctor.probes.library_search import (
     DEFAULT_FOLDERS,
     library_path,
     loader_cache,
     names_in,
-    place,
     patients_libstdcxx,
+    place,
     preloaded,
 )
 from ddpdoctor.probes.patient.asking import SECONDS, Answer, ask, maybe, why_silent

@@ -36,6 +36,9 @@ def probe(context: Context) -> Torch | Unknown:
         return files
     if files is None:
         return Torch(installed=False)
+    if files["found_through"] and not files["version"] and not files["hidden"]:
+        # A torch.py or a folder of that name, and no PyTorch anywhere.
+        return Torch(installed=False, location=files["location"], found_through=files["found_through"])
     return Torch(installed=True, **files, **({} if imported is None else import_facts(imported)))
 
 

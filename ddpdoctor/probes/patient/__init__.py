@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.loader import patients_libstdcxx
-from ddpdoctor.probes.patient.asking import ask, maybe
+from ddpdoctor.probes.library_search import patients_libstdcxx
+from ddpdoctor.probes.patient.asking import ask, maybe, why_silent
 
 
 def probe(context: Context) -> Patient:
     answer = ask(context, "interpreter")
     if answer.state != "ok":
-        return Patient(python=context.python, chosen_by=context.chosen_by, state=answer.state, detail=answer.detail)
+        silent = why_silent(answer)
+        return Patient(
+            python=context.python,
+            chosen_by=context.chosen_by,
+            state=answer.state,
+            detail=answer.detail,
+            pip_version=silent,
+            libstdcxx_path=silent,
+            glibc_version=silent,
+        )
     told = answer.told
     return Patient(
         python=context.python,
@@ -23,6 +32,7 @@ def probe(context: Context) -> Patient:
         externally_managed=told["externally_managed"],
         pip_version=maybe(told, "pip_version", "looking for pip"),
         site_packages=tuple(told["site_packages"]),
+        user_site=told["user_site"],
         platform_tag=told["platform_tag"],
         libstdcxx_path=patients_libstdcxx(context, told["base_prefix"]),
         glibc_version=maybe(told, "glibc_version", "asking for the C library's version"),

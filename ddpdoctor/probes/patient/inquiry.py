@@ -115,6 +115,7 @@ def interpreter():
         environment_kind=environment_kind(),
         externally_managed=externally_managed(),
         site_packages=site_packages,
+        user_site=user_site(),
         platform_tag="%s-%s" % (sys.platform, os.uname().machine),
         glibc_version=attempt(glibc_version),
     )
@@ -135,6 +136,12 @@ def externally_managed():
     """Whether pip refuses to install here: the marker counts outside of virtual environments only (PEP 668)."""
     marker = os.path.join(os.path.dirname(os.__file__), "EXTERNALLY-MANAGED")
     return sys.prefix == sys.base_prefix and os.path.exists(marker)
+
+
+def user_site():
+    site = sys.modules.get("site")
+    folder = getattr(site, "USER_SITE", None) if getattr(site, "ENABLE_USER_SITE", False) else None
+    return folder if folder in sys.path else ""
 
 
 def glibc_version():

@@ -1,0 +1,169 @@
+"""The Python that training runs in: can it be asked, and does it find the torch that it should."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import known
+from ddpdoctor.facts.packages import Package, Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import in_patient, listed
+
+ANOTHER = Fix("Name the Python that training runs in", ('ddpdoctor check --python "$(command -v python3)"',))
+
+
+@check("python-unusable", severity=FAIL)
+def python_unusable(patient: Patient) -> Iterator[Finding]:
+    """The Python that training should run in can't be used.
+
+    ## What breaks
+    Nothing starts. Nor can anything be said of torch and its packages, since only that Python can say where they are.
+
+    ## Why
+    The path is wrong, the virtual environment's base Python was removed or upgraded, the interpreter is older than
+    Python 3.8, or something that runs at every start (sitecustomize, a .pth file, PYTHONHOME) stops it.
+
+    ## Fix
+    Name the right one with `ddpdoctor check --python PATH` (a path, a command, or a virtual environment's folder), or
+    make a new environment with `python3 -m venv`.
+    """
+    if patient.state == "ok":
+        return
+    yield Finding(
+        summary=f"{_short(patient.python)} can't be used: {_short(patient.detail, 80)}",
+        cause=_CAUSES.get(patient.state, ""),
+        evidence=(patient.seen("state", f"{patient.state} ({patient.detail})"), patient.seen("chosen_by")),
+        fixes=(*_repairs(patient), ANOTHER),
+    )
+
+
+_CAUSES = {
+    "missing": "Nothing is there any more, or the name is misspelt. A virtual environment only links to the Python that "
+    "it was made from: when that is removed or upgraded, the environment is dead.",
+    "not-executable": "The system refuses to run it.",
+    "too-old": "No torch of the last years runs on it. Where `python` still is Python 2, the right one is `python3`.",
+    "not-python": "It runs, but doesn't do what Python does when it is given a script.",
+    "hangs": "It doesn't get through its own start: a file system that doesn't answer, or a sitecustomize or .pth file "
+    "that waits for something.",
+    "dies": "It doesn't get through its own start. PYTHONHOME or PYTHONPATH of another Python, a broken "
+    "sitecustomize, or a damaged installation do that.",
+}
+
+
+def _repairs(patient: Patient) -> Iterator[Fix]:
+    python = shlex.quote(patient.python)
+    if patient.state == "missing" and "link to" in patient.detail and patient.python.endswith("/bin/python"):
+        folder = shlex.quote(patient.python.removesuffix("/bin/python"))
+        yield Fix(
+            "Make the environment anew (its packages have to be installed again)",
+            (f"python3 -m venv --clear {folder}",),
+        )
+    elif patient.chosen_by == "VIRTUAL_ENV":
+        yield Fix("Leave the environment that is active", ("deactivate",))
+    elif patient.chosen_by == "CONDA_PREFIX":
+        yield Fix("Leave the environment that is active", ("conda deactivate",))
+    if patient.state == "not-executable" and "may not execute" in patient.detail:
+        yield Fix("If it really is a Python: make it executable", (f"chmod +x {python}",))
+    if patient.state in ("hangs", "dies"):
+        yield Fix(
+            "See whether it starts without settings, site-packages and sitecustomize", (f"{python} -I -S -c pass",)
+        )
+        yield Fix("If it does: see at which module it stops with them", (f"{python} -v -c pass 2>&1 | tail -n 20",))
+    if patient.state == "dies":
+        yield Fix("Try without settings of another Python", (f"env -u PYTHONHOME -u PYTHONPATH {python} -c pass",))
+
+
+def _short(text: str, most: int = 56) -> str:
+    """Long paths lose their middle: the summary is one line."""
+    return text if len(text) <= most else f"{text[: most // 2 - 2]}...{text[-(most // 2 - 1) :]}"
+
+
+@check("user-site-shadows", severity=WARN)
+def user_site_shadows(patient: Patient, packages: Packages) -> Iterator[Finding]:
+    """Packages in your home hide those of the environment.
+
+    ## What breaks
+    torch, or what has to fit it, comes in another version than the one in the environment or in the container's image:
+    imports fail with undefined symbols, or ranks on other nodes run another version.
+
+    ## Why
+    `pip install --user` puts packages into `~/.local`, and Python looks there before the site-packages of a conda
+    environment or a container. Apptainer and Slurm set-ups carry the home directory everywhere.
+
+    ## Fix
+    `export PYTHONNOUSERSITE=1`, or remove them from `~/.local`.
+    """
+    requires(patient.user_site, "this Python doesn't look into ~/.local")
+    pairs = [
+        (one, other)
+        for one in packages.installed
+        if one.location == patient.user_site and _FIT_TOGETHER.fullmatch(one.name)
+        for other in packages.named(one.name)[1:2]
+        if other.version != one.version and packages.named(one.name)[0] is one
+    ]
+    if not pairs:
+        return
+    pairs.sort(key=lambda pair: (pair[0].name != "torch", pair[0].name))
+    yield Finding(
+        summary=f"{patient.user_site} hides the environment's {listed((_hidden(*pair) for pair in pairs), 2)}"[:160],
+        evidence=(
+            patient.seen("user_site"),
+            *(
+                packages.seen("installed", f"{one.name} {one.version} in {one.location}")
+                for pair in pairs
+                for one in pair
+            ),
+        ),
+        fixes=(
+            Fix("Keep ~/.local out of the path, in every job", ("export PYTHONNOUSERSITE=1",)),
+            Fix(
+                "Or remove them from there (pip takes those it finds first)",
+                (in_patient(patient, "-m", "pip", "uninstall", "-y", *(one.name for one, _ in pairs)),),
+            ),
+        ),
+    )
+
+
+_FIT_TOGETHER = re.compile(
+    r"torch|torchvision|torchaudio|triton|nvidia-.+-cu\d+|apex|deepspeed|flash-attn|transformer-engine|xformers"
+)
+
+
+def _hidden(one: Package, other: Package) -> str:
+    return f"{one.name} {other.version} with {one.version}"
+
+
+@check(
+    "pip-missing",
+    severity=INFO,
+    log_signs=(LogSign("No module named pip"),),
+)
+def pip_missing(patient: Patient) -> Iterator[Finding]:
+    """The environment has no pip.
+
+    ## What breaks
+    Nothing in training. Commands of the form `python -m pip install ...`, as in the fixes of other findings, don't run.
+
+    ## Why
+    uv makes environments without pip, and so does `python -m venv --without-pip`; Debian packs it apart.
+
+    ## Fix
+    `python -m ensurepip --upgrade`.
+    """
+    if known(patient.pip_version) is not None:
+        return
+    if patient.environment_kind == "conda":
+        fix = Fix("Let conda bring it", (shlex.join(["conda", "install", "--prefix", patient.prefix, "pip"]),))
+    elif patient.externally_managed:
+        fix = Fix("Let the system bring it, or better make a virtual environment", ("sudo apt install python3-pip",))
+    else:
+        fix = Fix("Python brings its own", (in_patient(patient, "-m", "ensurepip", "--upgrade"),))
+    yield Finding(
+        summary=f"{_short(patient.python)} has no pip",
+        evidence=(patient.seen("pip_version", "none"), patient.seen("environment_kind")),
+        fixes=(fix,),
+    )
