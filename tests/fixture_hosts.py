@@ -40,7 +40,7 @@ def healthy_facts(name: str) -> dict[str, Any]:
 
 
 def lay_over(below: Any, above: Any) -> Any:
-    if isinstance(above, dict) and isinstance(below, list) and above:
+    if isinstance(above, dict) and isinstance(below, list) and above and "type" not in above:
         items = list(below)
         for key, value in above.items():
             for index in range(len(items)) if key == "*" else [int(key)]:

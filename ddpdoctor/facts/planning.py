@@ -2,20 +2,74 @@
 
 from __future__ import annotations
 
+import re
+
 from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 
 
 def plan_for(snapshot: Snapshot, nproc: int | None = None) -> Plan:
-    """`--nproc`, else what a launcher says of this host, else a rank a GPU (a MIG slice counts as one), else one rank."""
+    """`--nproc`, else what a launcher says of this host, else a rank a visible GPU (a MIG slice counts as one), else one."""
     if nproc is not None:
         return Plan(nproc, "--nproc")
-    if not isinstance(snapshot.environment, Unknown):
-        local = snapshot.environment.get("LOCAL_WORLD_SIZE", "")
-        if local.isdecimal() and int(local) > 0:
-            return Plan(int(local), "LOCAL_WORLD_SIZE")
-    if not isinstance(snapshot.gpus, Unknown) and snapshot.gpus.devices:
-        count = sum(max(1, len(one.mig_instances)) for one in snapshot.gpus.devices)
-        return Plan(count, "the number of GPUs")
-    return Plan(1, "no GPU was found, so one rank")
+    environment = None if isinstance(snapshot.environment, Unknown) else snapshot.environment
+    gpus = None if isinstance(snapshot.gpus, Unknown) else snapshot.gpus
+    visible = _visible(gpus, environment)
+    launched = _launched(environment) if environment else None
+    # One Slurm task a node is how torchrun is started there: it says nothing of the ranks.
+    if launched and (launched.nproc > 1 or not launched.source.startswith("SLURM_") or visible.nproc == 1):
+        return launched
+    return visible
+
+
+def _launched(environment: Environment) -> Plan | None:
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        value = environment.get(name)
+        if value.isdecimal() and int(value) > 0:
+            return Plan(int(value), name)
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        node = environment.get("SLURM_NODEID")
+        count = _tasks_on_node(environment.get(name), int(node) if node.isdecimal() else 0)
+        if count:
+            return Plan(count, name)
+    return None
+
+
+def _tasks_on_node(value: str, node: int) -> int:
+    """Slurm's "8(x2),4" means 8 tasks on each of two nodes and 4 on the third; 0 where it can't be read."""
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", value):
+        node -= int(times or 1)
+        if node < 0:
+            return int(count)
+    return 0
+
+
+def _visible(gpus: Gpus | None, environment: Environment | None) -> Plan:
+    """One rank for each GPU that CUDA (or HIP) will show."""
+    if gpus is None or not gpus.devices:
+        return Plan(1, "no GPU was found, so one rank")
+    names = ["CUDA_VISIBLE_DEVICES"]
+    if gpus.vendor == "amd":
+        names = ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", *names]
+    for name in names:
+        if environment is not None and name in environment:
+            count = _listed(environment.get(name), len(gpus.devices))
+            return Plan(count, name) if count else Plan(1, f"{name} hides every GPU, so one rank")
+    count = sum(max(1, len(one.mig_instances)) for one in gpus.devices)
+    return Plan(count, "the number of GPUs")
+
+
+def _listed(value: str, devices: int) -> int:
+    """How many devices such a list shows: CUDA stops reading at the first that doesn't exist ("-1")."""
+    count = 0
+    for item in value.split(","):
+        item = item.strip()
+        if not item or (not item.isdecimal() and not item.startswith(("GPU-", "MIG-"))):
+            break
+        if item.isdecimal() and int(item) >= devices:
+            break
+        count += 1
+    return count

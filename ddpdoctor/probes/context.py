@@ -12,6 +12,9 @@ from ddpdoctor.facts.base import Facts, Unknown
 
 G = TypeVar("G", bound=Facts)
 
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""What /proc/self/ns/pid links to outside of any container: the kernel's fixed number for the first namespace."""
+
 
 class Context:
     """One look at one host.

@@ -1,0 +1,197 @@
+"""The host's cores: enough for these ranks, their threads and their DataLoader workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.findings import INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import plural
+
+LAUNCHED = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK")
+"""Set by a launcher for each rank: then what we see are one rank's own cores, if the launcher binds ranks to cores."""
+
+
+class Share(msgspec.Struct, frozen=True):
+    """The cores of one rank. `own`: bound to this rank alone. `limited`: fewer than the machine has. `job`: of all ranks."""
+
+    cores: float
+    job: float
+    own: bool
+    limited: bool
+    evidence: tuple[Evidence, ...]
+
+
+def share_of(machine: Machine, cgroup: Maybe[Cgroup], environment: Maybe[Environment], plan: Plan) -> Share:
+    """What one rank gets of the cores that this process may use.
+
+    Raises:
+        NotKnown: nobody said how many there are.
+    """
+    usable = known(machine.usable_cores)
+    evidence = [machine.seen("usable_cores")]
+    own = _is_bound(usable, machine, environment)
+    job = float(usable * plan.nproc if own else usable)
+    if isinstance(cgroup, Cgroup):
+        if isinstance(cgroup.cpuset_cores, int) and not own:
+            job = min(job, cgroup.cpuset_cores)
+        if isinstance(cgroup.cpu_limit, (int, float)) and cgroup.cpu_limit < job:
+            job = cgroup.cpu_limit
+            evidence.append(cgroup.seen("cpu_limit", f"{cgroup.cpu_limit:g} cores"))
+    total = machine.logical_cores
+    limited = isinstance(total, int) and job < total
+    evidence.append(Evidence(f"ranks on this host: {plan.nproc}", plan.source))
+    return Share(job / plan.nproc, job, own, limited, tuple(evidence))
+
+
+def _is_bound(usable: int, machine: Machine, environment: Maybe[Environment]) -> bool:
+    """Whether a launcher bound this process, as one of its ranks, to cores of its own."""
+    if isinstance(environment, Unknown) or not any(name in environment for name in LAUNCHED):
+        return False
+    on_node = environment.get("SLURM_CPUS_ON_NODE")
+    if on_node.isdecimal():
+        return usable < int(on_node)
+    return isinstance(machine.logical_cores, int) and usable < machine.logical_cores
+
+
+@check("cgroup-cpu-limit", severity=WARN)
+def cgroup_cpu_limit(
+    machine: Machine, cgroup: Cgroup, container: Maybe[Container], environment: Maybe[Environment], plan: Plan
+) -> Iterator[Finding]:
+    """This container or job may use fewer cores than it has ranks.
+
+    ## What breaks
+    Ranks take turns: steps get several times slower, collectives wait for the rank that is not running, and time-outs
+    strike that look like network trouble.
+
+    ## Why
+    A container's CPU quota, a cpuset, or Slurm's `--cpus-per-task` (1 by default) bounds the cores of all ranks together.
+    Even with GPUs a rank keeps one core busy with launching kernels, and needs more for its data.
+
+    ## Fix
+    Docker: `--cpus`, `--cpuset-cpus`. Kubernetes: `resources.limits.cpu`. Slurm: `--cpus-per-task` in sbatch and srun.
+    """
+    share = share_of(machine, cgroup, environment, plan)
+    requires(share.limited, "no CPU limit on this process")
+    if share.cores < 1:
+        yield Finding(
+            summary=f"{plural(plan.nproc, 'rank')} share {share.job:g} {'core' if share.job == 1 else 'cores'}; the machine has "
+            f"{known(machine.logical_cores)}",
+            evidence=share.evidence,
+            fixes=(_more_cores(container, environment, plan),),
+        )
+
+
+def _more_cores(container: Maybe[Container], environment: Maybe[Environment], plan: Plan) -> Fix:
+    runtime = container.runtime if isinstance(container, Container) else None
+    if isinstance(environment, Environment) and "SLURM_JOB_ID" in environment:
+        return Fix(
+            "Ask Slurm for cores, 4 or more a rank, in sbatch, and hand them on to srun",
+            ("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",),
+        )
+    if runtime == "kubernetes":
+        return Fix(f"Set `resources.limits.cpu: {4 * plan.nproc}` or more in the pod")
+    if runtime is not None:
+        return Fix(f"Start the container without a CPU limit, or with `--cpus={4 * plan.nproc}`")
+    return Fix("See which limit it is (an affinity by taskset or numactl, or a cpuset)", ("taskset -pc $$", "nproc"))
+
+
+@check(
+    "omp-threads",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default",
+            why="torchrun says so in nearly every log; it is no error",
+        ),
+    ),
+)
+def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environment, plan: Plan) -> Iterator[Finding]:
+    """The ranks' OpenMP threads together are more than the cores.
+
+    ## What breaks
+    Everything on the CPU (loading, augmentation, gloo, the optimizer of a CPU run) gets many times slower, although all
+    cores are busy.
+
+    ## Why
+    Each rank starts OMP_NUM_THREADS threads. torchrun sets it to 1 where it isn't set; srun, mpirun and mp.spawn don't, and
+    then each rank takes all the cores that it sees.
+
+    ## Fix
+    Cores divided by ranks: on 96 cores with 8 ranks `export OMP_NUM_THREADS=12`.
+    """
+    requires(plan.nproc > 1, "one rank has all cores to itself")
+    share = share_of(machine, cgroup, environment, plan)
+    value = environment.get("OMP_NUM_THREADS").split(",")[0].strip()
+    if value:
+        requires(value.isdecimal(), "OMP_NUM_THREADS is not a number")
+        threads, said = int(value), f"OMP_NUM_THREADS={value}"
+    else:
+        requires(_other_launcher(environment), "OMP_NUM_THREADS is not set, and torchrun sets it to 1 itself")
+        threads, said = known(machine.usable_cores), "OMP_NUM_THREADS is not set"
+    if threads > max(1.0, share.cores):
+        good = max(1, int(share.cores))
+        yield Finding(
+            summary=f"{plural(plan.nproc, 'rank')} with {threads} OpenMP threads each are {plan.nproc * threads} threads on "
+            f"{share.job:g} cores",
+            cause="" if value else "It was not started by torchrun, which would set OMP_NUM_THREADS.",
+            evidence=(Evidence(said, "environment"), *share.evidence),
+            fixes=(Fix("Divide the cores between the ranks", (f"export OMP_NUM_THREADS={good}",)),),
+        )
+
+
+def _other_launcher(environment: Environment) -> bool:
+    """Ranks were started by srun or mpirun themselves, without torchrun."""
+    ranks = any(name in environment for name in ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"))
+    return ranks and "TORCHELASTIC_RUN_ID" not in environment
+
+
+@check(
+    "dataloader-oversubscribed",
+    severity=WARN,
+    log_signs=(
+        LogSign("This DataLoader will create"),
+        LogSign(
+            "worker processes in total. Our suggested max number of worker in current system is",
+            why="not verified against a release",
+        ),
+    ),
+)
+def dataloader_oversubscribed(
+    machine: Machine, cgroup: Maybe[Cgroup], environment: Maybe[Environment], gpus: Maybe[Gpus], plan: Plan
+) -> Iterator[Finding]:
+    """There are too few cores for DataLoader workers.
+
+    ## What breaks
+    GPUs wait for data. With more workers than cores it gets worse, and the DataLoader warns "This DataLoader will create N
+    worker processes in total".
+
+    ## Why
+    `num_workers` counts for each rank: with 8 ranks, `num_workers=8` is 64 processes. A rank needs a core for itself; only
+    the rest is for workers.
+
+    ## Fix
+    At most cores / ranks - 1 workers. More cores: Slurm `--cpus-per-task`, Docker `--cpus`, Kubernetes `limits.cpu`.
+    """
+    share = share_of(machine, cgroup, environment, plan)
+    requires(share.cores >= 1 or not share.limited, "fewer cores than ranks, see cgroup-cpu-limit")
+    if share.cores >= 2:
+        return
+    has_gpus = isinstance(gpus, Gpus) and bool(gpus.devices)
+    workers = max(0, int(share.cores) - 1)
+    yield Finding(
+        summary=f"{plural(plan.nproc, 'rank')} on {share.job:g} {'core' if share.job == 1 else 'cores'} leave at most "
+        f"{plural(workers, 'DataLoader worker')} a rank",
+        evidence=share.evidence,
+        fixes=(Fix(f"Use `num_workers={workers}` in every rank's DataLoader, or ask for more cores"),),
+        severity=WARN if has_gpus else INFO,
+    )

@@ -1,0 +1,207 @@
+"""The host's memory: enough for these ranks, limited by nobody, and no process killed for want of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import human, plural
+
+MIB = 1024**2
+GIB = 1024**3
+
+CUDA_FLOOR, CUDA_WANTED = GIB, 3 * GIB
+"""Host memory a rank: torch with its CUDA libraries and a context take about 1 GiB before anything is trained; pinned
+buffers, NCCL, the data set's index and DataLoader workers bring it to about 3."""
+CPU_FLOOR, CPU_WANTED = 256 * MIB, 512 * MIB
+"""The same on a host without GPUs: `import torch` takes 220 MiB, DDP some more."""
+
+
+def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
+    """What all ranks take at the very least, and what they want, in bytes."""
+    if isinstance(gpus, Gpus) and not gpus.devices:
+        return plan.nproc * CPU_FLOOR, plan.nproc * CPU_WANTED
+    return plan.nproc * CUDA_FLOOR, plan.nproc * CUDA_WANTED
+
+
+def _planned(plan: Plan) -> Evidence:
+    return Evidence(f"ranks on this host: {plan.nproc}", plan.source)
+
+
+@check("cgroup-memory-limit", severity=FAIL, log_signs=(LogSign("OOMKilled", why="not verified against a release"),))
+def cgroup_memory_limit(
+    cgroup: Cgroup, container: Maybe[Container], environment: Maybe[Environment], gpus: Maybe[Gpus], plan: Plan
+) -> Iterator[Finding]:
+    """This container or job may use too little memory for these ranks.
+
+    ## What breaks
+    The kernel kills a rank or a DataLoader worker (exit code -9, "Killed", "OOMKilled"), although the host has memory.
+
+    ## Why
+    A container, a Slurm job or systemd may limit memory for all its processes together. A rank with CUDA takes about
+    1 GiB on the host before anything is trained, and about 3 GiB with pinned buffers and DataLoader workers. Slurm gives a
+    job that doesn't ask a default for each core, often 2 to 4 GiB. Page cache doesn't count: the kernel drops it first.
+
+    ## Fix
+    Docker: `--memory`. Kubernetes: `resources.limits.memory`. Slurm: `--mem=0` (all of the node's memory) or
+    `--mem-per-gpu`.
+    """
+    limit = known(cgroup.memory_limit)
+    requires(limit is not None, "no memory limit on this process")
+    assert limit is not None
+    used = cgroup.memory_used if isinstance(cgroup.memory_used, int) else 0
+    cache = cgroup.memory_reclaimable if isinstance(cgroup.memory_reclaimable, int) else 0
+    room = limit - max(0, used - cache)
+    floor, wanted = _need(gpus, plan)
+    if room < wanted:
+        yield Finding(
+            summary=f"This process's memory limit leaves {human(room)} of {human(limit)}; {plural(plan.nproc, 'rank')} "
+            f"want about {human(wanted)}",
+            evidence=(
+                cgroup.seen("memory_limit", human(limit)),
+                cgroup.seen("memory_used", f"{human(used)}, of it {human(cache)} page cache"),
+                _planned(plan),
+            ),
+            fixes=(_raise_limit(container, environment, wanted),),
+            severity=FAIL if room < floor else WARN,
+        )
+
+
+def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], wanted: int) -> Fix:
+    gibibytes = -(-wanted * 5 // 4 // GIB)
+    if isinstance(environment, Environment) and "SLURM_JOB_ID" in environment:
+        return Fix(f"Ask Slurm for more: `--mem=0` gives all of the node's memory, `--mem={gibibytes}G` this much")
+    runtime = container.runtime if isinstance(container, Container) else None
+    if runtime == "kubernetes":
+        return Fix(f"Set `resources.limits.memory: {gibibytes}Gi` or more in the pod")
+    if runtime is not None:
+        return Fix(f"Start the container without a memory limit, or with `--memory={gibibytes}g` or more")
+    return Fix(
+        "Run in a scope of your own with a higher limit",
+        (f"systemd-run --user --scope -p MemoryMax={gibibytes}G bash",),
+    )
+
+
+@check("memory-low", severity=FAIL)
+def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Finding]:
+    """The host has too little free memory for these ranks.
+
+    ## What breaks
+    The kernel kills a rank while the others wait for it, or the host swaps and every step takes seconds.
+
+    ## Why
+    A rank with CUDA takes about 1 GiB of the host's memory before anything is trained, and about 3 GiB with pinned
+    buffers and DataLoader workers. Other processes hold the rest, or there are more ranks than this host was made for.
+
+    ## Fix
+    See who holds it: `ps -eo rss,user,pid,comm --sort=-rss | head`. Fewer ranks, fewer DataLoader workers, weights loaded
+    by `torch.load(..., mmap=True)`.
+    """
+    available, total = known(machine.memory_available), known(machine.memory_total)
+    floor, wanted = _need(gpus, plan)
+    if available < wanted:
+        yield Finding(
+            summary=f"{human(available)} of {human(total)} memory is available; {plural(plan.nproc, 'rank')} want about "
+            f"{human(wanted)}",
+            evidence=(
+                machine.seen("memory_available", human(available)),
+                machine.seen("memory_total", human(total)),
+                _planned(plan),
+            ),
+            fixes=(Fix("See who holds the memory", ("ps -eo rss,user,pid,comm --sort=-rss | head -n 15",)),),
+            severity=FAIL if available < floor else WARN,
+        )
+
+
+DAY = 24 * 3600.0
+_KILLED = re.compile(r"[Oo]ut of memory: Killed? process (\d+) \(([^)]*)\)")
+_TRAINING = re.compile(r"python|^pt_|torchrun|^ray::|deepspeed|accelerate|^srun|slurmstepd")
+
+
+@check(
+    "host-oom-killed",
+    severity=WARN,
+    log_signs=(
+        LogSign("failed (exitcode: -9)"),
+        LogSign("Signal 9 (SIGKILL) received by PID"),
+        LogSign("OOMKilled", why="not verified against a release"),
+        LogSign("Out of memory: Killed process", why="not verified against a release"),
+    ),
+)
+def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iterator[Finding]:
+    """The kernel killed processes because memory ran out.
+
+    ## What breaks
+    A rank or DataLoader worker vanishes with exit code -9 and no message of its own; the others wait for it until their
+    time is up.
+
+    ## Why
+    The host, the container or the Slurm job ran out of memory: a data set or model loaded once a rank, too many
+    DataLoader workers, or a limit that is too small. What happened to a browser a week ago is no reason to worry.
+
+    ## Fix
+    Load lazily (`mmap=True`, memory-mapped data), use fewer workers, or raise the limit: Slurm `--mem`, Docker `--memory`.
+    """
+    if isinstance(kernel_log, KernelLog):
+        yield from _killed_by_log(kernel_log)
+    kills = cgroup.oom_kills if isinstance(cgroup, Cgroup) else None
+    if isinstance(cgroup, Cgroup) and isinstance(kills, int) and kills > 0:
+        # Without a limit this is a login session, in which anything may have been killed.
+        limit = cgroup.memory_limit
+        limited = isinstance(limit, int)
+        yield Finding(
+            summary=f"The kernel killed {plural(kills, 'process', 'processes')} of this "
+            f"{'container or job' if limited else 'session'} for want of memory",
+            evidence=(
+                cgroup.seen("oom_kills"),
+                *([cgroup.seen("memory_limit", human(limit))] if isinstance(limit, int) else []),
+            ),
+            fixes=(
+                Fix(
+                    "Raise the limit (Slurm `--mem`, Docker `--memory`), or use fewer DataLoader workers and load lazily"
+                ),
+            ),
+            severity=WARN if limited else INFO,
+        )
+    if isinstance(kernel_log, Unknown) and not isinstance(kills, int):
+        known(kernel_log)
+
+
+def _killed_by_log(kernel_log: KernelLog) -> Iterator[Finding]:
+    killed = [(line, found[2], found[1]) for line in kernel_log.lines if (found := _KILLED.search(line.text))]
+    training = [one for one in killed if _TRAINING.search(one[1])]
+    recent = [one for one in killed if 0 <= one[0].age < DAY]
+    telling = training or recent
+    if not telling:
+        return
+    line, name, pid = min(telling, key=lambda one: one[0].age if one[0].age >= 0 else float("inf"))
+    more = f", and {len(telling) - 1} more" if len(telling) > 1 else ""
+    yield Finding(
+        summary=f"The kernel killed {name} (process {pid}){more} for want of memory{_ago(line)}",
+        evidence=(Evidence(line.text[:300], kernel_log.source),),
+        fixes=(
+            Fix("See who holds the memory now", ("ps -eo rss,user,pid,comm --sort=-rss | head -n 15",)),
+            Fix("Use fewer DataLoader workers, load lazily (`torch.load(..., mmap=True)`), or raise the job's limit"),
+        ),
+        severity=WARN if line.age < DAY and line.age >= 0 and training else INFO,
+    )
+
+
+def _ago(line: KernelLine) -> str:
+    if line.age < 0:
+        return ""
+    if line.age < 3600:
+        return f" {plural(max(1, round(line.age / 60)), 'minute')} ago"
+    if line.age < 2 * DAY:
+        return f" {plural(round(line.age / 3600), 'hour')} ago"
+    return f" {plural(round(line.age / DAY), 'day')} ago"

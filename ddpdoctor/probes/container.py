@@ -1,0 +1,171 @@
+"""Finds out whether we are in a container, and on a host, whether containers could be given GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.container import Container
+from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
+
+TOOLKIT = ("nvidia-ctk", "nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli")
+
+# In /proc/1/cgroup or /proc/self/cgroup of version 1; in version 2 a container's says only "0::/".
+_BY_CGROUP = (
+    (r"/kubepods", "kubernetes"),
+    (r"/libpod-", "podman"),
+    (r"/docker[-/][0-9a-f]{12}", "docker"),
+    (r"/lxc(?:\.payload)?[./]", "lxc"),
+    (r"/cri-containerd[-:]", "containerd"),
+)
+# systemd writes these into the environment of the container's init, and /run/systemd/container for everybody.
+_NAMES = {
+    "docker": "docker",
+    "podman": "podman",
+    "oci": "unknown",
+    "lxc": "lxc",
+    "lxc-libvirt": "lxc",
+    "systemd-nspawn": "systemd-nspawn",
+    "kubernetes": "kubernetes",
+    "enroot": "enroot",
+}
+
+
+def probe(context: Context) -> Container:
+    visible = context.environ.get("NVIDIA_VISIBLE_DEVICES")
+    capabilities = context.environ.get("NVIDIA_DRIVER_CAPABILITIES")
+    runtime = _runtime(context)
+    if runtime is not None:
+        return Container(runtime=runtime, nvidia_visible_devices=visible, nvidia_driver_capabilities=capabilities)
+    docker = _on_path(context, "docker", "dockerd")
+    return Container(
+        runtime=None,
+        nvidia_visible_devices=visible,
+        nvidia_driver_capabilities=capabilities,
+        toolkit=_on_path(context, *TOOLKIT),
+        docker=docker,
+        docker_runtimes=_docker_runtimes(context),
+        cdi=_cdi(context),
+        docker_is_snap=docker is not None and docker.startswith("/snap/"),
+    )
+
+
+def _runtime(context: Context) -> str | None:
+    """The most telling mark first: a pod's container also has its engine's marks."""
+    environ = context.environ
+    if environ.get("APPTAINER_CONTAINER") or environ.get("SINGULARITY_CONTAINER"):
+        return "apptainer"
+    root = _root_mount(context)
+    if "enroot" in root or "/pyxis_" in root:
+        return "enroot"
+    if _is_booted_disk(context, root):
+        # A virtual machine made from a container image keeps the image's marks.
+        return None
+    if context.path("/.singularity.d").is_dir():
+        return "apptainer"
+    if context.path("/run/secrets/kubernetes.io/serviceaccount").exists():
+        return "kubernetes"
+    # Without any mark the variable is left over in a shell on a node.
+    if "KUBERNETES_SERVICE_HOST" in environ and (_is_overlay(root) or context.path("/dev/termination-log").exists()):
+        return "kubernetes"
+    if context.path("/.dockerenv").exists():
+        return "docker"
+    if context.path("/run/.containerenv").exists():
+        return "podman"
+    return _by_cgroup(context) or _by_name(context) or _by_root(root)
+
+
+def _by_cgroup(context: Context) -> str | None:
+    # That of init tells of the whole system; our own would also name a container for a job that Slurm put into one.
+    text = context.read("/proc/1/cgroup")
+    if isinstance(text, Unknown):
+        return None
+    return next((name for pattern, name in _BY_CGROUP if re.search(pattern, text)), None)
+
+
+def _by_name(context: Context) -> str | None:
+    named = context.read("/run/systemd/container")
+    name = context.environ.get("container", "") if isinstance(named, Unknown) else named
+    name = name.strip()
+    # "wsl" stands there too, and that is a virtual machine.
+    return _NAMES.get(name) or (_NAMES["oci"] if name.endswith("-oci") else None)
+
+
+def _by_root(root: str) -> str | None:
+    """Without any mark: whose storage the root file system is an overlay of. A live system's is one as well."""
+    if not _is_overlay(root):
+        return None
+    stores = (("/containerd/", "containerd"), ("/containers/storage/", "podman"), ("/docker/", "docker"))
+    return next((name for store, name in stores if store in root), None)
+
+
+def _is_overlay(root: str) -> bool:
+    return root.partition(" - ")[2].split(" ")[0] in ("overlay", "fuse.fuse-overlayfs", "aufs")
+
+
+def _is_booted_disk(context: Context, root: str) -> bool:
+    """The root is a whole file system on a block device, and we are in the first namespace of processes."""
+    before, _, after = root.partition(" - ")
+    fields, rest = before.split(), after.split()
+    if len(fields) < 5 or len(rest) < 2 or not rest[1].startswith("/dev/") or rest[0] == "squashfs":
+        return False
+    try:
+        namespace = str(context.path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return False
+    # btrfs is mounted by its subvolume, "/@" or "/root".
+    return namespace == INITIAL_PID_NAMESPACE and (fields[3] == "/" or rest[0] == "btrfs")
+
+
+def _root_mount(context: Context) -> str:
+    """The line of the mount table for /, or ""."""
+    table = context.read("/proc/self/mountinfo")
+    lines = [] if isinstance(table, Unknown) else table.splitlines()
+    # Of several the last one covers the others.
+    return next((line for line in reversed(lines) if line.split()[4:5] == ["/"]), "")
+
+
+def _on_path(context: Context, *names: str) -> str | None:
+    """The first of those commands that PATH finds, or that stands where packages put it."""
+    folders = [*context.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/local/bin", "/usr/sbin", "/snap/bin"]
+    for name in names:
+        for folder in folders:
+            path = f"{folder}/{name}"
+            if folder.startswith("/") and _is_command(context.path(path)):
+                return path
+    return None
+
+
+def _is_command(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def _docker_runtimes(context: Context) -> Maybe[tuple[str, ...]]:
+    """The runtimes that the Docker daemon is configured with; none where it has no configuration file."""
+    for file in ("/etc/docker/daemon.json", "/var/snap/docker/current/config/daemon.json"):
+        try:
+            text = context.path(file).read_text(errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return Unknown(f"{file}: {error.strerror}")
+        try:
+            runtimes = json.loads(text or "{}").get("runtimes", {})
+            return tuple(sorted(runtimes))
+        except (ValueError, AttributeError, TypeError):
+            return Unknown(f"{file} isn't valid JSON")
+    return ()
+
+
+def _cdi(context: Context) -> tuple[str, ...]:
+    found = []
+    for folder in ("/etc/cdi", "/var/run/cdi"):
+        try:
+            names = sorted(entry.name for entry in context.path(folder).iterdir())
+        except OSError:
+            continue
+        found += [f"{folder}/{name}" for name in names if "nvidia" in name and name.endswith((".yaml", ".json"))]
+    return tuple(found)

@@ -1,0 +1,96 @@
+"""Looks at the host itself: operating system, cores, memory, WSL, Jetson."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.probes.context import Context
+
+
+def probe(context: Context) -> Machine:
+    released = _os_release(context)
+    memory = context.read("/proc/meminfo")
+    kernel = _stripped(context.read("/proc/sys/kernel/osrelease"))
+    kernel = platform.release() if isinstance(kernel, Unknown) else kernel
+    boot_id = _stripped(context.read("/proc/sys/kernel/random/boot_id"))
+    return Machine(
+        system=platform.system(),
+        kernel=kernel,
+        architecture=platform.machine(),
+        os_name=_named(released, "PRETTY_NAME"),
+        os_id=_named(released, "ID"),
+        logical_cores=_logical_cores(context),
+        usable_cores=_usable_cores(),
+        memory_total=_kibibytes(memory, "MemTotal"),
+        memory_available=_kibibytes(memory, "MemAvailable"),
+        wsl=_is_wsl(context, kernel),
+        jetson=_is_jetson(context),
+        user_id=os.geteuid() if hasattr(os, "geteuid") else 0,
+        boot_id=boot_id,
+        kernel_command_line=_stripped(context.read("/proc/cmdline")),
+    )
+
+
+def _stripped(text: str | Unknown) -> str | Unknown:
+    return text if isinstance(text, Unknown) else text.strip("\0 \n")
+
+
+def _os_release(context: Context) -> dict[str, str] | Unknown:
+    text = context.read("/etc/os-release")
+    if isinstance(text, Unknown):
+        text = context.read("/usr/lib/os-release")
+    if isinstance(text, Unknown):
+        return text
+    found = {}
+    for line in text.splitlines():
+        name, equals, value = line.strip().partition("=")
+        if equals and not name.startswith("#"):
+            try:
+                found[name] = "".join(shlex.split(value))
+            except ValueError:  # An unbalanced quote.
+                found[name] = value
+    return found
+
+
+def _named(released: dict[str, str] | Unknown, name: str) -> Maybe[str]:
+    if isinstance(released, Unknown):
+        return released
+    return released.get(name) or Unknown(f"/etc/os-release has no {name}")
+
+
+def _logical_cores(context: Context) -> Maybe[int]:
+    text = context.read("/proc/cpuinfo")
+    if isinstance(text, str) and (count := len(re.findall(r"^processor\s*:", text, re.MULTILINE))):
+        return count
+    return os.cpu_count() or Unknown("the system doesn't say how many cores it has")
+
+
+def _usable_cores() -> Maybe[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or Unknown("the system doesn't say how many cores may be used")
+
+
+def _kibibytes(text: str | Unknown, name: str) -> Maybe[int]:
+    if isinstance(text, Unknown):
+        return text
+    found = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else Unknown(f"/proc/meminfo has no {name}")
+
+
+def _is_wsl(context: Context, kernel: str) -> bool:
+    # Azure's own kernels say "microsoft" nowhere in their release; WSL 1 says "Microsoft", WSL 2 "microsoft-standard".
+    # A kernel that somebody built for WSL may say neither, but WSL always brings its interop handler.
+    return "microsoft" in kernel.lower() or context.path("/proc/sys/fs/binfmt_misc/WSLInterop").exists()
+
+
+def _is_jetson(context: Context) -> bool:
+    if context.path("/etc/nv_tegra_release").exists():
+        return True
+    compatible = context.read("/proc/device-tree/compatible")
+    return isinstance(compatible, str) and "nvidia,tegra" in compatible
