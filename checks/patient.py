@@ -6,9 +6,10 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.facts.base import known
+from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, listed
@@ -80,6 +81,68 @@ def _repairs(patient: Patient) -> Iterator[Fix]:
 def _short(text: str, most: int = 56) -> str:
     """Long paths lose their middle: the summary is one line."""
     return text if len(text) <= most else f"{text[: most // 2 - 2]}...{text[-(most // 2 - 1) :]}"
+
+
+@check(
+    "torch-shadowed",
+    severity=FAIL,
+    log_signs=(
+        LogSign("partially initialized module 'torch' has no attribute"),
+        LogSign("module 'torch' has no attribute"),
+        LogSign("It appears that PyTorch has loaded the `torch/_C` folder"),
+    ),
+)
+def torch_shadowed(torch: Torch, patient: Patient, packages: Maybe[Packages]) -> Iterator[Finding]:
+    """Something else by the name of torch is found before the installed one.
+
+    ## What breaks
+    `import torch` brings a file of yours, PyTorch's source tree or another version: attributes are missing, or the
+    versions don't fit together.
+
+    ## Why
+    Python looks in the script's own folder first, then in PYTHONPATH, and only then among the installed packages.
+
+    ## Fix
+    Rename the file, start from another folder, or take the folder out of PYTHONPATH (`unset PYTHONPATH`).
+    """
+    requires(torch.location, "torch is not installed")
+    not_torch = torch.version is None
+    if not torch.found_through or not (torch.hidden or not_torch):
+        return
+    what = "something that isn't PyTorch" if not_torch else f"torch {torch.version}"
+    behind = f", not {_described(torch.hidden, packages)}" if torch.hidden else ""
+    yield Finding(
+        summary=f"import torch finds {what} through {torch.found_through}{behind}",
+        cause="" if torch.hidden else "No PyTorch is installed besides.",
+        severity=FAIL if not_torch else WARN,
+        evidence=(
+            torch.seen("location"),
+            torch.seen("found_through"),
+            *([torch.seen("hidden")] if torch.hidden else []),
+        ),
+        fixes=tuple(_out_of_the_way(torch, patient, not_torch)),
+    )
+
+
+def _described(hidden: str, packages: Maybe[Packages]) -> str:
+    folder = hidden.rpartition("/")[0]
+    installed = () if isinstance(packages, Unknown) else packages.named("torch")
+    version = next((one.version for one in installed if one.location == folder), "")
+    return f"the installed {version}" if version else "the installed one"
+
+
+def _out_of_the_way(torch: Torch, patient: Patient, not_torch: bool) -> Iterator[Fix]:
+    folder, _, name = torch.location.rpartition("/")
+    if not_torch and name == "torch.py":
+        moved = shlex.join(["mv", torch.location, f"{folder}/my_torch.py"])
+        yield Fix("If the file is yours: give it another name (and change what imports it)", (moved,))
+    if torch.found_through == "PYTHONPATH":
+        yield Fix("Take it out of PYTHONPATH", ("unset PYTHONPATH",))
+    else:
+        yield Fix(
+            "Start from another folder; this shows which one is found there",
+            (f"cd ~ && {in_patient(patient, '-c', 'import torch; print(torch.__file__)')}",),
+        )
 
 
 @check("user-site-shadows", severity=WARN)
