@@ -15,6 +15,8 @@ from ddpdoctor.report.plain import one_line, plain
 from ddpdoctor.report.summary import summary
 from ddpdoctor.wording import plural
 
+_MOST_REASONS = 5
+
 STYLES = {Severity.FAIL: "bold red", Severity.WARN: "bold yellow", Severity.INFO: "bold blue"}
 VERDICT_STYLES = {
     Verdict.OK: "bold green",
@@ -55,7 +57,8 @@ def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = 
         verdict = Verdict.UNKNOWN
     findings = [finding for one in examinations for finding in one.findings]
     count = {severity: sum(found is severity for _, found, _ in findings) for severity in Severity}
-    not_tested = sum(result.not_tested is not None for one in examinations for result in one.results)
+    reasons = [result.not_tested.why for one in examinations for result in one.results if result.not_tested]
+    idle = reasons.count(Why.NOT_APPLICABLE)
     passed = sum(len(one.passed) for one in examinations)
     if verdict is Verdict.UNKNOWN:
         text = "No verdict: not a single check could be judged." if not problems else "No verdict on every host."
@@ -69,7 +72,8 @@ def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = 
             parts.append(plural(count[Severity.WARN], "warning"))
         text = " and ".join(parts) + "."
     line = Text(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict]).append(text, "bold")
-    line.append(f" {plural(passed, 'check')} passed, {not_tested} not tested.", "default")
+    line.append(f" {plural(passed, 'check')} passed, {len(reasons) - idle} could not be tested", "default")
+    line.append(f", {idle} had nothing to look at.", "default")
     worst = next((check.slug for check, severity, _ in findings if severity is not Severity.INFO), None)
     if worst:
         line.append(f"\nMore on the first: ddpdoctor explain {worst}", "dim")
@@ -134,24 +138,41 @@ def evidence_text(evidence: Evidence) -> Text:
 
 
 def _show_not_tested(console: Console, one: Examination, *, verbose: bool) -> None:
-    reasons: dict[tuple[Why, str], list[str]] = {}
-    for result in one.results:
-        if result.not_tested is not None:
-            reasons.setdefault((result.not_tested.why, result.not_tested.reason), []).append(result.check.slug)
-    if not reasons:
+    """By reason: what could not be tested with the checks' names, what had nothing to look at in one paragraph."""
+    reasons = _by_reason(one, Why.CRASHED) | _by_reason(one, Why.UNKNOWN)
+    if reasons:
+        console.print(Text("Could not be tested", "bold magenta"))
+        for reason, slugs in reasons.items():
+            console.print(Hanging(Text(""), Text(one_line(reason)).append(f": {', '.join(slugs)}", "dim"), 2))
+        console.print()
+    idle = _by_reason(one, Why.NOT_APPLICABLE)
+    if not idle:
         return
-    console.print(Text("Not tested", "bold magenta"))
-    order = [Why.CRASHED, Why.UNKNOWN, Why.NOT_APPLICABLE]
-    for (why, reason), slugs in sorted(reasons.items(), key=lambda item: order.index(item[0][0])):
-        names = (
-            ", ".join(slugs)
-            if verbose or why is not Why.NOT_APPLICABLE or len(slugs) <= 3
-            else plural(len(slugs), "check")
-        )
-        line = Text(one_line(reason), "bold red" if why is Why.CRASHED else "")
-        line.append(f": {names}", "dim")
-        console.print(Hanging(Text(""), line, 2))
+    console.print(Text("Not tested, for want of anything to look at", "bold"))
+    if verbose:
+        for reason, slugs in idle.items():
+            console.print(Hanging(Text(""), Text(one_line(reason)).append(f": {', '.join(slugs)}", "dim"), 2))
+    else:
+        console.print(Hanging(Text(""), Text(_main_reasons(idle), "dim"), 2))
     console.print()
+
+
+def _main_reasons(idle: dict[str, list[str]]) -> str:
+    """ "no NVIDIA GPU on this host (19), Apex is not installed (5), other reasons (9); -v names them all"."""
+    most_first = sorted(idle.items(), key=lambda item: -len(item[1]))
+    main, rest = most_first[:_MOST_REASONS], most_first[_MOST_REASONS:]
+    parts = [f"{one_line(reason)} ({len(slugs)})" for reason, slugs in main]
+    if rest:
+        parts.append(f"other reasons ({sum(len(slugs) for _, slugs in rest)})")
+    return f"{', '.join(parts)}; -v names the checks"
+
+
+def _by_reason(one: Examination, why: Why) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = {}
+    for result in one.results:
+        if result.not_tested is not None and result.not_tested.why is why:
+            reasons.setdefault(result.not_tested.reason, []).append(result.check.slug)
+    return reasons
 
 
 def _part(label: str, text: Text) -> Hanging:
