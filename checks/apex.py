@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.building import architecture_list, jobs, minor_only, rejects, serves, toolkit_fixes, wheel_fix
+from ddpdoctor.building import build_commands, serves
 from ddpdoctor.checks.extensions import cudart_major, other_python, unresolved
-from ddpdoctor.facts.base import Maybe, Unknown, known
-from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.base import Unknown, known
 from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.registry import LogSign, check, prescription, requires
-from ddpdoctor.wording import dotted, in_patient, listed, pip_install
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import dotted, in_patient, listed
 
-REPOSITORY = "https://github.com/NVIDIA/apex"
 EXPLAIN = Fix("The build command worked out for this host", ("ddpdoctor explain apex",))
 
 USES = {
@@ -27,8 +23,8 @@ USES = {
     "fused_layer_norm_cuda": "FusedLayerNorm and FusedRMSNorm",
     "mlp_cuda": "apex.mlp",
     "fused_dense_cuda": "apex.fused_dense",
-    "syncbn": "a faster SyncBatchNorm",
-    "apex_C": "faster flattening in apex.parallel",
+    "syncbn": "SyncBatchNorm",
+    "apex_C": "flattening in apex.parallel",
 }
 """What each core extension is for, those whose absence raises first."""
 
@@ -302,180 +298,4 @@ def apex_build_isolation(
         cause=f"pip {pip} builds in isolation, without torch, and leaves the extensions out unless told both.",
         evidence=(toolchain.seen("apex_source"), patient.seen("pip_version")),
         fixes=(Fix("Build it", build_commands(toolchain, patient, None, None)),),
-    )
-
-
-def build_commands(
-    toolchain: Toolchain, patient: Patient, architectures: str | None, count: int | None
-) -> tuple[str, ...]:
-    """The commands that build Apex for this patient, from the source tree at hand or a fresh clone."""
-    folder = toolchain.apex_source
-    settings = [f"CUDA_HOME={toolchain.cuda_home}"] if toolchain.cuda_home else []
-    settings += [f"TORCH_CUDA_ARCH_LIST={shlex.quote(architectures)}"] if architectures else []
-    settings += [f"MAX_JOBS={count}"] if count else []
-    options = ["-v", "--no-build-isolation", "--no-cache-dir"]
-    if folder and toolchain.apex_source_style == "options":
-        pip = patient.pip_version if isinstance(patient.pip_version, str) else "24"
-        for flag in ("--cpp_ext", "--cuda_ext"):
-            old = [int(part) for part in pip.split(".")[:2] if part.isdecimal()] < [23, 1]
-            options += [f"--global-option={flag}"] if old else ["--config-settings", f"--build-option={flag}"]
-    else:
-        settings += ["APEX_CPP_EXT=1", "APEX_CUDA_EXT=1"]
-    return (
-        pip_install(patient, "packaging", "setuptools", "wheel", "ninja"),
-        f"cd {shlex.quote(folder)}" if folder else f"git clone {REPOSITORY} && cd apex",
-        " ".join([*settings, pip_install(patient, *options, ".")]),
-        in_patient(patient, "-c", "import torch, amp_C, apex_C, fused_layer_norm_cuda, syncbn"),
-    )
-
-
-REPLACEMENTS = (
-    Fix(
-        "Mixed precision: apex.amp is no longer maintained",
-        (
-            "# before: model, opt = amp.initialize(model, opt, opt_level='O1')",
-            "# after:  with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(batch)",
-        ),
-    ),
-    Fix(
-        "Optimizers",
-        (
-            "# before: apex.optimizers.FusedAdam(model.parameters(), lr=1e-4)",
-            "# after:  torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)",
-        ),
-    ),
-    Fix(
-        "Normalisation",
-        (
-            "# before: apex.normalization.FusedLayerNorm(1024), FusedRMSNorm(1024)",
-            "# after:  torch.nn.LayerNorm(1024), torch.nn.RMSNorm(1024)   # under torch.compile they are fused",
-        ),
-    ),
-    Fix(
-        "SyncBatchNorm and DistributedDataParallel",
-        (
-            "# before: apex.parallel.convert_syncbn_model(model)",
-            "# after:  torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",
-        ),
-    ),
-)
-
-
-@prescription("apex")
-def apex(
-    patient: Patient,
-    torch: Torch,
-    toolchain: Maybe[Toolchain],
-    gpus: Maybe[Gpus],
-    machine: Maybe[Machine],
-    cgroup: Maybe[Cgroup],
-) -> Iterator[Finding]:
-    """How to get NVIDIA Apex to work in this very environment, or what to use in its stead.
-
-    ## What breaks
-    Apex isn't on PyPI; it is built on the spot, against one torch, with the nvcc of exactly that torch's CUDA version.
-    Most failed installations come from a difference there, from pip's isolated builds, or from memory running out.
-
-    ## Why
-    Its setup.py compares nvcc's version with `torch.version.cuda` and stops at any difference; today's runs nvcc even
-    when no extension was asked for, so without CUDA_HOME not even the Python part installs. Each of some dozen CUDA
-    files takes up to 3 GiB to compile, and ninja compiles as many at once as there are cores.
-
-    ## Fix
-    Below stands what to type on this host. Where all you need is mixed precision, a fused AdamW, SyncBatchNorm or layer
-    norm, torch has them itself: nothing to build, and nothing that breaks at the next upgrade.
-    """
-    requires(torch.installed, "torch is not installed")
-    if torch.hip is not None:
-        yield _rocm(patient, torch)
-    elif torch.cuda is None:
-        yield _without_cuda(torch)
-        return
-    elif isinstance(toolchain, Unknown):
-        yield Finding(
-            summary=f"Whether Apex can be built here isn't known: {toolchain.reason}"[:160],
-            evidence=(torch.seen("version"), torch.seen("cuda")),
-            fixes=(Fix(f"It takes an nvcc of exactly CUDA {minor_only(torch.cuda)}", ("nvcc --version",)),),
-        )
-    else:
-        yield _with_cuda(patient, torch, torch.cuda, toolchain, gpus, machine, cgroup)
-    yield Finding(
-        summary="torch itself has what most programs use Apex for",
-        evidence=(torch.seen("version"),),
-        fixes=REPLACEMENTS,
-    )
-
-
-def _rocm(patient: Patient, torch: Torch) -> Finding:
-    return Finding(
-        summary=f"torch {torch.version} is built for ROCm: AMD's fork of Apex is the one to build",
-        cause="Its branches follow torch's releases; take the one that its README names for this torch.",
-        evidence=(torch.seen("hip"),),
-        fixes=(
-            Fix(
-                "Build AMD's Apex",
-                (
-                    "git clone https://github.com/ROCm/apex && cd apex",
-                    pip_install(patient, "-v", "--no-build-isolation", "--no-cache-dir", "--config-settings")
-                    + ' "--build-option=--cpp_ext" --config-settings "--build-option=--cuda_ext" .',
-                ),
-            ),
-        ),
-    )
-
-
-def _without_cuda(torch: Torch) -> Finding:
-    return Finding(
-        summary=f"torch {torch.version} is built without CUDA; Apex has nothing to offer there",
-        cause="All of Apex's kernels are CUDA kernels. What torch has itself runs on a CPU too.",
-        evidence=(torch.seen("version"),),
-        fixes=REPLACEMENTS,
-    )
-
-
-def _with_cuda(
-    patient: Patient,
-    torch: Torch,
-    cuda: str,
-    toolchain: Toolchain,
-    gpus: Maybe[Gpus],
-    machine: Maybe[Machine],
-    cgroup: Maybe[Cgroup],
-) -> Finding:
-    """The build command, or the two ways out where nvcc and torch differ."""
-    nvcc = toolchain.nvcc
-    if nvcc is None or not nvcc.version:
-        found = f"{nvcc.path} can't be run ({nvcc.error})" if nvcc else "there is no nvcc where torch looks for it"
-        return Finding(
-            summary=f"Apex needs an nvcc of CUDA {minor_only(cuda)}, and {found}"[:160],
-            evidence=(torch.seen("cuda"), toolchain.seen("cuda_home", toolchain.cuda_home or "not found")),
-            fixes=toolkit_fixes(toolchain, patient, cuda),
-        )
-    evidence = (
-        torch.seen("cuda"),
-        Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
-    )
-    if rejects("apex", nvcc.version, cuda):
-        wheel = wheel_fix(patient, nvcc.version)
-        return Finding(
-            summary=f"Apex can't be built yet: nvcc is of CUDA {nvcc.version}, torch of CUDA {cuda}",
-            cause="Apex's setup.py stops at any difference. There are two ways out; then ask again for the build command.",
-            evidence=evidence,
-            fixes=(*toolkit_fixes(toolchain, patient, cuda), *((wheel,) if wheel else ())),
-        )
-    architectures = architecture_list(gpus)
-    room = jobs(machine, cgroup)
-    unknown = [] if architectures else ["the GPUs (set TORCH_CUDA_ARCH_LIST yourself if you build for another machine)"]
-    unknown += [] if room else ["memory and cores (set MAX_JOBS to a third of the free GiB)"]
-    notes = [f"MAX_JOBS by {room[1]}."] if room else []
-    notes += [f"Not known: {listed(unknown)}."] if unknown else []
-    return Finding(
-        summary=f"Apex can be built here: nvcc {nvcc.version} is of torch's CUDA version",
-        cause=" ".join(notes),
-        evidence=evidence,
-        fixes=(
-            Fix(
-                "Build it, then see that it loads", build_commands(toolchain, patient, architectures, room and room[0])
-            ),
-        ),
     )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.building import (
+    gcc_fixes,
     gcc_limit,
     home_of,
     old_strings,
@@ -126,9 +127,14 @@ def reinstall(package: Extension, patient: Patient, torch: Torch) -> Fix:
     """The command that brings the package back in line with torch."""
     if package.package in OFFICIAL:
         release = (torch.version or "").partition("+")[0]
-        pinned = f"torch=={release}" if release else "torch"
-        command = pip_install(patient, "--force-reinstall", pinned, package.package, *torch_index(torch))
-        return Fix(f"Install the {package.package} that was made for this torch", (command,))
+        pinned = (f"torch=={release}",) if release else ()
+        return Fix(
+            f"Install the {package.package} that was made for this torch",
+            (
+                in_patient(patient, "-m", "pip", "uninstall", "-y", package.package),
+                pip_install(patient, "--no-cache-dir", *pinned, package.package, *torch_index(torch)),
+            ),
+        )
     name = package.package.replace("_", "-")
     if not package.version:
         ask = f"import importlib.metadata as m; print(m.packages_distributions().get({package.package!r}))"
@@ -227,18 +233,19 @@ def cuda_home_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> I
 
     ## Why
     torch brings the CUDA runtime, not the compiler. Its build tools take `CUDA_HOME`, else `CUDA_PATH`, else the folder
-    above an nvcc on PATH, else /usr/local/cuda, and don't look whether there is an nvcc in it. Container images called
-    "runtime" have none, those called "devel" do.
+    above an nvcc on PATH (which goes wrong where that nvcc is a script of the system's), else /usr/local/cuda, and don't
+    look what is in it. Container images called "runtime" have no nvcc, those called "devel" do.
 
     ## Fix
     `export CUDA_HOME=/usr/local/cuda-13.0` (the version of torch's CUDA), or install that toolkit; with conda:
     `conda install -c nvidia/label/cuda-13.0.0 cuda-toolkit`.
     """
     cuda = compiling(toolchain, torch)
-    if toolchain.nvcc is not None:
+    if toolchain.nvcc is not None and toolchain.has_headers:
         return
     home = toolchain.cuda_home
-    here = f"CUDA_HOME would be {home}, which has no bin/nvcc" if home else "no nvcc is found"
+    lacks = "an nvcc but not its headers" if toolchain.nvcc else "no bin/nvcc"
+    here = f"CUDA_HOME would be {home}, which has {lacks}" if home else "no nvcc is found"
     fixes = toolkit_fixes(toolchain, patient, cuda)
     if toolchain.nvccs and not any(one.version == ".".join(cuda.split(".")[:2]) for one in toolchain.nvccs):
         other = toolchain.nvccs[0]
@@ -325,19 +332,10 @@ def gcc_too_new(toolchain: Toolchain, torch: Torch) -> Iterator[Finding]:
             yield Finding(
                 summary=f"{found.path} is gcc {found.version}; nvcc {nvcc.version} takes none newer than {limit}",
                 evidence=(
-                    toolchain.seen("compiler", f"{found.path} {found.version} (found by {found.found_by})"),
+                    Evidence(f"{found.path} is gcc {found.version} (found by {found.found_by})", "-dumpfullversion"),
                     Evidence(f"{nvcc.path} is of CUDA {nvcc.version}", "nvcc --version"),
                     *why_compiling(toolchain),
                 ),
-                fixes=(
-                    Fix(
-                        f"With root: install gcc {limit} beside it, and name it in the shell that builds",
-                        (f"apt install gcc-{limit} g++-{limit}", f"export CC=gcc-{limit} CXX=g++-{limit}"),
-                    ),
-                    Fix(
-                        f"Without root: gcc {limit} from conda-forge; its activation sets CC and CXX",
-                        (f"conda install -c conda-forge gxx_linux-64={limit}",),
-                    ),
-                ),
+                fixes=gcc_fixes(limit),
             )
             return

@@ -6,6 +6,7 @@ Pure: facts in, words and commands out.
 from __future__ import annotations
 
 import re
+import shlex
 
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.cgroup import Cgroup
@@ -15,7 +16,9 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Compiler, Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import Fix
-from ddpdoctor.wording import pip_install
+from ddpdoctor.wording import in_patient, pip_install
+
+APEX_REPOSITORY = "https://github.com/NVIDIA/apex"
 
 GCC_MAX = {
     "11.0": 9, "11.1": 10, "11.2": 10, "11.3": 10, "11.4": 11, "11.5": 11, "11.6": 11, "11.7": 11, "11.8": 11,
@@ -80,7 +83,8 @@ def toolkit_fixes(toolchain: Toolchain, patient: Patient, torch_cuda: str) -> tu
     """How to come to an nvcc of torch's CUDA version without root: one that is there already, else one to install."""
     wanted = minor_only(torch_cuda)
     for nvcc in toolchain.nvccs:
-        if nvcc.version == wanted and nvcc != toolchain.nvcc:
+        # The one that torch takes already lacks something, or nobody would ask.
+        if nvcc.version == wanted and home_of(nvcc) != toolchain.cuda_home:
             home = home_of(nvcc)
             return (
                 Fix(
@@ -116,6 +120,20 @@ def wheel_fix(patient: Patient, nvcc: str) -> Fix | None:
     return Fix(
         f"Or change torch: the newest wheel for CUDA {nvcc}; its companions have to come from there too",
         (pip_install(patient, "--force-reinstall", "torch", "--index-url", index),),
+    )
+
+
+def gcc_fixes(limit: int) -> tuple[Fix, ...]:
+    """How to come to a gcc that nvcc takes."""
+    return (
+        Fix(
+            f"With root: install gcc {limit} beside it, and name it in the shell that builds",
+            (f"apt install gcc-{limit} g++-{limit}", f"export CC=gcc-{limit} CXX=g++-{limit}"),
+        ),
+        Fix(
+            f"Without root: gcc {limit} from conda-forge; its activation sets CC and CXX",
+            (f"conda install -c conda-forge gxx_linux-64={limit}",),
+        ),
     )
 
 
@@ -188,3 +206,27 @@ def readable(symbol: str) -> str:
 def old_strings(symbols: tuple[str, ...]) -> bool:
     """Whether one names std::string by its old ABI ("Ss"), which torch wheels before 2.6 used."""
     return any(re.search(r"E.*Ss|[PRK]Ss", symbol) and "__cxx11" not in symbol for symbol in symbols)
+
+
+def build_commands(
+    toolchain: Toolchain, patient: Patient, architectures: str | None, count: int | None
+) -> tuple[str, ...]:
+    """The commands that build Apex for this patient, from the source tree at hand or a fresh clone."""
+    folder = toolchain.apex_source
+    settings = [f"CUDA_HOME={toolchain.cuda_home}"] if toolchain.cuda_home else []
+    settings += [f"TORCH_CUDA_ARCH_LIST={shlex.quote(architectures)}"] if architectures else []
+    settings += [f"MAX_JOBS={count}"] if count else []
+    options = ["-v", "--no-build-isolation", "--no-cache-dir"]
+    if folder and toolchain.apex_source_style == "options":
+        pip = patient.pip_version if isinstance(patient.pip_version, str) else "24"
+        for flag in ("--cpp_ext", "--cuda_ext"):
+            old = [int(part) for part in pip.split(".")[:2] if part.isdecimal()] < [23, 1]
+            options += [f"--global-option={flag}"] if old else ["--config-settings", f"--build-option={flag}"]
+    else:
+        settings += ["APEX_CPP_EXT=1", "APEX_CUDA_EXT=1"]
+    return (
+        pip_install(patient, "packaging", "setuptools", "wheel", "ninja"),
+        f"cd {shlex.quote(folder)}" if folder else f"git clone {APEX_REPOSITORY} && cd apex",
+        " ".join([*settings, pip_install(patient, *options, ".")]),
+        in_patient(patient, "-c", "import torch, amp_C, apex_C, fused_layer_norm_cuda, syncbn"),
+    )

@@ -45,6 +45,8 @@ class Toolchain(Facts, frozen=True, kw_only=True):
     """In the order in which torch would take them; the first lies in `cuda_home` only if that holds an nvcc at all."""
     cuda_home: Annotated[str | None, Source("CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda")] = None
     """What torch.utils.cpp_extension would use, whether there is an nvcc in it or not."""
+    has_headers: Annotated[bool, Source("include and targets/*/include of cuda_home")] = True
+    """Whether there is a cuda_runtime.h where torch lets the C++ compiler look; True without a cuda_home."""
     compiler: Annotated[Maybe[Compiler | None], Source("CXX, c++ on PATH")] = None
     """What torch.utils.cpp_extension compiles C++ with."""
     nvcc_compiler: Annotated[Maybe[Compiler | None], Source("CC, NVCC_CCBIN, gcc on PATH")] = None

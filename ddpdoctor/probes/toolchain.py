@@ -42,6 +42,7 @@ def probe(context: Context) -> Toolchain:
             _nvcc(context, path, by, one.wait(SECONDS)) for (path, by), one in zip(candidates, asked, strict=True)
         ),
         cuda_home=home,
+        has_headers=home is None or _has_headers(context.path(home) if home.startswith("/") else Path(home)),
         compiler=compiler.answer(),
         nvcc_compiler=nvcc_compiler.answer(),
         ninja=_ninja(ninja.wait(SECONDS)) if ninja else None,
@@ -142,6 +143,14 @@ def _gcc_max(context: Context, path: str, version: str) -> int | None:
             if limit := re.search(r"#\s*if\s+__GNUC__\s*>\s*(\d+)", text):
                 return int(limit[1])
     return None
+
+
+def _has_headers(home: Path) -> bool:
+    """conda keeps them below targets and has its compilers look there."""
+    return any(
+        (home / include / "cuda_runtime.h").is_file()
+        for include in ("include", *(f"targets/{name}/include" for name in names_in(home / "targets")))
+    )
 
 
 def _cxx(context: Context) -> tuple[str | None, str]:

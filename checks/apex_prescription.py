@@ -1,0 +1,193 @@
+"""What `ddpdoctor explain apex` prescribes: how to build Apex here, or what torch has in its stead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.building import (
+    architecture_list,
+    build_commands,
+    gcc_fixes,
+    gcc_limit,
+    jobs,
+    minor_only,
+    rejects,
+    too_new,
+    toolkit_fixes,
+    wheel_fix,
+)
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.toolchain import Nvcc, Toolchain
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import Evidence, Finding, Fix
+from ddpdoctor.registry import prescription, requires
+from ddpdoctor.wording import listed, pip_install
+
+REPLACEMENTS = (
+    Fix(
+        "Mixed precision: apex.amp is no longer maintained",
+        (
+            "# before: model, opt = amp.initialize(model, opt, opt_level='O1')",
+            "# after:  with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(batch)",
+        ),
+    ),
+    Fix(
+        "Optimizers",
+        (
+            "# before: apex.optimizers.FusedAdam(model.parameters(), lr=1e-4)",
+            "# after:  torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)",
+        ),
+    ),
+    Fix(
+        "Normalisation",
+        (
+            "# before: apex.normalization.FusedLayerNorm(1024), FusedRMSNorm(1024)",
+            "# after:  torch.nn.LayerNorm(1024), torch.nn.RMSNorm(1024)   # under torch.compile they are fused",
+        ),
+    ),
+    Fix(
+        "SyncBatchNorm and DistributedDataParallel",
+        (
+            "# before: apex.parallel.convert_syncbn_model(model)",
+            "# after:  torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",
+        ),
+    ),
+)
+
+
+@prescription("apex")
+def apex(
+    patient: Patient,
+    torch: Torch,
+    toolchain: Maybe[Toolchain],
+    gpus: Maybe[Gpus],
+    machine: Maybe[Machine],
+    cgroup: Maybe[Cgroup],
+) -> Iterator[Finding]:
+    """How to get NVIDIA Apex to work in this very environment, or what to use in its stead.
+
+    ## What breaks
+    Apex isn't on PyPI; it is built on the spot, against one torch, with the nvcc of exactly that torch's CUDA version.
+    Most failed installations come from a difference there, from pip's isolated builds, or from memory running out.
+
+    ## Why
+    Its setup.py compares nvcc's version with `torch.version.cuda` and stops at any difference; today's runs nvcc even
+    when no extension was asked for, so without CUDA_HOME not even the Python part installs. Each of some dozen CUDA
+    files takes up to 3 GiB to compile, and ninja compiles as many at once as there are cores.
+
+    ## Fix
+    Below stands what to type on this host. Where all you need is mixed precision, a fused AdamW, SyncBatchNorm or layer
+    norm, torch has them itself: nothing to build, and nothing that breaks at the next upgrade.
+    """
+    requires(torch.installed, "torch is not installed")
+    if torch.hip is not None:
+        yield _rocm(patient, torch)
+    elif torch.cuda is None:
+        yield _without_cuda(torch, gpus)
+        return
+    elif isinstance(toolchain, Unknown):
+        yield Finding(
+            summary=f"Whether Apex can be built here isn't known: {toolchain.reason}"[:160],
+            evidence=(torch.seen("version"), torch.seen("cuda")),
+            fixes=(Fix(f"It takes an nvcc of exactly CUDA {minor_only(torch.cuda)}", ("nvcc --version",)),),
+        )
+    else:
+        yield _with_cuda(patient, torch, torch.cuda, toolchain, gpus, machine, cgroup)
+    yield Finding(
+        summary="torch itself has what most programs use Apex for",
+        evidence=(torch.seen("version"),),
+        fixes=REPLACEMENTS,
+    )
+
+
+def _rocm(patient: Patient, torch: Torch) -> Finding:
+    return Finding(
+        summary=f"torch {torch.version} is built for ROCm: AMD's fork of Apex is the one to build",
+        cause="Its branches follow torch's releases; take the one that its README names for this torch.",
+        evidence=(torch.seen("hip"),),
+        fixes=(
+            Fix(
+                "Build AMD's Apex",
+                (
+                    "git clone https://github.com/ROCm/apex && cd apex",
+                    pip_install(patient, "-v", "--no-build-isolation", "--no-cache-dir", "--config-settings")
+                    + ' "--build-option=--cpp_ext" --config-settings "--build-option=--cuda_ext" .',
+                ),
+            ),
+        ),
+    )
+
+
+def _without_cuda(torch: Torch, gpus: Maybe[Gpus]) -> Finding:
+    gpu = not isinstance(gpus, Unknown) and gpus.vendor == "nvidia" and bool(gpus.devices)
+    return Finding(
+        summary=f"torch {torch.version} is built without CUDA; Apex has nothing to offer there",
+        cause="All of Apex's kernels are CUDA kernels. What torch has itself runs on a CPU too."
+        + (" There is an NVIDIA GPU here: a torch with CUDA comes first (`ddpdoctor check`)." if gpu else ""),
+        evidence=(torch.seen("version"),),
+        fixes=REPLACEMENTS,
+    )
+
+
+def _compiler_first(toolchain: Toolchain, nvcc: Nvcc) -> tuple[Fix, ...]:
+    """What to do about a compiler that this nvcc won't take."""
+    limit = gcc_limit(nvcc)
+    found = limit is not None and any(
+        too_new(compiler, limit) for compiler in (toolchain.compiler, toolchain.nvcc_compiler)
+    )
+    return gcc_fixes(limit) if found and limit is not None else ()
+
+
+def _with_cuda(
+    patient: Patient,
+    torch: Torch,
+    cuda: str,
+    toolchain: Toolchain,
+    gpus: Maybe[Gpus],
+    machine: Maybe[Machine],
+    cgroup: Maybe[Cgroup],
+) -> Finding:
+    """The build command, or the two ways out where nvcc and torch differ."""
+    nvcc = toolchain.nvcc
+    if nvcc is None or not nvcc.version or not toolchain.has_headers:
+        found = "there is no nvcc where torch looks for it"
+        if nvcc:
+            found = f"{toolchain.cuda_home} holds no headers" if nvcc.version else f"{nvcc.path} fails: {nvcc.error}"
+        return Finding(
+            summary=f"Apex needs an nvcc of CUDA {minor_only(cuda)}, and {found}"[:160],
+            evidence=(torch.seen("cuda"), toolchain.seen("cuda_home", toolchain.cuda_home or "not found")),
+            fixes=toolkit_fixes(toolchain, patient, cuda),
+        )
+    evidence = (
+        torch.seen("cuda"),
+        Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
+    )
+    if rejects("apex", nvcc.version, cuda):
+        wheel = wheel_fix(patient, nvcc.version)
+        return Finding(
+            summary=f"Apex can't be built yet: nvcc is of CUDA {nvcc.version}, torch of CUDA {cuda}",
+            cause="Apex's setup.py stops at any difference. There are two ways out; then ask again for the build command.",
+            evidence=evidence,
+            fixes=(*toolkit_fixes(toolchain, patient, cuda), *((wheel,) if wheel else ())),
+        )
+    architectures = architecture_list(gpus)
+    room = jobs(machine, cgroup)
+    unknown = [] if architectures else ["the GPUs (set TORCH_CUDA_ARCH_LIST yourself if you build for another machine)"]
+    unknown += [] if room else ["memory and cores (set MAX_JOBS to a third of the free GiB)"]
+    notes = [f"MAX_JOBS by {room[1]}."] if room else []
+    notes += [f"Not known: {listed(unknown)}."] if unknown else []
+    return Finding(
+        summary=f"Apex can be built here: nvcc {nvcc.version} is of torch's CUDA version",
+        cause=" ".join(notes),
+        evidence=evidence,
+        fixes=(
+            *_compiler_first(toolchain, nvcc),
+            Fix(
+                "Build it, then see that it loads", build_commands(toolchain, patient, architectures, room and room[0])
+            ),
+        ),
+    )
