@@ -1,0 +1,78 @@
+"""Asks libcuda which file it is, which CUDA it serves and whether it comes up."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.probes import cuda_inquiry, subprocesses
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.loader import can_be_found
+
+SECONDS = 10.0
+"""How long loading libcuda and cuInit may take together."""
+HIDES_GPUS = ("CUDA_VISIBLE_DEVICES",)
+"""Left out of the environment: whether the driver comes up is one question, which GPUs a job may see another."""
+
+
+class CudaAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """See the fields of facts/driver.py."""
+
+    path: str | Unknown | None = None
+    version: tuple[int, int] | Unknown | None = None
+    init: int | Unknown | None = None
+
+
+class Asked:
+    """A question under way; `wait()` gives the answers."""
+
+    def __init__(self, started: subprocesses.Started | None) -> None:
+        self._started = started
+        self._since = time.monotonic()
+
+    def wait(self) -> CudaAnswers:
+        """Waits until the 10 s since the start are over, at most."""
+        if self._started is None:
+            return CudaAnswers()
+        return _read(self._started.wait(max(0.1, self._since + SECONDS - time.monotonic())))
+
+
+def start(context: Context) -> Asked:
+    """Starts asking, if there is a libcuda.so.1 at all."""
+    if not can_be_found(context, "libcuda.so.1"):
+        return Asked(None)
+    environ = {name: value for name, value in context.environ.items() if name not in HIDES_GPUS}
+    return Asked(subprocesses.start([sys.executable, "-I", "-S", cuda_inquiry.__file__], environ=environ))
+
+
+def _read(ended: subprocesses.Ended) -> CudaAnswers:
+    said: dict[str, Any] = {}
+    for line in ended.stdout.splitlines():
+        try:
+            one = json.loads(line)
+        except ValueError:
+            continue  # A library that prints to stdout, or the last line cut off.
+        said.update(one if isinstance(one, dict) else {})
+    why = Unknown(_failure(ended, said))
+    version = said.get("version", why)
+    return CudaAnswers(
+        path=said.get("path", why),
+        version=(version // 1000, version % 1000 // 10) if isinstance(version, int) else why,
+        init=said.get("init", why),
+    )
+
+
+def _failure(ended: subprocesses.Ended, said: dict[str, Any]) -> str:
+    doing = "cuInit" if "version" in said else "cuDriverGetVersion" if "path" in said else "loading libcuda"
+    if ended.timed_out:
+        return f"{doing} did not end within {SECONDS:.0f} s"
+    if ended.signal_name:
+        return f"{doing} crashed with {ended.signal_name}"
+    if "error" in said:
+        return f"libcuda can't be used: {said['error']}"
+    return ended.failed_to_start or f"{doing} gave no answer"

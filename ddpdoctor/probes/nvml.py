@@ -1,0 +1,93 @@
+"""NVML's account of the driver and the GPUs, asked once for both probes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.probes import nvml_inquiry
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.loader import can_be_found
+from ddpdoctor.probes.subprocesses import Ended, run
+
+SECONDS = 10.0
+"""How long NVML may take for all of its answers."""
+LIBRARY = "libnvidia-ml.so.1"
+
+
+class NvmlAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """What NVML said. `status` None and `failure` "": there is no library to ask."""
+
+    status: int | None = None
+    """nvmlInit's return code."""
+    message: str = ""
+    path: str | None = None
+    version: str | None = None
+    driver_version: str | None = None
+    gpus: tuple[dict[str, Any], ...] = ()
+    p2p: Any = ()
+    failure: str = ""
+    """Why there is no full answer: it hung, it crashed."""
+
+
+def ask(context: Context) -> NvmlAnswers:
+    """NVML's answers, from a subprocess that has the environment of a rank."""
+    answers = context.once("nvml", lambda: _ask(context))
+    assert isinstance(answers, NvmlAnswers)
+    return answers
+
+
+def _ask(context: Context) -> NvmlAnswers:
+    if not can_be_found(context, LIBRARY):
+        return NvmlAnswers()
+    module = importlib.util.find_spec("pynvml")
+    if module is None or module.origin is None:
+        return NvmlAnswers(failure="the Python package nvidia-ml-py is missing beside ddpdoctor")
+    # Isolated and without site: nothing of the patient's settings or of the working directory may get in between.
+    origin = Path(module.origin)
+    folder = origin.parent.parent if module.submodule_search_locations else origin.parent
+    command = [sys.executable, "-I", "-S", nvml_inquiry.__file__, str(folder)]
+    return _read(run(command, SECONDS, environ=context.environ))
+
+
+def _read(ended: Ended) -> NvmlAnswers:
+    said: dict[str, Any] = {}
+    gpus = []
+    for line in ended.stdout.splitlines():
+        try:
+            one = json.loads(line)
+        except ValueError:
+            continue  # A library that prints to stdout, or the last line cut off.
+        if isinstance(one, dict):
+            said.update(one)
+            gpus += [one["gpu"]] if "gpu" in one else []
+    system = said.get("system", {})
+    return NvmlAnswers(
+        status=said.get("init"),
+        message=said.get("message", ""),
+        path=said.get("path") or said.get("library") or None,
+        version=system.get("nvml_version"),
+        driver_version=system.get("nvml_driver_version"),
+        gpus=tuple(gpus),
+        p2p=said.get("p2p", ()),
+        failure=_failure(ended, said),
+    )
+
+
+def _failure(ended: Ended, said: dict[str, Any]) -> str:
+    where = f" (asking GPU {said['asking']})" if "asking" in said else ""
+    if ended.timed_out:
+        return f"NVML did not answer within {SECONDS:.0f} s{where}"
+    if ended.failed_to_start:
+        return f"{sys.executable}: {ended.failed_to_start}"
+    if ended.signal_name:
+        return f"NVML crashed with {ended.signal_name}{where}"
+    if not ended.ok:
+        last = ended.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        return f"asking NVML failed: {''.join(last) or f'exit code {ended.returncode}'}"
+    return f"NVML can't count the GPUs: {said['no_count']}" if "no_count" in said else ""

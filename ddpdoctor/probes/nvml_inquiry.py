@@ -1,0 +1,283 @@
+"""Asks NVML everything, in a process of its own, since NVML may hang or crash. Prints one JSON object a line as it goes:
+
+{"init": code, "message": ..., "path": ...}, {"system": ...}, {"asking": index}, {"gpu": {...}}, {"p2p": [[...]]}.
+
+Run with the folder that holds the `pynvml` module as its argument. The fields of "gpu" are those of facts/gpus.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+GPU_IS_LOST = 15
+NO_ANSWER = {3: "not supported by this GPU or driver", 4: "needs more rights", 13: "this NVML is too old to say"}
+"""Codes by which NVML declines one question although the GPU is well."""
+INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND = 2, 3, 6, 13
+
+COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
+FABRIC_STATES = ("not-supported", "not-started", "in-progress", "completed")
+VIRTUALIZATION = ("none", "passthrough", "vgpu", "host-vgpu", "host-vsga")
+P2P = ("ok", "chipset-not-supported", "gpu-not-supported", "chipset-not-supported", "disabled-by-regkey",
+       "not-supported", "unknown")  # fmt: skip
+THROTTLE = ("gpu-idle", "app-clocks", "sw-power-cap", "hw-slowdown", "sync-boost", "sw-thermal", "hw-thermal",
+            "hw-power-brake", "display-clocks")  # fmt: skip
+LINK_ERRORS = (0, 1, 2)
+"""Replay, recovery and flow control CRC."""
+
+
+def tell(what: str, value: object, **more: object) -> None:
+    print(json.dumps({what: value, **more}), flush=True)
+
+
+def word(words: tuple[str, ...], number: int) -> str:
+    return words[number] if 0 <= number < len(words) else f"unknown ({number})"
+
+
+class Gpu:
+    """One GPU's answers. Each question is guarded for itself."""
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self.nvml = nvml
+        self.answers: dict[str, Any] = {"index": index, "lost": False, "error": ""}
+        self.handle: Any = None
+
+    def ask(self, field: str, question: Callable[[], Any], otherwise: object = None) -> None:
+        """Notes the answer; or `otherwise`, or why there is none."""
+        if self.answers["lost"]:
+            return
+        try:
+            answer = question()
+        except self.nvml.NVMLError as error:
+            if error.value not in NO_ANSWER:
+                self.answers["error"] = self.answers["error"] or f"{message(self.nvml, error)} ({field})"
+                self.answers["lost"] = error.value == GPU_IS_LOST
+            reason = NO_ANSWER.get(error.value) or message(self.nvml, error)
+        except AttributeError:
+            reason = "the installed nvidia-ml-py is too old to ask"
+        except Exception as crash:
+            reason = f"{type(crash).__name__}: {crash}"
+        else:
+            self.answers[field] = answer
+            return
+        self.answers[field] = {"type": "unknown", "reason": reason} if otherwise is None else otherwise
+
+    def look(self) -> None:
+        nvml, index = self.nvml, self.answers["index"]
+        try:
+            handle = self.handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError as error:
+            self.answers.update(lost=error.value == GPU_IS_LOST, error=f"{message(nvml, error)} (handle)")
+            return
+        get = nvml
+        self.ask("bus_id", lambda: sysfs_address(get.nvmlDeviceGetPciInfo(handle)), "")
+        self.ask("name", lambda: get.nvmlDeviceGetName(handle), "")
+        self.ask("uuid", lambda: get.nvmlDeviceGetUUID(handle), "")
+        self.ask("compute_capability", lambda: get.nvmlDeviceGetCudaComputeCapability(handle))
+        self.ask("memory_total", lambda: get.nvmlDeviceGetMemoryInfo(handle).total)
+        self.ask("memory_used", lambda: self.memory_used())
+        self.ask("compute_mode", lambda: word(COMPUTE_MODES, get.nvmlDeviceGetComputeMode(handle)))
+        self.ask("mig_enabled", lambda: bool(get.nvmlDeviceGetMigMode(handle)[0]))
+        if self.answers.get("mig_enabled") is True:
+            self.ask("mig_instances", lambda: self.mig_instances(), ())
+        self.ask("ecc_enabled", lambda: bool(get.nvmlDeviceGetEccMode(handle)[0]))
+        self.ask("ecc_uncorrected_volatile", lambda: get.nvmlDeviceGetTotalEccErrors(handle, 1, 0))
+        self.ask("ecc_uncorrected_aggregate", lambda: get.nvmlDeviceGetTotalEccErrors(handle, 1, 1))
+        self.ask("row_remap_pending", lambda: bool(get.nvmlDeviceGetRemappedRows(handle)[2]))
+        self.ask("row_remap_failed", lambda: bool(get.nvmlDeviceGetRemappedRows(handle)[3]))
+        self.ask("retired_pages_pending", lambda: bool(get.nvmlDeviceGetRetiredPagesPendingStatus(handle)))
+        self.ask("throttle_reasons", lambda: throttle(get.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
+        self.ask("temperature", lambda: get.nvmlDeviceGetTemperature(handle, 0))
+        self.ask("power", lambda: get.nvmlDeviceGetPowerUsage(handle) / 1000)
+        self.ask("power_limit", lambda: get.nvmlDeviceGetPowerManagementLimit(handle) / 1000)
+        self.ask("power_limit_default", lambda: get.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000)
+        self.ask("sm_clock", lambda: get.nvmlDeviceGetClockInfo(handle, 1))
+        self.ask("sm_clock_max", lambda: get.nvmlDeviceGetMaxClockInfo(handle, 1))
+        self.ask("utilisation", lambda: get.nvmlDeviceGetUtilizationRates(handle).gpu)
+        self.ask("pcie_generation", lambda: get.nvmlDeviceGetCurrPcieLinkGeneration(handle))
+        self.ask("pcie_generation_max", lambda: get.nvmlDeviceGetMaxPcieLinkGeneration(handle))
+        self.ask("pcie_width", lambda: get.nvmlDeviceGetCurrPcieLinkWidth(handle))
+        self.ask("pcie_width_max", lambda: get.nvmlDeviceGetMaxPcieLinkWidth(handle))
+        self.ask("virtualization", lambda: word(VIRTUALIZATION, get.nvmlDeviceGetVirtualizationMode(handle)))
+        self.ask("links", lambda: self.links())
+        links = self.answers.pop("links", [])
+        if isinstance(links, dict):
+            self.answers.update(nvlinks_active=links, nvlinks_total=links, nvlink_errors=links)
+        else:
+            active = [link for link, state in links if state]
+            self.answers.update(nvlinks_active=len(active), nvlinks_total=len(links))
+            self.ask("nvlink_errors", lambda: self.link_errors(active))
+        self.ask("fabric", lambda: self.fabric())
+        fabric = self.answers.pop("fabric", {})
+        if "type" in fabric:
+            fabric = {"fabric_state": fabric, "fabric_status": fabric}
+        self.answers.update(fabric)
+        self.ask("listed", lambda: self.compute_processes())
+        listed = self.answers.pop("listed", {})
+        if "type" in listed:
+            listed = {"processes": listed, "processes_memory": listed}
+        self.answers.update(listed)
+
+    def memory_used(self) -> int:
+        """Without what the driver keeps for itself, where NVML tells the two apart."""
+        try:
+            return int(self.nvml.nvmlDeviceGetMemoryInfo(self.handle, self.nvml.nvmlMemory_v2).used)
+        except (self.nvml.NVMLError, AttributeError, TypeError):
+            return int(self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used)
+
+    def mig_instances(self) -> list[dict[str, Any]]:
+        found = []
+        for slot in range(self.nvml.nvmlDeviceGetMaxMigDeviceCount(self.handle)):
+            try:
+                part = self.nvml.nvmlDeviceGetMigDeviceHandleByIndex(self.handle, slot)
+                instance = {"uuid": self.nvml.nvmlDeviceGetUUID(part)}
+            except self.nvml.NVMLError as error:
+                if error.value in (INVALID_ARGUMENT, NOT_FOUND):
+                    continue  # An empty slot.
+                raise
+            with suppress(self.nvml.NVMLError):
+                instance["name"] = self.nvml.nvmlDeviceGetName(part)
+            with suppress(self.nvml.NVMLError):
+                instance["memory_total"] = self.nvml.nvmlDeviceGetMemoryInfo(part).total
+            found.append(instance)
+        return found
+
+    def links(self) -> list[tuple[int, bool]]:
+        """(number, is it up) of each NVLink that the GPU has."""
+        found = []
+        for link in range(self.nvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                found.append((link, bool(self.nvml.nvmlDeviceGetNvLinkState(self.handle, link))))
+            except self.nvml.NVMLError as error:
+                if error.value == INVALID_ARGUMENT:
+                    break
+                if error.value != NOT_SUPPORTED:
+                    raise
+        return found
+
+    def link_errors(self, links: list[int]) -> int:
+        return sum(
+            self.nvml.nvmlDeviceGetNvLinkErrorCounter(self.handle, link, counter)
+            for link in links
+            for counter in LINK_ERRORS
+        )
+
+    def fabric(self) -> dict[str, Any]:
+        try:
+            info = self.nvml.c_nvmlGpuFabricInfo_v2_t()
+            self.nvml.nvmlDeviceGetGpuFabricInfoV(self.handle, ctypes.byref(info))
+        except (self.nvml.NVMLError, AttributeError) as error:
+            if getattr(error, "value", FUNCTION_NOT_FOUND) != FUNCTION_NOT_FOUND:
+                raise
+            info = self.nvml.c_nvmlGpuFabricInfo_t()
+            self.nvml.nvmlDeviceGetGpuFabricInfo(self.handle, ctypes.byref(info))
+        return {"fabric_state": word(FABRIC_STATES, info.state), "fabric_status": info.status}
+
+    def compute_processes(self) -> dict[str, int]:
+        listed = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
+        return {"processes": len(listed), "processes_memory": sum(one.usedGpuMemory or 0 for one in listed)}
+
+
+def throttle(bits: int) -> list[str]:
+    return [name for number, name in enumerate(THROTTLE) if bits >> number & 1]
+
+
+def sysfs_address(info: Any) -> str:
+    """ "00000000:17:00.0" as sysfs writes it: "0000:17:00.0". An integrated GPU has none: ""."""
+    text = (info.busId or info.busIdLegacy).decode("ascii", "replace").lower()
+    found = re.fullmatch(r"([0-9a-f]+):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", text)
+    return f"{int(found[1], 16):04x}:{found[2]}" if found else ""
+
+
+def p2p_status(nvml: Any, one: Any, other: Any) -> str:
+    """Whether the first may read the other's memory."""
+    try:
+        return word(P2P, nvml.nvmlDeviceGetP2PStatus(one, other, 0))
+    except nvml.NVMLError as error:
+        if error.value == FUNCTION_NOT_FOUND:
+            raise
+        return "not-supported" if error.value == NOT_SUPPORTED else "unknown"
+
+
+def p2p_matrix(nvml: Any, gpus: list[Gpu]) -> list[list[str]]:
+    def status(one: Gpu, other: Gpu) -> str:
+        if one is other:
+            return "self"
+        dead = one.handle is None or other.handle is None or one.answers["lost"] or other.answers["lost"]
+        return "unknown" if dead else p2p_status(nvml, one.handle, other.handle)
+
+    return [[status(one, other) for other in gpus] for one in gpus]
+
+
+def message(nvml: Any, error: Any) -> str:
+    """The library's own words for an error, or those of the module."""
+    try:
+        text = nvml.nvmlErrorString(error.value)
+        return text.decode() if isinstance(text, bytes) else str(text)
+    except Exception:
+        return str(error)
+
+
+def library_path() -> str:
+    """The file that was loaded."""
+    try:
+        with open("/proc/self/maps") as maps:  # noqa: PTH123 (pathlib would be this process's slowest import)
+            return next((line.split(None, 5)[5].strip() for line in maps if "libnvidia-ml" in line), "")
+    except OSError:
+        return ""
+
+
+def text_or_nothing(question: Callable[[], Any]) -> str | None:
+    try:
+        answer = question()
+    except Exception:
+        return None
+    return answer.decode() if isinstance(answer, bytes) else str(answer)
+
+
+def main() -> None:
+    sys.path.append(sys.argv[1])
+    import pynvml as nvml
+
+    # Loaded and told first: should nvmlInit crash, we still know which file it was.
+    with suppress(Exception):  # nvmlInit says so again, with its code.
+        nvml._LoadNvmlLibrary()
+    path = library_path()
+    tell("library", path)
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        tell("init", error.value, message=message(nvml, error), path=path)
+        return
+    tell("init", 0, message="", path=path)
+    tell(
+        "system",
+        {
+            "nvml_version": text_or_nothing(nvml.nvmlSystemGetNVMLVersion),
+            "nvml_driver_version": text_or_nothing(nvml.nvmlSystemGetDriverVersion),
+        },
+    )
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        tell("no_count", message(nvml, error))
+        return
+    gpus = [Gpu(nvml, index) for index in range(count)]
+    for gpu in gpus:
+        tell("asking", gpu.answers["index"])
+        gpu.look()
+        tell("gpu", gpu.answers)
+    try:
+        tell("p2p", p2p_matrix(nvml, gpus))
+    except nvml.NVMLError:
+        tell("p2p", {"type": "unknown", "reason": NO_ANSWER[FUNCTION_NOT_FOUND]})
+    tell("done", True)
+
+
+if __name__ == "__main__":
+    main()
