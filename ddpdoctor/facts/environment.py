@@ -17,12 +17,33 @@ class Setting(msgspec.Struct, frozen=True):
     origin: str = "environment"
 
 
+class UnreadableFile(msgspec.Struct, frozen=True):
+    """A configuration file of NCCL's that is there, or was asked for, and can't be read."""
+
+    path: str
+    reason: str
+    """"Permission denied", "No such file or directory", "not a text file" ..."""
+
+
+class IgnoredLine(msgspec.Struct, frozen=True):
+    """A line of such a file that NCCL doesn't take as its writer meant it. `number` counts from 1."""
+
+    path: str
+    number: int
+    text: str
+    why: str
+    """"no =", "name with spaces or export", "quotes are part of the value", "set too late for torch"."""
+
+
 class Environment(Facts, frozen=True, kw_only=True):
     """The variables that matter to training; where a file and the environment both set one, both stand here, the winner first."""
 
     settings: Annotated[tuple[Setting, ...], Source("environment, NCCL's configuration files")]
     configuration_files: Annotated[Maybe[tuple[str, ...]], Source("NCCL_CONF_FILE, ~/.nccl.conf, /etc/nccl.conf")] = ()
-    unreadable_files: Annotated[tuple[str, ...], Source("NCCL's configuration files")] = ()
+    unreadable_files: Annotated[tuple[UnreadableFile, ...], Source("NCCL's configuration files")] = ()
+    ignored_lines: Annotated[tuple[IgnoredLine, ...], Source("NCCL's configuration files")] = ()
+    undecodable: Annotated[tuple[str, ...], Source("environment")] = ()
+    """Names whose name or value holds bytes that aren't UTF-8; each such byte is shown as U+FFFD."""
     file_init: Annotated[
         Maybe[tuple[tuple[str, int, str], ...]], Source("stat of file:// addresses in the settings")
     ] = ()
@@ -32,5 +53,17 @@ class Environment(Facts, frozen=True, kw_only=True):
         """The value that counts, or `default` where nothing sets it."""
         return next((one.value for one in self.settings if one.name == name), default)
 
+    def setting(self, name: str) -> Setting | None:
+        """The setting that counts, or None."""
+        return next((one for one in self.settings if one.name == name), None)
+
     def __contains__(self, name: object) -> bool:
         return any(one.name == name for one in self.settings)
+
+    @property
+    def effective(self) -> tuple[Setting, ...]:
+        """One setting for each name: the one that counts."""
+        winners: dict[str, Setting] = {}
+        for one in self.settings:
+            winners.setdefault(one.name, one)
+        return tuple(winners.values())

@@ -1,0 +1,434 @@
+"""How the ranks are started: what torchrun, Slurm and MPI leave in the environment, and whether it fits together."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.launchers import (
+    current_launch,
+    in_slurm_batch_script,
+    in_slurm_step,
+    number,
+    slurm_tasks,
+    slurm_tasks_here,
+)
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import listed, plural
+
+ENV_INIT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RANK_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+NO_LAUNCHER = "no launcher's settings here"
+
+
+def shown(environment: Environment, *names: str) -> tuple[Evidence, ...]:
+    """Those of the variables that are set, as evidence."""
+    found = (environment.setting(name) for name in names)
+    return tuple(Evidence(f"{one.name}={one.value}", one.origin) for one in found if one)
+
+
+def unset(environment: Environment, *names: str) -> str:
+    return "unset " + " ".join(name for name in names if name in environment)
+
+
+def with_torchrun(plan: Plan) -> Fix:
+    return Fix("let torchrun set all of them", (f"torchrun --nproc-per-node={plan.nproc} train.py",))
+
+
+@check(
+    "launcher-env-missing",
+    severity=FAIL,
+    log_signs=(
+        LogSign("environment variable RANK expected, but not set"),
+        LogSign("environment variable WORLD_SIZE expected, but not set"),
+        LogSign("environment variable MASTER_ADDR expected", why="not verified against a release"),
+        LogSign("KeyError: 'LOCAL_RANK'"),
+        LogSign("KeyError: 'NODE_RANK'"),
+    ),
+)
+def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Finding]:
+    """Some of the settings that init_process_group needs are there, others aren't.
+
+    ## What breaks
+    `init_process_group()` stops with "environment variable ... expected, but not set".
+
+    ## Why
+    With the default `env://` method torch wants RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, all four. A launcher sets
+    them together; by hand one is easily forgotten.
+
+    ## Fix
+    Start the program with `torchrun`, or export what is missing.
+    """
+    requires(environment.get("RANK") or environment.get("WORLD_SIZE"), NO_LAUNCHER)
+    launch = current_launch(environment)
+    by_another = launch is not None and launch.launcher not in ("torchrun", "settings")
+    requires(not by_another, f"{launch.launcher if launch else ''} says which rank this is")
+    requires(not {"NODE_RANK", "PET_NODE_RANK", "PET_NNODES", "NNODES"} & names(environment), NO_LAUNCHER)
+    requires(not any(name.startswith("SLURM_JOB") for name in names(environment)) or "RANK" in environment, NO_LAUNCHER)
+    missing = [name for name in ENV_INIT if not environment.get(name)]
+    if missing:
+        have = [name for name in ENV_INIT if environment.get(name)]
+        examples = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        yield Finding(
+            summary=f"{listed(have)} {'is' if len(have) == 1 else 'are'} set, but {listed(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not",
+            severity=FAIL if "RANK" in environment else WARN,
+            evidence=shown(environment, *ENV_INIT),
+            fixes=(
+                with_torchrun(plan),
+                Fix(
+                    "or set the rest by hand (this is for a single process; each rank needs its own RANK)",
+                    ("export " + " ".join(f"{name}={examples[name]}" for name in missing),),
+                ),
+                Fix("or, if they are left over, take them away", (unset(environment, *ENV_INIT),)),
+            ),
+        )
+
+
+def names(environment: Environment) -> set[str]:
+    return {one.name for one in environment.settings}
+
+
+@check(
+    "launcher-env-inconsistent",
+    severity=FAIL,
+    log_signs=(
+        LogSign("has already checked in"),
+        LogSign("Bootstrap Root : mismatch in rank count"),
+        LogSign("CUDA error: invalid device ordinal"),
+    ),
+)
+def launcher_env_inconsistent(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Finding]:
+    """The settings that say which rank this is contradict each other.
+
+    ## What breaks
+    The rendezvous waits for ranks that don't exist, two processes take one rank, or a rank asks for a GPU that isn't there.
+
+    ## Why
+    RANK counts from 0 to WORLD_SIZE - 1, LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1, MASTER_PORT is a free TCP port and
+    MASTER_ADDR a name that every node understands. Values exported in a login shell or a batch script are the same in
+    every process that is started from it.
+
+    ## Fix
+    Leave them to the launcher (`torchrun`, or `srun` and SLURM_PROCID), and unset what is exported elsewhere.
+    """
+    requires(names(environment) & {*RANK_NUMBERS, "MASTER_PORT"}, NO_LAUNCHER)
+    for text, involved in contradictions(environment):
+        yield Finding(
+            summary=text,
+            evidence=shown(environment, *involved),
+            fixes=(
+                Fix("take them away and let the launcher set them", (unset(environment, *RANK_NUMBERS),)),
+                Fix("then start through it", ("torchrun --nproc-per-node=gpu train.py",)),
+            ),
+        )
+    yield from local_rank_beyond_gpus(environment, gpus)
+
+
+def contradictions(environment: Environment) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What can't be, and the variables that say so."""
+    value = {name: number(environment.get(name)) for name in RANK_NUMBERS}
+    for name in RANK_NUMBERS:
+        if name in environment and value[name] is None:
+            yield f"{name} is {environment.get(name)[:40]!r}, not a whole number from 0 up", (name,)
+    for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_WORLD_SIZE", "WORLD_SIZE")):
+        low, high = value[rank], value[size]
+        if low is None or high is None:
+            continue
+        if rank == "LOCAL_WORLD_SIZE" and low > high and not counts_pods(environment):
+            yield f"LOCAL_WORLD_SIZE is {low}, more than WORLD_SIZE, which is {high}", (rank, size)
+        elif rank != "LOCAL_WORLD_SIZE" and low >= high:
+            yield f"{rank} is {low}, but {size} is {high}: ranks go from 0 to {high - 1}", (rank, size)
+    port = environment.get("MASTER_PORT")
+    if port and not 1 <= (number(port) or 0) <= 65535:
+        yield f"MASTER_PORT is {port[:40]!r}, not a port from 1 to 65535", ("MASTER_PORT",)
+    yield from against_slurm(environment)
+    yield from loopback_master(environment)
+
+
+def counts_pods(environment: Environment) -> bool:
+    """On Kubernetes WORLD_SIZE is the number of pods until torchrun sets it anew."""
+    return "KUBERNETES_SERVICE_HOST" in environment and "TORCHELASTIC_RUN_ID" not in environment
+
+
+def against_slurm(environment: Environment) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """RANK and WORLD_SIZE that were exported before srun, and so don't fit its tasks."""
+    launch = current_launch(environment)
+    if launch is None or launch.launcher != "Slurm":
+        return
+    rank, size = number(environment.get("RANK")), number(environment.get("WORLD_SIZE"))
+    if rank is not None and launch.rank is not None and rank != launch.rank:
+        yield f"RANK is {rank}, but this is task {launch.rank} of srun", ("RANK", "SLURM_PROCID")
+    elif rank is not None and size is not None and launch.world_size is not None and size != launch.world_size:
+        yield (
+            f"WORLD_SIZE is {size}, but srun started {plural(launch.world_size, 'task')}",
+            ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        )
+
+
+def loopback_master(environment: Environment) -> Iterator[tuple[str, tuple[str, ...]]]:
+    master = environment.get("MASTER_ADDR").strip().lower()
+    if not (master in ("localhost", "ip6-localhost", "::1") or master.startswith("127.")):
+        return
+    world, local = number(environment.get("WORLD_SIZE")), number(environment.get("LOCAL_WORLD_SIZE"))
+    nodes = number(environment.get("GROUP_WORLD_SIZE"))
+    if (nodes or 0) > 1 or (world and local and world > local and "GROUP_WORLD_SIZE" not in environment):
+        yield (
+            f"MASTER_ADDR is {master[:40]}, which on each node is that node itself, but the job has several nodes",
+            ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+        )
+
+
+def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Finding]:
+    """A rank that sees a single GPU by its launcher's doing is right, so only lists of several are compared."""
+    rank = number(environment.get("LOCAL_RANK"))
+    listing = environment.get("CUDA_VISIBLE_DEVICES")
+    visible = len([one for one in listing.split(",") if one.strip()])
+    if rank is None or isinstance(gpus, Unknown) or not gpus.devices or visible < 2 or rank < visible:
+        return
+    yield Finding(
+        summary=f"LOCAL_RANK is {rank}, but CUDA_VISIBLE_DEVICES leaves {plural(visible, 'GPU')}: cuda:{rank} doesn't exist",
+        evidence=shown(environment, "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"),
+        fixes=(
+            Fix("start as many ranks as there are GPUs", (f"torchrun --nproc-per-node={visible} train.py",)),
+            Fix("or show the program all GPUs", ("unset CUDA_VISIBLE_DEVICES",)),
+        ),
+    )
+
+
+@check(
+    "slurm-launch-mismatch",
+    severity=WARN,
+    log_signs=(
+        LogSign("You requested", why="not verified against a release"),
+        LogSign("GPUs but launched", why="not verified against a release"),
+        LogSign("slurm tasks", why="not verified against a release"),
+        LogSign("initializing ddp: GLOBAL_RANK"),
+        LogSign("Initializing distributed: GLOBAL_RANK", why="not verified against a release"),
+    ),
+)
+def slurm_launch_mismatch(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
+    """Slurm's tasks, the GPUs and the way the program is started don't fit together.
+
+    ## What breaks
+    One task runs and waits for the others for ever; or each of eight tasks starts eight ranks; or no GPU is there.
+
+    ## Why
+    With `srun python` Slurm starts one process a task, so there must be a task a GPU. With `srun torchrun` Slurm
+    starts one torchrun a node, which starts the ranks. A batch script itself runs once, on the first node.
+
+    ## Fix
+    `srun --ntasks-per-node=8 --gpus-per-node=8 python train.py`, or
+    `srun --ntasks-per-node=1 --gpus-per-node=8 torchrun --nproc-per-node=8 ...`.
+    """
+    requires("SLURM_JOB_ID" in environment or "SLURM_JOBID" in environment, "not in a Slurm job")
+    yield from several_torchruns(environment)
+    yield from batch_script_alone(environment)
+    yield from more_tasks_than_gpus(environment)
+    yield from no_gpus_requested(environment, gpus, pci)
+
+
+def several_torchruns(environment: Environment) -> Iterator[Finding]:
+    tasks, ranks = slurm_tasks_here(environment), number(environment.get("LOCAL_WORLD_SIZE"))
+    inside = in_slurm_step(environment) and "TORCHELASTIC_RUN_ID" in environment
+    if inside and tasks and tasks > 1 and ranks and ranks > 1:
+        yield Finding(
+            summary=f"srun started torchrun {tasks} times on this node, each with {ranks} ranks: {tasks * ranks} in all",
+            severity=FAIL,
+            evidence=shown(
+                environment,
+                "SLURM_STEP_TASKS_PER_NODE",
+                "SLURM_NTASKS_PER_NODE",
+                "LOCAL_WORLD_SIZE",
+                "TORCHELASTIC_RUN_ID",
+            ),
+            fixes=(
+                Fix(
+                    "one torchrun a node",
+                    (f"srun --ntasks-per-node=1 torchrun --nproc-per-node={ranks} train.py",),
+                ),
+            ),
+        )
+
+
+def batch_script_alone(environment: Environment) -> Iterator[Finding]:
+    tasks = slurm_tasks(environment)
+    started = {"TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"} & names(environment)
+    if not in_slurm_batch_script(environment) or started or not tasks or tasks < 2:
+        return
+    yield Finding(
+        summary=f"This is the batch script's own shell: a program started here without srun is 1 of {tasks} tasks",
+        cause="The script runs once, on the first node, with SLURM_PROCID=0; only srun starts the other tasks.",
+        severity=INFO,
+        evidence=shown(environment, "SLURM_NTASKS", "SLURM_PROCID", "SLURM_JOB_NUM_NODES"),
+        fixes=(Fix("start the training, and this check, through srun", ("srun python train.py",)),),
+    )
+
+
+def more_tasks_than_gpus(environment: Environment) -> Iterator[Finding]:
+    tasks, gpus = slurm_tasks_here(environment), number(environment.get("SLURM_GPUS_ON_NODE"))
+    if not in_slurm_step(environment) or not tasks or not gpus or tasks <= gpus:
+        return
+    yield Finding(
+        summary=f"srun started {plural(tasks, 'task')} on this node, which has {plural(gpus, 'GPU')} for the job",
+        cause="With one rank a task, two ranks share a GPU, which NCCL refuses.",
+        evidence=shown(environment, "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+        fixes=(Fix("one task a GPU", (f"srun --ntasks-per-node={gpus} --gpus-per-node={gpus} python train.py",)),),
+    )
+
+
+GPU_REQUESTS = (
+    "SLURM_GPUS",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS",
+)
+
+
+def no_gpus_requested(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
+    """Only where the node has GPUs and the job sees none: without Slurm's device control a job sees them all."""
+    if isinstance(gpus, Unknown) or isinstance(pci, Unknown) or gpus.devices or not pci.nvidia_gpus:
+        return
+    if set(GPU_REQUESTS) & names(environment):
+        return
+    count = len(pci.nvidia_gpus)
+    yield Finding(
+        summary=f"This node has {plural(count, 'GPU')}, but the Slurm job asked for none and sees none",
+        evidence=(
+            *shown(environment, "SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES"),
+            Evidence(f"NVIDIA GPUs on the PCI bus: {count}", "/sys/bus/pci/devices"),
+            Evidence("GPUs that the job sees: 0", "NVML"),
+        ),
+        fixes=(Fix("ask for them", (f"srun --gpus-per-node={count} --ntasks-per-node={count} python train.py",)),),
+    )
+
+
+@check("mpirun-in-slurm", severity=WARN)
+def mpirun_in_slurm(environment: Environment) -> Iterator[Finding]:
+    """mpirun started this rank inside a Slurm allocation, and Slurm's own rank is stale.
+
+    ## What breaks
+    Programs that look at SLURM_PROCID (Lightning, many home-made launchers) think that every process is rank 0.
+
+    ## Why
+    mpirun hands the batch script's environment to all ranks, and in that script SLURM_PROCID is 0. The true rank is in
+    OMPI_COMM_WORLD_RANK.
+
+    ## Fix
+    Take RANK, WORLD_SIZE and LOCAL_RANK from OMPI_COMM_WORLD_*, or start the ranks with `srun`.
+    """
+    rank = number(environment.get("OMPI_COMM_WORLD_RANK"))
+    size = number(environment.get("OMPI_COMM_WORLD_SIZE"))
+    requires(rank is not None and size is not None, "not started by mpirun")
+    requires("SLURM_PROCID" in environment, "not in a Slurm job")
+    if size == 1 or number(environment.get("RANK")) == rank:
+        return
+    yield Finding(
+        summary=f"mpirun says rank {rank} of {size}; Slurm's stale SLURM_PROCID says {environment.get('SLURM_PROCID')[:20]}",
+        evidence=shown(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"),
+        fixes=(
+            Fix("start the ranks with Slurm", (f"srun --ntasks={size} python train.py",)),
+            Fix(
+                "or keep mpirun, and set torch's settings from its own in the program's wrapper",
+                (
+                    "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
+                    "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK; unset SLURM_PROCID SLURM_LOCALID",
+                ),
+            ),
+        ),
+    )
+
+
+@check("torchelastic-leftover", severity=FAIL)
+def torchelastic_leftover(environment: Environment) -> Iterator[Finding]:
+    """TORCHELASTIC_USE_AGENT_STORE is left over from a torchrun job.
+
+    ## What breaks
+    Every rank waits for a store that nobody opens, until the timeout of `init_process_group`.
+
+    ## Why
+    With TORCHELASTIC_USE_AGENT_STORE=True rank 0 doesn't host the store, because torchrun's agent does. Without
+    torchrun there is no agent. The value gets into a shell by `env > file`, or by sbatch and ssh from inside a job.
+
+    ## Fix
+    `unset TORCHELASTIC_USE_AGENT_STORE`, or start with torchrun.
+    """
+    requires("TORCHELASTIC_USE_AGENT_STORE" in environment, NO_LAUNCHER)
+    # torch compares with exactly this text.
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or "TORCHELASTIC_RUN_ID" in environment:
+        return
+    left = sorted(name for name in names(environment) if name.startswith("TORCHELASTIC_"))
+    yield Finding(
+        summary="TORCHELASTIC_USE_AGENT_STORE=True is set outside of torchrun: no process will host the store",
+        evidence=shown(environment, *left),
+        fixes=(Fix("take away what torchrun left", ("unset " + " ".join(left),)),),
+    )
+
+
+@check("rank-leftover", severity=INFO)
+def rank_leftover(environment: Environment, container: Maybe[Container]) -> Iterator[Finding]:
+    """RANK and WORLD_SIZE are set here although no launcher started this shell.
+
+    ## What breaks
+    A plain `python train.py` thinks that it is one of many ranks and waits for the others.
+
+    ## Why
+    They were exported by hand or in a start-up file. torchrun overrides them; everything else believes them.
+
+    ## Fix
+    `unset RANK WORLD_SIZE`, unless you start each rank by hand and mean it.
+    """
+    requires("RANK" in environment and "WORLD_SIZE" in environment, NO_LAUNCHER)
+    launch = current_launch(environment)
+    assert launch is not None
+    requires(launch.launcher == "settings", f"{launch.launcher} says which rank this is")
+    # A launcher that we don't know gives its ranks a LOCAL_RANK; an orchestrator sets what it likes in a container.
+    requires("LOCAL_RANK" not in environment, "a launcher says which rank this is")
+    requires(isinstance(container, Unknown) or container.runtime is None, "the container's orchestrator may set them")
+    if (launch.world_size or 0) > 1:
+        yield Finding(
+            summary=f"RANK={launch.rank} and WORLD_SIZE={launch.world_size} are set, but not by a launcher that we know",
+            evidence=shown(environment, *ENV_INIT),
+            fixes=(Fix("unless you start every rank by hand", (unset(environment, *ENV_INIT),)),),
+        )
+
+
+@check("stale-file-init", severity=WARN, log_signs=(LogSign("FileStore"),))
+def stale_file_init(environment: Environment) -> Iterator[Finding]:
+    """The rendezvous file of an earlier run is still there.
+
+    ## What breaks
+    The ranks read what the earlier run wrote, and fail, hang, or meet ranks that have long gone.
+
+    ## Why
+    With `init_method="file://..."` the file is the meeting place. It must not exist before the first rank starts; a run
+    that dies leaves it behind. On NFS it needs locks that work, too.
+
+    ## Fix
+    Remove the file, use a new name for each run, or use `env://` with torchrun.
+    """
+    files = known(environment.file_init)
+    addresses = [one for one in environment.settings if "file://" in one.value]
+    requires(addresses, "no file:// rendezvous in the settings")
+    requires("RANK" not in environment, "the job that uses the rendezvous file is running")
+    for path, size, kind in files:
+        if size == 0:
+            continue
+        on_nfs = kind.startswith("nfs")
+        yield Finding(
+            summary=f"The rendezvous file {path[-90:]} exists already ({size} bytes{', on NFS' if on_nfs else ''})",
+            evidence=(environment.seen("file_init", f"{path}: {size} bytes on {kind or 'an unknown file system'}"),),
+            fixes=(
+                Fix("if no job is using it, remove it before the start", (f"rm -- {shlex.quote(path)}",)),
+                Fix("or do without it", ("torchrun --nproc-per-node=gpu train.py",)),
+            ),
+        )

@@ -1,0 +1,224 @@
+"""Settings left over from debugging, and pairs of settings that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from ddpdoctor.checks.settings import evidence_of, quoted, take_away
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.environment import Environment, Setting
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Severity
+from ddpdoctor.known_settings import known_settings
+from ddpdoctor.launchers import number
+from ddpdoctor.registry import check, requires
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """A setting that is right while one looks for a fault, and wrong afterwards. `only_with`: the hardware without which
+    it does no harm ("nvlink", "infiniband"), or ""."""
+
+    name: str
+    bad: Callable[[str], bool]
+    severity: Severity
+    does: str
+    only_with: str = ""
+
+
+def on(value: str) -> bool:
+    return value.strip().lower() in ("1", "true", "yes", "y", "t", "on")
+
+
+def off(value: str) -> bool:
+    return value.strip().lower() in ("0", "false", "no", "n", "f")
+
+
+def one_of(*words: str) -> Callable[[str], bool]:
+    return lambda value: value.strip().upper() in words
+
+
+def given(value: str) -> bool:
+    return bool(value.strip())
+
+
+LEFTOVERS = (
+    Leftover("CUDA_LAUNCH_BLOCKING", on, WARN, "makes the program wait for every kernel; slow, and it can deadlock"),
+    Leftover("TORCH_DISTRIBUTED_DEBUG", one_of("DETAIL"), WARN, "checks every collective over gloo first: very slow"),
+    Leftover("PYTORCH_NO_CUDA_MEMORY_CACHING", on, WARN, "asks the driver for every tensor's memory: very slow"),
+    Leftover("NCCL_COMM_ID", given, WARN, "sends every communicator to this one address, which may be an old job's"),
+    Leftover("NCCL_SOCKET_MAGIC", given, WARN, "hangs the start if it isn't the same in every rank"),
+    Leftover("NCCL_HOSTID", given, INFO, "joins nodes that have the same value into one, and then ranks can't find their peers"),
+    Leftover("NCCL_SHM_DISABLE", on, WARN, "sends data between this node's GPUs without P2P through the network"),
+    Leftover("NCCL_P2P_DISABLE", on, WARN, "sends data between NVLink GPUs through host memory, 3 to 20 times slower", "nvlink"),
+    Leftover("NCCL_P2P_LEVEL", one_of("LOC", "0"), WARN, "turns P2P off, so NVLink lies idle", "nvlink"),
+    Leftover("NCCL_IB_DISABLE", on, WARN, "sends data between nodes over TCP, 10 to 50 times slower", "infiniband"),
+    Leftover("NCCL_NET", one_of("SOCKET"), WARN, "sends data between nodes over TCP, 10 or more times slower", "infiniband"),
+    Leftover("NCCL_NET_GDR_LEVEL", one_of("LOC", "0"), WARN, "sends GPU data to the network through host memory", "infiniband"),
+    Leftover("NCCL_IB_RETURN_ASYNC_EVENTS", off, WARN, "hides a link that goes down, so the job hangs", "infiniband"),
+    Leftover("NCCL_IB_RETRY_CNT", one_of("0"), WARN, "ends the job at the first lost packet", "infiniband"),
+    Leftover("NCCL_IB_TIMEOUT", lambda value: number(value) == 0 or (number(value) or 0) > 31, WARN, "means for ever: a broken link hangs the job", "infiniband"),
+    Leftover("NCCL_MULTI_RANK_GPU_ENABLE", on, WARN, "hides that several ranks use one GPU by mistake"),
+    Leftover("NCCL_PROTO", one_of("LL"), WARN, "keeps NCCL at a fraction of the bandwidth"),
+    Leftover("NCCL_DEBUG", one_of("INFO", "TRACE"), INFO, "writes a great deal into every rank's log"),
+    Leftover("NCCL_CHECK_POINTERS", on, INFO, "slows every call down"),
+    Leftover("NCCL_CHECK_MODE", one_of("DEBUG_GLOBAL"), INFO, "adds communication to every call"),
+    Leftover("TORCH_NCCL_BLOCKING_WAIT", on, WARN, "lets no collective overlap with computing, and turns the watchdog's handling off"),
+    Leftover("TORCH_NCCL_ASYNC_ERROR_HANDLING", one_of("0"), WARN, "leaves every rank hanging for ever once one has died"),
+    Leftover("TORCH_NCCL_ENABLE_MONITORING", off, WARN, "leaves a stuck job alive for ever"),
+    Leftover("TORCH_NCCL_RETHROW_CUDA_ERRORS", off, WARN, "hides the first error"),
+    Leftover("TORCH_NCCL_BCAST_UNIQUEID", off, FAIL, "breaks the start of NCCL communicators"),
+    Leftover("TORCH_NCCL_NAN_CHECK", on, INFO, "looks through every tensor before it is sent"),
+    Leftover("TORCH_NCCL_DESYNC_DEBUG", on, INFO, "adds traffic to the store"),
+    Leftover("CUDA_DEVICE_MAX_CONNECTIONS", one_of("1"), INFO, "is right for Megatron's tensor parallelism, and costs FSDP and DDP their overlap"),
+)  # fmt: skip
+
+
+@check("setting-dangerous", severity=WARN)
+def setting_dangerous(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
+    """A setting is left over from a search for a fault.
+
+    ## What breaks
+    Training runs, but slowly, or it hangs where it should have stopped.
+
+    ## Why
+    Switches such as CUDA_LAUNCH_BLOCKING or NCCL_P2P_DISABLE help to find a fault, and stay in start-up files and batch
+    scripts long after. On hardware without NVLink or InfiniBand some of them do no harm, and aren't reported.
+
+    ## Fix
+    Unset it, unless you are looking for a fault right now.
+    """
+    requires(environment.settings, "no settings")
+    for leftover in LEFTOVERS:
+        found = environment.setting(leftover.name)
+        if found is None or not leftover.bad(found.value) or not there(leftover.only_with, gpus, pci):
+            continue
+        yield Finding(
+            summary=f"{found.name}={quoted(found.value)} {leftover.does}",
+            severity=leftover.severity,
+            evidence=evidence_of(found),
+            fixes=(take_away(found),),
+        )
+    yield from one_log_for_all(environment)
+
+
+def there(hardware: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool:
+    if hardware == "nvlink":
+        return isinstance(gpus, Gpus) and any(
+            isinstance(one.nvlinks_active, int) and one.nvlinks_active for one in gpus.devices
+        )
+    if hardware == "infiniband":
+        # 0x0207 is an InfiniBand controller; a Mellanox Ethernet card (0x0200) may speak RoCE or not.
+        return isinstance(pci, Pci) and any(one.class_code >> 8 == 0x0207 for one in pci.devices)
+    return True
+
+
+def one_log_for_all(environment: Environment) -> Iterator[Finding]:
+    found = environment.setting("NCCL_DEBUG_FILE")
+    verbose = environment.get("NCCL_DEBUG").strip().upper() in ("WARN", "INFO", "TRACE", "ABORT")
+    per_process = found is not None and ("%p" in found.value or found.value.startswith("/dev/"))
+    if found and found.value and verbose and not per_process:
+        yield Finding(
+            summary=f"NCCL_DEBUG_FILE={quoted(found.value)} has no %p in it: all ranks of a node overwrite one file",
+            severity=INFO,
+            evidence=evidence_of(found),
+            fixes=(take_away(found),),
+        )
+
+
+@check("setting-conflict", severity=WARN)
+def setting_conflict(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Finding]:
+    """Two settings contradict each other.
+
+    ## What breaks
+    One of them has no effect, and it may not be the one you think; a few pairs stop the job.
+
+    ## Why
+    One comes from a start-up file or NCCL's configuration file, the other from the job script; or an old and a new name
+    for the same thing are set to different values.
+
+    ## Fix
+    Keep one of the two.
+    """
+    requires(environment.settings, "no settings")
+    for kept, lost, why, severity in conflicts(environment, gpus):
+        where = f" in {lost.origin}"[-60:] if lost.origin != kept.origin else ""
+        yield Finding(
+            summary=f"{kept.name}={quoted(kept.value)} and {lost.name}={quoted(lost.value)}{where}: {why}",
+            severity=severity,
+            evidence=evidence_of(kept, lost),
+            fixes=(take_away(lost),),
+        )
+
+
+Conflict = tuple[Setting, Setting, str, Severity]
+
+
+def conflicts(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Conflict]:
+    """(the one that counts, the other, what comes of it, how bad that is)."""
+    yield from file_against_environment(environment)
+    yield from old_against_new(environment)
+    yield from without_algorithm(environment)
+    for first, second, clash, why, severity in PAIRS:
+        one, other = environment.setting(first), environment.setting(second)
+        if one and other and clash(one.value, other.value):
+            yield one, other, why, severity
+    hip = environment.setting("HIP_VISIBLE_DEVICES")
+    cuda = environment.setting("CUDA_VISIBLE_DEVICES")
+    amd = not isinstance(gpus, Unknown) and gpus.vendor == "amd"
+    if hip and cuda and amd and hip.value.replace(" ", "") != cuda.value.replace(" ", ""):
+        yield hip, cuda, "HIP reads both, and they don't agree", WARN
+
+
+def file_against_environment(environment: Environment) -> Iterator[Conflict]:
+    for winner in environment.effective:
+        for other in environment.settings:
+            if other.name == winner.name and other.origin != winner.origin and other.value != winner.value:
+                yield winner, other, "the first one counts", INFO
+
+
+def old_against_new(environment: Environment) -> Iterator[Conflict]:
+    for old in environment.effective:
+        entry = known_settings().get(old.name)
+        new = environment.setting(entry.replaced_by) if entry and entry.reader == "torch" else None
+        if new and new.value != old.value:
+            yield new, old, "torch believes the new name", WARN
+
+
+def without_algorithm(environment: Environment) -> Iterator[Conflict]:
+    """NVLS and CollNet work with the protocol Simple only."""
+    algorithm, protocol = environment.setting("NCCL_ALGO"), environment.setting("NCCL_PROTO")
+    if not algorithm or not protocol or any(sign in algorithm.value + protocol.value for sign in "^:;"):
+        return
+    algorithms = words(algorithm.value)
+    if (
+        algorithms
+        and algorithms <= {"nvls", "collnetdirect", "collnetchain"}
+        and not words(protocol.value) & {"simple", ""}
+    ):
+        yield algorithm, protocol, "leaves NCCL nothing to work with, since these know Simple only", FAIL
+
+
+def words(value: str) -> set[str]:
+    return {word.strip().lower() for word in value.split(",") if word.strip()}
+
+
+def both_on(one: str, other: str) -> bool:
+    return on(one) and on(other)
+
+
+def different_numbers(one: str, other: str) -> bool:
+    return bool(number(one)) and bool(number(other)) and number(one) != number(other)
+
+
+PAIRS: tuple[tuple[str, str, Callable[[str, str], bool], str, Severity], ...] = (
+    ("NCCL_IB_DISABLE", "NCCL_NET", lambda disable, net: on(disable) and net.strip().upper() == "IB",
+     "NCCL finds no network and stops", FAIL),
+    ("NCCL_COMM_BLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING", both_on, "one asks for blocking communicators, one against", WARN),
+    ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD",
+     lambda threads, sockets: (number(threads) or 0) * (number(sockets) or 0) > 64,
+     "their product may be 64 at most; NCCL takes fewer", INFO),
+    ("MKL_NUM_THREADS", "OMP_NUM_THREADS", different_numbers, "MKL uses its own number, everything else the other", INFO),
+)  # fmt: skip

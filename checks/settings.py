@@ -1,0 +1,328 @@
+"""Settings that nothing reads, that their reader rejects, that are out of date, or that are left over from debugging."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.environment import Environment, Setting
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.known_settings import KnownSetting, in_a_known_family, known_settings, read_by_nothing
+from ddpdoctor.registry import LogSign, check, requires
+
+
+def evidence_of(*settings: Setting) -> tuple[Evidence, ...]:
+    return tuple(Evidence(f"{one.name}={one.value[:200]}", one.origin) for one in settings)
+
+
+def quoted(value: str) -> str:
+    """A value in a summary: in quotes, and short."""
+    return repr(value if len(value) <= 30 else value[:29] + "…")
+
+
+def take_away(*settings: Setting) -> Fix:
+    """How to get rid of them, wherever they are set."""
+    commands = [
+        f"unset {shlex.quote(one.name)}"
+        if one.origin == "environment"
+        else f"sed -i '/^{re.escape(one.name)}=/d' {shlex.quote(one.origin)}"
+        for one in settings
+    ]
+    return Fix("take it away" if len(settings) == 1 else "take them away", tuple(commands))
+
+
+def set_instead(name: str, value: str, old: Setting) -> Fix:
+    """How to set another name or value in the place where the old one is set."""
+    if old.origin == "environment":
+        unset = f"unset {shlex.quote(old.name)}; " if name != old.name else ""
+        return Fix(f"set {name}", (f"{unset}export {name}={shlex.quote(value)}",))
+    return Fix(f"in {old.origin}, write", (f"{name}={value}",))
+
+
+@check("setting-misspelt", severity=WARN)
+def setting_misspelt(environment: Environment) -> Iterator[Finding]:
+    """A setting has a name that nothing reads.
+
+    ## What breaks
+    It has no effect, and nobody says so: the interface isn't chosen, the timeout isn't raised, InfiniBand isn't off.
+
+    ## Why
+    NCCL, gloo and torch look for exact names and pass over all others.
+
+    ## Fix
+    Use the right name. Timeouts are no setting at all but an argument of `init_process_group`.
+    """
+    requires(environment.settings, "no settings")
+    for one in environment.effective:
+        nothing = read_by_nothing().get(one.name)
+        if nothing is not None and not nothing.harmless:
+            yield misspelt(one, nothing.meant, nothing.why)
+        elif nothing is None and one.name not in known_settings() and in_a_known_family(one.name):
+            meant = nearest(one.name)
+            if meant:
+                yield misspelt(one, meant, "")
+
+
+def nearest(name: str) -> str:
+    """The known name that this one is most likely meant to be, "" if none is near.
+
+    A name with a part that no known one has is another program's own (NCCL_TESTS_SPLIT), so it must be really close.
+    """
+    candidates = [one.name for one in known_settings().values() if one.reader in ("NCCL", "torch", "torchrun", "gloo")]
+    close = difflib.get_close_matches(name.upper(), candidates, n=1, cutoff=0.88)
+    return close[0] if close else ""
+
+
+def misspelt(one: Setting, meant: str, why: str) -> Finding:
+    hint = f"; {meant} is the name" if meant else ""
+    what = known_settings()[meant].what if meant in known_settings() else ""
+    return Finding(
+        summary=f"{one.name[:60]} is set, but nothing reads it{hint}",
+        cause=why[:1].upper() + why[1:] + "." if why else f"{meant}: {what}." if what else "",
+        evidence=evidence_of(one),
+        fixes=(set_instead(meant, one.value, one), take_away(one)) if meant else (take_away(one),),
+    )
+
+
+def version_of(reader: str, torch: Maybe[Torch], nccl: Maybe[Nccl]) -> tuple[int, ...] | None:
+    """The version of the reader that this patient has, or None where that isn't known."""
+    text: object = None
+    if reader == "torch" and isinstance(torch, Torch):
+        text = torch.version
+    elif reader == "NCCL" and isinstance(torch, Torch) and isinstance(torch.nccl_version, tuple):
+        return torch.nccl_version
+    elif reader == "NCCL" and isinstance(nccl, Nccl):
+        text = nccl.version
+    return numbers(text) if isinstance(text, str) else None
+
+
+def numbers(text: str) -> tuple[int, ...] | None:
+    found = re.match(r"\d{1,6}(?:\.\d{1,6})*", text)
+    return tuple(int(part) for part in found[0].split(".")) if found else None
+
+
+def uses_rccl(torch: Maybe[Torch]) -> bool:
+    """ROCm's RCCL takes NCCL's settings, but keeps old ones that NCCL gave up."""
+    return isinstance(torch, Torch) and torch.hip is not None
+
+
+def knows(setting: KnownSetting, version: tuple[int, ...] | None) -> bool:
+    """Whether that version of the reader knows the variable; an unknown version is taken for a current one."""
+    since = numbers(setting.since) if setting.since else None
+    return version is None or since is None or version >= since
+
+
+@check("setting-deprecated", severity=INFO)
+def setting_deprecated(environment: Environment, torch: Maybe[Torch], nccl: Maybe[Nccl]) -> Iterator[Finding]:
+    """A setting has a newer name.
+
+    ## What breaks
+    Nothing yet: the old name is still read, sometimes with a warning in every rank's log.
+
+    ## Why
+    torch moved its own settings from NCCL_ to TORCH_NCCL_, and later to TORCH_FR_; NCCL renamed some of its own.
+
+    ## Fix
+    Set the new name instead.
+    """
+    requires(environment.settings, "no settings")
+    for one, old in outdated(environment, torch):
+        new = known_settings().get(old.replaced_by)
+        if old.removed or new is None or new.name in environment:
+            continue
+        if knows(new, version_of(new.reader, torch, nccl)):
+            yield Finding(
+                summary=f"{one.name} is the old name of {new.name}",
+                evidence=evidence_of(one),
+                fixes=(set_instead(new.name, one.value, one),),
+            )
+
+
+@check("setting-removed", severity=WARN)
+def setting_removed(environment: Environment, torch: Maybe[Torch]) -> Iterator[Finding]:
+    """A setting is no longer read by any current version.
+
+    ## What breaks
+    It has no effect. What it once did has to be asked for in another way, or no longer at all.
+
+    ## Why
+    It was copied from an old recipe; NCCL has dropped it since.
+
+    ## Fix
+    Take it away, or use what came after it.
+    """
+    requires(environment.settings, "no settings")
+    for one, old in outdated(environment, torch):
+        if old.removed:
+            instead = f"; {old.replaced_by} came after it" if old.replaced_by else ""
+            yield Finding(
+                summary=f"{one.name} has no effect: current {old.reader} doesn't read it any more{instead}",
+                evidence=evidence_of(one),
+                fixes=(take_away(one),),
+            )
+
+
+def outdated(environment: Environment, torch: Maybe[Torch]) -> Iterator[tuple[Setting, KnownSetting]]:
+    for one in environment.effective:
+        entry = known_settings().get(one.name)
+        if entry and (entry.removed or entry.replaced_by) and not (entry.reader == "NCCL" and uses_rccl(torch)):
+            yield one, entry
+
+
+@check("setting-too-new", severity=INFO)
+def setting_too_new(environment: Environment, torch: Torch) -> Iterator[Finding]:
+    """A setting came later than the patient's torch.
+
+    ## What breaks
+    It has no effect.
+
+    ## Why
+    It was copied from a newer recipe; this torch doesn't know the name.
+
+    ## Fix
+    Use the name that this version reads, or a newer torch.
+    """
+    requires(torch.installed, "torch is not installed")
+    version = version_of("torch", torch, Unknown("not needed"))
+    requires(version, "torch doesn't say which version it is")
+    older = {new: old for old, new in ((one.name, one.replaced_by) for one in known_settings().values()) if new}
+    for one in environment.effective:
+        entry = known_settings().get(one.name)
+        if entry is None or entry.reader != "torch" or knows(entry, version) or not entry.name.startswith("TORCH_"):
+            continue
+        # torchrun sets this one whatever the version.
+        if "TORCHELASTIC_RUN_ID" in environment and one.name == "TORCH_NCCL_ASYNC_ERROR_HANDLING":
+            continue
+        old = older.get(one.name, "")
+        yield Finding(
+            summary=f"{one.name} has no effect on torch {torch.version}: it came with {entry.since}",
+            evidence=(*evidence_of(one), torch.seen("version")),
+            fixes=(set_instead(old, one.value, one),) if old else (take_away(one),),
+        )
+
+
+@check(
+    "setting-invalid",
+    severity=WARN,
+    log_signs=(LogSign("Invalid value for environment variable"), LogSign("must be OFF, INFO, or DETAIL")),
+)
+def setting_invalid(environment: Environment) -> Iterator[Finding]:
+    """A setting has a value that its reader doesn't understand.
+
+    ## What breaks
+    NCCL reads `true` as 0, so a switch that was to be on stays off; torch stops with "Invalid value for environment variable".
+
+    ## Why
+    NCCL's switches are whole numbers and it doesn't complain about words. A few settings know certain words only, some of
+    them in capital letters only.
+
+    ## Fix
+    Set 0 or 1, or one of the words that the finding names.
+    """
+    requires(environment.settings, "no settings")
+    for one in environment.effective:
+        entry = known_settings().get(one.name)
+        complaint = entry.complaint(one.value) if entry else ""
+        if entry and complaint:
+            yield Finding(
+                summary=f"{one.name}={quoted(one.value)}: {complaint}",
+                severity=FAIL if entry.rejects else WARN,
+                evidence=evidence_of(one),
+                fixes=(*likely_value(one, entry), take_away(one)),
+            )
+
+
+def likely_value(one: Setting, entry: KnownSetting) -> Iterator[Fix]:
+    """The value that was most likely meant, where that is plain."""
+    word = one.value.strip().strip("'\"").lower()
+    if entry.kind in ("nccl-int", "torch-bool", "torch-int"):
+        meant = {"true": "1", "yes": "1", "on": "1", "y": "1", "enable": "1", "enabled": "1"}.get(word) or {
+            "false": "0", "no": "0", "off": "0", "n": "0", "disable": "0", "disabled": "0",
+        }.get(word, "")  # fmt: skip
+        if not meant and re.fullmatch(r"\d+", word):
+            meant = word
+    else:
+        meant = next((choice for choice in entry.choices if choice.lower() == word), "")
+        meant = meant or {"ipv4": "AF_INET", "inet": "AF_INET", "ipv6": "AF_INET6", "debug": "INFO"}.get(word, "")
+        meant = meant if meant in entry.choices else ""
+    if meant:
+        yield set_instead(one.name, meant, one)
+
+
+@check("setting-undecodable", severity=WARN)
+def setting_undecodable(environment: Environment) -> Iterator[Finding]:
+    """A setting holds bytes that aren't UTF-8.
+
+    ## What breaks
+    A path or name with such bytes isn't found, and Python programs that print or log it stop with UnicodeEncodeError.
+
+    ## Why
+    The text came from a file or terminal with another encoding, or the value was cut in the middle of a character.
+
+    ## Fix
+    Type the value anew.
+    """
+    for name in environment.undecodable:
+        found = environment.setting(name)
+        yield Finding(
+            summary=f"{name[:80]} holds bytes that aren't UTF-8",
+            evidence=evidence_of(found) if found else (environment.seen("undecodable", name),),
+            fixes=(take_away(found or Setting(name, "")), Fix("and set it anew, by hand")),
+        )
+
+
+@check("nccl-conf-unreadable", severity=WARN)
+def nccl_conf_unreadable(environment: Environment) -> Iterator[Finding]:
+    """A configuration file of NCCL's is there or was named, but can't be read.
+
+    ## What breaks
+    NCCL passes over it without a word: the settings in it don't count.
+
+    ## Why
+    The path in NCCL_CONF_FILE is wrong on this node, this user may not read the file, or it isn't a list of settings.
+
+    ## Fix
+    Correct the path or the permissions. The file holds lines `NAME=VALUE`, and comments that begin with "#".
+    """
+    files = known(environment.configuration_files)
+    requires(files or environment.unreadable_files, "no configuration file of NCCL's")
+    for one in environment.unreadable_files:
+        named = environment.get("NCCL_CONF_FILE") == one.path
+        path = shlex.quote(one.path)
+        fixes = [Fix("look at it", (f"ls -l {path}",))]
+        if named:
+            fixes.append(Fix("or do without it", ("unset NCCL_CONF_FILE",)))
+        yield Finding(
+            summary=f"NCCL can't use its configuration file {one.path[-70:]}: {one.reason[:60]}",
+            evidence=(environment.seen("unreadable_files", f"{one.path}: {one.reason}"),),
+            fixes=tuple(fixes),
+        )
+
+
+@check("nccl-conf-ignored-line", severity=WARN)
+def nccl_conf_ignored_line(environment: Environment) -> Iterator[Finding]:
+    """NCCL doesn't take a line of its configuration file as it was meant.
+
+    ## What breaks
+    The setting doesn't count, or its value has quotes in it and so names an interface that doesn't exist.
+
+    ## Why
+    The file isn't a shell script: NCCL takes all before the first "=" as the name, blanks and "export" too, and all behind
+    it as the value, quotes too. It reads the file when the first communicator is made, too late for what torch reads itself.
+
+    ## Fix
+    Write `NAME=VALUE` without blanks, quotes or "export"; put the settings of torch and gloo into the environment.
+    """
+    files = known(environment.configuration_files)
+    requires(files, "no configuration file of NCCL's")
+    for one in environment.ignored_lines:
+        yield Finding(
+            summary=f"Line {one.number} of {one.path[-60:]} doesn't do what it says: {one.why}",
+            evidence=(environment.seen("ignored_lines", f"{one.path}:{one.number}: {one.text}"),),
+            fixes=(Fix("correct the line", (f"${{EDITOR:-vi}} +{one.number} {shlex.quote(one.path)}",)),),
+        )

@@ -1,0 +1,223 @@
+"""Reads the settings: the environment, NCCL's configuration files, and rendezvous files that lie there already."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import stat
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.environment import Environment, IgnoredLine, Setting, UnreadableFile
+from ddpdoctor.known_settings import known_settings, read_by_nothing
+from ddpdoctor.probes.context import Context
+from ddpdoctor.redaction import redact_setting, redact_text
+
+T = TypeVar("T")
+
+FILE_SECONDS = 3.0
+"""How long the files may take: the home folder may lie on a server that doesn't answer."""
+
+MAX_FILE = 256 * 1024
+MAX_VALUE = 32 * 1024
+MAX_IGNORED_LINES = 20
+
+PREFIXES = (
+    "NCCL_", "OFI_NCCL_", "TORCH_", "TORCHELASTIC_", "PYTORCH_", "PET_", "GLOO_", "TP_", "CUDA_", "CUDNN_", "CUBLAS_",
+    "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "OMPI_COMM_WORLD_", "PMI_", "MV2_COMM_WORLD_", "I_MPI_",
+    "HSA_", "HIP_", "ROCR_", "ROCM_", "RCCL_", "FI_", "UCX_", "SHARP_COLL_", "NVSHMEM_", "DDPDOCTOR_",
+)  # fmt: skip
+NAMES = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "NNODES", "MASTER_ADDR", "MASTER_PORT",
+    "INIT_METHOD", "DIST_INIT_METHOD", "DIST_URL", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMIX_RANK",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR",
+    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_DISABLE_REQUIRE", "GPU_DEVICE_ORDINAL",
+    "MAX_JOBS", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CC", "CXX",
+    "JOB_COMPLETION_INDEX", "JOBSET_NAME", "KUBERNETES_SERVICE_HOST",
+    "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
+    "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_TASKS_PER_NODE", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES", "SLURM_NODELIST",
+    "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURMD_NODENAME", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE",
+    "SLURM_CPUS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_ON_NODE",
+    "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPU_BIND", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU",
+    "SLURM_MEM_PER_GPU", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST", "SLURM_MPI_TYPE", "SLURM_PTY_PORT",
+    "SLURM_RESTART_COUNT",
+}  # fmt: skip
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def probe(context: Context) -> Environment:
+    own = [Setting(name, value) for name, value in context.environ.items() if _matters(name)]
+    files = _within(FILE_SECONDS, lambda: _read_files(context))
+    if isinstance(files, Unknown):
+        files = _Files(paths=files)
+    settings = sorted(_legible(own), key=lambda one: one.name) + list(_legible(files.settings))
+    found = _within(FILE_SECONDS, lambda: _rendezvous_files(context, [one.value for one in own]))
+    return Environment(
+        settings=tuple(settings),
+        configuration_files=files.paths,
+        unreadable_files=tuple(files.unreadable),
+        ignored_lines=tuple(files.ignored[:MAX_IGNORED_LINES]),
+        undecodable=tuple(sorted(_decoded(one.name) for one in own if _SURROGATE.search(one.name + one.value))),
+        file_init=found,
+    )
+
+
+def _matters(name: str) -> bool:
+    return name.startswith(PREFIXES) or name in NAMES or name in known_settings() or name in read_by_nothing()
+
+
+def _decoded(text: str) -> str:
+    """The text with U+FFFD for what isn't Unicode: such a string can't be written into a snapshot."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def _legible(settings: Iterable[Setting]) -> Iterable[Setting]:
+    for one in settings:
+        yield redact_setting(Setting(_decoded(one.name), _decoded(one.value[:MAX_VALUE]), one.origin))
+
+
+def _within(seconds: float, make: Callable[[], T]) -> T | Unknown:
+    """What `make()` gives, unless a file system takes too long. The thread that hangs in the kernel is left behind."""
+    result: list[T | Unknown] = []
+
+    def work() -> None:
+        try:
+            result.append(make())
+        except OSError as error:
+            result.append(Unknown(error.strerror or str(error)))
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join(seconds)
+    return result[0] if result else Unknown(f"the file system did not answer within {seconds:.0f} s")
+
+
+class _Files(msgspec.Struct):
+    paths: tuple[str, ...] | Unknown = ()
+    settings: list[Setting] = []
+    unreadable: list[UnreadableFile] = []
+    ignored: list[IgnoredLine] = []
+
+
+def _read_files(context: Context) -> _Files:
+    """NCCL's files in its own order: the first to set a name wins, and the environment came before them all."""
+    found = _Files()
+    read: list[str] = []
+    named = context.environ.get("NCCL_CONF_FILE", "")
+    for path in [named or _home_file(), "/etc/nccl.conf"]:
+        if not path:
+            continue
+        content = _content(context, path)
+        shown = _decoded(path)
+        if isinstance(content, bytes):
+            read.append(shown)
+            _parse(shown, content, found)
+        elif content.reason != "No such file or directory" or path == named:
+            found.unreadable.append(UnreadableFile(shown, content.reason))
+    found.paths = tuple(read)
+    return found
+
+
+def _home_file() -> str:
+    """NCCL asks the user database, not $HOME."""
+    try:
+        return f"{pwd.getpwuid(os.getuid()).pw_dir}/.nccl.conf"
+    except KeyError:
+        return ""
+
+
+def _content(context: Context, path: str) -> bytes | Unknown:
+    """The file's bytes; only so many, and never of something that blocks, like a named pipe."""
+    try:
+        place = context.path(path) if path.startswith("/") else context.path(f"{os.getcwd()}/{path}")  # noqa: PTH109
+        descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        return Unknown(getattr(error, "strerror", None) or str(error))
+    with os.fdopen(descriptor, "rb") as file:
+        if path == "/dev/null":
+            return b""
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return Unknown("not a regular file")
+        try:
+            content = file.read(MAX_FILE + 1)
+        except OSError as error:
+            return Unknown(error.strerror or str(error))
+    if len(content) > MAX_FILE:
+        return Unknown(f"larger than {MAX_FILE // 1024} KiB, so not a list of settings")
+    if b"\0" in content:
+        return Unknown("not a text file")
+    return content
+
+
+def _parse(path: str, content: bytes, found: _Files) -> None:
+    """As NCCL reads it: "#" only in the first column, everything up to "=" is the name, all behind it the value."""
+    for number, raw in enumerate(content.split(b"\n"), 1):
+        line = raw.decode("utf-8", "replace")
+        if line.startswith("#") or not line.strip():
+            continue
+        name, equals, value = line.partition("=")
+        why = _why_ignored(name, equals, value)
+        if why:
+            found.ignored.append(IgnoredLine(path, number, redact_text(line.strip()[:200]), why))
+        if equals and _matters(name) and all(one.name != name for one in found.settings):
+            found.settings.append(Setting(name, value, path))
+
+
+def _why_ignored(name: str, equals: str, value: str) -> str:
+    if not equals:
+        return "no ="
+    if name != name.strip() or " " in name.strip():
+        return "name with spaces or export"
+    if value.endswith("\r"):
+        return "Windows line end"
+    if value[:1] in ("'", '"'):
+        return "quotes are part of the value"
+    if name.startswith(("TORCH_", "GLOO_", "CUDA_", "OMP_")):
+        return "set too late for its reader"
+    return ""
+
+
+def _rendezvous_files(context: Context, values: Iterable[str]) -> tuple[tuple[str, int, str], ...]:
+    """Which of the file:// addresses among the values name a file that is there."""
+    found = []
+    for path in sorted({path for value in values for path in _file_urls(value)}):
+        try:
+            state = context.path(path).stat()
+        except (OSError, ValueError):
+            continue
+        found.append((_decoded(path), state.st_size, _file_system(context, path)))
+    return tuple(found)
+
+
+def _file_urls(value: str) -> Iterable[str]:
+    for url in re.findall(r"file://[^\s,;'\"]+", value):
+        try:
+            path = unquote(urlsplit(url).path)
+        except ValueError:
+            continue
+        if path.startswith("/"):
+            yield path
+
+
+def _file_system(context: Context, path: str) -> str:
+    """The type of the file system that holds the path, "" if the mount table doesn't say."""
+    table = context.read("/proc/self/mounts")
+    if isinstance(table, Unknown):
+        return ""
+    best, kind = "", ""
+    for fields in (line.split() for line in table.splitlines()):
+        if len(fields) < 3:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[1])
+        if len(point) >= len(best) and (path == point or path.startswith(point.rstrip("/") + "/")):
+            best, kind = point, fields[2]
+    return kind
