@@ -196,7 +196,9 @@ def names_in(value: str) -> Iterator[str]:
     yield from (name for name in value.split(",") if name)
 
 
-def gloo_choice(interfaces: Sequence[Interface], hostname_addresses: Sequence[str], *, ifname: str = "") -> Choice | None:
+def gloo_choice(
+    interfaces: Sequence[Interface], hostname_addresses: Sequence[str], *, ifname: str = ""
+) -> Choice | None:
     """The interface gloo takes as torch sets it up; None: it raises "Unable to find address for".
 
     hostname_addresses: what getaddrinfo says of the hostname, in its order. ifname: GLOO_SOCKET_IFNAME.

@@ -69,6 +69,9 @@ class Network(Facts, frozen=True, kw_only=True):
     """In the kernel's order, which is the one NCCL walks."""
     default_interface: Annotated[Maybe[str | None], Source("/proc/net/route")] = None
     interface_to_master: Annotated[Maybe[str | None], Source("route to MASTER_ADDR")] = None
+    """None: MASTER_ADDR isn't set, or there is no route."""
+    master_route_error: Annotated[str, Source("route to MASTER_ADDR")] = ""
+    """"Network is unreachable" and the like; empty where there is a route."""
     listeners: Annotated[Maybe[tuple[Listener, ...]], Source("bind(), /proc/net/tcp")] = ()
     """Those on 29400, 29500, MASTER_PORT and the rendezvous port, as far as they keep torch from it or might."""
     taken_ports: Annotated[Maybe[tuple[int, ...]], Source("bind() to [::] and 0.0.0.0, as torch's store does")] = ()

@@ -40,6 +40,7 @@ def probe(context: Context) -> Firewall:
         open_ports=reading.open_ports,
         open_sources=reading.open_sources,
         blocked=reading.blocked,
+        input_chains=tuple(f"{name} {one.name}" for name, chains in tables for one in chains.values() if one.hooked),
         drops_new=reading.drops_new,
         enabled_service=service,
     )
@@ -60,7 +61,7 @@ def _tool(reading: Reading, sources: Sequence[str]) -> str | None:
 
 
 def _tables() -> list[tuple[str, dict[str, Chain]]] | Unknown:
-    """Where each table was read ("nft", "iptables"), and its chains; only tables that filter input."""
+    """Each table ("inet filter"; "iptables" for what iptables-save shows) and its chains; only those that filter input."""
     commands = {"nft": ("-j", "list", "ruleset"), "iptables-save": ()}
     found = {name: path for name in commands if (path := shutil.which(name, path=SYSTEM_PATH))}
     if os.geteuid() != 0:
@@ -78,7 +79,7 @@ def _tables() -> list[tuple[str, dict[str, Chain]]] | Unknown:
     if saved.ok:
         tables.append(("iptables", read_iptables_save(saved.stdout.decode("utf-8", "replace"))))
     hidden = opaque_tables(ruleset) if saved.ok else set()
-    tables += [("nft", chains) for name, chains in read_nft(ruleset).items() if name not in hidden]
+    tables += [(name, chains) for name, chains in read_nft(ruleset).items() if name not in hidden]
     return [(name, chains) for name, chains in tables if any(chain.hooked for chain in chains.values())]
 
 

@@ -87,6 +87,7 @@ def probe(context: Context) -> Network | Unknown:
     ports = _wanted_ports(context.environ.get("MASTER_PORT", ""), rendezvous_port)
     taken = tuple(port for port in ports if is_taken(port))
     master_found = master()
+    interface_to_master, route_error = _route_to(master_found, interfaces)
     return Network(
         hostname=hostname,
         fqdn=fqdn.wait(hostname),
@@ -95,7 +96,8 @@ def probe(context: Context) -> Network | Unknown:
         rendezvous=rendezvous(),
         interfaces=interfaces,
         default_interface=_default_interface(context),
-        interface_to_master=_interface_to(master_found, interfaces),
+        interface_to_master=interface_to_master,
+        master_route_error=route_error,
         listeners=holders(context, taken) if taken else (),
         wanted_ports=ports,
         taken_ports=taken,
@@ -112,19 +114,19 @@ def _wanted_ports(master_port: str, rendezvous_port: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(port for port in wanted if 0 < port < 65536))
 
 
-def _interface_to(destination: Resolution | None, interfaces: tuple[Interface, ...]) -> str | Unknown | None:
-    """The interface by which the kernel would reach it. A connected UDP socket knows, and sends nothing."""
+def _route_to(destination: Resolution | None, interfaces: tuple[Interface, ...]) -> tuple[str | Unknown | None, str]:
+    """The interface by which the kernel would reach it, or why it can't. A connected UDP socket knows, and sends nothing."""
     if destination is None:
-        return None
+        return None, ""
     if not destination.addresses:
-        return Unknown(f"{destination.name} doesn't resolve")
+        return Unknown(f"{destination.name} doesn't resolve"), ""
     address = destination.addresses[0]
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as one:
             one.connect((address, 9))
-            return interface_with(str(one.getsockname()[0]), interfaces)
+            return interface_with(str(one.getsockname()[0]), interfaces), ""
     except OSError as error:
-        return Unknown(f"no route to {address}: {error.strerror}")
+        return None, error.strerror or str(error)
 
 
 def _default_interface(context: Context) -> str | Unknown | None:

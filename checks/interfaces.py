@@ -1,0 +1,399 @@
+"""The network interfaces that NCCL, gloo and TensorPipe will take on this host."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.network import Interface, Network, Resolution
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.interface_choice import (
+    FELL_BACK,
+    NEWEST,
+    as_address,
+    names_in,
+    nccl_choices,
+    nccl_ifname_counts,
+    parse_nccl_filter,
+)
+from ddpdoctor.job_intent import ONE_NODE, several_nodes, way_to_the_others
+from ddpdoctor.network_words import addresses, hosts_fix, intent, interface_settings, resolved, setting
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import listed
+
+UNVERIFIED = "not verified against a release"
+NO_NCCL = "no libnccl on this host"
+
+INTERNAL = (
+    "docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "cilium", "lxc", "lxdbr", "podman", "kube-", "nodelocaldns",
+    "tailscale", "wg", "tun", "tap", "zt", "vmnet", "vboxnet", "l4tbr", "usb", "dummy",
+)  # fmt: skip
+"""Names of bridges, tunnels and the like, which lead to this host's own containers or through a private network."""
+
+
+def needs_nccl(nccl: Nccl, torch: Maybe[Torch]) -> None:
+    """Ends the check where no NCCL (or RCCL, which has the same rules) will run."""
+    rocm = isinstance(torch, Torch) and torch.hip is not None
+    requires(nccl.library is not None or rocm, NO_NCCL)
+
+
+def _version(nccl: Nccl) -> tuple[int, ...]:
+    if not isinstance(nccl.version, str):
+        return NEWEST
+    return tuple(int(part) for part in nccl.version.split(".") if part.isdecimal())
+
+
+def _named(name: str, network: Network) -> Interface | None:
+    return next((one for one in network.interfaces if one.name == name), None)
+
+
+def _with_addresses(network: Network) -> list[str]:
+    return [one.name for one in network.interfaces if one.addresses and one.up]
+
+
+def _name_it(network: Network, variable: str, wrong: str) -> tuple[Fix, ...]:
+    """Fixes for a setting that names no interface: one that looks alike, or the one that leads to the others."""
+    there = [name for name in _with_addresses(network) if name != "lo"]
+    alike = difflib.get_close_matches(wrong, there, n=1)
+    way = next(iter(alike), None) or way_to_the_others(network)
+    equals = "=" if variable == "NCCL_SOCKET_IFNAME" else ""
+    named = (
+        (Fix(f"Name an interface of this host: {listed(there)}", (f"export {variable}={equals}{way}",)),) if way else ()
+    )
+    return (*named, Fix("Or let the library choose", (f"unset {variable}",)))
+
+
+@check(
+    "nccl-ifname-not-found",
+    severity=FAIL,
+    log_signs=(LogSign("is neither AF_INET(2) nor AF_INET6(10)"), LogSign("Bootstrap : no socket interface found")),
+)
+def nccl_ifname_not_found(
+    nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch]
+) -> Iterator[Finding]:
+    """NCCL_SOCKET_IFNAME matches no interface here.
+
+    ## What breaks
+    NCCL fails at the first collective with "Bootstrap : no socket interface found", in some releases with an unrelated
+    message about an address family.
+
+    ## Why
+    Names differ between hosts (eth0, eno1, enp5s0), and the value came from another one. NCCL reads it as a comma list of
+    prefixes; `=` in front makes the names exact, `^` excludes them. Without a carrier or an address none counts.
+
+    ## Fix
+    Name an interface of this host; where names differ from node to node, set it for each in /etc/nccl.conf.
+    """
+    value = environment.get("NCCL_SOCKET_IFNAME")
+    requires(nccl_ifname_counts(value), "NCCL_SOCKET_IFNAME isn't set")
+    needs_nccl(nccl, torch)
+    if nccl.answer_status == 0:
+        return
+    family = environment.get("NCCL_SOCKET_FAMILY")
+    if nccl_choices(network.interfaces, ifname=value, family=family, version=_version(nccl)):
+        return
+    wanted = parse_nccl_filter(value)
+    passed = [one.name for one in network.interfaces if wanted.takes(one.name)]
+    why = f"{listed(passed)} has no usable address or no carrier" if passed else "no interface of that name is here"
+    heard = (
+        (Evidence(nccl.answer_log.rpartition("\n")[2], "ncclGetUniqueId in a subprocess"),) if nccl.answer_log else ()
+    )
+    yield Finding(
+        summary=f"NCCL_SOCKET_IFNAME={value} leaves NCCL no interface: {why}",
+        evidence=(setting(environment, "NCCL_SOCKET_IFNAME"), addresses(network), *heard),
+        fixes=_name_it(network, "NCCL_SOCKET_IFNAME", next(iter(wanted.names), "")),
+    )
+
+
+@check(
+    "gloo-ifname-not-found",
+    severity=FAIL,
+    log_signs=(LogSign("Unable to find address for:"), LogSign("makeUVDevice(): interface or hostname can't be empty")),
+)
+def gloo_ifname_not_found(network: Network, environment: Environment) -> Iterator[Finding]:
+    """GLOO_SOCKET_IFNAME names an interface that isn't here.
+
+    ## What breaks
+    `init_process_group` raises "Unable to find address for: NAME" as soon as gloo is set up, which NCCL jobs do as well
+    for barriers and object collectives on the CPU.
+
+    ## Why
+    gloo takes a comma list of exact names. NCCL's prefixes, `^` and `=` mean nothing to it, and every name must exist.
+
+    ## Fix
+    Give the full name of an interface of this host that has an address.
+    """
+    value = environment.get("GLOO_SOCKET_IFNAME")
+    requires(value, "GLOO_SOCKET_IFNAME isn't set")
+    yield from _missing_names(network, environment, "GLOO_SOCKET_IFNAME", list(names_in(value)))
+
+
+@check(
+    "tp-ifname-not-found", severity=FAIL, log_signs=(LogSign("Unable to find address for interface", why=UNVERIFIED),)
+)
+def tp_ifname_not_found(network: Network, environment: Environment) -> Iterator[Finding]:
+    """TP_SOCKET_IFNAME names an interface that isn't here.
+
+    ## What breaks
+    `torch.distributed.rpc.init_rpc` fails while TensorPipe looks for its address.
+
+    ## Why
+    TensorPipe takes one exact name of an interface that has an address.
+
+    ## Fix
+    Give the full name of an interface of this host, or unset the variable.
+    """
+    value = environment.get("TP_SOCKET_IFNAME")
+    requires(value, "TP_SOCKET_IFNAME isn't set")
+    yield from _missing_names(network, environment, "TP_SOCKET_IFNAME", [value])
+
+
+def _missing_names(
+    network: Network, environment: Environment, variable: str, names: Sequence[str]
+) -> Iterator[Finding]:
+    there = {one.name for one in network.interfaces if one.addresses}
+    missing = [name for name in names if name not in there]
+    if not missing:
+        return
+    first = missing[0]
+    if first[0] in "^=" or any(name.startswith(first) for name in there):
+        why = "only exact names count here, NCCL's prefixes, ^ and = don't"
+    else:
+        why = "it has no address" if _named(first, network) else "there is no such interface"
+    yield Finding(
+        summary=f"{variable}={environment.get(variable)}: {first} can't be used, {why}",
+        evidence=(setting(environment, variable), addresses(network)),
+        fixes=_name_it(network, variable, first.lstrip("^=")),
+    )
+
+
+@check(
+    "loopback-ifname",
+    severity=FAIL,
+    log_signs=(
+        LogSign("NCCL_SOCKET_IFNAME set by environment to lo"),
+        LogSign("Bootstrap : Using lo:127.0.0.1"),
+        LogSign("Bootstrap : Using [0]lo:127.0.0.1"),
+    ),
+)
+def loopback_ifname(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
+    """A setting ties the job to the loopback interface, and the job has several nodes.
+
+    ## What breaks
+    Each node tells the others to connect to 127.0.0.1, that is to themselves: "Connection refused", or a hang.
+
+    ## Why
+    `NCCL_SOCKET_IFNAME=lo` is a recipe for a single node, copied into a job over several.
+
+    ## Fix
+    Unset it, or name the interface that leads to the other nodes.
+    """
+    nccl_value, gloo_value = environment.get("NCCL_SOCKET_IFNAME"), environment.get("GLOO_SOCKET_IFNAME")
+    requires(nccl_value or gloo_value, "neither NCCL_SOCKET_IFNAME nor GLOO_SOCKET_IFNAME is set")
+    sign = several_nodes(environment, network)
+    requires(sign, ONE_NODE)
+    taken = {
+        "NCCL_SOCKET_IFNAME": nccl.interface if nccl_ifname_counts(nccl_value) else None,
+        "GLOO_SOCKET_IFNAME": nccl.gloo_interface if gloo_value else None,
+    }
+    for variable, name in taken.items():
+        found = _named(name, network) if isinstance(name, str) else None
+        if found and found.loopback:
+            yield Finding(
+                summary=f"{variable}={environment.get(variable)} ties this node to the loopback, and the job has several nodes",
+                evidence=(setting(environment, variable), intent(sign)),
+                fixes=_name_it(network, variable, ""),
+            )
+
+
+@check(
+    "nccl-wrong-interface",
+    severity=FAIL,
+    log_signs=(
+        LogSign("socketStartConnect: Connect to", why="names the address that could not be reached"),
+        LogSign("NCCL INFO Bootstrap : Using docker0", why=UNVERIFIED),
+        LogSign("NCCL INFO Bootstrap : Using veth", why=UNVERIFIED),
+    ),
+)
+def nccl_wrong_interface(
+    nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch]
+) -> Iterator[Finding]:
+    """NCCL takes an interface that doesn't lead to the other nodes.
+
+    ## What breaks
+    The first collective hangs or fails with "Connect to 172.17.0.1 ... refused": each node offers its peers an address
+    that means something else to them.
+
+    ## Why
+    Without settings NCCL takes the first interface whose name begins with `ib`, else the first in the kernel's order that
+    isn't docker, lo or (since 2.28.3) virbr. Other bridges (br-*, cni0), VPNs and tunnels count as good.
+
+    ## Fix
+    `export NCCL_SOCKET_IFNAME==NAME`: the second `=` makes it the exact name rather than a prefix.
+    """
+    needs_nccl(nccl, torch)
+    taken = nccl.answer_interface or known(nccl.predicted_interface)
+    requires(taken, "NCCL finds no interface")
+    assert taken is not None
+    found = _named(taken, network)
+    way = way_to_the_others(network)
+    requires(way and found, "no route leads out of this host")
+    assert way is not None
+    assert found is not None
+    if taken == way or found.loopback:
+        return
+    sign = several_nodes(environment, network)
+    told = nccl_ifname_counts(environment.get("NCCL_SOCKET_IFNAME"))
+    internal = _internal(found, nccl.answer_address or nccl.predicted_address)
+    if not internal and (told or taken.startswith("ib") or not _leads_to_master(way, network) or not sign):
+        return
+    address = nccl.answer_address or nccl.predicted_address
+    towards = "MASTER_ADDR" if _leads_to_master(way, network) else "the default route"
+    source = "answer_interface" if nccl.answer_interface else "predicted_interface"
+    yield Finding(
+        summary=f"NCCL takes {taken} ({address}); {towards} is reached by {way}",
+        cause="" if sign else "It doesn't harm a job on this host alone, only one over several nodes.",
+        evidence=(nccl.seen(source), addresses(network), *((intent(sign),) if sign else ())),
+        fixes=(
+            Fix(
+                f"Name {way} (== means exactly this name); on other nodes, theirs",
+                (f"export NCCL_SOCKET_IFNAME=={way}",),
+            ),
+        ),
+        severity=INFO if not sign else FAIL if internal else WARN,
+    )
+
+
+def _leads_to_master(way: str, network: Network) -> bool:
+    return network.interface_to_master == way
+
+
+def _internal(interface: Interface, address: str | None) -> bool:
+    """Whether it is a bridge, tunnel or the like, or only has a link-local address (169.254.x.x, fe80::)."""
+    return interface.name.startswith(INTERNAL) or bool(address and as_address(address).is_link_local)
+
+
+@check(
+    "nccl-no-interface",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Bootstrap : no socket interface found"),
+        LogSign("Socket creation failed : Address family not supported by protocol", why=UNVERIFIED),
+    ),
+)
+def nccl_no_interface(nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch]) -> Iterator[Finding]:
+    """There is no network interface that NCCL could use.
+
+    ## What breaks
+    NCCL fails with "Bootstrap : no socket interface found", even for ranks on one host. Where only the loopback is there, a
+    job over several nodes can't connect.
+
+    ## Why
+    A container with `--network=none`, a host without a network, or interfaces without an address or a carrier.
+
+    ## Fix
+    Bring an interface up (`ip link set lo up` is enough for one node), or start the container with `--network=host`.
+    """
+    needs_nccl(nccl, torch)
+    requires(not nccl_ifname_counts(environment.get("NCCL_SOCKET_IFNAME")), "NCCL_SOCKET_IFNAME is set")
+    taken = nccl.answer_interface or known(nccl.predicted_interface)
+    sign = several_nodes(environment, network)
+    found = _named(taken, network) if taken else None
+    if taken is None:
+        summary = "no interface here has an address and a carrier, so NCCL can't start"
+    elif found and found.loopback and sign:
+        summary = f"NCCL finds nothing but the loopback ({taken}), and the job has several nodes"
+    else:
+        return
+    yield Finding(
+        summary=summary,
+        evidence=(nccl.seen("predicted_interface"), addresses(network), *((intent(sign),) if sign else ())),
+        fixes=(
+            Fix("Look which interfaces are down or have no address", ("ip -br address",)),
+            Fix("For ranks on this host alone the loopback is enough", ("sudo ip link set lo up",)),
+            Fix("A container: give it the host's network", ("docker run --network=host --ipc=host --gpus all IMAGE",)),
+        ),
+    )
+
+
+@check("nccl-prediction-disagrees", severity=INFO)
+def nccl_prediction_disagrees(nccl: Nccl) -> Iterator[Finding]:
+    """NCCL takes another interface than its documented rules say.
+
+    ## What breaks
+    Nothing by itself: NCCL's own answer counts, and the other checks use it. But something here isn't as it seems.
+
+    ## Why
+    A configuration file or plugin that ddpdoctor doesn't read, a patched NCCL, or a release with new rules.
+
+    ## Fix
+    Set `NCCL_SOCKET_IFNAME` if the answer isn't the interface you want.
+    """
+    requires(nccl.library is not None, NO_NCCL)
+    requires(nccl.answer_interface, "NCCL was not asked, or found no interface")
+    predicted = known(nccl.predicted_interface)
+    if predicted != nccl.answer_interface:
+        yield Finding(
+            summary=f"libnccl takes {nccl.answer_interface}, its rules say {predicted or 'none'}",
+            evidence=(nccl.seen("answer_interface"), nccl.seen("predicted_interface"), nccl.seen("library")),
+            fixes=(
+                Fix("See what NCCL reads and says", ("cat /etc/nccl.conf ~/.nccl.conf; env | grep NCCL_",)),
+                Fix(
+                    f"To be sure of {nccl.answer_interface}, name it",
+                    (f"export NCCL_SOCKET_IFNAME=={nccl.answer_interface}",),
+                ),
+            ),
+        )
+
+
+@check(
+    "gloo-wrong-interface",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Gloo connectFullMesh failed with"),
+        LogSign("gloo/transport/tcp/pair.cc"),
+        LogSign("Connection refused, remote=[127.0.0.1]"),
+    ),
+)
+def gloo_wrong_interface(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
+    """gloo takes an address that the other nodes can't reach.
+
+    ## What breaks
+    "Gloo connectFullMesh failed" on one rank, while the others wait up to five times the group's timeout. NCCL jobs are hit
+    as well where they create a gloo group.
+
+    ## Why
+    gloo takes the first address of the hostname that it can bind. Where that is a bridge's address, or where none is this
+    host's own (a cloud's public address, an old DNS record), it offers an address that peers can't use.
+
+    ## Fix
+    `export GLOO_SOCKET_IFNAME=NAME` with the interface that leads to the other nodes.
+    """
+    sign = several_nodes(environment, network)
+    requires(sign, ONE_NODE)
+    taken, address = known(nccl.gloo_interface), nccl.gloo_address
+    requires(taken and address, "gloo finds no address")
+    assert taken is not None
+    found, way = _named(taken, network), way_to_the_others(network)
+    requires(found and way, "no route leads out of this host")
+    assert found is not None
+    assert way is not None
+    own = network.own_name
+    foreign = nccl.gloo_reason == FELL_BACK and isinstance(own, Resolution) and bool(own.addresses)
+    # A hostname that doesn't resolve, or resolves to the loopback, has a check of its own.
+    if taken == way or (found.loopback and not foreign) or (not found.loopback and not _internal(found, address)):
+        return
+    why = "no address of the hostname is this host's" if foreign else f"an address of {taken}, which leads elsewhere"
+    yield Finding(
+        summary=f"gloo will offer the other nodes {address}: {why}; they are reached by {way}",
+        evidence=(
+            nccl.seen("gloo_interface", f"{taken} ({address}), {nccl.gloo_reason}"),
+            *(() if isinstance(own, Unknown) else (resolved(own),)),
+            intent(sign),
+        ),
+        fixes=(Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1]), *hosts_fix(network)),
+    )

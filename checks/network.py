@@ -1,0 +1,329 @@
+"""This host's names and addresses, as a job over several nodes needs them."""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import known
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.interface_choice import as_address
+from ddpdoctor.job_intent import ONE_NODE, address_of, is_here, is_loopback, several_nodes, way_to_the_others
+from ddpdoctor.network_words import (
+    addresses,
+    hosts_fix,
+    hosts_lines,
+    intent,
+    interface_settings,
+    resolved,
+    setting,
+    without_root,
+)
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import listed
+
+UNVERIFIED = "not verified against a release"
+
+
+@check(
+    "hostname-resolves-loopback",
+    severity=FAIL,
+    log_signs=(
+        LogSign("remote=[127.0.0.1]"),
+        LogSign("local=[127.0.0.1]"),
+        LogSign("local=[127.0.1.1]", why=UNVERIFIED),
+    ),
+)
+def hostname_resolves_loopback(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
+    """The hostname resolves to the loopback address.
+
+    ## What breaks
+    gloo fails with "Connection refused, remote=[127.0.0.1]" on one rank while the others wait for up to five times the
+    group's timeout. A c10d rendezvous at this host's IP finds nobody who hosts the store.
+
+    ## Why
+    Debian and Ubuntu write `127.0.1.1 NAME` to /etc/hosts. gloo tells its peers the address of its hostname, and torchrun
+    recognises its own rendezvous endpoint by it. On a single node neither matters.
+
+    ## Fix
+    Give the name its real address in /etc/hosts, or set `GLOO_SOCKET_IFNAME` to the interface on each node.
+    """
+    own = known(network.own_name)
+    requires(own.addresses, "the hostname doesn't resolve")
+    sign = several_nodes(environment, network)
+    requires(sign, ONE_NODE)
+    if not is_loopback(own.addresses[0]):
+        return
+    gloo_is_told = bool(environment.get("GLOO_SOCKET_IFNAME"))
+    if gloo_is_told and network.rendezvous is None:
+        return
+    certain = nccl.library is None or network.rendezvous is not None
+    yield Finding(
+        summary=f"{network.hostname} resolves to {own.addresses[0]}, so the other nodes are told to talk to themselves",
+        evidence=(
+            resolved(own),
+            hosts_lines(network),
+            intent(sign),
+        ),
+        fixes=(*hosts_fix(network), *without_root(network)),
+        severity=FAIL if certain else WARN,
+    )
+
+
+@check(
+    "hostname-unresolvable",
+    severity=FAIL,
+    log_signs=(
+        LogSign("makeDeviceForHostname(): unsupported gloo device"),
+        LogSign("Name or service not known"),
+        LogSign("The hostname of the client socket cannot be retrieved"),
+    ),
+)
+def hostname_unresolvable(network: Network, environment: Environment) -> Iterator[Finding]:
+    """The hostname doesn't resolve.
+
+    ## What breaks
+    gloo falls back to 127.0.0.1 with a warning, which only peers on the same host can reach. torchrun's c10d rendezvous
+    raises "Name or service not known". A resolver that doesn't answer delays every rank by 10 s and more.
+
+    ## Why
+    Neither /etc/hosts nor DNS knows the name; often in containers with `--network=host` or after a host was renamed.
+
+    ## Fix
+    Add `ADDRESS NAME` to /etc/hosts, or set `GLOO_SOCKET_IFNAME` to the interface.
+    """
+    own = known(network.own_name)
+    if not own.error:
+        return
+    sign = several_nodes(environment, network)
+    gloo_is_told = bool(environment.get("GLOO_SOCKET_IFNAME"))
+    yield Finding(
+        summary=f"this host's own name, {network.hostname}, doesn't resolve: {own.error}",
+        evidence=(resolved(own), *((intent(sign),) if sign else ())),
+        fixes=hosts_fix(network) + without_root(network)
+        or (Fix("Name the host in /etc/hosts", (f"echo '127.0.0.1 {network.hostname}' | sudo tee -a /etc/hosts",)),),
+        severity=FAIL if sign and not gloo_is_told else WARN if sign or "no answer" in own.error else INFO,
+    )
+
+
+@check(
+    "master-addr-unresolvable",
+    severity=FAIL,
+    log_signs=(LogSign("The IPv4 network addresses of (", why="followed by: cannot be retrieved"),),
+)
+def master_addr_unresolvable(network: Network) -> Iterator[Finding]:
+    """The master's name doesn't resolve on this host.
+
+    ## What breaks
+    Every rank here retries "The IPv4 network addresses of (NAME, PORT) cannot be retrieved" until the store's timeout.
+
+    ## Why
+    MASTER_ADDR or the rendezvous endpoint is misspelt, is a name that only another node's /etc/hosts knows, or has no DNS
+    record yet (a Kubernetes headless service whose pod hasn't started).
+
+    ## Fix
+    Use the master's IP address, which `hostname -I` shows there.
+    """
+    given = {"MASTER_ADDR": known(network.master), "PET_RDZV_ENDPOINT": known(network.rendezvous)}
+    requires(any(given.values()), "neither MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
+    for name, resolution in given.items():
+        if resolution and not resolution.addresses:
+            yield Finding(
+                summary=f"{name} names {resolution.name}, which this host can't resolve: {resolution.error}",
+                evidence=(resolved(resolution),),
+                fixes=(
+                    Fix("Look what this host knows of the name", (f"getent ahosts {shlex.quote(resolution.name)}",)),
+                    Fix(f"Show the master's addresses there, and put one of them into {name}", ("hostname -I",)),
+                ),
+            )
+
+
+@check(
+    "master-addr-unreachable",
+    severity=FAIL,
+    log_signs=(
+        LogSign("The client socket has timed out after", why="the master may also not have started, or be firewalled"),
+        LogSign("while trying to connect to (", why="names the address and port that didn't answer"),
+    ),
+)
+def master_addr_unreachable(network: Network, environment: Environment) -> Iterator[Finding]:
+    """MASTER_ADDR leads nowhere from this host.
+
+    ## What breaks
+    The ranks of this node try to reach the store until their timeout, 10 minutes by default, and say nothing meanwhile.
+
+    ## Why
+    The address is of a network that this host isn't connected to, or it is `localhost`, which is another host on each node.
+
+    ## Fix
+    Set MASTER_ADDR, on all nodes alike, to an address of node 0 that the others can route to.
+    """
+    master = known(network.master)
+    requires(master is not None and master.addresses, "MASTER_ADDR isn't set, or doesn't resolve")
+    assert master is not None
+    sign = several_nodes(environment, network)
+    if network.master_route_error:
+        yield Finding(
+            summary=f"no route from here to MASTER_ADDR {master.name}: {network.master_route_error}",
+            evidence=(
+                setting(environment, "MASTER_ADDR"),
+                resolved(master),
+                Evidence(network.master_route_error, "connect"),
+            ),
+            fixes=(
+                Fix("Look at this host's networks", ("ip -br address", f"ip route get {master.addresses[0]}")),
+                Fix(
+                    "Show node 0's addresses there, and set MASTER_ADDR to one of a network that both have",
+                    ("hostname -I",),
+                ),
+            ),
+        )
+    elif sign and all(is_loopback(address) for address in master.addresses):
+        own = [one for one in (way_to_the_others(network),) if one]
+        here = address_of(own[0], network) if own else None
+        yield Finding(
+            summary=f"MASTER_ADDR={master.name} means this host itself on every node, and the job has several",
+            evidence=(resolved(master), intent(sign)),
+            fixes=(
+                Fix(
+                    "Set it to node 0's address on all nodes"
+                    + (f"; if this is node 0, that is {here}" if here else ""),
+                    (f"export MASTER_ADDR={here}",) if here else ("hostname -I",),
+                ),
+            ),
+        )
+
+
+@check(
+    "rdzv-hostname-not-self",
+    severity=FAIL,
+    log_signs=(LogSign("The client socket has timed out after 60s while trying to connect to", why=UNVERIFIED),),
+)
+def rdzv_hostname_not_self(network: Network, environment: Environment) -> Iterator[Finding]:
+    """torchrun doesn't recognise the rendezvous endpoint as this host.
+
+    ## What breaks
+    With `--rdzv-backend=c10d` no node hosts the store: all wait as clients, and end after one to three minutes.
+
+    ## Why
+    torchrun compares the endpoint with the hostname, its canonical name and the addresses it resolves to, not with the
+    interfaces. An address of a second interface, or any address while the hostname means 127.0.1.1, doesn't match.
+
+    ## Fix
+    Say it: `--rdzv-conf is_host=1` on this node and `is_host=0` on the others; or correct /etc/hosts.
+    """
+    endpoint = known(network.rendezvous) or known(network.master)
+    requires(endpoint, "neither MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
+    assert endpoint is not None
+    by_rendezvous = endpoint == network.rendezvous
+    backend = environment.get("PET_RDZV_BACKEND")
+    requires(not (by_rendezvous and backend == "static"), "the rendezvous is static")
+    requires(by_rendezvous or not environment.get("RANK"), "the ranks were started without a c10d rendezvous")
+    if "is_host" in environment.get("PET_RDZV_CONF") or not is_here(endpoint, network):
+        return
+    if _recognised(endpoint, network):
+        return
+    own = known(network.own_name)
+    port = next((one for one in network.wanted_ports[2:]), 29400)
+    yield Finding(
+        summary=f"{endpoint.name} is this host, but torchrun won't see it: {network.hostname} resolves to {listed(own.addresses) or 'nothing'}",
+        evidence=(resolved(endpoint), resolved(own)),
+        fixes=(
+            Fix(
+                "Tell torchrun who hosts the store (is_host=0 on the other nodes)",
+                (
+                    f"torchrun --rdzv-backend=c10d --rdzv-endpoint={endpoint.name}:{port} --rdzv-conf is_host=1 --local-addr={endpoint.name}",
+                ),
+            ),
+            *hosts_fix(network),
+        ),
+        # With MASTER_ADDR alone, the rendezvous may well be static, where --node-rank decides.
+        severity=FAIL if by_rendezvous else INFO,
+    )
+
+
+def _recognised(endpoint: Resolution, network: Network) -> bool:
+    """torch.distributed.elastic's rule, as of torch 2.13."""
+    own = network.own_name.addresses if isinstance(network.own_name, Resolution) else ()
+    if endpoint.name in ("localhost", network.hostname, network.fqdn):
+        return True
+    return bool(set(endpoint.addresses) & set(own)) or _is_loopback_text(endpoint.name)
+
+
+def _is_loopback_text(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+@check(
+    "ipv6-mismatch",
+    severity=FAIL,
+    log_signs=(LogSign("errno: 97 - Address family not supported by protocol", why=UNVERIFIED),),
+)
+def ipv6_mismatch(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
+    """Names or settings ask for IPv6, and this host hasn't got it (or the other way round).
+
+    ## What breaks
+    Connecting fails with "Address family not supported by protocol" or "Network is unreachable", or NCCL finds no interface.
+
+    ## Why
+    A name has an AAAA record while the host has only IPv4 addresses, or NCCL_SOCKET_FAMILY was copied from another cluster.
+    A "[W socket.cpp] ... errno: 97" that is followed by success is harmless: torch tries IPv6 first.
+
+    ## Fix
+    Use an IPv4 address for MASTER_ADDR, and `NCCL_SOCKET_FAMILY=AF_INET`.
+    """
+    routable = [as_address(one) for interface in network.interfaces for one in interface.addresses]
+    families = {one.version for one in routable if not one.is_loopback and not one.is_link_local}
+    yield from _family_of_nccl(network, environment, nccl)
+    for name, resolution in (("MASTER_ADDR", network.master), ("PET_RDZV_ENDPOINT", network.rendezvous)):
+        if not isinstance(resolution, Resolution) or not resolution.addresses or is_here(resolution, network):
+            continue
+        wanted = {as_address(address).version for address in resolution.addresses}
+        if families and not wanted & families:
+            yield Finding(
+                summary=f"{name} {resolution.name} has only IPv{min(wanted)} addresses, this host only IPv{min(families)}",
+                evidence=(resolved(resolution), addresses(network)),
+                fixes=(
+                    Fix(f"Show the master's IPv{min(families)} address there, and use it for {name}", ("hostname -I",)),
+                ),
+            )
+    yield from _family_of_gloo(network, environment, nccl)
+
+
+def _family_of_nccl(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
+    wanted = {"AF_INET": 4, "AF_INET6": 6}.get(environment.get("NCCL_SOCKET_FAMILY"))
+    if wanted is None or nccl.library is None:
+        return
+    there = [
+        as_address(one) for interface in network.interfaces for one in interface.addresses if not interface.loopback
+    ]
+    if not any(one.version == wanted for one in there):
+        yield Finding(
+            summary=f"NCCL_SOCKET_FAMILY={environment.get('NCCL_SOCKET_FAMILY')}, but no interface here has an IPv{wanted} address",
+            evidence=(setting(environment, "NCCL_SOCKET_FAMILY"), addresses(network)),
+            fixes=(Fix("Let NCCL use what there is", ("unset NCCL_SOCKET_FAMILY",)),),
+        )
+
+
+def _family_of_gloo(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
+    sign = several_nodes(environment, network)
+    master = network.master
+    address = nccl.gloo_address
+    if not sign or not address or not isinstance(master, Resolution) or not master.addresses:
+        return
+    ours, theirs = as_address(address), {as_address(one).version for one in master.addresses}
+    if ours.version == 6 and not ours.is_loopback and theirs == {4}:
+        way = way_to_the_others(network)
+        yield Finding(
+            summary=f"gloo will use {address} (IPv6) here, while MASTER_ADDR is IPv4",
+            evidence=(nccl.seen("gloo_address"), resolved(master), intent(sign)),
+            fixes=(*hosts_fix(network), *((Fix("Or name the interface", interface_settings(way)),) if way else ())),
+            severity=WARN,
+        )

@@ -1,0 +1,227 @@
+"""The ports a job listens on, and what this host's packet filter lets through to them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.firewall import Firewall
+from ddpdoctor.facts.network import Listener, Network
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.job_intent import hosts_the_store, several_nodes, way_to_the_others
+from ddpdoctor.network_words import intent
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import in_patient, listed, plural
+
+UNVERIFIED = "not verified against a release"
+
+PORTS_A_RANK = 64
+"""Listeners and connections of one rank: gloo, and per NCCL communicator bootstrap, proxy, P2P, RAS and its channels."""
+
+
+@check(
+    "port-in-use",
+    severity=FAIL,
+    log_signs=(
+        LogSign("The server socket has failed to listen on any local network address"),
+        LogSign("errno: 98 - Address already in use"),
+        LogSign("code: -98, name: EADDRINUSE", why=UNVERIFIED),
+        LogSign("RuntimeError: Address already in use", why=UNVERIFIED),
+    ),
+)
+def port_in_use(network: Network, environment: Environment, patient: Patient) -> Iterator[Finding]:
+    """The job's port is taken.
+
+    ## What breaks
+    Rank 0, or torchrun on the first node, ends with "Address already in use"; the other nodes wait in silence.
+
+    ## Why
+    Another job runs here with the same port (29500 unless told otherwise), or a crashed run left a process behind.
+
+    ## Fix
+    End what holds the port, or take another one: `torchrun --standalone` on one node, `--master-port` on several.
+    """
+    taken = known(network.taken_ports)
+    requires(hosts_the_store(network), "another host is to host the job's store")
+    for port, severity, name in _ports_that_matter(network, environment):
+        if port not in taken:
+            continue
+        holders = [one for one in known(network.listeners) if one.port == port]
+        if any(one.same_job for one in holders):
+            continue
+        holder = max(holders, key=lambda one: (one.listening, one.pid), default=Listener(address="", port=port))
+        yield Finding(
+            summary=f"port {port} ({name}) is taken by {_who(holder)}",
+            evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
+            fixes=(*_end_it(holder), _other_port(patient, name)),
+            severity=severity,
+        )
+
+
+def _ports_that_matter(network: Network, environment: Environment) -> list[tuple[int, Severity, str]]:
+    """The defaults only count where nothing names another port."""
+    master = environment.get("MASTER_PORT").strip()
+    named = [port for port in network.wanted_ports if port not in (29400, 29500) or str(port) == master]
+    endpoint = environment.get("PET_RDZV_ENDPOINT")
+    if named or endpoint:
+        in_endpoint = int(matched[1]) if (matched := re.search(r":(\d+)$", endpoint)) else 29400 if endpoint else 0
+        ports = dict.fromkeys([*named, *([in_endpoint] if in_endpoint else [])])
+        return [(port, FAIL, "MASTER_PORT" if str(port) == master else "the rendezvous endpoint") for port in ports]
+    return [(29500, WARN, "torch's default"), (29400, INFO, "the default of torchrun's c10d rendezvous")]
+
+
+def _who(holder: Listener) -> str:
+    if not holder.pid:
+        return f"a process of {holder.user or 'another user'} that this user may not look at"
+    return f"{holder.process or 'a process'} (pid {holder.pid}, {holder.user})"
+
+
+def _holder_seen(holder: Listener) -> tuple[Evidence, ...]:
+    if not holder.pid:
+        return ()
+    age = f", started {holder.age / 3600:.1f} h ago" if holder.age >= 3600 else f", started {holder.age:.0f} s ago"
+    text = f"pid {holder.pid}: {holder.command or holder.process}{age if holder.age >= 0 else ''}"
+    return (Evidence(text, "/proc/net/tcp, /proc"),)
+
+
+def _end_it(holder: Listener) -> tuple[Fix, ...]:
+    if not holder.pid:
+        return (Fix("Ask root who it is", (f"sudo ss -tlnp 'sport = :{holder.port}'",)),)
+    look = f"ps -o pid,user,lstart,args -p {holder.pid}"
+    return (Fix("If it is a left-over of your own, end it", (look, f"kill {holder.pid}")),)
+
+
+def _other_port(patient: Patient, name: str) -> Fix:
+    code = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+    free = in_patient(patient, "-c", code)
+    if name == "the rendezvous endpoint":
+        return Fix("Or use another port in the endpoint, the same on all nodes; this prints a free one", (free,))
+    return Fix(
+        "Or take a free port, the same on all nodes (on one node, `torchrun --standalone` does so itself)",
+        (f"export MASTER_PORT=$({free})", 'torchrun --master-port "$MASTER_PORT"'),
+    )
+
+
+@check("port-range-too-small", severity=WARN, log_signs=(LogSign("Cannot assign requested address", why=UNVERIFIED),))
+def port_range_too_small(network: Network, plan: Plan) -> Iterator[Finding]:
+    """The range of ephemeral ports is small for this many ranks.
+
+    ## What breaks
+    A rank fails to listen or to connect with "Cannot assign requested address" or "Address already in use", now and then.
+
+    ## Why
+    All but the store's port are taken from net.ipv4.ip_local_port_range. A rank needs one for gloo, and for every NCCL
+    communicator about four listeners and a few connections a channel; 64 a rank leaves room for a handful of groups. The
+    range is often narrowed to what a firewall lets through.
+
+    ## Fix
+    Widen it: `sysctl -w net.ipv4.ip_local_port_range="32768 60999"`, and open the same ports in the firewall.
+    """
+    low, high = known(network.ephemeral_range)
+    there, needed = high - low + 1, plan.nproc * PORTS_A_RANK
+    if there < needed:
+        yield Finding(
+            summary=f"{there} ephemeral ports ({low}-{high}) for {plural(plan.nproc, 'rank')}, which want about {needed}",
+            evidence=(network.seen("ephemeral_range", f"{low}-{high}"),),
+            fixes=(Fix("Widen the range", ('sudo sysctl -w net.ipv4.ip_local_port_range="32768 60999"',)),),
+        )
+
+
+@check(
+    "local-firewall",
+    severity=FAIL,
+    log_signs=(
+        LogSign("returned 113(No route to host)", why=UNVERIFIED),
+        LogSign("Call to connect timeout", why=UNVERIFIED),
+        LogSign("socketPollConnect: Connect to"),
+    ),
+)
+def local_firewall(network: Network, firewall: Firewall, environment: Maybe[Environment]) -> Iterator[Finding]:
+    """This host's packet filter drops what the other nodes send.
+
+    ## What breaks
+    The rendezvous may pass, since people open its port; then NCCL or gloo hangs: NCCL's root connects back to every rank,
+    and every rank listens on a random high port. gloo waits five times its timeout and names no peer.
+
+    ## Why
+    firewalld, ufw and most hand-made rule sets let in ssh and little else.
+
+    ## Fix
+    Let in all TCP from the job's own network; at the least the store's port and net.ipv4.ip_local_port_range.
+    """
+    if firewall.enabled_service and isinstance(firewall.drops_new, Unknown):
+        raise NotKnown(f"{firewall.enabled_service} is set to start on this host, but {firewall.drops_new.reason}")
+    drops = known(firewall.drops_new)
+    if drops is None:
+        raise NotKnown("the packet filter's rules are too involved to tell")
+    sign = "" if isinstance(environment, Unknown) else several_nodes(environment, network)
+    if not drops or _lets_in_our_network(firewall, network):
+        return
+    subnet = _subnet(network) or "the nodes' network"
+    yield Finding(
+        summary=f"the packet filter ({known(firewall.tool)}) drops new TCP from other hosts; NCCL and gloo listen on random high ports",
+        cause="" if sign else "It doesn't touch a job on this host alone, only one over several nodes.",
+        evidence=(
+            firewall.seen("input_policy"),
+            *((Evidence(listed(firewall.blocked[:3]), "rules that drop or reject TCP"),) if firewall.blocked else ()),
+            Evidence(
+                f"let in: ports {listed(firewall.open_ports) or 'none'}; from {listed(firewall.open_sources) or 'nowhere'}",
+                "rules that accept TCP",
+            ),
+            *((intent(sign),) if sign else ()),
+        ),
+        fixes=(Fix(f"Let in all TCP from {subnet}", _opening(firewall, subnet)),),
+        severity=FAIL if sign else INFO,
+    )
+
+
+def _subnet(network: Network) -> str:
+    """The network of the interface that leads to the other nodes, "10.0.0.0/24"."""
+    way = way_to_the_others(network)
+    addresses = next((one.addresses for one in network.interfaces if one.name == way), ())
+    return next((str(ipaddress.ip_interface(one).network) for one in addresses if ":" not in one), "")
+
+
+def _lets_in_our_network(firewall: Firewall, network: Network) -> bool:
+    subnet, way = _subnet(network), way_to_the_others(network)
+    return any(_covers(source, subnet, way) for source in firewall.open_sources)
+
+
+def _covers(source: str, subnet: str, way: str | None) -> bool:
+    """ "10.0.0.0/8", "iif eth0", "iif eth*", "10.0.0.0/8, 192.168.0.0/16"; two conditions joined by "and" must both hold."""
+    if " and " in source:
+        return all(_covers(part, subnet, way) for part in source.split(" and "))
+    if source.startswith("iif "):
+        names = source.removeprefix("iif ").split(", ")
+        return way is not None and any(way == one or (one[-1:] in "*+" and way.startswith(one[:-1])) for one in names)
+    for part in source.split(", "):
+        try:
+            there = ipaddress.ip_network(part, strict=False)
+        except ValueError:
+            continue
+        ours = ipaddress.ip_network(subnet) if subnet else None
+        if (
+            isinstance(there, ipaddress.IPv4Network)
+            and isinstance(ours, ipaddress.IPv4Network)
+            and ours.subnet_of(there)
+        ):
+            return True
+    return False
+
+
+def _opening(firewall: Firewall, subnet: str) -> tuple[str, ...]:
+    tool = known(firewall.tool)
+    if tool == "firewalld":
+        return (f"sudo firewall-cmd --permanent --zone=trusted --add-source={subnet}", "sudo firewall-cmd --reload")
+    if tool == "ufw":
+        return (f"sudo ufw allow proto tcp from {subnet}",)
+    if tool == "iptables":
+        return (f"sudo iptables -I INPUT -p tcp -s {subnet} -j ACCEPT",)
+    return tuple(
+        f"sudo nft insert rule {chain} ip saddr {subnet} meta l4proto tcp accept" for chain in firewall.input_chains
+    )
