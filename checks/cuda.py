@@ -1,0 +1,281 @@
+"""torch's CUDA against this host's driver and GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.visible import selector, visible_gpus
+from ddpdoctor.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.installing import capabilities, driver_cuda
+from ddpdoctor.nvidia import NO_DRIVER, called, nvidia_gpus
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wheels import DRIVER_FLOOR, best_tag, index_url, numbers, runs_on
+from ddpdoctor.wording import dotted, in_patient, listed, pip_install
+
+
+def _needs_cuda_build(torch: Torch) -> str:
+    """torch's CUDA version; ends the check where there is none."""
+    requires(torch.installed, "torch is not installed")
+    requires(torch.hip is None, "torch is built for ROCm")
+    requires(torch.cuda is not None, "torch is a CPU-only build")
+    return torch.cuda or ""
+
+
+@check(
+    "driver-too-old",
+    severity=FAIL,
+    log_signs=(
+        LogSign("The NVIDIA driver on your system is too old (found version"),
+        LogSign("CUDA driver version is insufficient for CUDA runtime version"),
+    ),
+)
+def driver_too_old(
+    torch: Torch, driver: Driver, machine: Machine, patient: Patient, gpus: Maybe[Gpus], container: Maybe[Container]
+) -> Iterator[Finding]:
+    """The NVIDIA driver is older than the CUDA that torch was built with.
+
+    ## What breaks
+    `torch.cuda.is_available()` is False, and the first CUDA call says that the driver is too old.
+
+    ## Why
+    torch brings CUDA with it, except for the driver's part. Within one major version every driver serves every CUDA (12.8 on
+    a driver of 12.4 is fine); a newer major needs a newer driver: 525.60.13 for 12.x, 580.65.06 for 13.x. Plain
+    `pip install torch` takes the newest CUDA, whatever the driver.
+
+    ## Fix
+    Without root: install the torch for the older CUDA. With root: update the driver. On data-centre GPUs the package
+    cuda-compat also helps.
+    """
+    cuda = _needs_cuda_build(torch)
+    requires(driver.version is not None or driver.libcuda_path is not None, NO_DRIVER)
+    served = driver_cuda(driver, machine)
+    if served is None:
+        raise NotKnown("the driver doesn't tell which CUDA it serves")
+    if served[0] >= numbers(cuda)[0]:
+        return
+    wanted = DRIVER_FLOOR.get(numbers(cuda)[0], "a newer one")
+    says = f"serves CUDA {dotted(served)} at most" if served[0] else "is older than any that torch still supports"
+    evidence = [torch.seen("cuda"), driver.seen("cuda_version", dotted(served) if served[0] else "none that counts")]
+    if driver.version:
+        evidence.append(driver.seen("nvml_driver_version", driver.version))
+    where = "the host's driver, outside of the container" if _in_container(container) else "the driver"
+    where = "NVIDIA's driver in Windows, not inside WSL" if machine.wsl else where
+    yield Finding(
+        summary=f"torch is built for CUDA {cuda}, and driver {driver.version or ''} {says}".replace("  ", " "),
+        evidence=tuple(evidence),
+        fixes=(
+            *_for_older_driver(torch, patient, served, gpus),
+            Fix(f"Or have {where} updated to {wanted} or later (needs an administrator)", ("nvidia-smi",)),
+        ),
+    )
+
+
+def _in_container(container: Maybe[Container]) -> bool:
+    return not isinstance(container, Unknown) and container.runtime is not None
+
+
+def _for_older_driver(torch: Torch, patient: Patient, served: tuple[int, int], gpus: Maybe[Gpus]) -> Iterator[Fix]:
+    """The same release of torch for the driver's CUDA if there is one, else the newest that there is."""
+    base = (torch.version or "").partition("+")[0]
+    for pin in (base, ""):
+        tag = best_tag(served, capabilities(gpus), pin or None)
+        if tag:
+            name = f"torch=={pin}" if pin else "torch"
+            command = pip_install(patient, "--force-reinstall", name, "--index-url", index_url(tag))
+            yield Fix(f"Install the build that this driver serves ({tag}), with torchvision from there too", (command,))
+            return
+
+
+@check(
+    "cuda-compat-unsupported",
+    severity=FAIL,
+    log_signs=(LogSign("Error 804: forward compatibility was attempted on non supported HW"),),
+)
+def cuda_compat_unsupported(
+    driver: Driver, gpus: Maybe[Gpus], machine: Machine, environment: Maybe[Environment]
+) -> Iterator[Finding]:
+    """A forward-compatibility libcuda is loaded that doesn't go with this GPU or driver.
+
+    ## What breaks
+    `torch.cuda.is_available()` is False with "Error 804: forward compatibility was attempted on non supported HW", or 803.
+
+    ## Why
+    Containers bring a libcuda of their own in `/usr/local/cuda/compat`, for data-centre GPUs whose driver is older than the
+    container's CUDA. On GeForce cards, and beside a newer driver, it must not be loaded.
+
+    ## Fix
+    Take the compat folder out of LD_LIBRARY_PATH and of `/etc/ld.so.conf.d`, so that the driver's own libcuda is found.
+    """
+    path = known(driver.libcuda_path)
+    requires(path is not None, NO_DRIVER)
+    path = path or ""
+    if "/compat" not in path or machine.jetson:
+        return
+    code = known(driver.cuda_init)
+    if code == 0:
+        return
+    kernel = driver.kernel_version if isinstance(driver.kernel_version, str) else driver.nvml_driver_version
+    library = driver.libcuda_version
+    names = [] if isinstance(gpus, Unknown) else [one.name for one in gpus.devices]
+    consumer = next((name for name in names if re.search(r"GeForce|TITAN", name)), None)
+    behind = bool(kernel and library and numbers(library) < numbers(kernel))
+    if code in (803, 804) or consumer or behind:
+        why = f"{consumer} doesn't support forward compatibility." if consumer else ""
+        if behind:
+            why = f"The compat library is of driver {library}, older than the loaded {kernel}: it isn't needed."
+        search = "" if isinstance(environment, Unknown) else environment.get("LD_LIBRARY_PATH")
+        kept = ":".join(one for one in search.split(":") if one and "/compat" not in one)
+        unset = f"export LD_LIBRARY_PATH={kept}" if kept else "unset LD_LIBRARY_PATH"
+        shadows = "grep -rl compat /etc/ld.so.conf.d"
+        yield Finding(
+            summary=f"libcuda comes from the compat folder and fails with {code}: {path}"[:160],
+            cause=why,
+            evidence=(
+                driver.seen("libcuda_path"),
+                driver.seen("cuda_init"),
+                driver.seen("kernel_version", kernel or "not to be told"),
+            ),
+            fixes=(
+                Fix(
+                    "Take the compat folder out of the search path",
+                    (unset,) if "/compat" in search else (shadows, "ldconfig"),
+                ),
+            ),
+        )
+
+
+@check(
+    "gpu-arch-unsupported",
+    severity=FAIL,
+    log_signs=(
+        LogSign("is not compatible with the current PyTorch installation"),
+        LogSign("no kernel image is available for execution on the device"),
+        LogSign("with CUDA capability sm_"),
+    ),
+)
+def gpu_arch_unsupported(
+    torch: Torch, gpus: Gpus, driver: Driver, machine: Machine, patient: Patient, environment: Maybe[Environment]
+) -> Iterator[Finding]:
+    """torch has no code for this GPU.
+
+    ## What breaks
+    The first kernel ends with "no kernel image is available for execution on the device".
+
+    ## Why
+    A build holds machine code for some generations of GPUs. A GPU newer than the build has none (Blackwell with CUDA 12.4),
+    and builds for newer CUDA drop old generations (Pascal and Volta have none in CUDA 12.8 and 13 wheels).
+
+    ## Fix
+    Install the build that has it: cu126 for Maxwell, Pascal and Volta; cu128 or cu130 for Blackwell.
+    """
+    cuda = _needs_cuda_build(torch)
+    nvidia_gpus(gpus)
+    arch_list = known(torch.arch_list)
+    if not arch_list:
+        raise NotKnown("torch doesn't tell which GPUs it has code for")
+    usable = [one.gpu for one in visible_gpus(gpus, environment)]
+    requires(usable, "no GPU is visible to torch")
+    served = driver_cuda(driver, machine)
+    jit = served is None or served >= numbers(cuda)[:2]
+    unsupported = []
+    for gpu in usable:
+        if gpu not in unsupported and not runs_on(
+            known(gpu.compute_capability), arch_list, tegra=machine.jetson, jit=jit
+        ):
+            unsupported.append(gpu)
+    if not unsupported:
+        return
+    supported = [gpu for gpu in usable if gpu not in unsupported]
+    first = unsupported[0]
+    chosen = selector(gpus, environment)
+    if chosen and supported and not _order_is_certain(environment, chosen):
+        raise NotKnown(f"{chosen} has numbers, which CUDA and the driver count differently without CUDA_DEVICE_ORDER")
+    yield Finding(
+        summary=f"torch {torch.version} has no code for {called(unsupported)}: {first.name}, sm_{_sm(first)}",
+        severity=WARN if supported else FAIL,
+        evidence=(
+            torch.seen("arch_list", listed(arch_list, most=9)),
+            gpus.seen("devices", f"{first.name}: compute capability {dotted(known(first.compute_capability))}"),
+        ),
+        fixes=tuple(_for_these_gpus(torch, patient, served, usable, supported)),
+    )
+
+
+def _sm(gpu: Gpu) -> str:
+    return "".join(str(part) for part in known(gpu.compute_capability))
+
+
+def _order_is_certain(environment: Maybe[Environment], chosen: str) -> bool:
+    if isinstance(environment, Unknown):
+        return False
+    by_bus = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    return by_bus or not re.search(r"(^|,)\s*\d", environment.get(chosen))
+
+
+def _for_these_gpus(
+    torch: Torch, patient: Patient, served: tuple[int, int] | None, usable: list[Gpu], supported: list[Gpu]
+) -> Iterator[Fix]:
+    tag = best_tag(served, [known(one.compute_capability) for one in usable])
+    if tag:
+        command = pip_install(patient, "--force-reinstall", "torch", "--index-url", index_url(tag))
+        yield Fix(f"Install the build that has code for it ({tag}), with torchvision from there too", (command,))
+    if supported:
+        yield Fix("Leave that GPU out", ("export CUDA_VISIBLE_DEVICES=" + ",".join(one.uuid for one in supported),))
+    if not tag and not supported:
+        yield Fix(
+            "No current build serves this GPU with this driver: an older torch had it, or the driver must be updated first",
+            (in_patient(patient, "-c", "import torch; print(torch.cuda.get_arch_list())"),),
+        )
+
+
+@check("cuda-unavailable", severity=FAIL)
+def cuda_unavailable(
+    torch: Torch, gpus: Gpus, driver: Driver, machine: Machine, patient: Patient, environment: Maybe[Environment]
+) -> Iterator[Finding]:
+    """torch has CUDA, the driver shows GPUs, and yet torch can't use them.
+
+    ## What breaks
+    `torch.cuda.is_available()` is False: training falls back to the processor or stops.
+
+    ## Why
+    CUDA failed to start for a reason of its own; torch's message says more than `nvidia-smi` does.
+
+    ## Fix
+    Read the message. Without one, start a fresh process: CUDA started once before a fork stays broken in the child.
+    """
+    cuda = _needs_cuda_build(torch)
+    nvidia_gpus(gpus)
+    if known(torch.cuda_available):
+        return
+    requires(visible_gpus(gpus, environment), "no GPU is visible to torch")
+    served = driver_cuda(driver, machine)
+    requires(served is None or served[0] >= numbers(cuda)[0], "see driver-too-old")
+    if isinstance(driver.cuda_init, int):
+        other = {999: "cuda-unknown-error", 804: "cuda-compat-unsupported", 802: "fabric-manager-not-running"}
+        requires(driver.cuda_init not in other, f"see {other.get(driver.cuda_init)}")
+    message = (torch.cuda_error.strip().splitlines() or ["no message"])[-1]
+    code = driver.cuda_init if isinstance(driver.cuda_init, int) else "not asked"
+    yield Finding(
+        summary=f"torch {torch.version} can't use the {len(gpus.answering)} GPUs that the driver shows: {message}"[
+            :160
+        ],
+        evidence=(
+            torch.seen("cuda_available", "no"),
+            torch.seen("cuda_error", message),
+            driver.seen("cuda_init", code),
+            gpus.seen("devices", f"{len(gpus.answering)} x {gpus.answering[0].name}"),
+        ),
+        fixes=(
+            Fix("See the whole message", (in_patient(patient, "-c", "import torch; torch.cuda.init()"),)),
+            Fix("Look for settings that steer CUDA away", ("env | grep -E 'CUDA|NVIDIA|LD_'",)),
+        ),
+    )

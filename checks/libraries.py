@@ -1,0 +1,491 @@
+"""The shared libraries that torch gets: its own, or others that stand in front of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.cuda_stack import Pin, bundled, is_ours, pin_of, pins, together, version_of
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
+from ddpdoctor.facts.extensions import Extensions
+from ddpdoctor.facts.libraries import Libraries, Library
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wheels import numbers, older, same_version
+from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
+
+OF_CUDA = re.compile(
+    r"lib(cublas|cublasLt|cudart|cufft|cufile|cupti|curand|cusolver|cusparse|cusparseLt|nvJitLink|nvrtc)\.so"
+)
+
+
+def _needs_cuda_build(torch: Torch) -> str:
+    """torch's CUDA version; ends the check where there is none."""
+    requires(torch.installed, "torch is not installed")
+    requires(torch.hip is None, "torch is built for ROCm")
+    requires(torch.cuda is not None, "torch is a CPU-only build")
+    return torch.cuda or ""
+
+
+def _broken(torch: Torch) -> bool:
+    return torch.import_state in ("fails", "crashes")
+
+
+def _undefined(torch: Torch) -> str:
+    """The symbol that the import misses, "" if that isn't its complaint."""
+    found = re.search(r"undefined symbol: (\w+)", torch.import_error + torch.import_traceback)
+    return found[1] if found else ""
+
+
+def _reinstall(patient: Patient, *wanted: Pin) -> str:
+    return pip_install(patient, "--force-reinstall", "--no-deps", *(f"{one.package}{one.wanted}" for one in wanted))
+
+
+def _without(libraries: Libraries, folder: str) -> tuple[str, ...]:
+    """The command that takes a folder out of LD_LIBRARY_PATH."""
+    kept = [one for one in libraries.search_path if one.rstrip("/") != folder.rstrip("/")]
+    return ("export LD_LIBRARY_PATH=" + ":".join(kept) if kept else "unset LD_LIBRARY_PATH",)
+
+
+def _folder(library: Library) -> str:
+    return library.path.rpartition("/")[0]
+
+
+def _in_front(pattern: re.Pattern[str], libraries: Libraries) -> list[tuple[Library, Library]]:
+    """Foreign libraries that a process gets instead of the patient's own, each with the one that it displaces.
+
+    What was loaded is believed; where nothing was, what LD_PRELOAD and LD_LIBRARY_PATH offer would have been.
+    """
+    if isinstance(libraries.loaded, Unknown):
+        taken = list({one.soname: one for one in reversed(libraries.offered)}.values())
+    else:
+        taken = list(libraries.loaded)
+    found = []
+    for one in taken:
+        own = bundled(one.soname, libraries)
+        if own and pattern.match(one.soname) and not is_ours(one, libraries):
+            found.append((one, own))
+    return found
+
+
+@check(
+    "nccl-duplicate-pip",
+    severity=FAIL,
+    log_signs=(
+        LogSign("libtorch_cuda.so: undefined symbol: nccl"),
+        LogSign("undefined symbol: ncclCommRegister"),
+        LogSign("undefined symbol: ncclCommResume"),
+        LogSign("undefined symbol: ncclMemFree"),
+        LogSign("undefined symbol: ncclAlltoAll", why="not verified against a release"),
+    ),
+)
+def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
+    """Two packages bring the same libnccl.so.2, and one has overwritten the other's.
+
+    ## What breaks
+    `import torch` ends with "undefined symbol: nccl...", or runs with an NCCL that it wasn't built for.
+
+    ## Why
+    nvidia-nccl-cu11, -cu12 and -cu13 all unpack to `nvidia/nccl/lib/libnccl.so.2`. Another framework, or a second torch in
+    the same environment, brought the other one; the last that was installed wins.
+
+    ## Fix
+    Remove all of them and install the one that torch requires.
+    """
+    cuda = _needs_cuda_build(torch)
+    groups = together(packages, r"nvidia-nccl-cu\d+")
+    if not groups:
+        return
+    wanted = pin_of("libnccl.so.2", packages, patient)
+    own = bundled("libnccl.so.2", libraries)
+    there = own.version if own else ""
+    outdated = bool(wanted and wanted.exact and there and older(there, wanted.exact))
+    for group in groups:
+        names = [one.name for one in group]
+        keep = f"{wanted.package}{wanted.wanted}" if wanted else f"nvidia-nccl-cu{numbers(cuda)[0]}"
+        both = listed(f"{one.name} {one.version}" for one in group)
+        yield Finding(
+            summary=f"{both} overwrite each other's libnccl.so.2",
+            severity=FAIL if outdated or (_broken(torch) and _undefined(torch).startswith("nccl")) else WARN,
+            cause=f"torch requires {keep}; the file that is there now says {there or 'nothing of its version'}.",
+            evidence=(
+                packages.seen("installed", both),
+                libraries.seen("bundled", f"libnccl.so.2 {there or 'of unknown version'} in {group[0].location}"),
+            ),
+            fixes=(
+                Fix(
+                    "Remove them all, and install the one that torch requires",
+                    (
+                        in_patient(patient, "-m", "pip", "uninstall", "-y", *names),
+                        pip_install(patient, "--no-deps", keep),
+                    ),
+                ),
+            ),
+        )
+
+
+@check(
+    "nccl-lib-shadowed",
+    severity=FAIL,
+    log_signs=(
+        LogSign("undefined symbol: ncclCommRegister"),
+        LogSign("undefined symbol: nccl"),
+    ),
+)
+def nccl_lib_shadowed(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
+    """An older libnccl.so.2 is loaded in place of the one that belongs to torch.
+
+    ## What breaks
+    "undefined symbol: ncclCommRegister" at import; or ranks on different nodes run different versions of NCCL.
+
+    ## Why
+    LD_LIBRARY_PATH and LD_PRELOAD come before the path that is written into torch's libraries. An environment module, a system
+    package or conda holds another NCCL there. (A newer one is harmless and often meant.)
+
+    ## Fix
+    Take the folder out of LD_LIBRARY_PATH for this job.
+    """
+    _needs_cuda_build(torch)
+    requires(bundled("libnccl.so.2", libraries), "torch brings no libnccl.so.2 of its own")
+    for taken, own in _in_front(re.compile(r"libnccl\.so"), libraries):
+        theirs, ours = version_of(taken, packages, patient), version_of(own, packages, patient)
+        missed = _undefined(torch).startswith("nccl")
+        if not missed and not (theirs and ours):
+            raise NotKnown(f"{taken.path} and {own.path} don't both tell their versions")
+        if not missed and not older(theirs, ours):
+            continue
+        yield Finding(
+            summary=f"torch gets NCCL {theirs or 'of another version'} from {_folder(taken)}, and belongs to {ours or 'its own'}"[
+                :160
+            ],
+            evidence=_both(libraries, taken, own, theirs, ours),
+            fixes=(Fix("Leave that folder out", _left_out(libraries, taken)),),
+        )
+
+
+def _left_out(libraries: Libraries, taken: Library) -> tuple[str, ...]:
+    if any(one.endswith(taken.path.rpartition("/")[2]) for one in libraries.preload):
+        return ("unset LD_PRELOAD",)
+    if _folder(taken).rstrip("/") in [one.rstrip("/") for one in libraries.search_path]:
+        return _without(libraries, _folder(taken))
+    return ("echo $LD_LIBRARY_PATH", f"ldconfig -p | grep {taken.soname}")
+
+
+def _both(libraries: Libraries, taken: Library, own: Library, theirs: str, ours: str) -> tuple[Evidence, ...]:
+    field = "offered" if isinstance(libraries.loaded, Unknown) else "loaded"
+    evidence = (
+        libraries.seen(field, f"{taken.path} ({theirs or 'version unknown'})"),
+        libraries.seen("bundled", f"{own.path} ({ours or 'version unknown'})"),
+    )
+    return evidence + (
+        (libraries.seen("search_path", ":".join(libraries.search_path)),) if libraries.search_path else ()
+    )
+
+
+@check(
+    "ld-library-path-shadow",
+    severity=FAIL,
+    log_signs=(
+        LogSign("undefined symbol: __nvJitLinkComplete_12_4, version libnvJitLink.so.12"),
+        LogSign("undefined symbol: __nvJitLinkAddData_12_1"),
+        LogSign("undefined symbol: __nvJitLinkCreate_12_8", why="not verified against a release"),
+        LogSign("undefined symbol: cublasLt", why="not verified against a release"),
+    ),
+)
+def ld_library_path_shadow(
+    torch: Torch, packages: Packages, libraries: Libraries, patient: Patient
+) -> Iterator[Finding]:
+    """LD_LIBRARY_PATH puts other CUDA libraries in front of torch's own.
+
+    ## What breaks
+    `import torch` ends with "undefined symbol: __nvJitLinkComplete_12_4"; or it works and computes with libraries that it
+    was never tested with.
+
+    ## Why
+    Wheels bring the CUDA libraries with them and name them by a path (RUNPATH) that LD_LIBRARY_PATH overrides. A line such as
+    `export LD_LIBRARY_PATH=/usr/local/cuda/lib64` in `.bashrc`, or `module load cuda`, then wins.
+
+    ## Fix
+    Take the toolkit's folder out of LD_LIBRARY_PATH; to compile, PATH and CUDA_HOME are enough.
+    """
+    _needs_cuda_build(torch)
+    requires(
+        [one for one in libraries.bundled if OF_CUDA.match(one.soname)], "torch brings no CUDA libraries of its own"
+    )
+    missed = _undefined(torch)
+    culprits = []
+    untold = []
+    for taken, own in _in_front(OF_CUDA, libraries):
+        theirs, ours = version_of(taken, packages, patient), version_of(own, packages, patient)
+        if not (theirs and ours):
+            untold.append(taken)
+        elif not same_version(theirs, ours) and (older(theirs, ours) or missed):
+            culprits.append((taken, own, theirs, ours))
+    if not culprits:
+        if untold:
+            raise NotKnown(f"{untold[0].path} doesn't tell its version")
+        return
+    taken, own, theirs, ours = culprits[0]
+    others = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    yield Finding(
+        summary=f"{taken.soname}{others} comes from {_folder(taken)}: {theirs} instead of torch's {ours}"[:160],
+        severity=FAIL if _broken(torch) else WARN,
+        evidence=tuple(one for pair in culprits[:3] for one in _both(libraries, *pair)[:2])
+        + ((libraries.seen("search_path", ":".join(libraries.search_path)),) if libraries.search_path else ()),
+        fixes=(Fix("Leave that folder out for this job", _left_out(libraries, taken)),),
+    )
+
+
+@check("cuda-libs-mixed", severity=WARN)
+def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Iterator[Finding]:
+    """The CUDA packages in this environment are not those that torch requires.
+
+    ## What breaks
+    Undefined symbols at import, crashes in cuBLAS or cuDNN, or nothing until the day that one of them is used.
+
+    ## Why
+    Another package was installed later and moved a library that torch pins; or it brought the libraries of another CUDA
+    major, some of which unpack to the same folder (cuDNN, cuSPARSELt, NVSHMEM).
+
+    ## Fix
+    Install the pinned versions again, or better: a fresh environment with torch first.
+    """
+    _needs_cuda_build(torch)
+    required = [one for one in pins(packages, patient) if not one.package.startswith("nvidia-nccl")]
+    requires([one for one in required if one.installed], "torch's CUDA libraries don't come from pip packages")
+    wrong = [one for one in required if not one.fits and not _newer_cudnn(one)]
+    severity = FAIL if _broken(torch) else WARN
+    if wrong:
+        is_where = listed(
+            f"{one.package} {one.installed} (torch wants {one.wanted[2:] or one.wanted})" for one in wrong[:2]
+        )
+        more = f" and {len(wrong) - 2} more" if len(wrong) > 2 else ""
+        yield Finding(
+            summary=f"{plural(len(wrong), 'CUDA package')} moved from torch's pins: {is_where}{more}"[:160],
+            severity=severity,
+            evidence=tuple(
+                packages.seen("installed", f"{one.package} {one.installed}, torch requires {one.wanted}")
+                for one in wrong
+            ),
+            fixes=(Fix("Install the versions that torch pins", (_reinstall(patient, *wrong),)),),
+        )
+    for group in together(packages, r"nvidia-cudnn-cu\d+") + together(packages, r"nvidia-(cusparselt|nvshmem)-cu\d+"):
+        kinds = {one.name.rpartition("-")[0] for one in group}
+        if len(kinds) == len(group):
+            continue
+        needed = [one for one in required if one.package.rpartition("-")[0] in kinds]
+        both = listed(f"{one.name} {one.version}" for one in group)
+        yield Finding(
+            summary=f"{both} unpack to the same folder and overwrite each other"[:160],
+            severity=severity,
+            evidence=(packages.seen("installed", both),),
+            fixes=(
+                Fix(
+                    "Remove them all, and install what torch requires",
+                    (
+                        in_patient(patient, "-m", "pip", "uninstall", "-y", *(one.name for one in group)),
+                        _reinstall(patient, *needed),
+                    ),
+                ),
+            ),
+        )
+
+
+def _newer_cudnn(pin: Pin) -> bool:
+    """A newer cuDNN of the same major serves torch as well, and is often installed on purpose."""
+    if not pin.package.startswith("nvidia-cudnn") or not pin.installed or not pin.exact:
+        return False
+    same_major = numbers(pin.installed)[0] == numbers(pin.exact)[0]
+    return same_major and older(pin.exact, pin.installed)
+
+
+@check(
+    "cudnn-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign("cuDNN version incompatibility: PyTorch was compiled"),
+        LogSign("cuDNN version mismatch: PyTorch was compiled against", why="not verified against a release"),
+    ),
+)
+def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
+    """The cuDNN that is loaded is older than the one that torch was built against.
+
+    ## What breaks
+    "cuDNN version incompatibility: PyTorch was compiled against ..." at the first convolution; no rank gets past it.
+
+    ## Why
+    torch wants the same major and at least the same minor. A cuDNN from the system or a module stands on LD_LIBRARY_PATH, or
+    another package made pip replace the one that torch pins.
+
+    ## Fix
+    Take the foreign folder out of LD_LIBRARY_PATH, or install the pinned package again.
+    """
+    _needs_cuda_build(torch)
+    pin = pin_of("libcudnn.so.9", packages, patient)
+    loaded, built = _cudnn_versions(torch, pin)
+    if loaded[:1] == built[:1] and loaded[:2] >= built[:2]:
+        return
+    foreign = _in_front(re.compile(r"libcudnn\.so"), libraries)
+    path = foreign[0][0].path if foreign else next((one.path for one in libraries.bundled if "cudnn" in one.soname), "")
+    if foreign:
+        fix = Fix("Leave the foreign cuDNN out", _left_out(libraries, foreign[0][0]))
+    elif pin:
+        fix = Fix("Install the cuDNN that torch pins", (_reinstall(patient, pin),))
+    else:
+        fix = Fix(
+            "See which cuDNN is found",
+            (in_patient(patient, "-c", "import torch; print(torch.backends.cudnn.version())"),),
+        )
+    yield Finding(
+        summary=f"cuDNN {dotted(loaded)} is there, and torch was built against {dotted(built)}",
+        evidence=(
+            libraries.seen("bundled" if not foreign else "loaded", path) if path else torch.seen("version"),
+            torch.seen("cudnn_built", dotted(built)),
+        ),
+        fixes=(fix,),
+    )
+
+
+def _cudnn_versions(torch: Torch, pin: Pin | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """cuDNN as loaded and as built; by the packages where torch couldn't be asked.
+
+    Raises:
+        NotKnown: neither torch nor the packages tell.
+    """
+    if isinstance(torch.cudnn_version, Unknown) or isinstance(torch.cudnn_built, Unknown):
+        if pin and pin.installed and pin.exact:
+            return numbers(pin.installed), numbers(pin.exact)
+        raise NotKnown(_why_unknown(torch))
+    requires(torch.cudnn_version and torch.cudnn_built, "torch is built without cuDNN")
+    return torch.cudnn_version or (), torch.cudnn_built or ()
+
+
+def _why_unknown(torch: Torch) -> str:
+    """Why torch's cuDNN versions aren't known."""
+    return next(
+        (one.reason for one in (torch.cudnn_version, torch.cudnn_built) if isinstance(one, Unknown)),
+        "torch was not imported",
+    )
+
+
+@check(
+    "cuda-lib-not-found",
+    severity=FAIL,
+    log_signs=(
+        LogSign("cannot open shared object file: No such file or directory"),
+        LogSign("libcudart.so."),
+        LogSign("libcudnn.so."),
+        LogSign("libtorch_cuda_cpp.so", why="not verified against a release"),
+    ),
+)
+def cuda_lib_not_found(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
+    """A shared library that torch needs is nowhere to be found.
+
+    ## What breaks
+    `import torch` ends with "libcudart.so.12: cannot open shared object file".
+
+    ## Why
+    torch was installed without its nvidia-* packages (`--no-deps`, a lock file made elsewhere), one was uninstalled, or they
+    are those of another CUDA major.
+
+    ## Fix
+    Install the package that brings it, in the version that torch pins. Don't link one version's file under another's name.
+    """
+    requires(torch.installed, "torch is not installed")
+    named = re.search(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared object file", torch.import_error)
+    if torch.import_state == "ok":
+        return
+    missing = [named[1]] if named else []
+    if not missing:
+        missing = [one for one in known(libraries.missing) if not re.match(r"lib(cuda|nvidia-.*)\.so", one)]
+    if not missing or re.match(r"lib(cuda|nvidia-ml)\.so", missing[0]):
+        return
+    wanted = {pin.package: pin for pin in (pin_of(one, packages, patient) for one in missing) if pin}
+    if wanted:
+        fix = Fix("Install what torch requires", (_reinstall(patient, *wanted.values()),))
+    else:
+        exact = [f"torch=={torch.version}"] if torch.version and "+" not in torch.version else ["torch"]
+        fix = Fix("Install torch anew with all that it requires", (pip_install(patient, "--force-reinstall", *exact),))
+    evidence = torch.seen("import_error") if named else libraries.seen("missing", listed(missing))
+    yield Finding(
+        summary=f"torch needs {listed(missing, most=3)}, and nothing here provides it"[:160],
+        severity=FAIL if named or _broken(torch) else WARN,
+        evidence=(evidence, torch.seen("version")),
+        fixes=(fix,),
+    )
+
+
+@check(
+    "glibcxx-too-old",
+    severity=FAIL,
+    log_signs=(
+        LogSign("version `GLIBCXX_3.4."),
+        LogSign("version `CXXABI_1.3."),
+        LogSign("libstdc++.so.6: version"),
+    ),
+)
+def glibcxx_too_old(
+    torch: Torch, libraries: Libraries, patient: Patient, extensions: Maybe[Extensions]
+) -> Iterator[Finding]:
+    """The C++ library that the interpreter gets is older than torch or an extension needs.
+
+    ## What breaks
+    The import ends with "libstdc++.so.6: version `GLIBCXX_3.4.32' not found".
+
+    ## Why
+    Something was compiled by a newer compiler than the libstdc++ that is loaded first: conda's, the system's, or one on
+    LD_LIBRARY_PATH.
+
+    ## Fix
+    In conda: `conda install -c conda-forge libstdcxx-ng`. Elsewhere build the extension with the system's own compiler, or
+    put the newer library first.
+    """
+    requires(torch.installed, "torch is not installed")
+    provided = libraries.glibcxx_provided
+    said = re.search(
+        r"version [`'](GLIBCXX|CXXABI)_([\d.]+)' not found(?: \(required by ([^)]+)\))?",
+        torch.import_error + "\n" + torch.import_traceback,
+    )
+    if said:
+        by = said[3] or "torch"
+        yield _too_old(f"{said[1]}_{said[2]}", by, libraries, patient, torch.seen("import_error", said[0]))
+        return
+    have = known(provided)
+    requires(have is not None, "the interpreter gets no libstdc++.so.6")
+    if isinstance(extensions, Unknown):
+        return
+    apex = () if isinstance(extensions.apex, Unknown) else extensions.apex
+    compiled = [one.objects for one in extensions.packages] + [one.objects for one in apex]
+    for objects in compiled:
+        for one in objects:
+            needed = one.glibcxx.removeprefix("GLIBCXX_")
+            if needed and numbers(needed) > numbers((have or "").removeprefix("GLIBCXX_")):
+                seen = Evidence(f"{one.module} needs GLIBCXX_{needed}", one.path)
+                yield _too_old(f"GLIBCXX_{needed}", one.module, libraries, patient, seen)
+                break
+
+
+def _too_old(needed: str, by: str, libraries: Libraries, patient: Patient, seen: Evidence) -> Finding:
+    have = libraries.glibcxx_provided if isinstance(libraries.glibcxx_provided, str) else "an unknown version"
+    path = libraries.glibcxx_path or "libstdc++.so.6"
+    folder = path.rpartition("/")[0]
+    if folder and folder in [one.rstrip("/") for one in libraries.search_path]:
+        fix = Fix(f"Leave {folder} out of LD_LIBRARY_PATH", _without(libraries, folder))
+    elif patient.environment_kind == "conda":
+        fix = Fix(
+            "Bring conda's libstdc++ up to date",
+            (f"conda install -p {patient.prefix} -c conda-forge 'libstdcxx-ng>=13'",),
+        )
+    else:
+        fix = Fix(
+            "Take a newer base image or distribution, or rebuild what needs it with this system's compiler",
+            (f"strings {path} | grep GLIBCXX | sort -V | tail -1",),
+        )
+    return Finding(
+        summary=f"{by.rpartition('/')[2]} needs {needed}, and {path} has {have} at most"[:160],
+        evidence=(seen, libraries.seen("glibcxx_provided", have), libraries.seen("glibcxx_path", path)),
+        fixes=(fix,),
+    )

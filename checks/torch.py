@@ -1,0 +1,379 @@
+"""The patient's torch: is it there, does it import, and is it the build for this host's GPUs and driver?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Package, Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, WARN, Finding, Fix, Severity
+from ddpdoctor.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wheels import index_url, numbers, release, tag_cuda
+from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
+
+EXPLAINED_BY = (
+    (r"version `(GLIBCXX|CXXABI)_", "glibcxx-too-old"),
+    (r"undefined symbol: nccl", "nccl-duplicate-pip and nccl-lib-shadowed"),
+    (r"undefined symbol: (__nvJitLink|cublas|cusparse|cudnn|cu[A-Z])", "ld-library-path-shadow and cuda-libs-mixed"),
+    (r"lib(cuda|nvidia-ml)\.so\.1: cannot open shared object", "no-nvidia-driver"),
+    (r"cannot open shared object file", "cuda-lib-not-found"),
+    (r"operator torchvision::", "torch-torchvision-mismatch"),
+)
+"""What an import says, to the check that knows more of it."""
+
+
+@check(
+    "torch-missing",
+    severity=FAIL,
+    log_signs=(LogSign("No module named 'torch'"),),
+)
+def torch_missing(
+    torch: Torch,
+    patient: Patient,
+    driver: Maybe[Driver],
+    gpus: Maybe[Gpus],
+    pci: Maybe[Pci],
+    machine: Maybe[Machine],
+) -> Iterator[Finding]:
+    """PyTorch is not installed in the interpreter in which training is to run.
+
+    ## What breaks
+    The first `import torch` ends with "No module named 'torch'".
+
+    ## Why
+    Mostly another interpreter is active than the one into which torch was installed: a virtual environment that was not
+    activated, `sudo`, a batch job that doesn't read the shell's start files, or an IDE with its own choice.
+
+    ## Fix
+    Name the right interpreter with `ddpdoctor check --python PATH`, or install torch into this one. Which build is right
+    depends on the driver: plain `pip install torch` takes the newest CUDA, which an older driver can't serve.
+    """
+    if torch.installed:
+        return
+    yield Finding(
+        summary=f"There is no torch in {patient.python}",
+        cause=f"{patient.python} was taken as the interpreter of the training because of: {patient.chosen_by}.",
+        evidence=(torch.seen("installed", "no"), patient.seen("python"), patient.seen("chosen_by")),
+        fixes=(
+            Fix("If torch lives in another environment, name its interpreter", ("ddpdoctor check --python PATH",)),
+            install_torch(patient, driver, gpus, pci, machine),
+        ),
+    )
+
+
+@check(
+    "torch-import-broken",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Failed to load PyTorch C extensions"),
+        LogSign("Error loading", why="also said of other libraries than torch's"),
+    ),
+)
+def torch_import_broken(torch: Torch, patient: Patient) -> Iterator[Finding]:
+    """PyTorch is installed, but can't be imported.
+
+    ## What breaks
+    Every rank ends, or hangs, at `import torch`.
+
+    ## Why
+    An exception mostly means a shared library that is missing or of another version; a death by signal a library that
+    doesn't belong to this processor or to its neighbours; an import that never ends a slow or hung network file system.
+
+    ## Fix
+    Read the last line of the traceback first: where another check knows the cause, this one names it. Otherwise install
+    torch anew into a fresh environment.
+    """
+    requires(torch.installed, "torch is not installed")
+    requires(torch.import_state != "not-tried", "torch was not imported")
+    if torch.import_state == "ok":
+        return
+    line = torch.import_error.strip().splitlines()[-1] if torch.import_error.strip() else "it said nothing"
+    evidence = [torch.seen("import_state"), torch.seen("import_error", line), torch.seen("version")]
+    repeat = ("-c", "import torch")
+    if torch.import_state == "crashes":
+        summary = f"import torch kills the interpreter: {line}"
+        cause = "A compiled library crashed while it was loaded. The stack that faulthandler prints names it."
+        look = Fix("See where it dies", (in_patient(patient, "-X", "faulthandler", *repeat),))
+    elif torch.import_state == "hangs":
+        summary = f"import torch doesn't end: {line}"
+        cause = "Files that come slowly or not at all (a network file system, a quota daemon), or a hung driver call."
+        timed = f"timeout 120 {in_patient(patient, '-X', 'importtime', *repeat)}"
+        look = Fix("See how far it gets: the last line names the module", (timed, f"df {torch.location}"))
+    else:
+        summary = f"import torch fails: {line}"
+        cause = "The traceback's last line says what is missing or doesn't fit."
+        look = Fix("See the whole traceback", (in_patient(patient, *repeat),))
+    text = torch.import_error + torch.import_traceback
+    slug = next((slug for pattern, slug in EXPLAINED_BY if re.search(pattern, text)), "")
+    if slug:
+        cause = f"The cause is known: see {slug}."
+    yield Finding(
+        summary=summary if len(summary) <= 160 else summary[:157] + "...",
+        cause=cause,
+        evidence=tuple(evidence),
+        fixes=(look, *_import_remedies(torch, patient, line)),
+    )
+
+
+def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]:
+    missing = re.search(r"No module named '([A-Za-z0-9_]+)'", line)
+    if torch.found_through:
+        yield Fix(
+            f"This torch is found through {torch.found_through}: rename it, or start elsewhere",
+            (f"ls -d {torch.location}",),
+        )
+    elif missing and missing[1] != "torch":
+        yield Fix("Install the module that torch misses", (pip_install(patient, missing[1].replace("_", "-")),))
+    elif torch.version:
+        again = pip_install(patient, "--force-reinstall", f"torch=={torch.version}", *_index_of(torch))
+        yield Fix("Install the same torch anew", (again,))
+
+
+def _index_of(torch: Torch) -> tuple[str, ...]:
+    tag = (torch.version or "").partition("+")[2]
+    return ("--index-url", index_url(tag)) if re.fullmatch(r"cpu|cu\d+|rocm[\d.]+", tag) else ()
+
+
+@check(
+    "torch-cpu-only",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Torch not compiled with CUDA enabled"),
+        LogSign("+cpu", why="not verified against a release; on a host without a GPU it is right"),
+    ),
+)
+def torch_cpu_only(
+    torch: Torch,
+    patient: Patient,
+    pci: Maybe[Pci],
+    gpus: Maybe[Gpus],
+    driver: Maybe[Driver],
+    machine: Maybe[Machine],
+    container: Maybe[Container],
+) -> Iterator[Finding]:
+    """This host has a GPU, but torch is the build without GPU support.
+
+    ## What breaks
+    "Torch not compiled with CUDA enabled", or a training that runs on the processor, a hundred times slower.
+
+    ## Why
+    The CPU build came from another index (`.../whl/cpu`), from a lock file or mirror that was made on a machine without a
+    GPU, or from a conda solver that settled for it.
+
+    ## Fix
+    Install the build for the driver's CUDA; `--force-reinstall`, since pip takes the version that is there for the same.
+    """
+    requires(torch.installed, "torch is not installed")
+    if not torch.cpu_only:
+        return
+    jetson = not isinstance(machine, Unknown) and machine.jetson
+    seen = nvidia_hardware(pci, gpus, driver)
+    if seen is None and jetson and not isinstance(machine, Unknown):
+        seen = machine.seen("jetson", "yes")
+    if seen is None:
+        if not isinstance(pci, Unknown) or not isinstance(gpus, Unknown):
+            yield from _cpu_build_beside_amd(torch, patient, pci, gpus)
+            return
+        raise NotKnown(pci.reason)
+    spared = (
+        not isinstance(container, Unknown)
+        and container.runtime is not None
+        and not isinstance(driver, Unknown)
+        and not driver.device_nodes
+        and not jetson
+    )
+    yield Finding(
+        summary=f"torch {torch.version} has no CUDA support, and this host has an NVIDIA GPU",
+        severity=WARN if spared else FAIL,
+        cause="This container was not given the GPU either: see container-no-gpu." if spared else "",
+        evidence=(torch.seen("version"), torch.seen("cuda", "none"), seen),
+        fixes=(install_torch(patient, driver, gpus, pci, machine, "--force-reinstall"),),
+    )
+
+
+def _cpu_build_beside_amd(torch: Torch, patient: Patient, pci: Maybe[Pci], gpus: Maybe[Gpus]) -> Iterator[Finding]:
+    seen = amd_accelerator(pci, gpus)
+    if seen:
+        yield Finding(
+            summary=f"torch {torch.version} has no ROCm support, and this host has an AMD GPU",
+            severity=WARN,
+            evidence=(torch.seen("version"), torch.seen("hip", "none"), seen),
+            fixes=(rocm_fix(patient, "--force-reinstall"),),
+        )
+
+
+@check(
+    "nccl-not-built",
+    severity=FAIL,
+    log_signs=(LogSign("Distributed package doesn't have NCCL built in"),),
+)
+def nccl_not_built(
+    torch: Torch,
+    patient: Patient,
+    plan: Plan,
+    machine: Maybe[Machine],
+    environment: Maybe[Environment],
+    driver: Maybe[Driver],
+    gpus: Maybe[Gpus],
+    pci: Maybe[Pci],
+) -> Iterator[Finding]:
+    """torch has GPU support, but was built without NCCL.
+
+    ## What breaks
+    `init_process_group("nccl")` ends with "Distributed package doesn't have NCCL built in".
+
+    ## Why
+    NCCL is a Linux library: Windows builds have none, Jetson builds mostly none, and one's own build only if it was found.
+
+    ## Fix
+    On Linux take PyTorch's own wheel. Where there is no NCCL, use `init_process_group("gloo")`, which moves GPU tensors
+    through the processor's memory.
+    """
+    requires(torch.installed, "torch is not installed")
+    requires(not torch.cpu_only, "torch is a CPU-only build")
+    if known(torch.nccl_available):
+        return
+    elsewhere = isinstance(machine, Unknown) or machine.jetson or machine.system != "Linux"
+    world = "1" if isinstance(environment, Unknown) else environment.get("WORLD_SIZE", "1")
+    alone = plan.nproc == 1 and world == "1"
+    requires(not (alone and elsewhere), "one rank on a kind of host for which NCCL isn't made")
+    gloo = Fix(
+        "Choose gloo in your script: torch.distributed.init_process_group('gloo')",
+        (in_patient(patient, "-c", "import torch.distributed as d; print(d.is_gloo_available())"),),
+    )
+    yield Finding(
+        summary=f"torch {torch.version} was built without NCCL; {plural(plan.nproc, 'rank')} would want it",
+        severity=WARN if elsewhere or alone else FAIL,
+        evidence=(torch.seen("nccl_available", "no"), torch.seen("version")),
+        fixes=(gloo,) if elsewhere else (install_torch(patient, driver, gpus, pci, machine, "--force-reinstall"), gloo),
+    )
+
+
+@check(
+    "torch-distributed-missing",
+    severity=FAIL,
+    log_signs=(
+        LogSign("module 'torch.distributed' has no attribute"),
+        LogSign("Torch distributed not available", why="not verified against a release"),
+    ),
+)
+def torch_distributed_missing(
+    torch: Torch,
+    patient: Patient,
+    plan: Plan,
+    driver: Maybe[Driver],
+    gpus: Maybe[Gpus],
+    pci: Maybe[Pci],
+    machine: Maybe[Machine],
+) -> Iterator[Finding]:
+    """torch was built without torch.distributed.
+
+    ## What breaks
+    torchrun, DistributedDataParallel and everything built on them fail with an AttributeError or ImportError.
+
+    ## Why
+    Somebody built it with USE_DISTRIBUTED=0: older Jetson and some distributions' packages are made so.
+
+    ## Fix
+    Install PyTorch's own build, or build with `USE_DISTRIBUTED=1`.
+    """
+    requires(torch.installed, "torch is not installed")
+    if known(torch.distributed_available):
+        return
+    yield Finding(
+        summary=f"torch {torch.version} was built without torch.distributed",
+        severity=FAIL if plan.nproc > 1 else WARN,
+        evidence=(torch.seen("distributed_available", "no"), torch.seen("version")),
+        fixes=(install_torch(patient, driver, gpus, pci, machine, "--force-reinstall"),),
+    )
+
+
+@check(
+    "torch-torchvision-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign("operator torchvision::nms does not exist"),
+        LogSign("No such operator torchvision::nms", why="not verified against a release"),
+    ),
+)
+def torch_torchvision_mismatch(torch: Torch, packages: Packages, patient: Patient) -> Iterator[Finding]:
+    """torchvision or torchaudio was built for another torch.
+
+    ## What breaks
+    "operator torchvision::nms does not exist", or an undefined symbol when torchaudio is imported.
+
+    ## Why
+    Each release of torchvision is compiled against one release of torch. `pip install torch` moves the one and leaves the
+    other; two indexes give one with CUDA and the other without.
+
+    ## Fix
+    Install both in one command from one index, and let pip choose the pair.
+    """
+    requires(torch.installed, "torch is not installed")
+    companions = [one for name in ("torchvision", "torchaudio") for one in packages.named(name)[:1]]
+    requires(companions, "neither torchvision nor torchaudio is installed")
+    version = release(torch.version)
+    if version is None:
+        raise NotKnown(f"torch's version {torch.version!r} isn't a usual one")
+    for one in companions:
+        judged = _not_its_torch(one, version) or _not_its_cuda(one, torch)
+        if judged:
+            severity, reason = judged
+            base = version.base_version if not version.is_devrelease else str(version.public)
+            yield Finding(
+                summary=f"{one.name} {one.version} doesn't go with torch {torch.version}: {reason}",
+                severity=severity,
+                evidence=(
+                    torch.seen("version"),
+                    packages.seen(
+                        "installed", f"{one.name} {one.version}, which requires {listed(one.requires) or 'no torch'}"
+                    ),
+                ),
+                fixes=(
+                    Fix(
+                        "Let pip find the one that belongs to this torch",
+                        (pip_install(patient, "--force-reinstall", f"torch=={base}", one.name, *_index_of(torch)),),
+                    ),
+                ),
+            )
+
+
+def _not_its_torch(companion: Package, torch: Version) -> tuple[Severity, str] | None:
+    for text in companion.requires:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if canonicalize_name(requirement.name) != "torch" or requirement.specifier.contains(torch, prereleases=True):
+            continue
+        # Nightlies of neighbouring days, and source builds, often work together: not certain to fail.
+        certain = not torch.is_prerelease
+        return (FAIL if certain else WARN), f"it requires torch{requirement.specifier}"
+    return None
+
+
+def _not_its_cuda(companion: Package, torch: Torch) -> tuple[Severity, str] | None:
+    tag = companion.version.partition("+")[2]
+    cuda = tag_cuda(tag)
+    if torch.cpu_only and cuda:
+        return FAIL, f"it is built for CUDA {dotted(cuda)}, torch for none"
+    if torch.cuda and tag == "cpu":
+        return WARN, "it is the CPU build, so that its operators can't take GPU tensors"
+    if torch.cuda and cuda and cuda[0] != numbers(torch.cuda)[0]:
+        return FAIL, f"it is built for CUDA {dotted(cuda)}, torch for {torch.cuda}"
+    return None

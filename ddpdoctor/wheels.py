@@ -1,0 +1,149 @@
+"""Which builds of torch exist, and what driver and GPUs each serves. Tables with their source, and pure rules on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from packaging.version import InvalidVersion, Version
+
+WHEELS = "https://download.pytorch.org/whl"
+
+JETSON_INDEX = "https://pypi.jetson-ai-lab.io/jp6/cu126"
+"""Wheels for JetPack 6 (CUDA 12.6, Python 3.10). Source: NVIDIA's Jetson AI Lab."""
+
+CUDA_TAGS: dict[tuple[int, int], tuple[str, ...]] = {
+    (2, 0): ("cu117", "cu118"),
+    (2, 1): ("cu118", "cu121"),
+    (2, 2): ("cu118", "cu121"),
+    (2, 3): ("cu118", "cu121"),
+    (2, 4): ("cu118", "cu121", "cu124"),
+    (2, 5): ("cu118", "cu121", "cu124"),
+    (2, 6): ("cu118", "cu124", "cu126"),
+    (2, 7): ("cu118", "cu126", "cu128"),
+    (2, 8): ("cu126", "cu128", "cu129"),
+    (2, 9): ("cu126", "cu128", "cu130"),
+    (2, 10): ("cu126", "cu128", "cu130"),
+    (2, 11): ("cu126", "cu128", "cu130"),
+    (2, 12): ("cu126", "cu130", "cu132"),
+    (2, 13): ("cu126", "cu130", "cu132"),
+    (2, 14): ("cu126", "cu130", "cu132"),
+}
+"""Indexes that hold a release's Linux wheels. Source: pytorch.org/get-started/previous-versions and the release RFCs
+(pytorch/pytorch#178665 and #190355 for 2.12 to 2.14)."""
+
+DRIVER_FLOOR = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+"""CUDA major to the oldest Linux driver that serves it by minor-version compatibility.
+Source: CUDA toolkit release notes, table "CUDA Minor Version Compatibility"."""
+
+ARCHITECTURES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "cu118": ((3, 7), (9, 0)),
+    "cu126": ((5, 0), (9, 0)),
+    "cu128": ((7, 5), (12, 1)),
+    "cu130": ((7, 5), (12, 1)),
+}
+"""Oldest and newest compute capability that the newest wheels of an index have code for.
+Source: PyTorch's CUDA support matrix (RELEASE.md; dev-discuss 3128 and 3290, by which Maxwell, Pascal and Volta are
+left to CUDA 12.6)."""
+
+
+def index_url(tag: str) -> str:
+    """`https://download.pytorch.org/whl/cu130` for "cu130"."""
+    return f"{WHEELS}/{tag}"
+
+
+def cuda_tag(cuda: str) -> str:
+    """ "13.0" as the wheels' tag, "cu130"."""
+    return "cu" + "".join(cuda.split(".")[:2])
+
+
+def tag_cuda(tag: str) -> tuple[int, int] | None:
+    """The CUDA of a wheel's tag: "cu130" is (13, 0); None for "cpu" and the like."""
+    found = re.fullmatch(r"cu(\d+)(\d)", tag)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "12.8.90" is (12, 8, 90), "580.95.05" (580, 95, 5)."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def same_version(one: str, other: str) -> bool:
+    """Equal as far as both tell: a file says "9.10.2" of what its package calls "9.10.2.21"."""
+    left, right = numbers(one), numbers(other)
+    shared = min(len(left), len(right))
+    return shared > 0 and left[:shared] == right[:shared]
+
+
+def older(one: str, other: str) -> bool:
+    """Whether one's version is lower, as far as both tell."""
+    left, right = numbers(one), numbers(other)
+    shared = min(len(left), len(right))
+    return left[:shared] < right[:shared]
+
+
+def release(version: str | None) -> Version | None:
+    """A torch version parsed, None where it isn't one by PEP 440."""
+    try:
+        return Version(version) if version else None
+    except InvalidVersion:
+        return None
+
+
+def best_tag(
+    driver_cuda: tuple[int, int] | None,
+    capabilities: Iterable[tuple[int, int]] = (),
+    torch_version: str | None = None,
+) -> str | None:
+    """The index to install from on a host with this driver and these GPUs.
+
+    driver_cuda: the newest CUDA that the driver serves; None: no driver, the answer goes by the GPUs alone.
+    torch_version: keep to an index that has this release; None: any release will do.
+    Gives None where no wheel serves driver and GPUs together: the driver must be updated first.
+    """
+    gpus = list(capabilities)
+    parsed = release(torch_version)
+    of_release = CUDA_TAGS.get((parsed.major, parsed.minor)) if parsed else None
+    for tag in ("cu130", "cu129", "cu128", "cu126", "cu124", "cu121", "cu118"):
+        if of_release is None and tag not in ARCHITECTURES:
+            continue
+        if of_release is not None and tag not in of_release:
+            continue
+        if of_release is None and tag == "cu128" and all(one < (10, 0) for one in gpus):
+            continue  # cu126 holds newer releases; only Blackwell needs 12.8
+        cuda = tag_cuda(tag)
+        assert cuda is not None
+        if driver_cuda is not None and cuda[0] > driver_cuda[0]:
+            continue
+        oldest, newest = ARCHITECTURES.get(tag, ((5, 0), (9, 0)))
+        if all(oldest <= one <= newest for one in gpus):
+            return tag
+    return None
+
+
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+
+
+def runs_on(capability: tuple[int, int], arch_list: Iterable[str], *, tegra: bool = False, jit: bool = True) -> bool:
+    """Whether a binary with code for `arch_list` ("sm_80", "compute_90", "sm_90a") runs on that compute capability.
+
+    Machine code (sm_XY) runs within its major on the same or a higher minor; with the suffix "a" on that very GPU only.
+    Intermediate code (compute_XY) is compiled by the driver for any newer GPU, unless the driver is older than the CUDA
+    it was made by (`jit` False). Tegra and desktop code don't mix, so a Jetson needs its own sm.
+    Source: CUDA programming guide, "Binary Compatibility" and "PTX Compatibility".
+    """
+    for entry in arch_list:
+        found = _ARCHITECTURE.fullmatch(entry)
+        if not found:
+            continue
+        code = (int(found[2]), int(found[3]))
+        if code == capability and (found[1] == "sm" or jit):
+            return True
+        if found[4] == "a":
+            continue
+        if found[1] == "sm" and not tegra and code[0] == capability[0] and code < capability:
+            return True
+        if found[1] == "compute" and jit and code < capability:
+            return True
+    return False
