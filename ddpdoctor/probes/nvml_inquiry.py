@@ -179,7 +179,12 @@ class Gpu:
         return {"fabric_state": word(FABRIC_STATES, info.state), "fabric_status": info.status}
 
     def compute_processes(self) -> dict[str, int]:
-        listed = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
+        try:
+            listed = self.nvml.nvmlDeviceGetComputeRunningProcesses_v3(self.handle)
+        except (self.nvml.NVMLError, AttributeError) as error:
+            if getattr(error, "value", FUNCTION_NOT_FOUND) != FUNCTION_NOT_FOUND:
+                raise
+            listed = self.nvml.nvmlDeviceGetComputeRunningProcesses_v2(self.handle)
         return {"processes": len(listed), "processes_memory": sum(one.usedGpuMemory or 0 for one in listed)}
 
 
@@ -189,8 +194,9 @@ def throttle(bits: int) -> list[str]:
 
 def sysfs_address(info: Any) -> str:
     """ "00000000:17:00.0" as sysfs writes it: "0000:17:00.0". An integrated GPU has none: ""."""
-    text = (info.busId or info.busIdLegacy).decode("ascii", "replace").lower()
-    found = re.fullmatch(r"([0-9a-f]+):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", text)
+    text = info.busId or info.busIdLegacy
+    text = text.decode("ascii", "replace") if isinstance(text, bytes) else text
+    found = re.fullmatch(r"([0-9a-f]+):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", text.lower())
     return f"{int(found[1], 16):04x}:{found[2]}" if found else ""
 
 
