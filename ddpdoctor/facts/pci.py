@@ -34,6 +34,8 @@ class PciDevice(msgspec.Struct, frozen=True, kw_only=True):
     numa_node: int = -1
     acs_redirect: bool | None = None
     """For bridges: whether ACS sends peer-to-peer traffic up to the root. None: not readable (needs root)."""
+    iommu_domain: str | None = None
+    """Type of its IOMMU group's domain: "identity" (passed through), "DMA", "DMA-FQ"; None: no group, or not readable."""
     aer_fatal: int = 0
     aer_nonfatal: int = 0
     aer_correctable: int = 0

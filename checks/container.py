@@ -1,0 +1,211 @@
+"""Containers and GPUs: whether the host can hand its GPUs in, and whether they arrived and stayed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.nvidia import NO_DRIVER, NO_GPU, bus_gpus, driver_loaded, own_gpus, said
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import listed, plural
+
+WITH_GPUS = {
+    "docker": Fix("Start the container with the GPUs", ("docker run --gpus all --ipc=host ...",)),
+    "podman": Fix("Start the container with the GPUs", ("podman run --device nvidia.com/gpu=all ...",)),
+    "kubernetes": Fix(
+        "Ask for GPUs in the pod's spec, which needs NVIDIA's device plugin in the cluster",
+        ("kubectl explain pod.spec.containers.resources.limits  # limits: {nvidia.com/gpu: 8}",),
+    ),
+    "apptainer": Fix("Start the container with the driver's libraries", ("apptainer exec --nv IMAGE.sif ...",)),
+    "enroot": Fix("Start the container with the GPUs", ("NVIDIA_VISIBLE_DEVICES=all enroot start ...",)),
+    "lxc": Fix("Give the container the GPUs, on the host", ("lxc config device add CONTAINER gpu gpu",)),
+    "containerd": Fix("Start the container with the GPUs", ("nerdctl run --gpus all ...",)),
+}
+
+
+def _numbered(driver: Driver) -> tuple[str, ...]:
+    """/dev/nvidia0, /dev/nvidia1 ..."""
+    return tuple(one for one in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", one))
+
+
+def _with_gpus(container: Container) -> Fix:
+    return WITH_GPUS.get(
+        container.runtime or "", Fix("Start the container with the GPUs", ("docker run --gpus all ...",))
+    )
+
+
+@check(
+    "container-toolkit-missing",
+    severity=WARN,
+    log_signs=(
+        LogSign('could not select device driver "" with capabilities: [[gpu]]'),
+        LogSign('could not select device driver "nvidia"', why="not verified against a release"),
+    ),
+)
+def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, machine: Machine) -> Iterator[Finding]:
+    """Docker is here and NVIDIA's container toolkit is not.
+
+    ## What breaks
+    `docker run --gpus all` stops with "could not select device driver". Training outside of containers is not touched.
+
+    ## Why
+    Docker knows nothing of GPUs. NVIDIA's container toolkit puts the driver's libraries and device nodes into a
+    container when it starts. Docker as a snap can't use a toolkit from the system's packages.
+
+    ## Fix
+    Install nvidia-container-toolkit, let it configure Docker, restart Docker:
+    `sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker`.
+    """
+    requires(container.runtime is None, "inside a container: this is the host's matter")
+    if not machine.wsl:
+        bus_gpus(pci, machine)
+    requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
+    docker = known(container.docker)
+    requires(docker is not None, "no Docker on this host")
+    toolkit = known(container.toolkit)
+    if toolkit is not None and not container.docker_is_snap:
+        return
+    if not isinstance(container.docker_runtimes, Unknown) and "nvidia" in container.docker_runtimes:
+        return
+    debian = not isinstance(machine.os_id, Unknown) and machine.os_id in ("ubuntu", "debian")
+    install = ("apt-get" if debian else "dnf") + " install nvidia-container-toolkit"
+    yield Finding(
+        summary="Docker is a snap here, which can't use NVIDIA's container toolkit of the system"
+        if container.docker_is_snap
+        else "Docker is here, but not NVIDIA's container toolkit: containers can't get the GPUs",
+        evidence=(container.seen("docker"), container.seen("toolkit", toolkit or "not found")),
+        fixes=(
+            Fix("Install Docker from its own packages instead of the snap", ("sudo snap remove docker",))
+            if container.docker_is_snap
+            else Fix(
+                "If you train in containers: install the toolkit (needs root; NVIDIA's package source first, see "
+                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit)",
+                (
+                    f"sudo {install}",
+                    "sudo nvidia-ctk runtime configure --runtime=docker",
+                    "sudo systemctl restart docker",
+                ),
+            ),
+        ),
+    )
+
+
+@check(
+    "container-no-gpu",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Found no NVIDIA driver on your system"),
+        LogSign("libcuda.so.1: cannot open shared object file"),
+        LogSign("WARNING: The NVIDIA Driver was not detected", why="not verified against a release"),
+    ),
+)
+def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Maybe[Torch]) -> Iterator[Finding]:
+    """The host has GPUs, and this container got none.
+
+    ## What breaks
+    torch finds no NVIDIA driver, as if the machine had no GPU.
+
+    ## Why
+    A container gets device nodes and the driver's libraries only when it is started with them. `--privileged` brings the
+    nodes but not the libraries; NVIDIA_DRIVER_CAPABILITIES without `compute` leaves out libcuda.so.1.
+
+    ## Fix
+    `docker run --gpus all ...`; Podman `--device nvidia.com/gpu=all`; Kubernetes `nvidia.com/gpu` in the limits;
+    Apptainer `--nv`. Installing a driver inside of the container doesn't help.
+    """
+    requires(container.runtime, "not in a container")
+    gpus = own_gpus(pci)
+    requires(gpus, NO_GPU)
+    requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
+    requires(isinstance(torch, Unknown) or not torch.hip, "torch is built for ROCm")
+    nodes = _numbered(driver)
+    libcuda = known(driver.libcuda_path)
+    if nodes and libcuda:
+        return
+    visible = container.nvidia_visible_devices
+    capabilities = container.nvidia_driver_capabilities
+    evidence = (
+        Evidence(f"{plural(len(gpus), 'NVIDIA GPU')} on the host's PCI bus", "/sys/bus/pci/devices"),
+        driver.seen("device_nodes", listed(nodes) or "no /dev/nvidia0 or the like"),
+        driver.seen("libcuda_path", libcuda or "there is no libcuda.so.1"),
+        container.seen("nvidia_visible_devices", visible if visible is not None else "not set"),
+        container.seen("nvidia_driver_capabilities", capabilities if capabilities is not None else "not set"),
+    )
+    fix = _with_gpus(container)
+    if not nodes and not driver_loaded(driver):
+        cause = "The host's own NVIDIA driver isn't loaded, so that no container can have it."
+        fix = Fix("Run this check on the host, which has to be cured first", ("ddpdoctor check --select driver",))
+    elif not nodes and visible in ("void", "none", ""):
+        cause = f"NVIDIA_VISIBLE_DEVICES is {visible!r}, which asks for a container without GPUs."
+    elif not nodes:
+        cause = "No device nodes are here: the container was started without its GPUs."
+    elif capabilities is not None and not {"compute", "all"} & set(capabilities.split(",")):
+        cause = f"NVIDIA_DRIVER_CAPABILITIES is {capabilities!r}; libcuda.so.1 comes with `compute`."
+        fix = Fix(
+            "Start the container with the compute capability",
+            ("docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",),
+        )
+    else:
+        cause = "The device nodes are here (--privileged or --device), the driver's libraries are not."
+    lacks = "no device nodes" if not nodes else "no libcuda.so.1"
+    yield Finding(
+        summary=f"The host has {plural(len(gpus), 'NVIDIA GPU')}, but this container can't use them: {lacks}",
+        cause=cause,
+        evidence=evidence,
+        fixes=(fix,),
+    )
+
+
+@check(
+    "container-lost-gpu",
+    severity=FAIL,
+    log_signs=(LogSign("Failed to initialize NVML: Unknown Error"),),
+)
+def container_lost_gpu(container: Container, driver: Driver) -> Iterator[Finding]:
+    """The container had its GPUs and lost them.
+
+    ## What breaks
+    After hours or days `nvidia-smi` says "Failed to initialize NVML: Unknown Error", and new processes find no GPU. Those
+    that run may go on.
+
+    ## Why
+    A `systemctl daemon-reload` on the host made systemd write the container's device rules anew, and without the NVIDIA
+    devices, which were added behind its back.
+
+    ## Fix
+    Restart the container. To keep it from coming back, on the host: `sudo nvidia-ctk system create-dev-char-symlinks
+    --create-all` at boot, or name the nodes when you start it (`--device=/dev/nvidia0 ...`), or use Docker's cgroupfs driver.
+    """
+    requires(container.runtime, "not in a container")
+    nodes = _numbered(driver)
+    requires(nodes, "this container has no GPU device nodes")
+    if known(driver.nvml_status) != 999:
+        return
+    devices = " ".join(f"--device={one}" for one in (*nodes, "/dev/nvidiactl", "/dev/nvidia-uvm"))
+    yield Finding(
+        summary=f"This container lost its GPUs: {plural(len(nodes), 'device node')} are here, NVML fails (unknown error 999)",
+        evidence=(
+            driver.seen("nvml_status", f"999 {driver.nvml_message}".strip()),
+            driver.seen("device_nodes", listed(nodes, most=8)),
+            driver.seen("unreadable_nodes", listed(driver.unreadable_nodes) or "none"),
+            driver.seen("kernel_version", said(driver.kernel_version)),
+        ),
+        fixes=(
+            Fix("Restart the container, on the host"),
+            Fix(
+                "To keep it from coming back, on the host (needs root)",
+                ("sudo nvidia-ctk system create-dev-char-symlinks --create-all",),
+            ),
+            Fix(
+                "Or start it with the devices named, so that systemd knows them",
+                (f"docker run --gpus all {devices} ...",),
+            ),
+        ),
+    )

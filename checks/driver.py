@@ -1,0 +1,486 @@
+"""The NVIDIA driver: its kernel module, its libraries, its device nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.kernel_log import KernelLog
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.pci import Pci, PciDevice
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.nvidia import NO_DRIVER, NO_GPU, bus_gpus, driver_loaded, said
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import listed, plural
+
+NVML_CODES = {
+    1: "NVML says that it was not initialised",
+    2: "NVML got an argument that it doesn't know; its version and the driver's may differ",
+    3: "this NVML doesn't support the call",
+    4: "this user has no permission to talk to the driver",
+    8: "a GPU's extra power cables are not plugged in properly",
+    9: "the NVIDIA driver is not loaded",
+    10: "the driver did not answer in time",
+    11: "the kernel has a problem with the GPU's interrupts",
+    12: "libnvidia-ml.so.1 can't be loaded",
+    13: "this libnvidia-ml.so.1 lacks a function: it is too old, or no driver's",
+    14: "the information ROM of a GPU is corrupted",
+    16: "a GPU needs a reset before it can be used again",
+    17: "the operating system (a cgroup) blocks access to the GPU",
+    20: "there is not enough memory",
+    23: "the driver ran out of resources",
+    27: "the system is not ready yet",
+    999: "the driver reports an error without a name",
+}
+"""NVML return codes in plain words; 15 and 18 have checks of their own."""
+
+INSTALL = {
+    "ubuntu": ("sudo ubuntu-drivers install --gpgpu", "sudo reboot"),
+    "debian": ("sudo apt-get install linux-headers-amd64 nvidia-driver", "sudo reboot"),
+    "rhel": ("sudo dnf module install nvidia-driver:open-dkms", "sudo reboot"),
+    "rocky": ("sudo dnf module install nvidia-driver:open-dkms", "sudo reboot"),
+    "almalinux": ("sudo dnf module install nvidia-driver:open-dkms", "sudo reboot"),
+    "fedora": ("sudo dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda", "sudo reboot"),
+    "arch": ("sudo pacman -S nvidia-open nvidia-utils", "sudo reboot"),
+}
+SECURE_BOOT = re.compile(
+    r"Key was rejected by service|unsigned module|module verification failed.*nvidia", re.IGNORECASE
+)
+
+
+def _judged_here(pci: Pci, machine: Machine, container: Container) -> tuple[PciDevice, ...]:
+    """The NVIDIA GPUs whose kernel module is this system's own business."""
+    gpus = bus_gpus(pci, machine)
+    requires(container.runtime is None, "in a container the driver is the host's")
+    return gpus
+
+
+def _user_space(driver: Driver) -> bool:
+    """Whether the driver's libraries are installed: forward-compatibility packages and stubs are no driver."""
+    path = known(driver.libcuda_path)
+    return path is not None and "compat" not in path and "/stubs/" not in path
+
+
+def _distribution(machine: Machine) -> str:
+    return "" if isinstance(machine.os_id, Unknown) else machine.os_id
+
+
+def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
+    seen = (f"{one.address} (driver: {one.driver or 'none'})" for one in gpus)
+    return Evidence(f"NVIDIA GPUs on the PCI bus: {listed(seen, most=8)}", "/sys/bus/pci/devices")
+
+
+@check(
+    "no-nvidia-driver",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Found no NVIDIA driver on your system"),
+        LogSign("libcuda.so.1: cannot open shared object file"),
+    ),
+)
+def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Container) -> Iterator[Finding]:
+    """There is an NVIDIA GPU, and no NVIDIA driver.
+
+    ## What breaks
+    `torch.cuda.is_available()` is False, and anything that wants the GPU stops with "Found no NVIDIA driver on your
+    system". Training then runs on the CPU, or not at all.
+
+    ## Why
+    torch brings its own CUDA libraries but not the driver: kernel module and libcuda.so.1 belong to the system.
+
+    ## Fix
+    Ask the administrator to install the driver (Ubuntu: `sudo ubuntu-drivers install --gpgpu`) and to reboot.
+    In a container nothing is installed; it must be started with the GPU (see container-no-gpu).
+    """
+    gpus = _judged_here(pci, machine, container)
+    loaded = driver_loaded(driver)
+    if not loaded and known(driver.module_on_disk) is None and not _user_space(driver):
+        name = _distribution(machine)
+        yield Finding(
+            summary=f"{plural(len(gpus), 'NVIDIA GPU')} on the PCI bus, but no NVIDIA driver is installed",
+            evidence=(
+                _addresses(gpus),
+                driver.seen("kernel_version", "none, no nvidia module is loaded"),
+                driver.seen("module_on_disk", f"none for kernel {machine.kernel}"),
+                driver.seen("libcuda_path", "there is no libcuda.so.1"),
+            ),
+            fixes=(
+                Fix("Install the driver (needs root) and reboot", INSTALL[name])
+                if name in INSTALL
+                else Fix(
+                    "Install the driver as https://docs.nvidia.com/datacenter/tesla/driver-installation-guide says"
+                ),
+            ),
+        )
+
+
+@check(
+    "nvidia-module-not-loaded",
+    severity=FAIL,
+    log_signs=(
+        LogSign("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),
+        LogSign("No CUDA GPUs are available", why="CUDA_VISIBLE_DEVICES may also hide them all"),
+    ),
+)
+def nvidia_module_not_loaded(
+    pci: Pci, driver: Driver, machine: Machine, container: Container, kernel_log: Maybe[KernelLog]
+) -> Iterator[Finding]:
+    """The NVIDIA driver is installed, but its kernel module is not loaded.
+
+    ## What breaks
+    `nvidia-smi` can't communicate with the driver, and torch sees no GPU, often from one day to the next.
+
+    ## Why
+    Mostly the kernel was updated and the module was not built for the new one (DKMS failed, or its headers are
+    missing). Else Secure Boot refused the module's signature, or nobody loaded it.
+
+    ## Fix
+    Build the module for the running kernel (`sudo dkms autoinstall`) and load it (`sudo modprobe nvidia`), or boot the
+    kernel before. With Secure Boot: enrol the signing key (`sudo mokutil --import`), or turn Secure Boot off.
+    """
+    gpus = _judged_here(pci, machine, container)
+    if driver_loaded(driver):
+        return
+    requires(any(one.driver != "nouveau" for one in gpus), "nouveau holds the GPUs")
+    on_disk = known(driver.module_on_disk)
+    requires(on_disk is not None or _user_space(driver), NO_DRIVER)
+    evidence = [_addresses(gpus), driver.seen("kernel_version", "none, no nvidia module is loaded")]
+    if on_disk is None:
+        debian = _distribution(machine) in ("ubuntu", "debian")
+        package = (
+            f"apt-get install linux-headers-{machine.kernel}"
+            if debian
+            else f"dnf install kernel-devel-{machine.kernel}"
+        )
+        yield Finding(
+            summary=f"The NVIDIA driver is installed, but has no kernel module for the running kernel {machine.kernel}",
+            cause="The kernel was probably updated, and the module was not built for the new one.",
+            evidence=(
+                *evidence,
+                driver.seen("module_on_disk", f"none for kernel {machine.kernel}"),
+                driver.seen("libcuda_path"),
+            ),
+            fixes=(
+                Fix(
+                    "Build the module for this kernel and load it (needs root)",
+                    (
+                        f"sudo {package}",
+                        f"sudo dkms autoinstall -k {machine.kernel}",
+                        "sudo modprobe nvidia nvidia_uvm",
+                    ),
+                ),
+                Fix("Or reboot, and choose the kernel before in the boot menu"),
+            ),
+        )
+        return
+    refused = _secure_boot(kernel_log)
+    yield Finding(
+        summary=f"The NVIDIA driver {on_disk} is installed, but its kernel module is not loaded",
+        cause="The kernel refused the module, since its signature isn't trusted (Secure Boot)." if refused else "",
+        evidence=(*evidence, driver.seen("module_on_disk"), *refused),
+        fixes=(
+            Fix(
+                "Enrol the key that signed the module, or turn Secure Boot off in the firmware (needs root, a reboot)",
+                ("mokutil --sb-state", "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der", "sudo reboot"),
+            )
+            if refused
+            else Fix(
+                "Load the module (needs root); if that fails, the kernel log says why",
+                ("sudo modprobe nvidia", "sudo modprobe nvidia_uvm", "sudo dmesg | tail -n 20"),
+            ),
+        ),
+    )
+
+
+def _secure_boot(kernel_log: Maybe[KernelLog]) -> tuple[Evidence, ...]:
+    """The kernel's words where it turned the module down."""
+    if isinstance(kernel_log, Unknown):
+        return ()
+    return tuple(Evidence(one.text, kernel_log.source) for one in kernel_log.lines if SECURE_BOOT.search(one.text))[:2]
+
+
+@check(
+    "nouveau-conflict",
+    severity=FAIL,
+    log_signs=(LogSign("NVRM: The NVIDIA probe routine was not called for"),),
+)
+def nouveau_conflict(
+    pci: Pci, driver: Driver, machine: Machine, container: Container, torch: Maybe[Torch]
+) -> Iterator[Finding]:
+    """Another kernel driver holds the GPU.
+
+    ## What breaks
+    The NVIDIA driver is installed but gets no GPU: `nvidia-smi` finds no devices, torch no CUDA.
+
+    ## Why
+    A GPU has one kernel driver at a time. nouveau, the open driver for displays, was loaded first and can't run CUDA;
+    or all GPUs are lent to virtual machines by vfio-pci.
+
+    ## Fix
+    Keep nouveau from loading: `echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf`, rebuild the
+    initial ramdisk (`sudo update-initramfs -u` or `sudo dracut --force`), reboot.
+    """
+    requires(not machine.wsl, "WSL has no PCI bus of its own")
+    requires(not machine.jetson, "a Jetson's GPU is not on the PCI bus")
+    requires(pci.nvidia_gpus, NO_GPU)
+    requires(container.runtime is None, "in a container the driver is the host's")
+    held = tuple(one for one in pci.nvidia_gpus if one.driver == "nouveau")
+    lent = all(one.driver in ("vfio-pci", "pci-stub") for one in pci.nvidia_gpus)
+    if not held and not lent:
+        return
+    unused = not isinstance(torch, Unknown) and torch.cpu_only
+    if lent:
+        requires(not unused, "torch is a CPU-only build")
+        yield Finding(
+            summary=f"All {plural(len(pci.nvidia_gpus), 'NVIDIA GPU')} are held by vfio-pci, for virtual machines",
+            evidence=(_addresses(pci.nvidia_gpus),),
+            fixes=(
+                Fix("Train in the virtual machine that owns the GPUs"),
+                Fix(
+                    "Or give one back to this host (needs root; no virtual machine may use it)",
+                    (
+                        f"echo {pci.nvidia_gpus[0].address} | sudo tee /sys/bus/pci/drivers/vfio-pci/unbind",
+                        f"echo | sudo tee /sys/bus/pci/devices/{pci.nvidia_gpus[0].address}/driver_override",
+                        "sudo modprobe nvidia",
+                        f"echo {pci.nvidia_gpus[0].address} | sudo tee /sys/bus/pci/drivers_probe",
+                    ),
+                ),
+            ),
+            severity=WARN,
+        )
+        return
+    requires(driver_loaded(driver) or known(driver.module_on_disk) is not None or _user_space(driver), NO_DRIVER)
+    debian = _distribution(machine) in ("ubuntu", "debian")
+    yield Finding(
+        summary=f"nouveau holds {plural(len(held), 'NVIDIA GPU')}, so that the NVIDIA driver can't have it",
+        evidence=(_addresses(held), driver.seen("nouveau_blacklisted", said(driver.nouveau_blacklisted))),
+        fixes=(
+            Fix(
+                "Keep nouveau from loading, and reboot (needs root)",
+                (
+                    r"printf 'blacklist nouveau\noptions nouveau modeset=0\n' "
+                    "| sudo tee /etc/modprobe.d/blacklist-nouveau.conf",
+                    "sudo update-initramfs -u" if debian else "sudo dracut --force",
+                    "sudo reboot",
+                ),
+            ),
+        ),
+        severity=WARN if unused else None,
+    )
+
+
+@check(
+    "nvml-driver-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Failed to initialize NVML: Driver/library version mismatch"),
+        LogSign("nvml error: driver/library version mismatch"),
+    ),
+)
+def nvml_driver_mismatch(driver: Driver, container: Container) -> Iterator[Finding]:
+    """The driver's libraries and its loaded kernel module are of different versions.
+
+    ## What breaks
+    `nvidia-smi` says "Driver/library version mismatch", torch finds no GPU, and NCCL can't start. Jobs that ran before
+    go on; new ones fail.
+
+    ## Why
+    The driver's packages were upgraded (often by unattended-upgrades) while the old kernel module stays loaded until
+    the next reboot. In a container: the host was upgraded under it, or the image brings libraries of its own.
+
+    ## Fix
+    Reboot, or stop everything that uses the GPUs and reload the modules. Restart containers.
+    To keep it from coming back: `sudo apt-mark hold 'nvidia-*' 'libnvidia-*'`.
+    """
+    loaded = known(driver.kernel_version)
+    status = known(driver.nvml_status)
+    requires(loaded is not None or status == 18, "no NVIDIA kernel module is loaded")
+    library = driver.libcuda_version or driver.nvml_version
+    path = "" if isinstance(driver.libcuda_path, Unknown) else driver.libcuda_path or ""
+    initialised = None if isinstance(driver.cuda_init, Unknown) else driver.cuda_init
+    # Newer libraries out of a compat folder may serve an older module: that is what they are for.
+    differs = loaded is not None and library is not None and loaded != library and "compat" not in path
+    if status != 18 and not (differs and initialised != 0) and not (initialised == 803 and "compat" not in path):
+        return
+    yield Finding(
+        summary=f"The loaded kernel module is {loaded or 'of another version'}, the driver's libraries are {library or 'not'}"
+        + ("" if library else " the same"),
+        cause="The host's driver was changed under this container, or the image brings driver libraries of its own."
+        if container.runtime
+        else "",
+        evidence=(
+            driver.seen("kernel_version"),
+            driver.seen("libcuda_path", f"{path or 'none'} (version {library or 'unknown'})"),
+            driver.seen("nvml_status", f"{status} {driver.nvml_message}".strip()),
+        ),
+        fixes=(
+            (
+                Fix("Start the container anew, so that it gets the host's libraries of today"),
+                Fix(
+                    "If it stays: take the driver's packages out of the image",
+                    ("apt-get purge 'libnvidia-*' 'nvidia-*'",),
+                ),
+            )
+            if container.runtime
+            else (
+                Fix("Reboot", ("sudo reboot",)),
+                Fix(
+                    "Or, with no process on the GPUs, reload the modules (needs root)",
+                    (
+                        "sudo rmmod nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia",
+                        "sudo modprobe nvidia_uvm",
+                    ),
+                ),
+            )
+        ),
+    )
+
+
+@check("nvml-unavailable", severity=FAIL)
+def nvml_unavailable(driver: Driver, container: Container, machine: Machine, plan: Plan) -> Iterator[Finding]:
+    """The driver's management library (NVML) doesn't work.
+
+    ## What breaks
+    `nvidia-smi` fails, and so does NCCL, which asks NVML for the GPUs' connections when it starts: training on more than
+    one GPU stops at the first collective.
+
+    ## Why
+    libnvidia-ml.so.1 is missing or isn't the driver's, this user may not open the device nodes, or the driver is in a
+    bad state.
+
+    ## Fix
+    See what `nvidia-smi` says. In a container: `NVIDIA_DRIVER_CAPABILITIES=compute,utility` (utility is what brings NVML).
+    On a host: `sudo dmesg | grep NVRM`, and a reboot if the driver is stuck.
+    """
+    requires(not machine.jetson, "a Jetson has no full NVML")
+    requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
+    requires(known(driver.libcuda_path) is not None, "there is no libcuda.so.1 here")
+    status = driver.nvml_status
+    if isinstance(status, Unknown):
+        raise NotKnown(status.reason)
+    requires(status != 18, "its version differs from the driver's: see nvml-driver-mismatch")
+    requires(status != 15, "a GPU is lost: see gpu-fell-off-bus")
+    requires(status != 999 or container.runtime is None, "in a container: see container-lost-gpu")
+    if status == 0:
+        return
+    missing = status in (None, 12)
+    words = "there is no libnvidia-ml.so.1" if status is None else NVML_CODES.get(status, driver.nvml_message)
+    fixes = [Fix("See what nvidia-smi and the kernel log say", ("nvidia-smi", "sudo dmesg | grep NVRM | tail -n 20"))]
+    if missing and container.runtime:
+        fixes = [
+            Fix(
+                "Start the container with the utility capability, which brings NVML",
+                ("docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",),
+            )
+        ]
+    elif missing:
+        fixes = [Fix("Install the driver's library (part of the driver; same version as the kernel module)")]
+    elif status == 4:
+        fixes.insert(0, Fix("See who may open the devices", ("ls -l /dev/nvidia*", "id")))
+    yield Finding(
+        summary=f"NVML can't be used: {words or 'it fails'}" + ("" if status is None else f" (code {status})"),
+        evidence=(
+            driver.seen("nvml_status", "no library" if status is None else f"{status} {driver.nvml_message}".strip()),
+            driver.seen("nvml_path", driver.nvml_path or "none"),
+            driver.seen("kernel_version", said(driver.kernel_version)),
+        ),
+        fixes=tuple(fixes),
+        severity=None if plan.nproc > 1 else WARN,
+    )
+
+
+@check("gpu-device-permission", severity=FAIL)
+def gpu_device_permission(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
+    """This user may not open the GPU's device nodes.
+
+    ## What breaks
+    torch sees no GPU although `nvidia-smi`, run by root, shows them all.
+
+    ## Why
+    CUDA talks to the driver through /dev/nvidia*. Their mode or group shuts this user out, or a cgroup does.
+
+    ## Fix
+    Join the group that owns them (`ls -l /dev/nvidia*`, then `sudo usermod -aG video $USER` and a new login), or in a
+    batch system ask for GPUs, so that it lets the job use them.
+    """
+    requires(driver.device_nodes, "there are no GPU device nodes here")
+    lost = not isinstance(driver.nvml_status, Unknown) and driver.nvml_status == 999 and container.runtime
+    requires(not lost, "the container lost its GPUs: see container-lost-gpu")
+    shut = set(driver.unreadable_nodes)
+    numbered = {one for one in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", one)}
+    needed = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/dxg", "/dev/nvmap"} & shut
+    # A batch system shuts the other jobs' GPUs: as long as one is open, that is as it should be.
+    if not needed and not (numbered and numbered <= shut):
+        return
+    closed = sorted(needed | (numbered & shut))
+    fixes = [
+        Fix(
+            "Join the group that owns them, and log in again (needs root)",
+            ("ls -l " + " ".join(closed[:3]), "sudo usermod -aG video,render $USER"),
+        ),
+        Fix("In a batch system ask for GPUs", ("srun --gpus-per-node=8 ...",)),
+    ]
+    if machine.user_id == 0:
+        fixes = [Fix("Root is shut out by a device cgroup: give the container or the job its GPUs when it starts")]
+    yield Finding(
+        summary=f"User {machine.user_id} may not open {listed(closed, most=3)}",
+        evidence=(driver.seen("unreadable_nodes", listed(driver.unreadable_nodes, most=8)), machine.seen("user_id")),
+        fixes=tuple(fixes),
+    )
+
+
+@check(
+    "cuda-unknown-error",
+    severity=FAIL,
+    log_signs=(
+        LogSign("CUDA unknown error - this may be due to an incorrectly set up environment"),
+        LogSign("cuInit returned 999", why="not verified against a release"),
+    ),
+)
+def cuda_unknown_error(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
+    """CUDA can't start: "unknown error".
+
+    ## What breaks
+    `nvidia-smi` looks well, and every CUDA program stops with "CUDA unknown error" (999).
+
+    ## Why
+    Nearly always the nvidia_uvm module: not loaded, its device node missing, or stuck after the machine slept.
+
+    ## Fix
+    Reload it: `sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm; sudo nvidia-modprobe -u -c=0`. Else reboot.
+    """
+    requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
+    code = known(driver.cuda_init)
+    requires(code is not None, "there is no libcuda.so.1 here")
+    nvml = None if isinstance(driver.nvml_status, Unknown) else driver.nvml_status
+    requires(nvml in (0, None), "NVML fails too: see nvml-unavailable")
+    if code != 999:
+        return
+    loaded = () if isinstance(driver.loaded_modules, Unknown) else driver.loaded_modules
+    reasons = []
+    if "nvidia_uvm" not in loaded and not machine.wsl:
+        reasons.append("nvidia_uvm is not loaded")
+    if "/dev/nvidia-uvm" not in driver.device_nodes and not machine.wsl:
+        reasons.append("/dev/nvidia-uvm is missing")
+    yield Finding(
+        summary="cuInit fails with 999, an unknown error" + (f": {listed(reasons)}" if reasons else ""),
+        cause="" if reasons else "The module nvidia_uvm is there; after a suspend or a driver change it can be stuck.",
+        evidence=(
+            driver.seen("cuda_init", 999),
+            driver.seen("loaded_modules", listed(loaded, most=8) or "none of NVIDIA's"),
+            driver.seen("device_nodes", listed(driver.device_nodes, most=4)),
+        ),
+        fixes=(
+            Fix("Start the container with the GPUs given by the toolkit", ("docker run --gpus all ...",))
+            if container.runtime
+            else Fix(
+                "Reload the module (needs root, and no process on the GPUs); else reboot",
+                ("sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm", "sudo nvidia-modprobe -u -c=0"),
+            ),
+        ),
+    )

@@ -1,0 +1,345 @@
+"""The GPUs against the plan: are there enough, alike, free, and may several ranks use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.nvidia import called, nvidia_gpus
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import human, listed, plural
+
+
+def _planned(plan: Plan) -> Evidence:
+    return Evidence(f"ranks planned on this host: {plan.nproc}", plan.source)
+
+
+def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
+    """Those that are visible as whole GPUs, not as MIG slices."""
+    return tuple(one.gpu for one in visible if one.slice is None and one.gpu.mig_enabled is not True)
+
+
+@check(
+    "nproc-exceeds-gpus",
+    severity=FAIL,
+    log_signs=(
+        LogSign("CUDA error: invalid device ordinal"),
+        LogSign("cuda runtime error (101) : invalid device ordinal"),
+        LogSign("cuda runtime error (10) : invalid device ordinal"),
+    ),
+)
+def nproc_exceeds_gpus(
+    gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch]
+) -> Iterator[Finding]:
+    """More ranks are planned than there are GPUs to see.
+
+    ## What breaks
+    The ranks past the last GPU die with "invalid device ordinal", or two ranks land on one GPU, which NCCL refuses
+    ("Duplicate GPU detected"). The others wait for them.
+
+    ## Why
+    `--nproc-per-node` comes from a recipe for a bigger machine, or CUDA_VISIBLE_DEVICES hides some GPUs.
+
+    ## Fix
+    `torchrun --nproc-per-node=gpu ...` takes as many as there are; or widen CUDA_VISIBLE_DEVICES.
+    """
+    requires(gpus.devices, "no GPU on this host")
+    requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
+    requires(gpus.answering, "no GPU answers")
+    visible = len(visible_gpus(gpus, environment))
+    name = selector(gpus, environment)
+    requires(visible, f"{name} hides all GPUs, so training is meant for the CPU")
+    counted = None if isinstance(torch, Unknown) or isinstance(torch.device_count, Unknown) else torch.device_count
+    if counted:
+        visible = counted
+    requires(not (visible == 1 and _one_each(environment)), "the batch system gives each rank its own GPU")
+    if plan.nproc <= visible:
+        return
+    shown = "" if isinstance(environment, Unknown) or name is None else f" ({name}={environment.get(name)})"
+    source = "torch.cuda.device_count()" if counted else "NVML and the environment"
+    yield Finding(
+        summary=f"{plan.nproc} ranks are planned, but only {plural(visible, 'GPU')} can be seen{shown}",
+        evidence=(
+            _planned(plan),
+            Evidence(f"GPUs to be seen: {visible} of {len(gpus.devices)}{shown}", source),
+        ),
+        fixes=(
+            Fix("Start as many ranks as there are GPUs", (f"torchrun --nproc-per-node={visible} ...",)),
+            *((Fix(f"Or let all GPUs be seen: {name} hides some", (f"unset {name}",)),) if shown else ()),
+        ),
+    )
+
+
+def _one_each(environment: Maybe[Environment]) -> bool:
+    """Whether Slurm shows each task a GPU of its own, so that seeing one is as it should be."""
+    if isinstance(environment, Unknown) or "SLURM_PROCID" not in environment:
+        return False
+    own = "SLURM_GPUS_PER_TASK" in environment or "SLURM_GPU_BIND" in environment
+    step = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS")
+    return own or len(step.split(",")) > 1
+
+
+@check(
+    "mig-multi-instance",
+    severity=FAIL,
+    log_signs=(
+        LogSign("device >= 0 && device < num_gpus INTERNAL ASSERT FAILED"),
+        LogSign("invalid device ordinal", why="more ranks than GPUs say the same"),
+    ),
+)
+def mig_multi_instance(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
+    """Several ranks are planned on MIG slices.
+
+    ## What breaks
+    Rank 0 gets a slice; rank 1 dies with "invalid device ordinal", or NCCL refuses with "Duplicate GPU detected".
+
+    ## Why
+    A CUDA process sees a single MIG slice, whatever CUDA_VISIBLE_DEVICES lists, and slices of one GPU can't reach each
+    other. NCCL's support for them is experimental and new (2026; it wants NCCL_MULTI_RANK_GPU_ENABLE=1).
+
+    ## Fix
+    One rank on one slice; or switch MIG off for training on whole GPUs (`sudo nvidia-smi -mig 0`); or, for a test, one
+    process a slice with gloo.
+    """
+    nvidia_gpus(gpus)
+    visible = visible_gpus(gpus, environment)
+    slices = tuple(one for one in visible if one.slice is not None)
+    requires(slices, "MIG is off, or no slice of it is visible")
+    if plan.nproc <= max(1, len(_whole(visible))):
+        return
+    guessed = plan.source.startswith("the number of GPUs")
+    allowed = not isinstance(environment, Unknown) and environment.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    sliced = sorted({one.gpu.index for one in slices})
+    first = slices[0].slice
+    yield Finding(
+        summary=f"{plan.nproc} ranks on MIG slices (GPU {listed(sliced)}): a process sees one slice, and NCCL can't join them"
+        if not guessed
+        else f"{plural(len(slices), 'MIG slice')} here: good for one rank each, not for one job over several",
+        evidence=(
+            _planned(plan),
+            Evidence(
+                f"MIG slices: {listed((f'{one.slice.uuid} on GPU {one.gpu.index}' for one in slices if one.slice), 3)}",
+                "NVML",
+            ),
+        ),
+        fixes=(
+            Fix(
+                "Run one rank, on one slice",
+                (f"export CUDA_VISIBLE_DEVICES={first.uuid if first else ''}", "torchrun --nproc-per-node=1 ..."),
+            ),
+            Fix(
+                "Or switch MIG off to have the whole GPU (needs root, and no process on it)",
+                tuple(f"sudo nvidia-smi -i {one} -mig 0" for one in sliced),
+            ),
+        ),
+        severity=INFO if guessed else WARN if allowed else None,
+    )
+
+
+@check(
+    "compute-mode-exclusive",
+    severity=FAIL,
+    log_signs=(LogSign("all CUDA-capable devices are busy or unavailable"),),
+)
+def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
+    """A GPU's compute mode keeps ranks out.
+
+    ## What breaks
+    A rank stops with "all CUDA-capable devices are busy or unavailable" although there is memory enough.
+
+    ## Why
+    In the mode EXCLUSIVE_PROCESS a GPU takes one process: a second rank, or somebody else's notebook, is refused. In
+    the mode PROHIBITED it takes none. One rank a GPU is fine with EXCLUSIVE_PROCESS.
+
+    ## Fix
+    `sudo nvidia-smi -i N -c DEFAULT`, or no more than one rank a GPU, on GPUs that nobody else uses.
+    """
+    devices = nvidia_gpus(gpus)
+    whole = _whole(visible_gpus(gpus, environment))
+    requires(whole, "no whole GPU is visible")
+    asked = tuple(one for one in whole if not isinstance(one.compute_mode, Unknown))
+    if not asked:
+        raise NotKnown("the compute mode of the visible GPUs is not reported")
+    prohibited = tuple(one for one in asked if one.compute_mode == "prohibited")
+    exclusive = tuple(one for one in asked if str(one.compute_mode).startswith("exclusive"))
+    taken = tuple(one for one in exclusive if not isinstance(one.processes, Unknown) and one.processes > 0)
+    free = len(whole) - len(prohibited) - len(taken)
+    if prohibited:
+        yield _closed(prohibited, devices, f"{called(prohibited)}: compute mode PROHIBITED, no process may use it")
+    if taken and plan.nproc > free:
+        yield _closed(
+            taken, devices, f"{called(taken)}: compute mode EXCLUSIVE_PROCESS, and another process has it already", True
+        )
+    elif exclusive and plan.nproc > len(whole):
+        yield _closed(
+            exclusive,
+            devices,
+            f"{plan.nproc} ranks on {plural(len(whole), 'GPU')} in compute mode EXCLUSIVE_PROCESS, which takes one process",
+        )
+
+
+def _closed(bad: tuple[Gpu, ...], devices: tuple[Gpu, ...], summary: str, taken: bool = False) -> Finding:
+    chosen = ",".join(str(one.index) for one in bad)
+    left = [str(one.index) for one in devices if one not in bad]
+    return Finding(
+        summary=summary,
+        evidence=tuple(
+            Evidence(
+                f"GPU {one.index}: compute mode {one.compute_mode}"
+                + ("" if isinstance(one.processes, Unknown) else f", {plural(one.processes, 'process', 'processes')}"),
+                "NVML",
+            )
+            for one in bad
+        ),
+        fixes=(
+            *(
+                (Fix("See who has it", ("nvidia-smi --query-compute-apps=gpu_uuid,pid,name --format=csv",)),)
+                if taken
+                else ()
+            ),
+            Fix("Set the mode back (needs root)", (f"sudo nvidia-smi -i {chosen} -c DEFAULT",)),
+            *((Fix("Or use the others only", (f"export CUDA_VISIBLE_DEVICES={','.join(left)}",)),) if left else ()),
+        ),
+    )
+
+
+@check("gpu-heterogeneous", severity=WARN)
+def gpu_heterogeneous(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
+    """The GPUs of one job are not alike.
+
+    ## What breaks
+    Every step takes as long as the slowest GPU, and the batch has to fit the smallest memory: the first to run out of
+    memory takes the others down.
+
+    ## Why
+    Ranks take the GPUs in order, and a small one (for the display, say) is among them. CUDA counts the fastest first
+    unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set, so that its numbers may differ from those of nvidia-smi.
+
+    ## Fix
+    Choose like GPUs by their UUIDs (`nvidia-smi -L`) in CUDA_VISIBLE_DEVICES.
+    """
+    nvidia_gpus(gpus)
+    visible = _whole(visible_gpus(gpus, environment))
+    requires(len(visible) > 1 and plan.nproc > 1, "no more than one GPU in the job")
+    best = max(visible, key=_strength)
+    alike = tuple(one for one in visible if _alike(one, best))
+    others = tuple(one for one in visible if one not in alike)
+    ordered = not isinstance(environment, Unknown) and environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    chosen = selector(gpus, environment) is not None
+    first = visible[: plan.nproc] if ordered or chosen else (*alike, *others)[: plan.nproc]
+    if all(_alike(one, first[0]) for one in first):
+        return
+    yield Finding(
+        summary=f"Unlike GPUs in one job: {listed((_described(one) for one in _kinds(first)), most=3)}",
+        evidence=(
+            _planned(plan),
+            *(Evidence(f"GPU {one.index}: {_described(one)}", "NVML") for one in visible[:8]),
+        ),
+        fixes=(
+            Fix(
+                f"Use only those that are like {best.name}",
+                (
+                    "export CUDA_VISIBLE_DEVICES=" + ",".join(one.uuid for one in alike),
+                    f"torchrun --nproc-per-node={len(alike)} ...",
+                ),
+            ),
+        ),
+    )
+
+
+def _strength(gpu: Gpu) -> tuple[int, tuple[int, ...]]:
+    """Which GPU one would rather train on: memory first, then generation."""
+    memory = 0 if isinstance(gpu.memory_total, Unknown) else gpu.memory_total
+    return memory, () if isinstance(gpu.compute_capability, Unknown) else gpu.compute_capability
+
+
+def _alike(one: Gpu, other: Gpu) -> bool:
+    """Same model, and the same memory but for what ECC or the firmware keeps."""
+    mine, theirs = _strength(one)[0], _strength(other)[0]
+    return one.name == other.name and abs(mine - theirs) <= 0.05 * max(mine, theirs)
+
+
+def _kinds(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    kinds: list[Gpu] = []
+    for one in gpus:
+        if not any(_alike(one, other) for other in kinds):
+            kinds.append(one)
+    return tuple(kinds)
+
+
+def _described(gpu: Gpu) -> str:
+    return f"{gpu.name} ({human(_strength(gpu)[0])})"
+
+
+@check(
+    "gpu-memory-in-use",
+    severity=WARN,
+    log_signs=(
+        LogSign("Tried to allocate", why="the batch may also be too large"),
+        LogSign("reserved in total by PyTorch", why="the batch may also be too large"),
+    ),
+)
+def gpu_memory_in_use(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
+    """Something else holds much of a GPU's memory.
+
+    ## What breaks
+    "CUDA out of memory" at a batch size that fitted yesterday, on some ranks only.
+
+    ## Why
+    Another job or a notebook uses the GPU, or ranks of a run that was killed still live. Processes in other containers
+    hold memory too, and can't be seen from here.
+
+    ## Fix
+    `nvidia-smi` shows who; stop what is yours, or choose free GPUs by CUDA_VISIBLE_DEVICES.
+    """
+    devices = nvidia_gpus(gpus)
+    visible = _whole(visible_gpus(gpus, environment))
+    requires(visible, "no whole GPU is visible")
+    asked = tuple(one for one in visible if not one.integrated and _share(one) is not None)
+    if not asked:
+        raise NotKnown("the memory in use on the visible GPUs is not reported")
+    full = tuple(one for one in asked if (_share(one) or 0.0) >= 0.1)
+    if not full:
+        return
+    worst = max(full, key=lambda one: _share(one) or 0.0)
+    free = [one for one in asked if one not in full]
+    unseen = all(one.processes == 0 for one in full)
+    yield Finding(
+        summary=f"{called(full)}: memory is in use already, up to {_share(worst) or 0:.0%} on GPU {worst.index}",
+        cause="NVML lists no process there: it is in another container, or the rest of one that was killed."
+        if unseen
+        else "",
+        evidence=tuple(Evidence(f"GPU {one.index}: {_held(one)}", "NVML") for one in full[:8]),
+        fixes=(
+            Fix("See who holds it", ("nvidia-smi", "fuser -v /dev/nvidia*" if unseen else "ps -fu $USER")),
+            *(
+                (Fix("Or use the free ones", (_choose(free),)),)
+                if len(free) >= plan.nproc or (free and len(devices) > 1)
+                else ()
+            ),
+        ),
+        severity=None if (_share(worst) or 0.0) >= 0.5 else INFO,
+    )
+
+
+def _choose(free: list[Gpu]) -> str:
+    return "export CUDA_VISIBLE_DEVICES=" + ",".join(str(one.index) for one in free)
+
+
+def _share(gpu: Gpu) -> float | None:
+    if isinstance(gpu.memory_used, Unknown) or isinstance(gpu.memory_total, Unknown) or not gpu.memory_total:
+        return None
+    return gpu.memory_used / gpu.memory_total
+
+
+def _held(gpu: Gpu) -> str:
+    used = "unknown" if isinstance(gpu.memory_used, Unknown) else human(gpu.memory_used)
+    total = "unknown" if isinstance(gpu.memory_total, Unknown) else human(gpu.memory_total)
+    who = "" if isinstance(gpu.processes, Unknown) else f", {plural(gpu.processes, 'process', 'processes')}"
+    return f"{used} of {total} in use{who}"

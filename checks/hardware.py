@@ -1,0 +1,436 @@
+"""Hardware that fails or is slowed down: memory errors, lost GPUs, Xid errors, heat, PCIe links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.kernel_log import KernelLog
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.pci import Pci, PciDevice
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.nvidia import NO_GPU, bus_gpus, called, nvidia_gpus, own_gpus, without
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import listed, plural
+from ddpdoctor.xids import DEBUG, FOLLOWS, REBOOT, RESET, Reported, normal_address, reported
+
+XID_SIGN = "the number behind it says what happened"
+DAY = 86400.0
+
+
+def _reset(gpus: tuple[Gpu, ...]) -> Fix:
+    chosen = ",".join(str(one.index) for one in gpus)
+    return Fix(
+        f"Reset {called(gpus)} (needs root, and no process on it), or reboot",
+        (f"sudo nvidia-smi --gpu-reset -i {chosen}", "sudo reboot"),
+    )
+
+
+def _leave_out(all_of: tuple[Gpu, ...], bad: tuple[Gpu, ...]) -> tuple[Fix, ...]:
+    left = len(all_of) - len(bad)
+    if not left:
+        return ()
+    return (Fix(f"Until then train without it, on {plural(left, 'rank')} here", (without(all_of, bad),)),)
+
+
+@check(
+    "gpu-ecc-error",
+    severity=FAIL,
+    log_signs=(
+        LogSign("uncorrectable ECC error encountered"),
+        LogSign("CUDA_ERROR_ECC_UNCORRECTABLE"),
+    ),
+)
+def gpu_ecc_error(gpus: Gpus) -> Iterator[Finding]:
+    """A GPU's memory had errors that could not be corrected.
+
+    ## What breaks
+    The process that touches the bad memory dies with "uncorrectable ECC error encountered", and its job with it. After a
+    contained error the GPU may go on; after others everything on it fails until it is reset.
+
+    ## Why
+    A memory cell failed. GPUs since Ampere replace the whole row at the next reset; when no spare rows are left, the GPU
+    has to be replaced. Earlier ones retire the page at the next reboot.
+
+    ## Fix
+    `sudo nvidia-smi --gpu-reset -i N` or a reboot. If it comes back, or the remapping failed, have the GPU replaced, and
+    leave it out by CUDA_VISIBLE_DEVICES until then.
+    """
+    devices = nvidia_gpus(gpus)
+    failed = tuple(one for one in devices if one.row_remap_failed is True)
+    errors = {one.index: _count(one.ecc_uncorrected_volatile) for one in devices}
+    fresh = tuple(one for one in devices if errors[one.index] and one not in failed)
+    waiting = tuple(
+        one
+        for one in devices
+        if True in (one.row_remap_pending, one.retired_pages_pending) and one not in failed and one not in fresh
+    )
+    if failed:
+        yield Finding(
+            summary=f"{called(failed)} ran out of spare memory rows (remapping failed): to be replaced",
+            evidence=(Evidence(f"row remapping failed on {called(failed)}", "NVML"),),
+            fixes=(
+                Fix("Report it to whoever owns the machine", ("nvidia-smi -q -d ROW_REMAPPER,ECC",)),
+                *_leave_out(devices, failed),
+            ),
+        )
+    if fresh:
+        counted = listed((f"GPU {one.index}: {errors[one.index]}" for one in fresh), most=8)
+        yield Finding(
+            summary=f"{called(fresh)}: uncorrectable memory errors since the driver was loaded ({counted})",
+            evidence=(Evidence(f"uncorrected ECC errors (volatile): {counted}", "NVML"),),
+            fixes=(_reset(fresh), *_leave_out(devices, fresh)),
+        )
+    if waiting:
+        yield Finding(
+            summary=f"{called(waiting)}: bad memory is found and is replaced at the next reset",
+            cause="It was repaired in the books only: until the reset the GPU works around it, and may fail.",
+            evidence=(Evidence(f"remapping or page retirement pending on {called(waiting)}", "NVML"),),
+            fixes=(_reset(waiting),),
+            severity=WARN,
+        )
+    old = tuple(one for one in devices if _count(one.ecc_uncorrected_aggregate))
+    if old and not (failed or fresh or waiting):
+        yield Finding(
+            summary=f"{called(old)} had uncorrectable memory errors in the past, none since the driver was loaded",
+            evidence=tuple(
+                Evidence(f"GPU {one.index}: {one.ecc_uncorrected_aggregate} in its lifetime", "NVML") for one in old
+            ),
+            fixes=(Fix("Nothing, unless this GPU's jobs die", ("nvidia-smi -q -d ROW_REMAPPER,ECC",)),),
+            severity=INFO,
+        )
+    asked = (one.ecc_uncorrected_volatile for one in devices)
+    requires(any(not isinstance(one, Unknown) for one in asked), "these GPUs have no ECC memory, or it is off")
+
+
+def _count(value: Maybe[int]) -> int:
+    return 0 if isinstance(value, Unknown) else value
+
+
+@check(
+    "gpu-fell-off-bus",
+    severity=FAIL,
+    log_signs=(
+        LogSign("GPU has fallen off the bus"),
+        LogSign("Unable to determine the device handle for GPU"),
+    ),
+)
+def gpu_fell_off_bus(
+    gpus: Maybe[Gpus], pci: Pci, driver: Maybe[Driver], kernel_log: Maybe[KernelLog]
+) -> Iterator[Finding]:
+    """A GPU no longer answers on the PCI bus.
+
+    ## What breaks
+    Every process on it dies, the job hangs or aborts, and `nvidia-smi` may hang or say "GPU is lost". Other GPUs of the
+    machine may work or not.
+
+    ## Why
+    The PCIe link went down: power (a peak, a loose cable), heat, a riser or slot, or the GPU itself.
+
+    ## Fix
+    Reboot; only a full power-off helps some. If it comes back: lower the power limit (`sudo nvidia-smi -pl 300`), reseat the
+    card, another power supply.
+    """
+    gone = {one.address: "revision ff in its configuration space" for one in own_gpus(pci) if one.revision == 0xFF}
+    requires(isinstance(gpus, Unknown) or gpus.vendor != "amd", NO_GPU)
+    listed_gpus = () if isinstance(gpus, Unknown) else gpus.devices
+    for one in listed_gpus:
+        if one.lost:
+            gone[one.bus_id or f"GPU {one.index}"] = f"NVML says that it is lost {one.error}".strip()
+    answering = {normal_address(one.bus_id) for one in listed_gpus if not one.lost and one.bus_id}
+    if not isinstance(kernel_log, Unknown):
+        for line in reported(kernel_log):
+            # One that answers again was reset since; one that NVML can't list for another reason is no proof.
+            if line.number == 79 and listed_gpus and line.gpu not in answering:
+                gone.setdefault(line.gpu + ".0", line.text)
+    status = None if isinstance(driver, Unknown) else driver.nvml_status
+    if gone or status == 15:
+        names = listed(sorted(gone), most=4) or "a GPU"
+        yield Finding(
+            summary=f"{names} no longer answers (fell off the bus)",
+            evidence=(
+                *(Evidence(f"{where}: {how}", "sysfs, NVML, kernel log") for where, how in sorted(gone.items())),
+                *((Evidence("NVML can't start: a GPU is lost (15)", "nvmlInit"),) if status == 15 else ()),
+            ),
+            fixes=(
+                Fix("Reboot; if that doesn't bring it back, switch the power off and on", ("sudo reboot",)),
+                Fix(
+                    "If it comes back: lower the power limit, and let cables, riser and slot be looked at",
+                    ("sudo dmesg | grep -iE 'xid|aer|pcieport'",),
+                ),
+            ),
+        )
+    requires(gone or pci.nvidia_gpus or listed_gpus, NO_GPU)
+    if isinstance(gpus, Unknown) and not gone:
+        raise NotKnown(gpus.reason)
+
+
+@check(
+    "xid-error",
+    severity=FAIL,
+    log_signs=(
+        LogSign("NVRM: Xid (", why=XID_SIGN),
+        LogSign("CUDA error: unspecified launch failure", why="not verified against a release"),
+        LogSign("CUDA error: an illegal memory access was encountered", why="not verified against a release"),
+    ),
+)
+def xid_error(kernel_log: Maybe[KernelLog], pci: Pci, machine: Machine) -> Iterator[Finding]:
+    """The NVIDIA driver logged errors (Xid).
+
+    ## What breaks
+    Depends on the number: from one process that was ended (13, 31, 43, 45) to a GPU that needs a reset (48, 64, 95, 119),
+    a reboot (79) or replacement.
+
+    ## Why
+    An Xid is the driver's report of a fault. 13 and 31 are mostly the program's own (an index out of range), 43 and 45
+    follow from others, 63 is a repair that worked; 48, 64, 74, 79, 94, 95, 140, 143 are hardware; 119 and 120 are the
+    firmware.
+
+    ## Fix
+    By number. Look which came first: `sudo dmesg -T | grep -i xid`. Xid 154, where it is there, says what the driver
+    itself thinks the GPU needs.
+    """
+    lines = () if isinstance(kernel_log, Unknown) else reported(kernel_log)
+    if not lines:  # a GPU that fell off may be gone from the bus
+        bus_gpus(pci, machine)
+    source = known(kernel_log).source
+    leading = [one for one in lines if one.means.whose != FOLLOWS and one.number != 43]
+    told = leading or [one for one in lines if one.number != 45 and "(None)" not in one.text]
+    hints = [one for one in lines if one.number == 154]
+    findings = []
+    for number, group in groupby(sorted(told, key=lambda one: one.number), key=lambda one: one.number):
+        same = list(group)
+        severity = _faded(same[0].means.severity, min(max(one.age, 0.0) for one in same))
+        if severity is not None:
+            findings.append(_xid_finding(number, same, hints, severity, source))
+    yield from sorted(findings, key=lambda one: one.severity.rank if one.severity else 0)
+
+
+def _faded(severity: Severity, age: float) -> Severity | None:
+    """What was bad a day ago and let the machine go on counts one step less; a remark of then is dropped."""
+    if age <= DAY:
+        return severity
+    return {FAIL: WARN, WARN: INFO, INFO: None}[severity]
+
+
+def _xid_finding(number: int, same: list[Reported], hints: list[Reported], severity: Severity, source: str) -> Finding:
+    means = same[0].means
+    where = sorted({one.gpu for one in same})
+    newest = min(same, key=lambda one: max(one.age, 0.0))
+    advice = [one.text.partition("154,")[2].strip() for one in hints if one.gpu in where]
+    fixes = [Fix(f"{means.action[:1].upper()}{means.action[1:]}", _xid_commands(means.action, where))]
+    if advice:
+        fixes.insert(0, Fix(f"The driver itself says: {advice[-1]}"))
+    times = f", {len(same)} times" if len(same) > 1 else ""
+    return Finding(
+        summary=f"Xid {number} on {listed(where, most=3)}{_ago(newest.age)}{times}: {means.meaning}",
+        cause=f"Mostly {means.whose} fault." if means.whose.endswith("'s") else f"Cause: mostly {means.whose}.",
+        evidence=tuple(Evidence(one.text, source) for one in same[-3:]),
+        fixes=tuple(fixes),
+        severity=severity,
+    )
+
+
+def _ago(age: float) -> str:
+    if age < 0:
+        return ""
+    for unit, seconds in (("day", DAY), ("hour", 3600.0), ("minute", 60.0)):
+        if age >= seconds:
+            return f" {plural(int(age // seconds), unit)} ago"
+    return " just now"
+
+
+def _xid_commands(action: str, where: list[str]) -> tuple[str, ...]:
+    if action == RESET:
+        return (*(f"sudo nvidia-smi --gpu-reset -i {one}.0" for one in where[:2]), "sudo reboot")
+    if action == REBOOT:
+        return ("sudo reboot",)
+    if action == DEBUG:
+        return ("export CUDA_LAUNCH_BLOCKING=1",)
+    return ()
+
+
+@check("gpu-throttled", severity=WARN)
+def gpu_throttled(gpus: Gpus) -> Iterator[Finding]:
+    """A GPU is slowed down by heat or power.
+
+    ## What breaks
+    Nothing dies, but a DDP step takes as long as the slowest GPU: one that is too hot holds up all ranks of the job.
+
+    ## Why
+    The GPU lowers its clock to protect itself: it is too hot, or the power supply asks for it (power brake). A limit that
+    was set by hand (`nvidia-smi -pl`) does the same, by intent. Being held by the normal power limit is not an illness.
+
+    ## Fix
+    See `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`: fans, filters, neighbours, cables. The same power limit on all
+    GPUs: `sudo nvidia-smi -pl WATTS`.
+    """
+    devices = nvidia_gpus(gpus)
+    known_reasons = [(one, one.throttle_reasons) for one in devices if not isinstance(one.throttle_reasons, Unknown)]
+    for reasons, why, look in (
+        ({"hw-thermal", "sw-thermal"}, "too hot", "Look after the cooling: fans, filters, what sits next to it"),
+        ({"hw-power-brake"}, "braked by the power supply", "Look after power supply and cables"),
+        ({"hw-slowdown"}, "slowed by its own protection", "Look after cooling and power"),
+    ):
+        hit = tuple(one for one, active in known_reasons if reasons & set(active))
+        if reasons == {"hw-slowdown"}:  # it comes with the other two, which say why
+            hit = tuple(
+                one
+                for one, active in known_reasons
+                if reasons & set(active) and not {"hw-thermal", "sw-thermal", "hw-power-brake"} & set(active)
+            )
+        if hit:
+            yield Finding(
+                summary=f"{called(hit)} slowed down: {why} ({listed((_state(one) for one in hit), most=3)})",
+                evidence=tuple(
+                    Evidence(f"GPU {one.index}: {listed(active)}; {_state(one)}", "NVML")
+                    for one, active in known_reasons
+                    if one in hit
+                ),
+                fixes=(Fix(look, ("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",)),),
+            )
+    limits = [(one, one.power_limit, one.power_limit_default) for one in devices]
+    lowered = [
+        (one, limit, usual)
+        for one, limit, usual in limits
+        if not isinstance(limit, Unknown) and not isinstance(usual, Unknown) and 0 < limit < 0.95 * usual
+    ]
+    if lowered:
+        yield Finding(
+            summary=f"{called([one for one, _, _ in lowered])}: power limit {lowered[0][1]:.0f} W of {lowered[0][2]:.0f} W",
+            cause="Somebody lowered it; a DDP step takes as long as the slowest GPU.",
+            evidence=tuple(
+                Evidence(f"GPU {one.index}: {limit:.0f} W, by default {usual:.0f} W", "NVML")
+                for one, limit, usual in lowered
+            ),
+            fixes=(
+                Fix(
+                    "If it isn't on purpose (power supply, cooling), raise it again (needs root)",
+                    tuple(f"sudo nvidia-smi -i {one.index} -pl {usual:.0f}" for one, _, usual in lowered),
+                ),
+            ),
+            severity=INFO,
+        )
+    if not known_reasons:
+        raise NotKnown("these GPUs don't say why they slow down")
+
+
+def _state(gpu: Gpu) -> str:
+    parts = [f"{gpu.temperature} degrees"] if not isinstance(gpu.temperature, Unknown) else []
+    if not isinstance(gpu.sm_clock, Unknown) and not isinstance(gpu.sm_clock_max, Unknown):
+        parts.append(f"{gpu.sm_clock} of {gpu.sm_clock_max} MHz")
+    return ", ".join(parts) or "no figures"
+
+
+@check("pcie-link-degraded", severity=WARN)
+def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
+    """A GPU or network card has fewer PCIe lanes, or a slower link, than it and its slot can do.
+
+    ## What breaks
+    Nothing dies; batches arrive late and gradients travel slowly, for all ranks, since they wait for each other.
+
+    ## Why
+    The card sits badly, in the wrong slot, or on a bad riser; or the firmware gave its lanes to something else. An idle
+    GPU that lowers its generation to save power is well.
+
+    ## Fix
+    Reseat the card, use a slot that is wired to the processor with all lanes, set the slot to its full generation in
+    the firmware.
+    """
+    cards = tuple(one for one in pci.devices if one.driver not in ("vfio-pci", "pci-stub") and _matters(one))
+    requires(cards, "no GPU and no InfiniBand card on this host")
+    known_links = tuple(one for one in cards if one.link_width)
+    if not known_links:
+        raise NotKnown("sysfs doesn't say how the cards are linked")
+    busy = {} if isinstance(gpus, Unknown) else {one.bus_id: one for one in gpus.answering if _busy(one)}
+    narrow = tuple(one for one in known_links if one.link_width < _best(one.link_width_max, one.parent_link_width_max))
+    slow = tuple(
+        one
+        for one in known_links
+        if one not in narrow
+        and (one.address in busy or not (one.is_nvidia_gpu or one.is_amd_gpu))
+        and one.link_speed < _best(one.link_speed_max, one.parent_link_speed_max)
+    )
+    for one in (*narrow, *slow):
+        width = _best(one.link_width_max, one.parent_link_width_max)
+        speed = _best(one.link_speed_max, one.parent_link_speed_max)
+        has = f"x{one.link_width} of x{width} lanes" if one in narrow else f"{one.link_speed:g} of {speed:g} GT/s"
+        yield Finding(
+            summary=f"{_kind(one)} {one.address} has {has}",
+            evidence=(
+                Evidence(
+                    f"{one.address}: x{one.link_width}, {one.link_speed:g} GT/s; card and slot can do x{width}, "
+                    f"{speed:g} GT/s",
+                    "/sys/bus/pci/devices",
+                ),
+                *((Evidence(f"utilisation {busy[one.address].utilisation} %", "NVML"),) if one.address in busy else ()),
+            ),
+            fixes=(
+                Fix("Let the card be reseated, or put into a slot with all lanes", (f"sudo lspci -vvs {one.address}",)),
+            ),
+        )
+
+
+def _matters(one: PciDevice) -> bool:
+    """GPUs and Mellanox cards."""
+    return one.is_nvidia_gpu or one.is_amd_gpu or (one.vendor == 0x15B3 and one.class_code >> 16 == 0x02)
+
+
+def _kind(one: PciDevice) -> str:
+    return "GPU" if one.is_nvidia_gpu or one.is_amd_gpu else "Network card"
+
+
+def _busy(gpu: Gpu) -> bool:
+    return not isinstance(gpu.utilisation, Unknown) and gpu.utilisation >= 50
+
+
+def _best(card: float, slot: float) -> float:
+    """What both can do; a bridge that says nothing limits nothing."""
+    return min(card, slot) if card and slot else card
+
+
+@check(
+    "pcie-aer-errors",
+    severity=WARN,
+    log_signs=(LogSign("PCIe Bus Error: severity=Corrected"), LogSign("AER: Corrected error received")),
+)
+def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
+    """A GPU's PCIe link had errors that were not corrected.
+
+    ## What breaks
+    Transfers are repeated and slow; often the GPU falls off the bus some hours later.
+
+    ## Why
+    A bad riser, slot or cable, or a link that is faster than it can bear.
+
+    ## Fix
+    Reseat the card, replace the riser, or set the slot one generation lower in the firmware.
+    """
+    cards = tuple(one for one in pci.devices if _matters(one) and one.driver not in ("vfio-pci", "pci-stub"))
+    requires(cards, "no GPU and no InfiniBand card on this host")
+    above = {one.parent for one in cards}
+    watched = (*cards, *(one for one in pci.devices if one.address in above and one not in cards))
+    bad = tuple(one for one in watched if one.aer_fatal or one.aer_nonfatal)
+    if bad:
+        yield Finding(
+            summary=f"PCIe errors since boot at {listed((one.address for one in bad), most=4)}",
+            evidence=tuple(
+                Evidence(
+                    f"{one.address}: {one.aer_fatal} fatal, {one.aer_nonfatal} not fatal, "
+                    f"{one.aer_correctable} corrected",
+                    f"/sys/bus/pci/devices/{one.address}/aer_dev_*",
+                )
+                for one in bad
+            ),
+            fixes=(
+                Fix(
+                    "See when they came; if the count grows, let riser, slot and cable be looked at"
+                    + (" (on the host)" if container.runtime else ""),
+                    (f"grep TOTAL /sys/bus/pci/devices/{bad[0].address}/aer_dev_*", "sudo dmesg | grep -i aer"),
+                ),
+            ),
+        )

@@ -1,0 +1,366 @@
+"""How the GPUs of one host reach each other: NVLink, NVSwitch and its fabric manager, peer-to-peer over PCIe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.kernel_log import KernelLog
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.pci import Pci, PciDevice
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.nvidia import NO_DRIVER, bus_gpus, called, driver_loaded, nvidia_gpus, older, said
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import listed, plural
+from ddpdoctor.xids import SXID_LINE, reported
+
+WITHOUT_P2P = Fix("Until then let NCCL go through host memory (slower, but it works)", ("export NCCL_P2P_DISABLE=1",))
+
+
+def _off(environment: Maybe[Environment], name: str) -> bool:
+    return not isinstance(environment, Unknown) and environment.get(name) not in ("", "0")
+
+
+@check(
+    "fabric-manager-not-running",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Error 802: system not yet initialized"),
+        LogSign("cudaErrorSystemNotReady"),
+        LogSign("CUDA_ERROR_SYSTEM_NOT_READY"),
+    ),
+)
+def fabric_manager_not_running(
+    driver: Driver, pci: Pci, gpus: Maybe[Gpus], container: Container, machine: Machine, plan: Plan
+) -> Iterator[Finding]:
+    """The NVSwitch fabric isn't ready: its manager doesn't run, or has another version than the driver.
+
+    ## What breaks
+    `nvidia-smi` looks well, and every CUDA program stops with "system not yet initialized" (802). On newer boards CUDA
+    starts, but without NVLink.
+
+    ## Why
+    Boards with NVSwitches (HGX and DGX A100, H100, H200, B200) need nvidia-fabricmanager, in exactly the driver's
+    version, to set up the switches at boot. After a driver upgrade it often stays behind.
+
+    ## Fix
+    `sudo apt-get install nvidia-fabricmanager-<branch>=<driver's version>`, then
+    `sudo systemctl enable --now nvidia-fabricmanager`. In a container or virtual machine: the host has to do it.
+    """
+    bus_gpus(pci, machine)
+    requires(driver_loaded(driver), NO_DRIVER)
+    devices = () if isinstance(gpus, Unknown) or gpus.vendor == "amd" else gpus.answering
+    initialised = None if isinstance(driver.cuda_init, Unknown) else driver.cuda_init
+    waiting = tuple(one for one in devices if one.fabric_state in ("not-started", "in-progress") or _registration(one))
+    done = any(one.fabric_state == "completed" for one in devices) and not waiting
+    requires(pci.nvswitches or waiting or done or initialised == 802, "no NVSwitch on this host")
+    manager = driver.fabric_manager
+    here = container.runtime is None
+    theirs = None if isinstance(driver.fabric_manager_version, Unknown) else driver.fabric_manager_version
+    differs = here and theirs is not None and driver.version is not None and theirs != driver.version
+    severity: Severity | None = None
+    if initialised == 802:
+        summary = "CUDA can't start: the NVSwitch fabric is not set up (802, system not yet initialized)"
+    elif waiting and (plan.nproc > 1 or initialised != 0):
+        summary = (
+            f"{called(waiting)}: not joined to the NVLink fabric ({listed(sorted({_fabric(one) for one in waiting}))})"
+        )
+        severity = WARN if initialised == 0 else None
+    elif here and not done and pci.nvswitches and manager != "active":
+        if isinstance(manager, Unknown):
+            raise NotKnown(manager.reason)
+        summary = f"{plural(len(pci.nvswitches), 'NVSwitch', 'NVSwitches')} here, but the fabric manager is {manager or 'not installed'}"
+        severity = WARN if initialised == 0 else None
+    elif differs:
+        summary = f"The fabric manager is {theirs}, the driver {driver.version}: after the next restart it won't start"
+        severity = WARN
+    else:
+        return
+    yield Finding(
+        summary=summary,
+        cause=f"The fabric manager is {theirs} and refuses to work with driver {driver.version}." if differs else "",
+        evidence=(
+            driver.seen("cuda_init", said(driver.cuda_init)),
+            driver.seen("fabric_manager", said(manager) if here else "not visible from a container"),
+            driver.seen("fabric_manager_version", theirs or "none"),
+            Evidence(f"driver version: {driver.version}", "/proc/driver/nvidia/version, NVML"),
+            *(Evidence(f"GPU {one.index}: fabric {_fabric(one)}", "NVML") for one in waiting[:8]),
+        ),
+        fixes=_fabric_fixes(driver, here, installed=not here or manager is not None, differs=differs),
+        severity=severity,
+    )
+
+
+def _registration(gpu: Gpu) -> bool:
+    """Whether the GPU tried to join the fabric and was turned down."""
+    return gpu.fabric_state == "completed" and not isinstance(gpu.fabric_status, Unknown) and gpu.fabric_status != 0
+
+
+def _fabric(gpu: Gpu) -> str:
+    return f"failed with code {gpu.fabric_status}" if _registration(gpu) else str(gpu.fabric_state)
+
+
+def _fabric_fixes(driver: Driver, here: bool, installed: bool, differs: bool) -> tuple[Fix, ...]:
+    if not here:
+        return (
+            Fix(
+                "Ask for the fabric manager on the host; a container can't do it",
+                ("systemctl status nvidia-fabricmanager",),
+            ),
+        )
+    branch = (driver.version or "").split(".")[0]
+    start = "sudo systemctl restart nvidia-fabricmanager"
+    look = Fix(
+        "If it doesn't start, it says why", ("systemctl status nvidia-fabricmanager", "tail /var/log/fabricmanager.log")
+    )
+    if installed and not differs:
+        return (Fix("Start it (needs root)", ("sudo systemctl enable nvidia-fabricmanager", start)), look)
+    package = f"nvidia-fabricmanager-{branch}={driver.version}-1"
+    return (
+        Fix(
+            "Install it in the driver's version, and start it (needs root)",
+            (f"sudo apt-get install {package}", "sudo systemctl enable nvidia-fabricmanager", start),
+        ),
+        look,
+    )
+
+
+@check(
+    "nvlink-error",
+    severity=WARN,
+    log_signs=(LogSign("uncorrectable NVLink error detected during the execution"),),
+)
+def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog]) -> Iterator[Finding]:
+    """NVLinks are down, or an NVSwitch reports fatal errors.
+
+    ## What breaks
+    Collectives abort with "uncorrectable NVLink error", hang, or silently take the slow way over PCIe.
+
+    ## Why
+    A link or a switch port failed, or the GPU at its other end did. A GPU with fewer links than its sisters shows it.
+
+    ## Fix
+    `nvidia-smi nvlink -s` and `-e`; reset the GPUs or reboot. If it comes back, the board has to be looked at.
+    """
+    devices = nvidia_gpus(gpus)
+    counts = [(one, one.nvlinks_active) for one in devices if not isinstance(one.nvlinks_active, Unknown)]
+    switched = bool(pci.nvswitches) or any(one.fabric_state == "completed" for one in devices)
+    fatal = () if isinstance(kernel_log, Unknown) else reported(kernel_log, SXID_LINE)
+    fewer = []
+    for one, active in counts:
+        most = max(count for other, count in counts if other.name == one.name)
+        # Without a switch, no link at all only means that no bridge is plugged in.
+        if active < most and (active or switched) and one.mig_enabled is not True:
+            fewer.append((one, active, most))
+    if fewer:
+        which = called([one for one, _, _ in fewer])
+        yield Finding(
+            summary=f"{which}: {fewer[0][1]} NVLinks are up, where its sisters have {fewer[0][2]}",
+            evidence=tuple(
+                Evidence(f"GPU {one.index}: {active} of {most} NVLinks up", "NVML") for one, active, most in fewer
+            ),
+            fixes=(
+                Fix("See which links are down", ("nvidia-smi nvlink -s", "nvidia-smi nvlink -e")),
+                Fix("Reboot; if it comes back, report the board", ("sudo reboot",)),
+            ),
+            severity=FAIL if switched and any(not active for _, active, _ in fewer) else None,
+        )
+    if fatal:
+        numbers = sorted({one.number for one in fatal})
+        yield Finding(
+            summary=f"An NVSwitch reported fatal errors (SXid {listed(numbers)})",
+            evidence=tuple(Evidence(one.text, "kernel log") for one in fatal[-3:]),
+            fixes=(Fix("Reboot; if it comes back, report the board", ("sudo dmesg -T | grep SXid", "sudo reboot")),),
+        )
+    requires(fatal or any(count for _, count in counts), "no NVLink is up or none exists")
+
+
+@check(
+    "p2p-acs-iommu",
+    severity=WARN,
+    log_signs=(
+        LogSign("via P2P/IPC", why="only with a hang after it"),
+        LogSign("via P2P/direct pointer", why="only with a hang after it"),
+        LogSign("Connected all rings", why="only where nothing comes after it"),
+    ),
+)
+def p2p_acs_iommu(
+    pci: Pci, gpus: Gpus, machine: Machine, plan: Plan, environment: Maybe[Environment]
+) -> Iterator[Finding]:
+    """PCIe access control (ACS) or the IOMMU stands between the GPUs.
+
+    ## What breaks
+    NCCL connects all rings, and the first collective hangs, or is several times too slow, or brings wrong numbers.
+
+    ## Why
+    NCCL copies from GPU to GPU over PCIe. ACS sends such traffic up to the processor and back, and an IOMMU that
+    translates may lose it, though the driver says that it works.
+
+    ## Fix
+    `export NCCL_P2P_DISABLE=1` works at once, at a price in speed. For good: `iommu=pt` (or off) on the kernel command
+    line, ACS off in the firmware or by `setpci` on the bridges.
+    """
+    devices = nvidia_gpus(gpus)
+    requires(not machine.wsl, "WSL has no PCI bus of its own")
+    requires(plan.nproc > 1 and len(devices) > 1, "no more than one GPU in the job")
+    virtual = [one.virtualization for one in devices if not isinstance(one.virtualization, Unknown)]
+    requires(all(one == "none" for one in virtual), "in a virtual machine the host decides")
+    linked = all(not isinstance(one.nvlinks_active, Unknown) and one.nvlinks_active for one in devices)
+    requires(not linked, "the GPUs reach each other by NVLink")
+    requires(not _off(environment, "NCCL_P2P_DISABLE"), "NCCL_P2P_DISABLE is set")
+    matrix = known(gpus.p2p)
+    direct = any(cell == "ok" for row in matrix for cell in row)
+    requires(direct, "peer-to-peer is not possible between these GPUs, and NCCL knows it")
+    bridges = _redirecting(pci)
+    groups = pci.iommu_groups
+    command_line = "" if isinstance(machine.kernel_command_line, Unknown) else machine.kernel_command_line
+    translating = _translating(pci, command_line)
+    if bridges:
+        yield Finding(
+            summary=f"ACS redirects GPU-to-GPU traffic at {plural(len(bridges), 'PCIe bridge')}: NCCL may hang or be slow",
+            evidence=tuple(
+                Evidence(f"{one.address}: ACS redirect is on", "its configuration space") for one in bridges[:8]
+            ),
+            fixes=(
+                WITHOUT_P2P,
+                Fix(
+                    "Turn ACS off in the firmware, or until the next boot (needs root)",
+                    tuple(f"sudo setpci -s {one.address} ECAP_ACS+6.w=0000" for one in bridges[:8]),
+                ),
+            ),
+        )
+    if translating:
+        yield Finding(
+            summary="The IOMMU translates GPU-to-GPU traffic (no iommu=pt): NCCL's peer-to-peer copies may hang",
+            evidence=(
+                pci.seen("iommu_groups", said(groups)),
+                machine.seen("kernel_command_line", command_line or "unknown"),
+                gpus.seen("p2p", "reported as possible"),
+            ),
+            fixes=(
+                WITHOUT_P2P,
+                Fix(
+                    "Let the IOMMU pass traffic through (needs root, a reboot)",
+                    (
+                        r"""sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&iommu=pt /' /etc/default/grub""",
+                        "sudo update-grub && sudo reboot",
+                    ),
+                ),
+            ),
+        )
+    if not bridges and not translating and isinstance(groups, Unknown):
+        raise NotKnown(groups.reason)
+
+
+def _redirecting(pci: Pci) -> tuple[PciDevice, ...]:
+    """The bridges above the GPUs on which ACS redirects."""
+    by_address = {one.address: one for one in pci.devices}
+    found: dict[str, PciDevice] = {}
+    for gpu in pci.nvidia_gpus:
+        above = by_address.get(gpu.parent or "")
+        while above is not None:
+            if above.acs_redirect:
+                found[above.address] = above
+            above = by_address.get(above.parent or "")
+    return tuple(found.values())
+
+
+def _translating(pci: Pci, command_line: str) -> bool:
+    """Whether the IOMMU translates for the GPUs: by the kernel's own word, else by what it was told at boot."""
+    if isinstance(pci.iommu_groups, Unknown) or not pci.iommu_groups:
+        return False
+    domains = {one.iommu_domain for one in pci.nvidia_gpus if one.iommu_domain}
+    if domains:
+        return any(one != "identity" for one in domains)
+    words = command_line.split()
+    through = {"iommu=pt", "iommu.passthrough=1", "intel_iommu=off", "amd_iommu=off", "iommu=off"}
+    return bool(words) and not through & set(words)
+
+
+@check(
+    "rtx4000-p2p-unsupported",
+    severity=FAIL,
+    log_signs=(LogSign("Using RTX 4000 series doesn't support faster communication broadband via P2P or IB"),),
+)
+def rtx4000_p2p_unsupported(
+    gpus: Gpus, driver: Driver, plan: Plan, environment: Maybe[Environment], packages: Maybe[Packages]
+) -> Iterator[Finding]:
+    """GeForce RTX 40 cards can't copy from one to another, and this driver or Accelerate trips over it.
+
+    ## What breaks
+    With a driver before 525.105.17 the first collective hangs, or brings wrong numbers. With one before 550.40.07
+    Accelerate and the Transformers Trainer stop with NotImplementedError unless started by `accelerate launch`.
+
+    ## Why
+    These cards have no peer-to-peer over PCIe. Early drivers said that they had; Accelerate refuses to run where it
+    can't be sure that the driver tells the truth.
+
+    ## Fix
+    `export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1`, or a newer driver.
+    """
+    devices = nvidia_gpus(gpus)
+    cards = tuple(one for one in devices if "RTX 40" in one.name)
+    requires(len(cards) > 1 and plan.nproc > 1, "no more than one RTX 40 in the job")
+    version = driver.version
+    if version is None:
+        raise NotKnown("the driver's version is not known")
+    off = _off(environment, "NCCL_P2P_DISABLE")
+    evidence = (
+        Evidence(f"{len(cards)} x {cards[0].name}", "NVML"),
+        Evidence(f"driver {version}", "/proc/driver/nvidia, NVML"),
+    )
+    fix = Fix("Say that there is no peer-to-peer", ("export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1",))
+    newer = Fix("Or install a newer driver, 550.40.07 at least")
+    geforce = any("GeForce" in one.name for one in cards)
+    if geforce and older(version, "525.105.17") and not off:
+        yield Finding(
+            summary=f"Driver {version} wrongly offers peer-to-peer on {cards[0].name}: NCCL hangs or computes wrongly",
+            evidence=evidence,
+            fixes=(fix, newer),
+        )
+        return
+    accelerate = None if isinstance(packages, Unknown) else packages.version("accelerate")
+    both = off and _off(environment, "NCCL_IB_DISABLE")
+    if accelerate and older(version, "550.40.07") and not both:
+        yield Finding(
+            summary=f"Accelerate {accelerate} refuses RTX 40 cards with driver {version}, unless `accelerate launch` starts it",
+            evidence=(*evidence, Evidence(f"accelerate {accelerate}", "packages of the patient")),
+            fixes=(fix, newer),
+            severity=WARN,
+        )
+
+
+@check(
+    "nccl-mempool-unsupported",
+    severity=WARN,
+    log_signs=(LogSign("init.cc:416 NCCL WARN Cuda failure 'operation not supported'"),),
+)
+def nccl_mempool_unsupported(gpus: Gpus, plan: Plan, torch: Maybe[Torch]) -> Iterator[Finding]:
+    """The GPU is a vGPU, on which NCCL may not start.
+
+    ## What breaks
+    NCCL 2.26 and later stop when they start, with "operation not supported".
+
+    ## Why
+    NCCL makes a CUDA memory pool, which needs unified memory, and that is off in many vGPU profiles.
+
+    ## Fix
+    Let the host's administrator set `pciPassthru0.cfg.enable_uvm=1` for the virtual machine, or use NCCL 2.25.
+    """
+    virtual = tuple(one for one in nvidia_gpus(gpus) if one.virtualization == "vgpu")
+    requires(virtual, "the GPUs are not virtual ones (vGPU)")
+    requires(plan.nproc > 1, "a single rank needs no NCCL")
+    version = () if isinstance(torch, Unknown) or isinstance(torch.nccl_version, Unknown) else torch.nccl_version or ()
+    requires(not version or version >= (2, 26), "this NCCL is older than 2.26")
+    yield Finding(
+        summary=f"{called(virtual)}: a vGPU; NCCL 2.26 and later can't start there unless its unified memory is on",
+        evidence=(Evidence(f"virtualization of {called(virtual)}: vgpu", "NVML"),),
+        fixes=(Fix("Ask for pciPassthru0.cfg.enable_uvm=1 in this virtual machine's settings"),),
+    )

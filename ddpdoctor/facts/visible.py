@@ -1,0 +1,72 @@
+"""Which GPUs a rank may use: what the driver lists, cut down by CUDA_VISIBLE_DEVICES and its relatives."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpu, Gpus, MigInstance
+
+SELECTORS = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
+    "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
+"""Variables by which a user chooses GPUs. ROCm reads several; the first that is set counts here."""
+
+
+class VisibleGpu(msgspec.Struct, frozen=True):
+    """One device as CUDA counts them: a whole GPU, or a MIG slice of it."""
+
+    gpu: Gpu
+    slice: MigInstance | None = None
+
+
+def selector(gpus: Gpus, environment: Maybe[Environment]) -> str | None:
+    """The variable that chooses among these GPUs, None where all are visible."""
+    if isinstance(environment, Unknown):
+        return None
+    return next((name for name in SELECTORS[gpus.vendor or "nvidia"] if name in environment), None)
+
+
+def visible_gpus(gpus: Gpus, environment: Maybe[Environment]) -> tuple[VisibleGpu, ...]:
+    """What is left of the GPUs that answer after CUDA_VISIBLE_DEVICES; a GPU in MIG mode stands for its slices.
+
+    Numbers are taken as NVML's: among unequal GPUs CUDA may count in another order (CUDA_DEVICE_ORDER).
+    """
+    name = selector(gpus, environment)
+    if name is None or isinstance(environment, Unknown):
+        return tuple(one for gpu in gpus.answering for one in _whole(gpu))
+    chosen: list[VisibleGpu] = []
+    for token in environment.get(name).split(","):
+        found = _named(token.strip(), gpus)
+        if not found:
+            break  # CUDA stops at the first that it doesn't know
+        chosen.extend(one for one in found if one not in chosen)
+    return tuple(chosen)
+
+
+def _whole(gpu: Gpu) -> tuple[VisibleGpu, ...]:
+    if gpu.mig_instances:
+        return tuple(VisibleGpu(gpu, one) for one in gpu.mig_instances)
+    return (VisibleGpu(gpu),)
+
+
+def _named(token: str, gpus: Gpus) -> tuple[VisibleGpu, ...]:
+    if token.isdecimal():
+        return next((_whole(one) for one in gpus.answering if one.index == int(token)), ())
+    if token.startswith("MIG-"):
+        return _slice(token, gpus)
+    if not token.startswith("GPU-"):
+        return ()
+    return next((_whole(one) for one in gpus.answering if one.uuid.startswith(token)), ())
+
+
+def _slice(token: str, gpus: Gpus) -> tuple[VisibleGpu, ...]:
+    """NVML may list no slices to a user without rights, so that an unlisted one is believed where MIG is on."""
+    for gpu in gpus.answering:
+        for one in gpu.mig_instances:
+            if one.uuid.startswith(token):
+                return (VisibleGpu(gpu, one),)
+    sliced = next((one for one in gpus.answering if one.mig_enabled is True), None)
+    return (VisibleGpu(sliced, MigInstance(uuid=token)),) if sliced else ()

@@ -1,0 +1,81 @@
+"""What checks on NVIDIA hardware have in common: is there any to judge, and how its GPUs are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from packaging.version import InvalidVersion, Version
+
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.pci import Pci, PciDevice
+from ddpdoctor.registry import requires
+from ddpdoctor.wording import listed
+
+NO_GPU = "no NVIDIA GPU on this host"
+NO_DRIVER = "this host has no NVIDIA driver"
+
+
+def nvidia_gpus(gpus: Gpus) -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs that answer.
+
+    Raises:
+        NotApplicable: there is none on this host.
+        NotKnown: there are some, and the driver shows none of them.
+    """
+    requires(gpus.vendor != "amd" and (gpus.devices or gpus.vendor), NO_GPU)
+    if not gpus.devices:
+        raise NotKnown("the NVIDIA driver lists no GPU")
+    if not gpus.answering:
+        raise NotKnown("no GPU answers")
+    return gpus.answering
+
+
+def own_gpus(pci: Pci) -> tuple[PciDevice, ...]:
+    """The NVIDIA GPUs on the bus that this system itself may use: those lent to virtual machines don't count."""
+    return tuple(one for one in pci.nvidia_gpus if one.driver not in ("vfio-pci", "pci-stub"))
+
+
+def bus_gpus(pci: Pci, machine: Machine) -> tuple[PciDevice, ...]:
+    """The NVIDIA GPUs on the PCI bus that this system itself may use.
+
+    Raises:
+        NotApplicable: there is none, with the reason.
+    """
+    requires(not machine.wsl, "WSL has no PCI bus of its own")
+    requires(not machine.jetson, "a Jetson's GPU is not on the PCI bus")
+    requires(pci.nvidia_gpus, NO_GPU)
+    requires(own_gpus(pci), "all NVIDIA GPUs are lent to virtual machines")
+    return own_gpus(pci)
+
+
+def driver_loaded(driver: Driver) -> bool:
+    """Whether the nvidia kernel module is loaded, by either of its two traces."""
+    loaded = () if isinstance(driver.loaded_modules, Unknown) else driver.loaded_modules
+    return isinstance(driver.kernel_version, str) or "nvidia" in loaded
+
+
+def called(gpus: Sequence[Gpu]) -> str:
+    """ "GPU 3", "GPUs 0, 1 and 5"."""
+    return ("GPU " if len(gpus) == 1 else "GPUs ") + listed((one.index for one in gpus), most=8)
+
+
+def older(version: str | None, than: str) -> bool:
+    """Whether a driver version such as "525.60.13" is older; False for what is no version."""
+    try:
+        return version is not None and Version(version) < Version(than)
+    except InvalidVersion:
+        return False
+
+
+def without(all_of: Iterable[Gpu], bad: Iterable[Gpu]) -> str:
+    """The command that leaves the bad ones out of the next run."""
+    lost = {one.index for one in bad}
+    return "export CUDA_VISIBLE_DEVICES=" + ",".join(str(one.index) for one in all_of if one.index not in lost)
+
+
+def said(value: Maybe[object]) -> str:
+    """A value for an evidence line, or why there is none."""
+    return value.reason if isinstance(value, Unknown) else "none" if value is None else str(value)
