@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.text import Text
 
 from ddpdoctor.cli.looking import look
@@ -57,6 +56,9 @@ def _unknown(slug: str) -> str:
 
 
 def _show_page(console: Console, one: Check) -> None:
+    # Here and not above: it takes longer to import than most commands take to run.
+    from rich.markdown import Markdown
+
     console.print(Text(one.slug, "bold").append(f"  ({one.family}, {one.severity.value})", "dim not bold"))
     console.print(Markdown(one.page))
     if one.log_signs:
