@@ -155,31 +155,32 @@ def _has_headers(home: Path) -> bool:
 
 def _cxx(context: Context) -> tuple[str | None, str]:
     """torch compiles C++ with $CXX, or c++."""
-    if words := _words(context.environ.get("CXX", "")):
-        # "ccache g++" is a usual value; the compiler is the last word that isn't an option.
-        return _path_of(context, [word for word in words if not word.startswith("-")][-1]), "CXX"
+    if context.environ.get("CXX"):
+        return _compiler_in(context, "CXX"), "CXX"
     return _which(context, "c++"), "PATH"
 
 
 def _nvcc_host(context: Context, nvccs: list[tuple[str, str]]) -> tuple[str | None, str]:
     """torch hands nvcc $CC as -ccbin; otherwise nvcc takes $NVCC_CCBIN, or what its distribution or PATH gives it."""
     for name in ("CC", "NVCC_CCBIN"):
-        if words := _words(context.environ.get(name, "")):
-            return _path_of(context, words[-1]), name
+        if context.environ.get(name):
+            return _compiler_in(context, name), name
     if nvccs and nvccs[0][0] == "/usr/bin/nvcc" and context.path(DEBIAN_COMPILER).exists():
         return DEBIAN_COMPILER, "the distribution's nvcc"
     return _which(context, "gcc"), "PATH"
 
 
-def _words(text: str) -> list[str]:
+def _compiler_in(context: Context, setting: str) -> str | None:
+    """The compiler that a setting names: of "ccache g++-12 -O2" the last word that isn't an option."""
+    text = context.environ[setting]
     try:
-        return shlex.split(text)
+        words = shlex.split(text)
     except ValueError:
-        return text.split()
-
-
-def _path_of(context: Context, command: str) -> str | None:
-    return command if "/" in command else _which(context, command)
+        words = text.split()
+    named = [word for word in words if not word.startswith("-")][-1:]
+    if not named:
+        return None
+    return named[0] if "/" in named[0] else _which(context, named[0])
 
 
 class _Asked:
