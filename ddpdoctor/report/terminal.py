@@ -103,17 +103,21 @@ def _show_host(console: Console, one: Examination, *, verbose: bool) -> None:
 
 def show_findings(console: Console, one: Examination, *, verbose: bool) -> None:
     """What is wrong, worst first, and what was not tested and why."""
+    told = ""
     for check, severity, finding in one.findings:
-        _show_finding(console, check, severity, finding)
+        cause = finding.cause or check.section("Why")
+        _show_finding(console, check, severity, finding, "" if cause == told else cause)
+        told = cause
     _show_not_tested(console, one, verbose=verbose)
 
 
-def _show_finding(console: Console, check: Check, severity: Severity, finding: Finding) -> None:
+def _show_finding(console: Console, check: Check, severity: Severity, finding: Finding, cause: str) -> None:
+    """`cause` is empty where the finding before had the same."""
     head = Text(one_line(finding.summary), "bold")
     head.append(f"  [{check.slug}]", "dim not bold")
     console.print(Hanging(Text(severity.value.upper(), STYLES[severity]), head, 6))
-    cause = finding.cause or check.section("Why")
-    console.print(_part("why", Text(_paragraph(cause))))
+    if cause:
+        console.print(_part("why", Text(_paragraph(cause))))
     for index, evidence in enumerate(finding.evidence):
         console.print(_part("" if index else "seen", evidence_text(evidence)))
     for fix in finding.fixes:
