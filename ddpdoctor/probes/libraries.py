@@ -160,8 +160,10 @@ def soname_of(name: str) -> str:
     base, major, minor = match.groups()
     if base in ("libcuda", "libnvidia-ml"):
         return f"{base}.so.1"  # The file is called after the driver.
-    if base == "libcudart" and major in ("10", "11"):
-        return f"{base}.so.{major}.{minor or 0}"
+    if base == "libcudart" and major == "11":
+        return f"{base}.so.11.0"  # All of CUDA 11, which promised to be compatible with itself.
+    if base == "libcudart" and major == "10":
+        return f"{base}.so.10.{minor or 0}"
     return f"{base}.so.{major}"
 
 
