@@ -25,6 +25,11 @@ def quoted(value: str) -> str:
     return repr(value if len(value) <= 30 else value[:29] + "…")
 
 
+def plain(name: str) -> str:
+    """A name in a summary: one line, and short; the environment may hold any bytes."""
+    return " ".join(name.split())[:60]
+
+
 def take_away(*settings: Setting) -> Fix:
     """How to get rid of them, wherever they are set."""
     commands = [
@@ -82,7 +87,7 @@ def misspelt(one: Setting, meant: str, why: str) -> Finding:
     hint = f"; {meant} is the name" if meant else ""
     what = known_settings()[meant].what if meant in known_settings() else ""
     return Finding(
-        summary=f"{one.name[:60]} is set, but nothing reads it{hint}",
+        summary=f"{plain(one.name)} is set, but nothing reads it{hint}",
         cause=why[:1].upper() + why[1:] + "." if why else f"{meant}: {what}." if what else "",
         evidence=evidence_of(one),
         fixes=(set_instead(meant, one.value, one), take_away(one)) if meant else (take_away(one),),
@@ -270,7 +275,7 @@ def setting_undecodable(environment: Environment) -> Iterator[Finding]:
     for name in environment.undecodable:
         found = environment.setting(name)
         yield Finding(
-            summary=f"{name[:80]} holds bytes that aren't UTF-8",
+            summary=f"{plain(name)} holds bytes that aren't UTF-8",
             evidence=evidence_of(found) if found else (environment.seen("undecodable", name),),
             fixes=(take_away(found or Setting(name, "")), Fix("and set it anew, by hand")),
         )

@@ -52,6 +52,8 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
             return value.lower() in _TORCH_BOOLEANS
         if self.kind == "exact":
             return value in self.choices
+        if self.kind == "level":
+            return value[:1].isdigit() or value in self.choices or value in _RARE_LEVELS
         if self.kind == "word":
             return value.upper() in self.choices
         if self.kind == "words":
@@ -91,6 +93,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _INTEGER = re.compile(r"\s*[+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\s*")
 _LEADING_INTEGER = re.compile(r"\s*[+-]?[0-9]+")
+_RARE_LEVELS = {"NVB", "C2C", "P2C", "PXN"}
 _TORCH_BOOLEANS = {"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"}
 
 

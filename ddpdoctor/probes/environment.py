@@ -17,7 +17,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment, IgnoredLine, Setting, UnreadableFile
 from ddpdoctor.known_settings import known_settings, read_by_nothing
 from ddpdoctor.probes.context import Context
-from ddpdoctor.redaction import redact_setting, redact_text
+from ddpdoctor.redaction import REDACTED, is_secret_name, redact_facts, redact_text
 
 T = TypeVar("T")
 
@@ -82,7 +82,13 @@ def _decoded(text: str) -> str:
 
 def _legible(settings: Iterable[Setting]) -> Iterable[Setting]:
     for one in settings:
-        yield redact_setting(Setting(_decoded(one.name), _decoded(one.value[:MAX_VALUE]), one.origin))
+        value = REDACTED if one.value and _is_secret(one.name) else _decoded(one.value[:MAX_VALUE])
+        yield redact_facts(Setting(_decoded(one.name), value, one.origin))
+
+
+def _is_secret(name: str) -> bool:
+    """Whether the name, or what follows its prefix, speaks of a secret. The known settings are known to hold none."""
+    return name not in known_settings() and (is_secret_name(name) or is_secret_name(name.partition("_")[2]))
 
 
 def _within(seconds: float, make: Callable[[], T]) -> T | Unknown:
@@ -142,15 +148,16 @@ def _content(context: Context, path: str) -> bytes | Unknown:
         descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         return Unknown(getattr(error, "strerror", None) or str(error))
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         if path == "/dev/null":
             return b""
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return Unknown("not a regular file")
-        try:
-            content = file.read(MAX_FILE + 1)
-        except OSError as error:
-            return Unknown(error.strerror or str(error))
+        content = os.read(descriptor, MAX_FILE + 1)
+    except OSError as error:
+        return Unknown(error.strerror or str(error))
+    finally:
+        os.close(descriptor)
     if len(content) > MAX_FILE:
         return Unknown(f"larger than {MAX_FILE // 1024} KiB, so not a list of settings")
     if b"\0" in content:

@@ -1,0 +1,102 @@
+"""What the checks of settings say, where a fixture can't show it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpdoctor.checks.settings import nearest
+from ddpdoctor.checks.visible_gpus import what_cuda_shows
+from ddpdoctor.facts.environment import Environment, Setting
+from ddpdoctor.facts.gpus import Gpu
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.known_settings import known_settings
+from ddpdoctor.registry import Result, diagnose, find_check
+from tests.unit.test_known_settings import valid_value
+
+FOUR = [Gpu(index=index, uuid=f"GPU-0000000{index}-aaaa") for index in range(4)]
+
+
+def judged(slug: str, *settings: Setting) -> Result:
+    snapshot = Snapshot(environment=Environment(settings=settings))
+    return diagnose(snapshot, Plan(1, "test"), [find_check(slug)])[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        ("0,1,2,3", 4),
+        ("3, 1", 2),
+        ("0,1,", 2),
+        ("0,1,4,2", 2),
+        ("1,-1,2", 1),
+        ("0,0", 0),
+        ("00,0", 0),
+        ("0 1", 1),
+        ("1gpu,2", 1),
+        ("gpu0", 0),
+        ("GPU-00000002", 1),
+        ("GPU-00000002-aaaa,GPU-00000000-aaaa", 2),
+        ("GPU-00000002-aaaa,1", 1),
+        ("GPU-ffff", 0),
+        ("MIG-1234", 1),
+        (",1", 0),
+    ],
+)
+def test_what_cuda_shows(value: str, count: int) -> None:
+    shown = what_cuda_shows(value, FOUR)
+    assert shown.count == count
+    well_formed = {"0,1,2,3", "3, 1", "0,1,", "GPU-00000002", "GPU-00000002-aaaa,GPU-00000000-aaaa", "MIG-1234"}
+    assert bool(shown.stopped) == (value not in well_formed)
+
+
+@given(st.permutations(range(4)).flatmap(lambda order: st.integers(1, 4).map(lambda count: order[:count])))
+def test_any_choice_of_gpus_is_right(order: list[int]) -> None:
+    assert what_cuda_shows(",".join(map(str, order)), FOUR).stopped == ""
+
+
+@pytest.mark.parametrize("name", sorted(known_settings()))
+def test_no_known_name_is_called_misspelt(name: str) -> None:
+    assert not judged("setting-misspelt", Setting(name, "1")).findings
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_TESTS_SPLIT", "NCCL_TESTS_DEVICE", "NCCL_HOME", "NCCL_PATH", "NCCL_INCLUDE_PATH", "NCCL_TOPO_ID",
+        "NCCL_NET_PLUGIN_PATH", "NCCL_DIR", "NCCL_LIBRARY", "GLOO_VERSION", "TORCH_DISTRIBUTED_BACKEND", "NCCL_LIBRARY_PATH",
+    ],
+)  # fmt: skip
+def test_other_programs_names_are_no_misspellings(name: str) -> None:
+    assert not judged("setting-misspelt", Setting(name, "1")).findings
+
+
+@given(
+    st.sampled_from(sorted(name for name in known_settings() if name.startswith("NCCL_") and len(name) > 12)), st.data()
+)
+def test_two_letters_exchanged_are_found(name: str, data: st.DataObject) -> None:
+    place = data.draw(st.integers(6, len(name) - 3))
+    wrong = name[:place] + name[place + 1] + name[place] + name[place + 2 :]
+    if wrong in known_settings():
+        return
+    assert nearest(wrong)
+
+
+@given(st.data())
+def test_no_valid_value_of_a_known_setting_is_called_invalid(data: st.DataObject) -> None:
+    one = data.draw(st.sampled_from(sorted(known_settings().values(), key=lambda one: one.name)))
+    value = data.draw(valid_value(one))
+    assert not judged("setting-invalid", Setting(one.name, value)).findings
+
+
+def test_the_fix_mends_the_file_that_sets_it() -> None:
+    finding = judged("setting-misspelt", Setting("NCCL_IFNAME", "eth0", "/etc/nccl.conf")).findings[0]
+    assert finding.fixes[0].commands == ("NCCL_SOCKET_IFNAME=eth0",)
+    assert finding.fixes[1].commands == ("sed -i '/^NCCL_IFNAME=/d' /etc/nccl.conf",)
+
+
+def test_a_value_is_quoted_for_the_shell() -> None:
+    finding = judged("setting-misspelt", Setting("NCCL_IFNAME", "eth0; rm -rf ~")).findings[0]
+    assert finding.fixes[0].commands == ("unset NCCL_IFNAME; export NCCL_SOCKET_IFNAME='eth0; rm -rf ~'",)
