@@ -1,4 +1,8 @@
-"""Takes secrets out of facts, when they are taken and not when they are shown."""
+"""Takes secrets out of facts, when they are taken and not when they are shown.
+
+Rather a word too many is taken out than a secret left in, but paths, versions and settings of torch and NCCL stay legible.
+Every pattern here takes time in proportion to the text: each starts only where a word starts, or is bounded.
+"""
 
 from __future__ import annotations
 
@@ -11,62 +15,196 @@ from ddpdoctor.facts.environment import Setting
 
 REDACTED = "[redacted]"
 
-_SECRET_WORD = r"(?:token|secret|passw(?:or)?d|passwd|passphrase|pwd|credential|api[-_]?key|access[-_]?key|private[-_]?key|auth(?:orization)?|bearer|cookie|signature|sas|dsn)"
-_SECRET_NAME = re.compile(rf"(?i)(?:^|[-_.]){_SECRET_WORD}s?(?:$|[-_.\d])|(?:^|_)(?:key|pat|pw)$")
+T = TypeVar("T")
 
-_SECRET_VALUE = re.compile(
+# Names, after "apiKey" has become "api_key" and all is lower case with "_" between the words.
+_TELLING = re.compile(
+    r"secret|passw|passphrase|passcode|credential|bearer|cookie|signature|authori[sz]ation|connection_?str"
+    r"|(?:api|access|private|account|encryption|signing|ssh|service)_?key"
+    r"|(?:^|_)(?:pass|pwd|pw|pat|sig|sas|dsn|jwt|otp|auth)\d*$"
+    r"|(?:^|_)(?:mysql|db|pg)pass$"
+    r"|pwd\d*$"
+    r"|(?:^|_)key(?:_?(?:\d+|id|data|pem|b64|base64))?$"
+    r"|token\d*$|(?:^|_)tokens?(?:_|$)"
+)
+_HARMLESS = re.compile(
+    r"^(?:old)?pwd$|^nccl_"
+    r"|(?:^|_)(?:forward|backward|first|second|single|one|two|full|low|high|all)_pass$"
+    # What a tokenizer and a language model count and mark.
+    r"|(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|image|video|audio|special|num|max|min|new|per|total|prompt|input|output|cached"
+    r"|stop|start|end|next|last|by|of|n)_(?:\w+_)?tokens?(?:_|$)"
+    r"|(?:^|_)tokens?_(?:count|ids?|types?|len|length|size|dim|drop|dropout|embed\w*|per|budget|limit|level|usage|mask)(?:_|$)"
+    r"|(?:^|_)(?:sort|dict|cache|primary|foreign|state)_key$"
+)
+
+# A name and what sets it apart from its value: `name=`, `name: `, `"name": `. Not preceded by a part of a name.
+_ASSIGNMENT = re.compile(r"(?<![\w.-])([\w.-]+)(['\"]?)[ \t]*[=:][ \t]*")
+_OPTION = re.compile(r"(?<![\w.-])(--?[\w.-]+)[ \t]+(?!--)")
+# A word as a shell reads it: quoted and bare pieces without blanks between them.
+_WORD = re.compile(r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'[^']*(?:'|\Z)|\\.|\\\Z|[^\s'"\\])+""", re.DOTALL)
+_JSON_VALUE = re.compile(r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'(?:[^'\\]|\\.)*(?:'|\Z|\\\Z)|[^\s,}\]]+)""", re.DOTALL)
+_SCHEME = re.compile(r"(?i)(?:bearer|basic|token|digest)[ \t]+")
+_LINE = re.compile(r"[^\n]*")
+
+_SHAPE = re.compile(
     r"""(?x)
-      \b(?:hf|ghp|gho|ghu|ghs|ghr|glpat|sk|pk|rk|xox[abprs]|npm|pypi|dckr_pat|wandb)[-_][A-Za-z0-9_\-]{8,}  # vendor tokens
-    | \bgithub_pat_\w{20,}
+      \b(?:hf|npm)_[A-Za-z0-9]{20,}                             # Hugging Face, npm
+    | \bgh[opsur]_[A-Za-z0-9]{20,} | \bgithub_pat_\w{20,}
+    | \b[spr]k_(?:live|test)_[A-Za-z0-9]{10,}                   # Stripe
+    | (?<![\w-])(?:glpat-|dckr_pat_|pypi-|xox[abeprs]-|xapp-)[\w-]{10,}
+    | (?<![\w-])sk-(?=[\w-]*[A-Z])(?=[\w-]*\d)[\w-]{20,}        # OpenAI, Anthropic
     | \b(?:AKIA|ASIA)[0-9A-Z]{16}\b
-    | \bAIza[\w-]{30,}
-    | \beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?                      # JSON web token
-    | -----BEGIN[^-]*PRIVATE\ KEY-----[\s\S]*?(?:-----END[^-]*-----|\Z)
+    | (?<![\w-])AIza[\w-]{30,}
+    | (?<![\w-])eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?            # JSON web token
+    | (?<=hooks\.slack\.com/services/)\S+
+    | -----BEGIN[^-]*PRIVATE\ KEY[^-]*-----[\s\S]*?(?:-----END[^-]*-----|\Z)
     """
 )
-_URL_PASSWORD = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@]+@")
-_ASSIGNED = re.compile(
-    rf"(?i)((?:^|[\s'\"?&;,{{(]|--?)[\w.-]*{_SECRET_WORD}s?[\w.-]*['\"]?\s*[=:]\s*)(['\"]?)(?:(?:bearer|basic)\s+)?[^\s'\"&;,}})]+\2?"
-)
-_OPTION_THEN_VALUE = re.compile(rf"(?i)(--?[\w.-]*{_SECRET_WORD}s?[\w.-]*\s+)(?!-)('[^']*'|\"[^\"]*\"|\S+)")
-_HEADER = re.compile(r"(?i)\b((?:bearer|basic)\s+)[A-Za-z0-9+/=._~-]{8,}")
+_USER_INFO = re.compile(r"(://)(?:[^\s/?#]*|[^\s/@:]{0,64}:(?!\d{1,5}(?:/|\s))\S{0,128})@")
+_PROXY_WITHOUT_SCHEME = re.compile(r"(?<![\w./@:%-])[\w.%+-]+:[^\s@/'\":=]+@(?!sha256:)(?=[\w.-]+)")
+_BEARER = re.compile(r"(?i)\b(bearer[ \t]+)[\w+/=.~-]{8,}")
+_BASIC = re.compile(r"(?i)\b(basic[ \t]+)(?-i:(?=[a-z+/=]*[A-Z0-9]))[\w+/=]{8,}")
 
-T = TypeVar("T")
+# Commands whose one-letter option is a password.
+_CLIENT = re.compile(r"(?<![\w.-])(?:mysql\w*|mariadb[\w-]*|sshpass|redis-cli|mongosh?|curl|(?:docker|podman) login)\s")
+_SHORT_OPTION = re.compile(r"(?<=\s)(?:-[pau][ \t]*|--user[ \t=]+)(?!-)")
+
+Span = tuple[int, int]
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or option of that name is likely to hold a secret."""
-    return bool(_SECRET_NAME.search(name))
+    """Whether a variable, option, header or key of that name is likely to hold a secret."""
+    flat = _flat(name)
+    return bool(_TELLING.search(flat)) and not _HARMLESS.search(flat)
+
+
+def _flat(name: str) -> str:
+    """ "--clientSecret" as "client_secret". Of very long names the end, which tells what they are."""
+    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name[-200:])
+    return re.sub(r"[^0-9A-Za-z]+", "_", split).strip("_").lower()
+
+
+def _is_count(name: str, value: str) -> bool:
+    """Whether it is a number of tokens: "tokens: 4096," """
+    return bool(re.search(r"(?:^|_)tokens$", _flat(name)) and re.fullmatch(r"[\d_]+[,;)}\]]*", value))
 
 
 def redact_text(text: str) -> str:
-    """The text without passwords in URLs, tokens of known shape, and values assigned to secret-looking names."""
-    text = _SECRET_VALUE.sub(REDACTED, text)
-    text = _URL_PASSWORD.sub(rf"\1{REDACTED}@", text)
-    text = _ASSIGNED.sub(rf"\1{REDACTED}", text)
-    text = _OPTION_THEN_VALUE.sub(rf"\1{REDACTED}", text)
-    return _HEADER.sub(rf"\1{REDACTED}", text)
+    """The text without passwords in URLs, tokens of known shape, and values given to secret-looking names."""
+    text = _SHAPE.sub(REDACTED, text)
+    text = _USER_INFO.sub(rf"\1{REDACTED}@", text)
+    text = _PROXY_WITHOUT_SCHEME.sub(f"{REDACTED}@", text)
+    text = _without(text, _assigned(text))
+    text = _without(text, _given_to_options(text))
+    text = _without(text, _given_to_clients(text))
+    text = _BEARER.sub(rf"\1{REDACTED}", text)
+    return _BASIC.sub(rf"\1{REDACTED}", text)
+
+
+def _without(text: str, spans: list[Span]) -> str:
+    """The text with each span taken out; spans are in order, and one that starts within another is left to that."""
+    if not spans:
+        return text
+    pieces = []
+    done = 0
+    for start, end in spans:
+        if start < done:
+            continue
+        pieces += [text[done:start], REDACTED]
+        done = end
+    return "".join([*pieces, text[done:]])
+
+
+def _assigned(text: str) -> list[Span]:
+    spans: list[Span] = []
+    for found in _ASSIGNMENT.finditer(text):
+        name = found[1]
+        if not is_secret_name(name) or (spans and found.end() < spans[-1][1]):
+            continue
+        before = text[found.start() - 1 : found.start()]
+        # "key: layer1.weight" is torch's way to name a parameter.
+        if name.lower() == "key" and name != "KEY" and before not in ("?", "&"):
+            continue
+        start = found.end()
+        quote = before if before in ("'", '"') and before != found[2] else ""
+        end = _json_end(text, start) if found[2] else _value_end(text, start, name, quote)
+        if end > start and not _is_count(name, text[start:end]):
+            spans.append((start, end))
+    return spans
+
+
+def _value_end(text: str, start: int, name: str, quote: str) -> int:
+    """Where the value ends: at the quote that was opened before the name, at the line's end for headers, else as a word."""
+    if quote:
+        end = text.find(quote, start)
+        return len(text) if end < 0 else end
+    if re.search(r"(?i)cookie|authorization", name):
+        line = _LINE.match(text, start)
+        return line.end() if line else start
+    scheme = _SCHEME.match(text, start)
+    word = _WORD.match(text, scheme.end() if scheme else start)
+    if word:
+        return word.end()
+    return scheme.end() if scheme else start
+
+
+def _json_end(text: str, start: int) -> int:
+    """Where the value of a quoted name ends: {"token": "a b", "n": 1}."""
+    value = _JSON_VALUE.match(text, start)
+    return value.end() if value else start
+
+
+def _given_to_options(text: str) -> list[Span]:
+    """What follows `--token` as a word of its own."""
+    spans = []
+    for found in _OPTION.finditer(text):
+        if is_secret_name(found[1]) and (word := _WORD.match(text, found.end())):
+            if not _is_count(found[1], word[0]):
+                spans.append(word.span())
+    return spans
+
+
+def _given_to_clients(text: str) -> list[Span]:
+    client = _CLIENT.search(text)
+    if client is None:
+        return []
+    options = _SHORT_OPTION.finditer(text, client.end() - 1)
+    return [word.span() for found in options if (word := _WORD.match(text, found.end()))]
 
 
 def redact_setting(setting: Setting) -> Setting:
     """The setting with its value taken out if the name speaks of a secret, else with the value's secrets taken out."""
-    if is_secret_name(setting.name) and setting.value:
-        return Setting(setting.name, REDACTED, setting.origin)
-    return Setting(setting.name, redact_text(setting.value), setting.origin)
+    return Setting(setting.name, _redact_named(setting.name, setting.value), setting.origin)
+
+
+def _redact_named(name: str, value: str) -> str:
+    if value and is_secret_name(name) and not _is_count(name, value):
+        return REDACTED
+    return redact_text(value)
 
 
 def redact_facts(value: T) -> T:
-    """A copy of any struct, tuple or string in which every string has been through `redact_text`."""
+    """A copy of any struct, tuple or string without its secrets: each string by `redact_text`, the `value` of a struct that
+    has a `name` as `redact_setting` does, and in a tuple of arguments what follows a secret's option."""
     result: Any = value
-    if isinstance(value, Setting):
-        result = redact_setting(value)
-    elif isinstance(value, str):
+    if isinstance(value, str):
         result = redact_text(value)
     elif isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        changed = {name: new for name, old in fields.items() if (new := redact_facts(old)) is not old}
+        changed = {name: new for name, old in fields.items() if (new := redact_facts(old)) != old}
+        name, setting = fields.get("name"), fields.get("value")
+        if isinstance(name, str) and isinstance(setting, str):
+            changed["value"] = _redact_named(name, setting)
         result = msgspec.structs.replace(value, **changed) if changed else value
     elif isinstance(value, tuple):
-        items = tuple(redact_facts(item) for item in value)
-        result = items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+        items = tuple(_item(before, item) for before, item in zip((None, *value), value, strict=False))
+        result = value if items == value else items
     return result  # type: ignore[no-any-return]
+
+
+def _item(before: object, item: object) -> object:
+    """One of a tuple; as an argument after `--token` it is a secret whatever it looks like."""
+    follows_option = isinstance(before, str) and before.startswith("-") and "=" not in before and is_secret_name(before)
+    if follows_option and isinstance(item, str) and not item.startswith("--"):
+        return REDACTED
+    return redact_facts(item)
