@@ -21,14 +21,16 @@ OPENED_BY_CUDA = re.compile(r"/dev/(nvidia\d+|nvidiactl|nvidia-uvm|dxg|nvmap)")
 
 
 def probe(context: Context) -> Driver | Unknown:
-    asked = libcuda.start(context)
+    # Looked at first: asking the libraries may load modules and make nodes.
     nodes = _device_nodes(context)
+    modules = _loaded_modules(context)
     kernel_version, flavour = _kernel_side(context)
+    asked = libcuda.start(context)
     answers = nvml.ask(context)
     cuda = asked.wait()
     present = bool(nodes or kernel_version or answers.path or cuda.path)
     return Driver(
-        loaded_modules=_loaded_modules(context),
+        loaded_modules=modules,
         kernel_version=kernel_version,
         kernel_flavour=flavour,
         module_on_disk=driver_module.version_on_disk(context),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +21,12 @@ ON_THE_BUS = Pci(
     devices=(PciDevice(address="0000:1b:00.0", vendor=0x10DE, device=0x2330, class_code=0x030200, driver="nvidia"),)
 )
 NO_GPU_ON_THE_BUS = Pci(devices=())
+Look = Callable[..., Any]
 NOT_SUPPORTED = Unknown("not supported by this GPU or driver")
 
 
 @pytest.fixture
-def look(tmp_path: Path):  # type: ignore[no-untyped-def]
+def look(tmp_path: Path) -> Look:
     """Looks at the GPUs of a host whose root is empty: all there is comes from the stand-ins."""
 
     def look(environ: dict[str, str], pci: Pci | Unknown = ON_THE_BUS) -> Gpus | Unknown:
@@ -43,7 +46,7 @@ def context(root: Path, environ: dict[str, str], pci: Pci | Unknown = ON_THE_BUS
     return one
 
 
-def test_eight_healthy_gpus(look, fake_nvidia: FakeNvidia) -> None:  # type: ignore[no-untyped-def]
+def test_eight_healthy_gpus(look: Look, fake_nvidia: FakeNvidia) -> None:
     found = look(fake_nvidia.environ(gpus=8))
     assert isinstance(found, Gpus)
     assert found.vendor == "nvidia"
@@ -88,7 +91,7 @@ def test_eight_healthy_gpus(look, fake_nvidia: FakeNvidia) -> None:  # type: ign
     assert found.p2p == tuple(tuple("self" if i == j else "ok" for j in range(8)) for i in range(8))
 
 
-def test_lost_gpu_does_not_take_the_others_with_it(look, fake_nvidia: FakeNvidia) -> None:  # type: ignore[no-untyped-def]
+def test_lost_gpu_does_not_take_the_others_with_it(look: Look, fake_nvidia: FakeNvidia) -> None:
     found = look(fake_nvidia.environ(gpus=4, of_gpu={1: {"lost": 1}, 2: {"temperature": "!15"}}))
     assert [gpu.lost for gpu in found.devices] == [False, True, True, False]
     assert found.devices[1] == Gpu(index=1, lost=True, error="GPU is lost (handle)")
@@ -99,7 +102,7 @@ def test_lost_gpu_does_not_take_the_others_with_it(look, fake_nvidia: FakeNvidia
     assert found.p2p[1][2] == "unknown"
 
 
-def test_unknown_error_on_one_gpu(look, fake_nvidia: FakeNvidia) -> None:  # type: ignore[no-untyped-def]
+def test_unknown_error_on_one_gpu(look: Look, fake_nvidia: FakeNvidia) -> None:
     found = look(fake_nvidia.environ(gpus=2, of_gpu={0: {"handle": "!999"}, 1: {"memory": "!999", "power": "!4"}}))
     assert found.devices[0] == Gpu(index=0, error="Unknown Error (handle)")
     assert found.devices[1].error == "Unknown Error (memory_total)"
@@ -135,7 +138,9 @@ def test_unknown_error_on_one_gpu(look, fake_nvidia: FakeNvidia) -> None:  # typ
     ],
     ids=str,
 )
-def test_what_a_gpu_tells(look, fake_nvidia: FakeNvidia, told: dict[str, object], facts: dict[str, object]) -> None:  # type: ignore[no-untyped-def]
+def test_what_a_gpu_tells(
+    look: Look, fake_nvidia: FakeNvidia, told: dict[str, object], facts: dict[str, object]
+) -> None:
     found = look(fake_nvidia.environ(gpus=2, of_gpu={1: told}))
     healthy, sick = found.devices
     assert {name: getattr(sick, name) for name in facts} == facts
@@ -143,7 +148,7 @@ def test_what_a_gpu_tells(look, fake_nvidia: FakeNvidia, told: dict[str, object]
     assert sick.error == ""
 
 
-def test_mig_instances(look, fake_nvidia: FakeNvidia) -> None:  # type: ignore[no-untyped-def]
+def test_mig_instances(look: Look, fake_nvidia: FakeNvidia) -> None:
     found = look(fake_nvidia.environ(gpus=2, of_gpu={0: {"mig": 2, "memory": 10737418240}}))
     assert found.devices[0].mig_enabled is True
     assert found.devices[0].mig_instances == tuple(
@@ -158,7 +163,7 @@ def test_mig_instances(look, fake_nvidia: FakeNvidia) -> None:  # type: ignore[n
     assert found.devices[1].mig_instances == ()
 
 
-def test_different_gpus_side_by_side(look, fake_nvidia: FakeNvidia) -> None:  # type: ignore[no-untyped-def]
+def test_different_gpus_side_by_side(look: Look, fake_nvidia: FakeNvidia) -> None:
     consumer = {"name": "NVIDIA GeForce RTX 3060", "capability": 86, "memory": 12884901888, "ecc": "!3", "mig": "!3"}
     found = look(fake_nvidia.environ(gpus=2, of_gpu={1: consumer}, p2p=1))
     assert [gpu.compute_capability for gpu in found.devices] == [(9, 0), (8, 6)]
@@ -167,7 +172,7 @@ def test_different_gpus_side_by_side(look, fake_nvidia: FakeNvidia) -> None:  # 
     assert found.p2p == (("self", "chipset-not-supported"), ("chipset-not-supported", "self"))
 
 
-def test_gpu_that_supports_next_to_nothing(look, fake_nvidia: FakeNvidia) -> None:  # type: ignore[no-untyped-def]
+def test_gpu_that_supports_next_to_nothing(look: Look, fake_nvidia: FakeNvidia) -> None:
     told = {"everything": "!3", "handle": 0, "name": "Orin (nvgpu)", "uuid": "GPU-1"}
     (gpu,) = look(fake_nvidia.environ(gpus=1, all_gpus=told), NO_GPU_ON_THE_BUS).devices
     assert (gpu.name, gpu.uuid, gpu.bus_id, gpu.error, gpu.lost) == ("Orin (nvgpu)", "GPU-1", "", "", False)
@@ -188,7 +193,7 @@ def test_jetson_whose_gpu_is_integrated(fake_nvidia: FakeNvidia, tmp_path: Path)
     assert [(gpu.name, gpu.integrated) for gpu in silent.devices] == [("NVIDIA Jetson AGX Orin Developer Kit", True)]
 
 
-def test_no_gpu(look, fake_nvidia: FakeNvidia) -> None:  # type: ignore[no-untyped-def]
+def test_no_gpu(look: Look, fake_nvidia: FakeNvidia) -> None:
     assert look(fake_nvidia.environ(gpus=0), NO_GPU_ON_THE_BUS) == Gpus(devices=())
 
 
@@ -223,11 +228,11 @@ def test_nvml_that_fails_to_start(fake_nvidia: FakeNvidia, tmp_path: Path, code:
     )
 
 
-def test_nvml_that_fails_where_there_is_no_gpu_anyway(look, fake_nvidia: FakeNvidia) -> None:  # type: ignore[no-untyped-def]
+def test_nvml_that_fails_where_there_is_no_gpu_anyway(look: Look, fake_nvidia: FakeNvidia) -> None:
     assert look(fake_nvidia.environ(init=9), NO_GPU_ON_THE_BUS) == Gpus(devices=())
 
 
-def test_nvml_that_fails_where_nobody_can_say(look, fake_nvidia: FakeNvidia) -> None:  # type: ignore[no-untyped-def]
+def test_nvml_that_fails_where_nobody_can_say(look: Look, fake_nvidia: FakeNvidia) -> None:
     found = look(fake_nvidia.environ(init=9), Unknown("/sys/bus/pci/devices: Permission denied"))
     assert found == Unknown("NVML failed to start: Driver Not Loaded (code 9); /sys/bus/pci/devices: Permission denied")
 
@@ -245,7 +250,7 @@ def test_nvml_that_hangs(fake_nvidia: FakeNvidia, tmp_path: Path, monkeypatch: p
     assert gpus.probe(one) == Unknown("there is an NVIDIA GPU on the PCI bus, but NVML did not answer within 1 s")
 
 
-def test_one_gpu_that_hangs_is_named(look, fake_nvidia: FakeNvidia, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_one_gpu_that_hangs_is_named(look: Look, fake_nvidia: FakeNvidia, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "SECONDS", 1.0)
     found = look(fake_nvidia.environ(of_gpu={3: {"power": "hang"}}), NO_GPU_ON_THE_BUS)
     assert found == Unknown("NVML did not answer within 1 s (asking GPU 3)")
@@ -260,7 +265,7 @@ def test_nvml_that_crashes(fake_nvidia: FakeNvidia, tmp_path: Path) -> None:
     assert gpus.probe(one) == Unknown("there is an NVIDIA GPU on the PCI bus, but NVML crashed with SIGSEGV")
 
 
-def test_count_that_fails(look, fake_nvidia: FakeNvidia) -> None:  # type: ignore[no-untyped-def]
+def test_count_that_fails(look: Look, fake_nvidia: FakeNvidia) -> None:
     found = look(fake_nvidia.environ(count=999))
     assert found == Unknown("there is an NVIDIA GPU on the PCI bus, but NVML can't count the GPUs: Unknown Error")
 
@@ -275,7 +280,7 @@ def test_count_that_fails(look, fake_nvidia: FakeNvidia) -> None:  # type: ignor
         ("nvmlDeviceGetVirtualizationMode", "virtualization"),
     ],
 )
-def test_function_that_an_older_nvml_lacks(look, fake_nvidia: FakeNvidia, function: str, field: str) -> None:  # type: ignore[no-untyped-def]
+def test_function_that_an_older_nvml_lacks(look: Look, fake_nvidia: FakeNvidia, function: str, field: str) -> None:
     (gpu,) = look(fake_nvidia.environ(gpus=1, missing=[function])).devices
     assert getattr(gpu, field) == Unknown("this NVML is too old to say")
     assert gpu.memory_used == 0
@@ -283,7 +288,7 @@ def test_function_that_an_older_nvml_lacks(look, fake_nvidia: FakeNvidia, functi
     assert gpu.error == ""
 
 
-def test_older_nvml_without_the_newer_forms(look, fake_nvidia: FakeNvidia) -> None:  # type: ignore[no-untyped-def]
+def test_older_nvml_without_the_newer_forms(look: Look, fake_nvidia: FakeNvidia) -> None:
     missing = ["nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetP2PStatus", "nvmlErrorString"]
     environ = fake_nvidia.environ(gpus=2, missing=missing, of_gpu={1: {"power": "!999"}})
     found = look(environ)
