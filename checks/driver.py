@@ -257,7 +257,7 @@ def nouveau_conflict(
     requires(driver_loaded(driver) or known(driver.module_on_disk) is not None or _user_space(driver), NO_DRIVER)
     debian = _distribution(machine) in ("ubuntu", "debian")
     yield Finding(
-        summary=f"nouveau holds {plural(len(held), 'NVIDIA GPU')}, so that the NVIDIA driver can't have it",
+        summary=f"nouveau holds {plural(len(held), 'NVIDIA GPU')}, so that the NVIDIA driver can't have {'it' if len(held) == 1 else 'them'}",
         evidence=(_addresses(held), driver.seen("nouveau_blacklisted", said(driver.nouveau_blacklisted))),
         fixes=(
             Fix(
@@ -300,7 +300,7 @@ def nvml_driver_mismatch(driver: Driver, container: Container) -> Iterator[Findi
     loaded = known(driver.kernel_version)
     status = known(driver.nvml_status)
     requires(loaded is not None or status == 18, "no NVIDIA kernel module is loaded")
-    library = driver.libcuda_version or driver.nvml_version
+    library = (driver.nvml_version if status == 18 else None) or driver.libcuda_version or driver.nvml_version
     path = "" if isinstance(driver.libcuda_path, Unknown) else driver.libcuda_path or ""
     initialised = None if isinstance(driver.cuda_init, Unknown) else driver.cuda_init
     # Newer libraries out of a compat folder may serve an older module: that is what they are for.
@@ -308,8 +308,9 @@ def nvml_driver_mismatch(driver: Driver, container: Container) -> Iterator[Findi
     if status != 18 and not (differs and initialised != 0) and not (initialised == 803 and "compat" not in path):
         return
     yield Finding(
-        summary=f"The loaded kernel module is {loaded or 'of another version'}, the driver's libraries are {library or 'not'}"
-        + ("" if library else " the same"),
+        summary=f"The loaded kernel module is {loaded}, the driver's libraries are {library}"
+        if loaded and library and loaded != library
+        else "NVML says that the driver's libraries and its loaded kernel module are of different versions",
         cause="The host's driver was changed under this container, or the image brings driver libraries of its own."
         if container.runtime
         else "",
@@ -366,8 +367,10 @@ def nvml_unavailable(driver: Driver, container: Container, machine: Machine, pla
     requires(status != 18, "its version differs from the driver's: see nvml-driver-mismatch")
     requires(status != 15, "a GPU is lost: see gpu-fell-off-bus")
     requires(status != 999 or container.runtime is None, "in a container: see container-lost-gpu")
+    requires(status != 4 or not driver.unreadable_nodes, "the device nodes are shut: see gpu-device-permission")
     if status == 0:
         return
+    several = plan.nproc > 1 or sum(bool(re.fullmatch(r"/dev/nvidia\d+", one)) for one in driver.device_nodes) > 1
     missing = status in (None, 12)
     words = "there is no libnvidia-ml.so.1" if status is None else NVML_CODES.get(status, driver.nvml_message)
     fixes = [Fix("See what nvidia-smi and the kernel log say", ("nvidia-smi", "sudo dmesg | grep NVRM | tail -n 20"))]
@@ -390,8 +393,19 @@ def nvml_unavailable(driver: Driver, container: Container, machine: Machine, pla
             driver.seen("kernel_version", said(driver.kernel_version)),
         ),
         fixes=tuple(fixes),
-        severity=None if plan.nproc > 1 else WARN,
+        severity=None if several else WARN,
     )
+
+
+def _shut(driver: Driver) -> list[str]:
+    """The nodes without which CUDA can't work and that this user may not open.
+
+    A batch system shuts the other jobs' GPUs: as long as one is open, that is as it should be.
+    """
+    shut = set(driver.unreadable_nodes)
+    numbered = {one for one in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", one)}
+    needed = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/dxg", "/dev/nvmap"} & shut
+    return sorted(needed | (numbered & shut)) if needed or (numbered and numbered <= shut) else []
 
 
 @check("gpu-device-permission", severity=FAIL)
@@ -411,13 +425,9 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
     requires(driver.device_nodes, "there are no GPU device nodes here")
     lost = not isinstance(driver.nvml_status, Unknown) and driver.nvml_status == 999 and container.runtime
     requires(not lost, "the container lost its GPUs: see container-lost-gpu")
-    shut = set(driver.unreadable_nodes)
-    numbered = {one for one in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", one)}
-    needed = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/dxg", "/dev/nvmap"} & shut
-    # A batch system shuts the other jobs' GPUs: as long as one is open, that is as it should be.
-    if not needed and not (numbered and numbered <= shut):
+    closed = _shut(driver)
+    if not closed:
         return
-    closed = sorted(needed | (numbered & shut))
     fixes = [
         Fix(
             "Join the group that owns them, and log in again (needs root)",
@@ -459,13 +469,15 @@ def cuda_unknown_error(driver: Driver, container: Container, machine: Machine) -
     requires(code is not None, "there is no libcuda.so.1 here")
     nvml = None if isinstance(driver.nvml_status, Unknown) else driver.nvml_status
     requires(nvml in (0, None), "NVML fails too: see nvml-unavailable")
+    requires(not _shut(driver), "the device nodes are shut: see gpu-device-permission")
     if code != 999:
         return
     loaded = () if isinstance(driver.loaded_modules, Unknown) else driver.loaded_modules
     reasons = []
-    if "nvidia_uvm" not in loaded and not machine.wsl:
+    ordinary = not machine.wsl and not machine.jetson
+    if "nvidia_uvm" not in loaded and ordinary:
         reasons.append("nvidia_uvm is not loaded")
-    if "/dev/nvidia-uvm" not in driver.device_nodes and not machine.wsl:
+    if "/dev/nvidia-uvm" not in driver.device_nodes and ordinary:
         reasons.append("/dev/nvidia-uvm is missing")
     yield Finding(
         summary="cuInit fails with 999, an unknown error" + (f": {listed(reasons)}" if reasons else ""),

@@ -52,7 +52,9 @@ def nproc_exceeds_gpus(
     requires(gpus.devices, "no GPU on this host")
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
     requires(gpus.answering, "no GPU answers")
-    visible = len(visible_gpus(gpus, environment))
+    seen = visible_gpus(gpus, environment)
+    requires(not any(one.slice for one in seen), "MIG slices are judged by mig-multi-instance")
+    visible = len(seen)
     name = selector(gpus, environment)
     requires(visible, f"{name} hides all GPUs, so training is meant for the CPU")
     counted = None if isinstance(torch, Unknown) or isinstance(torch.device_count, Unknown) else torch.device_count
@@ -114,6 +116,8 @@ def mig_multi_instance(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) 
     if plan.nproc <= max(1, len(_whole(visible))):
         return
     guessed = plan.source.startswith("the number of GPUs")
+    if guessed and isinstance(environment, Unknown):
+        raise NotKnown(environment.reason)
     allowed = not isinstance(environment, Unknown) and environment.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     sliced = sorted({one.gpu.index for one in slices})
     first = slices[0].slice
@@ -311,7 +315,12 @@ def gpu_memory_in_use(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
     free = [one for one in asked if one not in full]
     unseen = all(one.processes == 0 for one in full)
     yield Finding(
-        summary=f"{called(full)}: memory is in use already, up to {_share(worst) or 0:.0%} on GPU {worst.index}",
+        summary=f"{called(full)}: memory is in use already, "
+        + (
+            f"up to {_share(worst) or 0:.0%} on GPU {worst.index}"
+            if len(full) > 1
+            else f"{_share(worst) or 0:.0%} of it"
+        ),
         cause="NVML lists no process there: it is in another container, or the rest of one that was killed."
         if unseen
         else "",

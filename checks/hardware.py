@@ -141,17 +141,14 @@ def gpu_fell_off_bus(
     for one in listed_gpus:
         if one.lost:
             gone[one.bus_id or f"GPU {one.index}"] = f"NVML says that it is lost {one.error}".strip()
-    answering = {normal_address(one.bus_id) for one in listed_gpus if not one.lost and one.bus_id}
     if not isinstance(kernel_log, Unknown):
-        for line in reported(kernel_log):
-            # One that answers again was reset since; one that NVML can't list for another reason is no proof.
-            if line.number == 79 and listed_gpus and line.gpu not in answering:
-                gone.setdefault(line.gpu + ".0", line.text)
+        for line in _still_gone(kernel_log, gpus, driver):
+            gone.setdefault(line.gpu + ".0", line.text)
     status = None if isinstance(driver, Unknown) else driver.nvml_status
     if gone or status == 15:
-        names = listed(sorted(gone), most=4) or "a GPU"
+        names = listed(sorted(gone), most=4) or "A GPU"
         yield Finding(
-            summary=f"{names} no longer answers (fell off the bus)",
+            summary=f"{names} no longer {'answer' if len(gone) > 1 else 'answers'} (fell off the bus)",
             evidence=(
                 *(Evidence(f"{where}: {how}", "sysfs, NVML, kernel log") for where, how in sorted(gone.items())),
                 *((Evidence("NVML can't start: a GPU is lost (15)", "nvmlInit"),) if status == 15 else ()),
@@ -169,6 +166,15 @@ def gpu_fell_off_bus(
         raise NotKnown(gpus.reason)
 
 
+def _still_gone(log: KernelLog, gpus: Maybe[Gpus], driver: Maybe[Driver]) -> tuple[Reported, ...]:
+    """Lines of Xid 79 about GPUs that NVML doesn't list. One that answers again was reset since; where NVML lists
+    nothing, or only the GPUs of this job, that proves nothing."""
+    if isinstance(gpus, Unknown) or not gpus.answering or isinstance(driver, Unknown) or driver.unreadable_nodes:
+        return ()
+    answering = {normal_address(one.bus_id) for one in gpus.answering if one.bus_id}
+    return tuple(one for one in reported(log) if one.number == 79 and one.gpu not in answering)
+
+
 @check(
     "xid-error",
     severity=FAIL,
@@ -178,7 +184,9 @@ def gpu_fell_off_bus(
         LogSign("CUDA error: an illegal memory access was encountered", why="not verified against a release"),
     ),
 )
-def xid_error(kernel_log: Maybe[KernelLog], pci: Pci, machine: Machine) -> Iterator[Finding]:
+def xid_error(
+    kernel_log: Maybe[KernelLog], pci: Pci, gpus: Maybe[Gpus], driver: Maybe[Driver], machine: Machine
+) -> Iterator[Finding]:
     """The NVIDIA driver logged errors (Xid).
 
     ## What breaks
@@ -197,7 +205,9 @@ def xid_error(kernel_log: Maybe[KernelLog], pci: Pci, machine: Machine) -> Itera
     lines = () if isinstance(kernel_log, Unknown) else reported(kernel_log)
     if not lines:  # a GPU that fell off may be gone from the bus
         bus_gpus(pci, machine)
-    source = known(kernel_log).source
+    log = known(kernel_log)
+    elsewhere = _still_gone(log, gpus, driver)  # gpu-fell-off-bus tells of them
+    lines = tuple(one for one in lines if one not in elsewhere)
     leading = [one for one in lines if one.means.whose != FOLLOWS and one.number != 43]
     told = leading or [one for one in lines if one.number != 45 and "(None)" not in one.text]
     hints = [one for one in lines if one.number == 154]
@@ -206,8 +216,9 @@ def xid_error(kernel_log: Maybe[KernelLog], pci: Pci, machine: Machine) -> Itera
         same = list(group)
         severity = _faded(same[0].means.severity, min(max(one.age, 0.0) for one in same))
         if severity is not None:
-            findings.append(_xid_finding(number, same, hints, severity, source))
-    yield from sorted(findings, key=lambda one: one.severity.rank if one.severity else 0)
+            findings.append(_xid_finding(number, same, hints, severity, log.source))
+    worse = [one for one in findings if one.severity is not INFO]
+    yield from sorted(worse or findings, key=lambda one: one.severity.rank if one.severity else 0)
 
 
 def _faded(severity: Severity, age: float) -> Severity | None:
@@ -285,7 +296,7 @@ def gpu_throttled(gpus: Gpus) -> Iterator[Finding]:
             )
         if hit:
             yield Finding(
-                summary=f"{called(hit)} slowed down: {why} ({listed((_state(one) for one in hit), most=3)})",
+                summary=f"{called(hit)} slowed down: {why} ({'' if len(hit) == 1 else f'GPU {hit[0].index}: '}{_state(hit[0])})",
                 evidence=tuple(
                     Evidence(f"GPU {one.index}: {listed(active)}; {_state(one)}", "NVML")
                     for one, active in known_reasons
@@ -343,9 +354,13 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     """
     cards = tuple(one for one in pci.devices if one.driver not in ("vfio-pci", "pci-stub") and _matters(one))
     requires(cards, "no GPU and no InfiniBand card on this host")
-    known_links = tuple(one for one in cards if one.link_width)
+    virtual = set() if isinstance(gpus, Unknown) else {one.bus_id for one in gpus.devices if _virtual(one)}
+    # Without the slot's own word one can't tell eight lanes that are wired from eight that are lost.
+    known_links = tuple(
+        one for one in cards if one.link_width and one.parent_link_width_max and one.address not in virtual
+    )
     if not known_links:
-        raise NotKnown("sysfs doesn't say how the cards are linked")
+        raise NotKnown("sysfs doesn't say how the cards and their slots are linked")
     busy = {} if isinstance(gpus, Unknown) else {one.bus_id: one for one in gpus.answering if _busy(one)}
     narrow = tuple(one for one in known_links if one.link_width < _best(one.link_width_max, one.parent_link_width_max))
     slow = tuple(
@@ -382,6 +397,11 @@ def _matters(one: PciDevice) -> bool:
 
 def _kind(one: PciDevice) -> str:
     return "GPU" if one.is_nvidia_gpu or one.is_amd_gpu else "Network card"
+
+
+def _virtual(gpu: Gpu) -> bool:
+    """In a virtual machine the slot is made up."""
+    return not isinstance(gpu.virtualization, Unknown) and gpu.virtualization != "none"
 
 
 def _busy(gpu: Gpu) -> bool:

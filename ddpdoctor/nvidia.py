@@ -58,8 +58,11 @@ def driver_loaded(driver: Driver) -> bool:
 
 
 def called(gpus: Sequence[Gpu]) -> str:
-    """ "GPU 3", "GPUs 0, 1 and 5"."""
-    return ("GPU " if len(gpus) == 1 else "GPUs ") + listed((one.index for one in gpus), most=8)
+    """ "GPU 3", "GPUs 0, 1 and 5", "GPUs 0-7"."""
+    indices = [one.index for one in gpus]
+    if len(indices) > 2 and indices == list(range(indices[0], indices[0] + len(indices))):
+        return f"GPUs {indices[0]}-{indices[-1]}"
+    return ("GPU " if len(indices) == 1 else "GPUs ") + listed(indices, most=8)
 
 
 def older(version: str | None, than: str) -> bool:
