@@ -10,15 +10,17 @@ from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.libraries import Libraries
 from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import selector, visible_gpus
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.installing import capabilities, driver_cuda
+from ddpdoctor.installing import capabilities, driver_cuda, jetson_fix, replacing
 from ddpdoctor.nvidia import NO_DRIVER, called, nvidia_gpus
 from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wheels import DRIVER_FLOOR, best_tag, index_url, numbers, runs_on
+from ddpdoctor.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install
 
 
@@ -39,7 +41,13 @@ def _needs_cuda_build(torch: Torch) -> str:
     ),
 )
 def driver_too_old(
-    torch: Torch, driver: Driver, machine: Machine, patient: Patient, gpus: Maybe[Gpus], container: Maybe[Container]
+    torch: Torch,
+    driver: Driver,
+    machine: Machine,
+    patient: Patient,
+    gpus: Maybe[Gpus],
+    container: Maybe[Container],
+    packages: Maybe[Packages],
 ) -> Iterator[Finding]:
     """The NVIDIA driver is older than the CUDA that torch was built with.
 
@@ -62,19 +70,24 @@ def driver_too_old(
         raise NotKnown("the driver doesn't tell which CUDA it serves")
     if served[0] >= numbers(cuda)[0]:
         return
-    wanted = DRIVER_FLOOR.get(numbers(cuda)[0], "a newer one")
-    says = f"serves CUDA {dotted(served)} at most" if served[0] else "is older than any that torch still supports"
-    evidence = [torch.seen("cuda"), driver.seen("cuda_version", dotted(served) if served[0] else "none that counts")]
+    told = isinstance(driver.cuda_version, tuple)
+    newest = dotted(served) if told else f"{served[0]}.x"
+    says = f"serves CUDA {newest} at most" if served[0] else "is older than any that torch still supports"
+    evidence = [torch.seen("cuda")]
+    if told:
+        evidence.append(driver.seen("cuda_version", newest))
     if driver.version:
         evidence.append(driver.seen("nvml_driver_version", driver.version))
-    where = "the host's driver, outside of the container" if _in_container(container) else "the driver"
-    where = "NVIDIA's driver in Windows, not inside WSL" if machine.wsl else where
+    wanted = "" if machine.wsl else f" ({DRIVER_FLOOR.get(numbers(cuda)[0], 'a newer one')} or later)"
+    where = "on the host, outside of the container, " if _in_container(container) else ""
+    where = "in Windows, not inside WSL, " if machine.wsl else where
+    update = f"Or have the driver {where}updated to one for CUDA {numbers(cuda)[0]}{wanted}: ask an administrator"
     yield Finding(
         summary=f"torch is built for CUDA {cuda}, and driver {driver.version or ''} {says}".replace("  ", " "),
         evidence=tuple(evidence),
         fixes=(
-            *_for_older_driver(torch, patient, served, gpus),
-            Fix(f"Or have {where} updated to {wanted} or later (needs an administrator)", ("nvidia-smi",)),
+            *_for_older_driver(torch, patient, served, gpus, packages),
+            Fix(update, ("nvidia-smi",)),
         ),
     )
 
@@ -83,15 +96,18 @@ def _in_container(container: Maybe[Container]) -> bool:
     return not isinstance(container, Unknown) and container.runtime is not None
 
 
-def _for_older_driver(torch: Torch, patient: Patient, served: tuple[int, int], gpus: Maybe[Gpus]) -> Iterator[Fix]:
+def _for_older_driver(
+    torch: Torch, patient: Patient, served: tuple[int, int], gpus: Maybe[Gpus], packages: Maybe[Packages]
+) -> Iterator[Fix]:
     """The same release of torch for the driver's CUDA if there is one, else the newest that there is."""
-    base = (torch.version or "").partition("+")[0]
-    for pin in (base, ""):
+    version = release(torch.version)
+    plain = version and not version.is_prerelease and (version.major, version.minor) in CUDA_TAGS
+    for pin in (version.base_version, "") if version and plain else ("",):
         tag = best_tag(served, capabilities(gpus), pin or None)
         if tag:
-            name = f"torch=={pin}" if pin else "torch"
-            command = pip_install(patient, "--force-reinstall", name, "--index-url", index_url(tag))
-            yield Fix(f"Install the build that this driver serves ({tag}), with torchvision from there too", (command,))
+            names = replacing(packages, f"torch=={pin}" if pin else "torch")
+            command = pip_install(patient, *names, "--index-url", index_url(tag))
+            yield Fix(f"Install the build that this driver serves ({tag})", (command,))
             return
 
 
@@ -101,7 +117,7 @@ def _for_older_driver(torch: Torch, patient: Patient, served: tuple[int, int], g
     log_signs=(LogSign("Error 804: forward compatibility was attempted on non supported HW"),),
 )
 def cuda_compat_unsupported(
-    driver: Driver, gpus: Maybe[Gpus], machine: Machine, environment: Maybe[Environment]
+    driver: Driver, gpus: Maybe[Gpus], machine: Machine, libraries: Maybe[Libraries]
 ) -> Iterator[Finding]:
     """A forward-compatibility libcuda is loaded that doesn't go with this GPU or driver.
 
@@ -132,10 +148,10 @@ def cuda_compat_unsupported(
         why = f"{consumer} doesn't support forward compatibility." if consumer else ""
         if behind:
             why = f"The compat library is of driver {library}, older than the loaded {kernel}: it isn't needed."
-        search = "" if isinstance(environment, Unknown) else environment.get("LD_LIBRARY_PATH")
-        kept = ":".join(one for one in search.split(":") if one and "/compat" not in one)
-        unset = f"export LD_LIBRARY_PATH={kept}" if kept else "unset LD_LIBRARY_PATH"
-        shadows = "grep -rl compat /etc/ld.so.conf.d"
+        search = () if isinstance(libraries, Unknown) else libraries.search_path
+        kept = [one for one in search if "/compat" not in one]
+        unset = "export LD_LIBRARY_PATH=" + ":".join(kept) if kept else "unset LD_LIBRARY_PATH"
+        by_root = ("grep -rl compat /etc/ld.so.conf.d", "sudo ldconfig")
         yield Finding(
             summary=f"libcuda comes from the compat folder and fails with {code}: {path}"[:160],
             cause=why,
@@ -145,10 +161,9 @@ def cuda_compat_unsupported(
                 driver.seen("kernel_version", kernel or "not to be told"),
             ),
             fixes=(
-                Fix(
-                    "Take the compat folder out of the search path",
-                    (unset,) if "/compat" in search else (shadows, "ldconfig"),
-                ),
+                Fix("Take the compat folder out of LD_LIBRARY_PATH", (unset,))
+                if len(kept) < len(search)
+                else Fix("Delete the file that puts the compat folder on the loader's path (needs root)", by_root),
             ),
         )
 
@@ -163,7 +178,13 @@ def cuda_compat_unsupported(
     ),
 )
 def gpu_arch_unsupported(
-    torch: Torch, gpus: Gpus, driver: Driver, machine: Machine, patient: Patient, environment: Maybe[Environment]
+    torch: Torch,
+    gpus: Gpus,
+    driver: Driver,
+    machine: Machine,
+    patient: Patient,
+    environment: Maybe[Environment],
+    packages: Maybe[Packages],
 ) -> Iterator[Finding]:
     """torch has no code for this GPU.
 
@@ -206,7 +227,9 @@ def gpu_arch_unsupported(
             torch.seen("arch_list", listed(arch_list, most=9)),
             gpus.seen("devices", f"{first.name}: compute capability {dotted(known(first.compute_capability))}"),
         ),
-        fixes=tuple(_for_these_gpus(torch, patient, served, usable, supported)),
+        fixes=(jetson_fix(patient, driver, packages),)
+        if machine.jetson
+        else tuple(_for_these_gpus(patient, served, usable, supported, packages)),
     )
 
 
@@ -222,12 +245,16 @@ def _order_is_certain(environment: Maybe[Environment], chosen: str) -> bool:
 
 
 def _for_these_gpus(
-    torch: Torch, patient: Patient, served: tuple[int, int] | None, usable: list[Gpu], supported: list[Gpu]
+    patient: Patient,
+    served: tuple[int, int] | None,
+    usable: list[Gpu],
+    supported: list[Gpu],
+    packages: Maybe[Packages],
 ) -> Iterator[Fix]:
     tag = best_tag(served, [known(one.compute_capability) for one in usable])
     if tag:
-        command = pip_install(patient, "--force-reinstall", "torch", "--index-url", index_url(tag))
-        yield Fix(f"Install the build that has code for it ({tag}), with torchvision from there too", (command,))
+        command = pip_install(patient, *replacing(packages), "--index-url", index_url(tag))
+        yield Fix(f"Install the build that has code for it ({tag})", (command,))
     if supported:
         yield Fix("Leave that GPU out", ("export CUDA_VISIBLE_DEVICES=" + ",".join(one.uuid for one in supported),))
     if not tag and not supported:
@@ -260,8 +287,14 @@ def cuda_unavailable(
     served = driver_cuda(driver, machine)
     requires(served is None or served[0] >= numbers(cuda)[0], "see driver-too-old")
     if isinstance(driver.cuda_init, int):
-        other = {999: "cuda-unknown-error", 804: "cuda-compat-unsupported", 802: "fabric-manager-not-running"}
+        other = {
+            802: "fabric-manager-not-running",
+            803: "nvml-driver-mismatch",
+            804: "cuda-compat-unsupported",
+            999: "cuda-unknown-error",
+        }
         requires(driver.cuda_init not in other, f"see {other.get(driver.cuda_init)}")
+    requires(not driver.unreadable_nodes, "see gpu-device-permission")
     message = (torch.cuda_error.strip().splitlines() or ["no message"])[-1]
     code = driver.cuda_init if isinstance(driver.cuda_init, int) else "not asked"
     yield Finding(

@@ -229,9 +229,9 @@ def ld_library_path_shadow(
             raise NotKnown(f"{untold[0].path} doesn't tell its version")
         return
     taken, own, theirs, ours = culprits[0]
-    others = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    others = f" and {len(culprits) - 1} more come" if len(culprits) > 1 else " comes"
     yield Finding(
-        summary=f"{taken.soname}{others} comes from {_folder(taken)}: {theirs} instead of torch's {ours}"[:160],
+        summary=f"{taken.soname}{others} from {_folder(taken)}: {theirs} instead of torch's {ours}"[:160],
         severity=FAIL if _broken(torch) else WARN,
         evidence=tuple(one for pair in culprits[:3] for one in _both(libraries, *pair)[:2])
         + ((libraries.seen("search_path", ":".join(libraries.search_path)),) if libraries.search_path else ()),
@@ -325,10 +325,10 @@ def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patie
     """
     _needs_cuda_build(torch)
     pin = pin_of("libcudnn.so.9", packages, patient)
-    loaded, built = _cudnn_versions(torch, pin)
+    foreign = _in_front(re.compile(r"libcudnn\.so"), libraries)
+    loaded, built = _cudnn_versions(torch, pin, foreign[0][0].version if foreign else "")
     if loaded[:1] == built[:1] and loaded[:2] >= built[:2]:
         return
-    foreign = _in_front(re.compile(r"libcudnn\.so"), libraries)
     path = foreign[0][0].path if foreign else next((one.path for one in libraries.bundled if "cudnn" in one.soname), "")
     if foreign:
         fix = Fix("Leave the foreign cuDNN out", _left_out(libraries, foreign[0][0]))
@@ -349,26 +349,25 @@ def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patie
     )
 
 
-def _cudnn_versions(torch: Torch, pin: Pin | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """cuDNN as loaded and as built; by the packages where torch couldn't be asked.
+def _cudnn_versions(torch: Torch, pin: Pin | None, foreign: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """cuDNN as loaded and as built: by torch, by what torch said when it refused, else by the files and packages.
+
+    foreign: version of a cuDNN that stands in front of torch's own, "" if there is none or it doesn't tell.
 
     Raises:
-        NotKnown: neither torch nor the packages tell.
+        NotKnown: neither of them tells.
     """
-    if isinstance(torch.cudnn_version, Unknown) or isinstance(torch.cudnn_built, Unknown):
-        if pin and pin.installed and pin.exact:
-            return numbers(pin.installed), numbers(pin.exact)
-        raise NotKnown(_why_unknown(torch))
-    requires(torch.cudnn_version and torch.cudnn_built, "torch is built without cuDNN")
-    return torch.cudnn_version or (), torch.cudnn_built or ()
-
-
-def _why_unknown(torch: Torch) -> str:
-    """Why torch's cuDNN versions aren't known."""
-    return next(
-        (one.reason for one in (torch.cudnn_version, torch.cudnn_built) if isinstance(one, Unknown)),
-        "torch was not imported",
-    )
+    if not isinstance(torch.cudnn_version, Unknown) and not isinstance(torch.cudnn_built, Unknown):
+        requires(torch.cudnn_version and torch.cudnn_built, "torch is built without cuDNN")
+        return torch.cudnn_version or (), torch.cudnn_built or ()
+    reasons = [one.reason for one in (torch.cudnn_version, torch.cudnn_built) if isinstance(one, Unknown)]
+    refused = re.search(r"compiled\s+against \(([\d, ]+)\) but found runtime version \(([\d, ]+)\)", " ".join(reasons))
+    if refused:
+        return numbers(refused[2].replace(", ", ".")), numbers(refused[1].replace(", ", "."))
+    there = foreign or (pin.installed if pin else "")
+    if pin and pin.exact and there:
+        return numbers(there), numbers(pin.exact)
+    raise NotKnown(reasons[0])
 
 
 @check(

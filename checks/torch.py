@@ -28,13 +28,13 @@ from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
 
 EXPLAINED_BY = (
     (r"version `(GLIBCXX|CXXABI)_", "glibcxx-too-old"),
-    (r"undefined symbol: nccl", "nccl-duplicate-pip and nccl-lib-shadowed"),
-    (r"undefined symbol: (__nvJitLink|cublas|cusparse|cudnn|cu[A-Z])", "ld-library-path-shadow and cuda-libs-mixed"),
+    (r"undefined symbol: nccl", "nccl-duplicate-pip", "nccl-lib-shadowed"),
+    (r"undefined symbol: (__nvJitLink|cublas|cusparse|cudnn|cu[A-Z])", "ld-library-path-shadow", "cuda-libs-mixed"),
     (r"lib(cuda|nvidia-ml)\.so\.1: cannot open shared object", "no-nvidia-driver"),
     (r"cannot open shared object file", "cuda-lib-not-found"),
     (r"operator torchvision::", "torch-torchvision-mismatch"),
 )
-"""What an import says, to the check that knows more of it."""
+"""What an import says, to the checks that know more of it."""
 
 
 @check(
@@ -49,6 +49,7 @@ def torch_missing(
     gpus: Maybe[Gpus],
     pci: Maybe[Pci],
     machine: Maybe[Machine],
+    packages: Maybe[Packages],
 ) -> Iterator[Finding]:
     """PyTorch is not installed in the interpreter in which training is to run.
 
@@ -71,7 +72,7 @@ def torch_missing(
         evidence=(torch.seen("installed", "no"), patient.seen("python"), patient.seen("chosen_by")),
         fixes=(
             Fix("If torch lives in another environment, name its interpreter", ("ddpdoctor check --python PATH",)),
-            install_torch(patient, driver, gpus, pci, machine),
+            install_torch(patient, driver, gpus, pci, machine, packages),
         ),
     )
 
@@ -102,31 +103,36 @@ def torch_import_broken(torch: Torch, patient: Patient) -> Iterator[Finding]:
     requires(torch.import_state != "not-tried", "torch was not imported")
     if torch.import_state == "ok":
         return
-    line = torch.import_error.strip().splitlines()[-1] if torch.import_error.strip() else "it said nothing"
+    line = (torch.import_error.strip().splitlines() or ["it said nothing"])[-1]
+    short = re.sub(r"/[^\s:'\"()]+/", "", line)
     evidence = [torch.seen("import_state"), torch.seen("import_error", line), torch.seen("version")]
     repeat = ("-c", "import torch")
     if torch.import_state == "crashes":
-        summary = f"import torch kills the interpreter: {line}"
+        summary = f"import torch kills the interpreter: {short}"
         cause = "A compiled library crashed while it was loaded. The stack that faulthandler prints names it."
         look = Fix("See where it dies", (in_patient(patient, "-X", "faulthandler", *repeat),))
     elif torch.import_state == "hangs":
-        summary = f"import torch doesn't end: {line}"
+        summary = f"import torch doesn't end: {short}"
         cause = "Files that come slowly or not at all (a network file system, a quota daemon), or a hung driver call."
         timed = f"timeout 120 {in_patient(patient, '-X', 'importtime', *repeat)}"
         look = Fix("See how far it gets: the last line names the module", (timed, f"df {torch.location}"))
     else:
-        summary = f"import torch fails: {line}"
+        summary = f"import torch fails: {short}"
         cause = "The traceback's last line says what is missing or doesn't fit."
         look = Fix("See the whole traceback", (in_patient(patient, *repeat),))
     text = torch.import_error + torch.import_traceback
-    slug = next((slug for pattern, slug in EXPLAINED_BY if re.search(pattern, text)), "")
-    if slug:
-        cause = f"The cause is known: see {slug}."
+    slugs = next((slugs for pattern, *slugs in EXPLAINED_BY if re.search(pattern, text)), [])
+    if slugs:
+        cause = f"The cause is known: see {listed(slugs)}."
     yield Finding(
         summary=summary if len(summary) <= 160 else summary[:157] + "...",
         cause=cause,
         evidence=tuple(evidence),
-        fixes=(look, *_import_remedies(torch, patient, line)),
+        fixes=(
+            (Fix("Follow the check that knows the cause", tuple(f"ddpdoctor explain {one}" for one in slugs)),)
+            if slugs
+            else (look, *_import_remedies(torch, patient, line))
+        ),
     )
 
 
@@ -139,6 +145,8 @@ def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]
         )
     elif missing and missing[1] != "torch":
         yield Fix("Install the module that torch misses", (pip_install(patient, missing[1].replace("_", "-")),))
+    elif torch.import_state == "hangs":
+        yield Fix("Keep the environment on a disk of this host", (in_patient(patient, "-m", "venv", "/tmp/ddp-env"),))
     elif torch.version:
         again = pip_install(patient, "--force-reinstall", f"torch=={torch.version}", *_index_of(torch))
         yield Fix("Install the same torch anew", (again,))
@@ -165,6 +173,7 @@ def torch_cpu_only(
     driver: Maybe[Driver],
     machine: Maybe[Machine],
     container: Maybe[Container],
+    packages: Maybe[Packages],
 ) -> Iterator[Finding]:
     """This host has a GPU, but torch is the build without GPU support.
 
@@ -187,7 +196,7 @@ def torch_cpu_only(
         seen = machine.seen("jetson", "yes")
     if seen is None:
         if not isinstance(pci, Unknown) or not isinstance(gpus, Unknown):
-            yield from _cpu_build_beside_amd(torch, patient, pci, gpus)
+            yield from _cpu_build_beside_amd(torch, patient, pci, gpus, packages)
             return
         raise NotKnown(pci.reason)
     spared = (
@@ -202,18 +211,20 @@ def torch_cpu_only(
         severity=WARN if spared else FAIL,
         cause="This container was not given the GPU either: see container-no-gpu." if spared else "",
         evidence=(torch.seen("version"), torch.seen("cuda", "none"), seen),
-        fixes=(install_torch(patient, driver, gpus, pci, machine, "--force-reinstall"),),
+        fixes=(install_torch(patient, driver, gpus, pci, machine, packages),),
     )
 
 
-def _cpu_build_beside_amd(torch: Torch, patient: Patient, pci: Maybe[Pci], gpus: Maybe[Gpus]) -> Iterator[Finding]:
+def _cpu_build_beside_amd(
+    torch: Torch, patient: Patient, pci: Maybe[Pci], gpus: Maybe[Gpus], packages: Maybe[Packages]
+) -> Iterator[Finding]:
     seen = amd_accelerator(pci, gpus)
     if seen:
         yield Finding(
             summary=f"torch {torch.version} has no ROCm support, and this host has an AMD GPU",
             severity=WARN,
             evidence=(torch.seen("version"), torch.seen("hip", "none"), seen),
-            fixes=(rocm_fix(patient, "--force-reinstall"),),
+            fixes=(rocm_fix(patient, packages),),
         )
 
 
@@ -231,6 +242,7 @@ def nccl_not_built(
     driver: Maybe[Driver],
     gpus: Maybe[Gpus],
     pci: Maybe[Pci],
+    packages: Maybe[Packages],
 ) -> Iterator[Finding]:
     """torch has GPU support, but was built without NCCL.
 
@@ -250,17 +262,18 @@ def nccl_not_built(
         return
     elsewhere = isinstance(machine, Unknown) or machine.jetson or machine.system != "Linux"
     world = "1" if isinstance(environment, Unknown) else environment.get("WORLD_SIZE", "1")
-    alone = plan.nproc == 1 and world == "1"
+    ranks = max(plan.nproc, int(world) if world.isdecimal() else 1)
+    alone = ranks == 1
     requires(not (alone and elsewhere), "one rank on a kind of host for which NCCL isn't made")
     gloo = Fix(
         "Choose gloo in your script: torch.distributed.init_process_group('gloo')",
         (in_patient(patient, "-c", "import torch.distributed as d; print(d.is_gloo_available())"),),
     )
     yield Finding(
-        summary=f"torch {torch.version} was built without NCCL; {plural(plan.nproc, 'rank')} would want it",
+        summary=f"torch {torch.version} was built without NCCL; {plural(ranks, 'rank')} would want it",
         severity=WARN if elsewhere or alone else FAIL,
         evidence=(torch.seen("nccl_available", "no"), torch.seen("version")),
-        fixes=(gloo,) if elsewhere else (install_torch(patient, driver, gpus, pci, machine, "--force-reinstall"), gloo),
+        fixes=(gloo,) if elsewhere else (install_torch(patient, driver, gpus, pci, machine, packages), gloo),
     )
 
 
@@ -280,6 +293,7 @@ def torch_distributed_missing(
     gpus: Maybe[Gpus],
     pci: Maybe[Pci],
     machine: Maybe[Machine],
+    packages: Maybe[Packages],
 ) -> Iterator[Finding]:
     """torch was built without torch.distributed.
 
@@ -299,7 +313,7 @@ def torch_distributed_missing(
         summary=f"torch {torch.version} was built without torch.distributed",
         severity=FAIL if plan.nproc > 1 else WARN,
         evidence=(torch.seen("distributed_available", "no"), torch.seen("version")),
-        fixes=(install_torch(patient, driver, gpus, pci, machine, "--force-reinstall"),),
+        fixes=(install_torch(patient, driver, gpus, pci, machine, packages),),
     )
 
 

@@ -6,6 +6,7 @@ from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.findings import Evidence, Fix
@@ -76,16 +77,17 @@ def install_torch(
     gpus: Maybe[Gpus],
     pci: Maybe[Pci],
     machine: Maybe[Machine],
-    *extra: str,
+    packages: Maybe[Packages],
 ) -> Fix:
-    """Installs the newest torch that this host's driver and GPUs can run. `extra`: further options of pip."""
+    """Installs the newest torch that this host's driver and GPUs can run, with those of its companions that are there."""
     if patient.externally_managed:
         return Fix(
             "The operating system keeps pip out of its own Python (PEP 668): make an environment and look at that",
             (in_patient(patient, "-m", "venv", "ddp-env"), "ddpdoctor check --python ddp-env/bin/python"),
         )
+    names = replacing(packages)
     if not isinstance(machine, Unknown) and machine.jetson:
-        return _for_jetson(patient, driver, *extra)
+        return jetson_fix(patient, driver, packages)
     if nvidia_hardware(pci, gpus, driver):
         cuda = driver_cuda(driver, machine)
         tag = best_tag(cuda, capabilities(gpus))
@@ -96,29 +98,42 @@ def install_torch(
             )
         served = f"The driver serves CUDA {dotted(cuda)}" if cuda else "Without a driver to ask, by the GPU"
         name = dotted(tag_cuda(tag) or ())
-        return Fix(f"{served}: install the build for CUDA {name}", _pip(patient, index_url(tag), *extra))
+        return Fix(f"{served}: install the build for CUDA {name}", _pip(patient, index_url(tag), names))
     if amd_accelerator(pci, gpus):
-        return rocm_fix(patient, *extra)
-    return Fix("There is no GPU here: install the CPU build", _pip(patient, index_url("cpu"), *extra))
+        return rocm_fix(patient, packages)
+    return Fix("There is no GPU here: install the CPU build", _pip(patient, index_url("cpu"), names))
 
 
-def rocm_fix(patient: Patient, *extra: str) -> Fix:
+def replacing(packages: Maybe[Packages], torch: str = "torch") -> tuple[str, ...]:
+    """pip's arguments that put another torch in place of the one that is there, and its companions with it.
+
+    `--force-reinstall`, because pip takes "2.13.0+cpu" for the 2.13.0 of any index; the companions, because each is
+    compiled against one build of torch. torch: how it is named, perhaps with a version.
+    """
+    if isinstance(packages, Unknown):
+        return (torch,)
+    companions = [name for name in ("torchvision", "torchaudio") if packages.version(name)]
+    return (*(["--force-reinstall"] if packages.version("torch") else []), torch, *companions)
+
+
+def rocm_fix(patient: Patient, packages: Maybe[Packages]) -> Fix:
     """Installs the build for AMD GPUs."""
-    return Fix("Install the build for ROCm", _pip(patient, index_url(ROCM_TAG), *extra))
+    return Fix("Install the build for ROCm", _pip(patient, index_url(ROCM_TAG), replacing(packages)))
 
 
-def _for_jetson(patient: Patient, driver: Maybe[Driver], *extra: str) -> Fix:
+def jetson_fix(patient: Patient, driver: Maybe[Driver], packages: Maybe[Packages]) -> Fix:
+    """Installs NVIDIA's build for this Jetson, if it is one of JetPack 6."""
     cuda = None if isinstance(driver, Unknown) else driver.cuda_version
     if cuda == (12, 6):
-        return Fix("Install NVIDIA's build for JetPack 6", _pip(patient, JETSON_INDEX, *extra))
+        return Fix("Install NVIDIA's build for JetPack 6", _pip(patient, JETSON_INDEX, replacing(packages)))
     return Fix(
         "Jetsons need NVIDIA's own build of torch for their JetPack: find this one's release, then its wheel",
         ("cat /etc/nv_tegra_release",),
     )
 
 
-def _pip(patient: Patient, index: str, *extra: str) -> tuple[str, ...]:
-    install = pip_install(patient, *extra, "torch", "--index-url", index)
+def _pip(patient: Patient, index: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    install = pip_install(patient, *names, "--index-url", index)
     if patient.pip_version is None:
         return (in_patient(patient, "-m", "ensurepip", "--upgrade"), install)
     return (install,)
