@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.building import build_commands, serves
@@ -15,8 +16,6 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed
-
-EXPLAIN = Fix("The build command worked out for this host", ("ddpdoctor explain apex",))
 
 USES = {
     "amp_C": "FusedAdam, FusedLAMB, FusedSGD and clip_grad_norm_",
@@ -40,6 +39,14 @@ def installed(extensions: Extensions, torch: Torch) -> Apex:
     requires(found[0].kind == "nvidia", "the apex that is installed is not NVIDIA's")
     requires(torch.hip is None, "torch is built for ROCm")
     return found[0]
+
+
+def prescription_for(patient: Patient) -> Fix:
+    """The command that works out how to build Apex for this patient."""
+    named = ["--python", patient.python] if patient.chosen_by == "--python" else []
+    return Fix(
+        "Have the build command worked out for this host", (shlex.join(["ddpdoctor", "explain", "apex", *named]),)
+    )
 
 
 def where(apex: Apex) -> Evidence:
@@ -74,7 +81,10 @@ def apex_wrong_package(extensions: Extensions, patient: Patient) -> Iterator[Fin
                 "  ", " "
             ),
             evidence=(where(found[0]),),
-            fixes=(Fix("Remove it", (in_patient(patient, "-m", "pip", "uninstall", "-y", "apex"),)), EXPLAIN),
+            fixes=(
+                Fix("Remove it", (in_patient(patient, "-m", "pip", "uninstall", "-y", "apex"),)),
+                prescription_for(patient),
+            ),
         )
 
 
@@ -126,7 +136,7 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, patient: Patient) -> 
         summary=summary,
         cause=f"Will raise: {listed(raising) or 'nothing'}. Will be slower: {listed(slower) or 'nothing'}.",
         evidence=(where(apex), Evidence(f"compiled modules: {listed(sorted(present)) or 'none'}", apex.location)),
-        fixes=(EXPLAIN,),
+        fixes=(prescription_for(patient),),
     )
 
 
@@ -172,7 +182,10 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, patient: Patient) -
                 Evidence(f"{name} needs {listed([*one.missing, *_runtime(one)])}", one.path),
                 torch.seen("version"),
             ),
-            fixes=(Fix("Remove it", (in_patient(patient, "-m", "pip", "uninstall", "-y", "apex"),)), EXPLAIN),
+            fixes=(
+                Fix("Remove it", (in_patient(patient, "-m", "pip", "uninstall", "-y", "apex"),)),
+                prescription_for(patient),
+            ),
         )
         return
 
@@ -185,7 +198,7 @@ def _runtime(one: SharedObject) -> list[str]:
     "apex-undefined-symbol",
     severity=FAIL,
     log_signs=(
-        LogSign("fused_layer_norm_cuda", why="any error that names this module; read on for the symbol"),
+        LogSign("fused_layer_norm_cuda.cpython", why="read on for the symbol"),
         LogSign("amp_C.cpython", why="not verified against a release"),
     ),
 )
@@ -219,7 +232,10 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient
         yield Finding(
             summary=f"Apex's {one.module} {summary}"[:160],
             evidence=(Evidence(evidence, one.path), torch.seen("version")),
-            fixes=(Fix("Remove it", (in_patient(patient, "-m", "pip", "uninstall", "-y", "apex"),)), EXPLAIN),
+            fixes=(
+                Fix("Remove it", (in_patient(patient, "-m", "pip", "uninstall", "-y", "apex"),)),
+                prescription_for(patient),
+            ),
         )
         return
 
@@ -229,7 +245,7 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient
     severity=FAIL,
     log_signs=(LogSign("no kernel image is available for execution on the device", why="torch itself says this too"),),
 )
-def apex_arch_missing(extensions: Extensions, torch: Torch, gpus: Gpus) -> Iterator[Finding]:
+def apex_arch_missing(extensions: Extensions, torch: Torch, gpus: Gpus, patient: Patient) -> Iterator[Finding]:
     """Apex's extensions hold no code for this GPU.
 
     ## What breaks
@@ -256,7 +272,7 @@ def apex_arch_missing(extensions: Extensions, torch: Torch, gpus: Gpus) -> Itera
                         Evidence(f"{one.module}: {listed(one.architectures)}", f"fat binary of {one.path}"),
                         Evidence(f"GPU {gpu.index} has compute capability {dotted(capability)}", "NVML"),
                     ),
-                    fixes=(EXPLAIN,),
+                    fixes=(prescription_for(patient),),
                 )
                 return
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.extensions import Apex, Extension, Extensions, SharedObject
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, SharedLibrary, opened
-from ddpdoctor.probes.site_packages import SitePackages, names_in, site_packages
+from ddpdoctor.probes.site_packages import TORCH_LIBRARY, SitePackages, names_in, site_packages
 
 PACKAGES = (
     "causal_conv1d", "deepspeed", "detectron2", "fairseq", "flash_attn", "flash_attn_3", "fused_kernels", "gsplat",
@@ -34,7 +35,6 @@ APEX_MODULE = re.compile(
 )
 """Modules that Apex's setup.py puts directly into site-packages."""
 
-TORCH_LIBRARY = re.compile(r"lib(?:c10|torch)(?:_\w+)?\.so")
 FILE_NAME = re.compile(r"(?P<module>[^.]+)(?:\.(?P<tag>(?:cpython|pypy)-?\w+|abi3)(?:-[\w-]+)?)?\.so")
 MOST_OBJECTS = 200
 MOST_SYMBOLS = 20
@@ -42,6 +42,8 @@ MOST_SYMBOLS = 20
 
 def probe(context: Context) -> Extensions | Unknown:
     """Reads every shared object that links to torch; imports none."""
+    if sys.platform != "linux":
+        return Unknown("shared objects are read on Linux only")
     site = site_packages(context)
     if isinstance(site, Unknown):
         return site
@@ -56,20 +58,14 @@ def probe(context: Context) -> Extensions | Unknown:
 class _Reader:
     """Reads shared objects against one torch, whose libraries it opens once and only when something asks."""
 
-    def __init__(self, stack: ExitStack, libraries: Path | None) -> None:
+    def __init__(self, stack: ExitStack, paths: dict[str, Path]) -> None:
         self._stack = stack
-        self._folder = libraries
-        self._names = set(names_in(libraries)) if libraries else set()
+        self._paths = paths
         self._libraries: list[SharedLibrary] | None = None
 
     def _torch(self) -> list[SharedLibrary]:
         if self._libraries is None:
-            self._libraries = [
-                library
-                for name in sorted(self._names)
-                if self._folder and TORCH_LIBRARY.fullmatch(name)
-                for library in self._open(self._folder / name)
-            ]
+            self._libraries = [library for path in self._paths.values() for library in self._open(path)]
         return self._libraries
 
     def _open(self, path: Path) -> Iterator[SharedLibrary]:
@@ -125,7 +121,7 @@ class _Reader:
             module=described.module,
             python_tag=described.python_tag,
             needed=found.needed,
-            missing=tuple(name for name in ours if self._names and name not in self._names),
+            missing=tuple(name for name in ours if self._paths and name not in self._paths),
             undefined=tuple(undefined[:MOST_SYMBOLS]),
             architectures=library.architectures if architectures else (),
             glibcxx=found.glibcxx,
@@ -194,5 +190,7 @@ def _top_level(site: SitePackages, reader: _Reader, taken: set[str]) -> Iterator
         names = [name for name in names_in(folder) if name.endswith(".so")]
         paths = [folder / name for name in names if str(folder / name) not in taken]
         for one in reader.read(paths, folder):
+            if one.error and not one.python_tag:
+                continue  # No telling whether it was meant to be a Python module.
             owner = next((known for known in PACKAGES if one.module.startswith(known)), one.module)
             yield Extension(package=owner, version=site.version(owner), location=one.path, objects=(one,))

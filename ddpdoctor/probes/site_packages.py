@@ -17,6 +17,9 @@ from ddpdoctor.probes.context import Context
 
 METADATA = re.compile(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>[0-9][^-]*)(?:-[^/]*)?\.(?:dist|egg)-info")
 
+TORCH_LIBRARY = re.compile(r"lib(?:c10|torch)(?:_\w+)?\.so")
+"""File names of torch's own libraries."""
+
 
 class SitePackages(msgspec.Struct, frozen=True):
     """folders: in the order of the patient's sys.path. versions: of the first distribution of each normalised name."""
@@ -25,13 +28,20 @@ class SitePackages(msgspec.Struct, frozen=True):
     versions: dict[str, str]
 
     @property
-    def torch_libraries(self) -> Path | None:
-        """The lib folder of the torch that would be imported, None without one."""
-        for folder in self.folders:
-            if (folder / "torch" / "__init__.py").is_file():
-                libraries = folder / "torch" / "lib"
-                return libraries if libraries.is_dir() else None
-        return None
+    def torch_libraries(self) -> dict[str, Path]:
+        """The libraries of the torch that would be imported, by name; empty where they aren't found.
+
+        Wheels keep them in torch/lib, conda-forge in the environment's own lib folder.
+        """
+        torch = next((one for one in self.folders if (one / "torch" / "__init__.py").is_file()), None)
+        if torch is None:
+            return {}
+        found: dict[str, Path] = {}
+        for folder in (torch / "torch" / "lib", *torch.parents[1:2]):
+            for name in names_in(folder):
+                if TORCH_LIBRARY.fullmatch(name):
+                    found.setdefault(name, folder / name)
+        return found if "libc10.so" in found else {}
 
     def version(self, package: str) -> str:
         """The version that a distribution's metadata folder names, or ""."""

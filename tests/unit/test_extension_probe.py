@@ -176,9 +176,9 @@ def test_the_first_on_the_path_counts(site: Path, tmp_path: Path) -> None:
 def test_broken_files_are_named_and_the_rest_is_read(site: Path) -> None:
     good = build(site / f"flash_attn_2_cuda.{TAG}.so", REAL_CHECK)
     (site / f"mamba_cuda.{TAG}.so").write_bytes(good.read_bytes()[:3000])
-    (site / "text_cuda.so").write_text("version https://git-lfs.github.com/spec/v1\n")
-    (site / "empty_cuda.so").touch()
-    (site / "loop_cuda.so").symlink_to("loop_cuda.so")
+    (site / f"text_cuda.{TAG}.so").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (site / f"empty_cuda.{TAG}.so").touch()
+    (site / f"loop_cuda.{TAG}.so").symlink_to(f"loop_cuda.{TAG}.so")
     objects = {one.module: one for package in found(site).packages for one in package.objects}
     assert objects["flash_attn_2_cuda"].error == ""
     for name in ("mamba_cuda", "text_cuda", "empty_cuda", "loop_cuda"):
@@ -206,3 +206,28 @@ def test_the_environment_of_these_tests_is_read_at_once() -> None:
     start = time.perf_counter()
     found(TORCH_FOLDER.parent)
     assert time.perf_counter() - start < 1
+
+
+def test_a_broken_library_of_nobodys_is_left_out(site: Path) -> None:
+    (site / "libsomething.so").write_text("INPUT(libother.so)\n")
+    assert found(site) == Extensions()
+
+
+def test_torch_of_conda_forge_keeps_its_libraries_in_the_environment(tmp_path: Path) -> None:
+    folder = tmp_path / "lib" / "python3.11" / "site-packages"
+    (folder / "torch" / "lib").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").touch()
+    for name in ("libc10.so", "libtorch.so", "libtorch_cpu.so"):
+        (tmp_path / "lib" / name).symlink_to(TORCH_FOLDER / "lib" / name)
+    (folder / "torch" / "lib" / "libtorch_python.so").symlink_to(TORCH_FOLDER / "lib" / "libtorch_python.so")
+    build(folder / "torchvision" / "_C.so", REAL_CHECK, OLD_ERROR, needs=("libc10.so", "libtorch_cpu.so"))
+    (package,) = found(folder).packages
+    assert (package.objects[0].missing, package.objects[0].undefined) == ((), (OLD_ERROR,))
+
+
+def test_torch_whose_libraries_are_nowhere_to_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    build(tmp_path / "torchvision" / "_C.so", OLD_ERROR)
+    (package,) = found(tmp_path).packages
+    assert (package.objects[0].missing, package.objects[0].undefined) == ((), ())
