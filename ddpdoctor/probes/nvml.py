@@ -90,4 +90,6 @@ def _failure(ended: Ended, said: dict[str, Any]) -> str:
     if not ended.ok:
         last = ended.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         return f"asking NVML failed: {''.join(last) or f'exit code {ended.returncode}'}"
+    if "forbidden" in said and "gpu" not in said:
+        return "this user may open none of the GPUs that NVML counts"
     return f"NVML can't count the GPUs: {said['no_count']}" if "no_count" in said else ""

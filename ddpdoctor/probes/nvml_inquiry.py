@@ -1,6 +1,6 @@
 """Asks NVML everything, in a process of its own, since NVML may hang or crash. Prints one JSON object a line as it goes:
 
-{"init": code, "message": ..., "path": ...}, {"system": ...}, {"asking": index}, {"gpu": {...}}, {"p2p": [[...]]}.
+{"init": code, "message": ..., "path": ...}, {"system": ...}, {"asking": index}, {"gpu": {...}} or {"forbidden": index}, {"p2p": [[...]]}.
 
 Run with the folder that holds the `pynvml` module as its argument. The fields of "gpu" are those of facts/gpus.py.
 """
@@ -18,7 +18,7 @@ from typing import Any
 GPU_IS_LOST = 15
 NO_ANSWER = {3: "not supported by this GPU or driver", 4: "needs more rights", 13: "this NVML is too old to say"}
 """Codes by which NVML declines one question although the GPU is well."""
-INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND = 2, 3, 6, 13
+INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND = 2, 3, 4, 6, 13
 
 COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
 FABRIC_STATES = ("not-supported", "not-started", "in-progress", "completed")
@@ -46,6 +46,8 @@ class Gpu:
         self.nvml = nvml
         self.answers: dict[str, Any] = {"index": index, "lost": False, "error": ""}
         self.handle: Any = None
+        self.forbidden = False
+        """Counted by NVML, but nothing that this user or job may touch."""
 
     def ask(self, field: str, question: Callable[[], Any], otherwise: object = None) -> None:
         """Notes the answer; or `otherwise`, or why there is none."""
@@ -72,6 +74,7 @@ class Gpu:
         try:
             handle = self.handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as error:
+            self.forbidden = error.value == NO_PERMISSION
             self.answers.update(lost=error.value == GPU_IS_LOST, error=f"{message(nvml, error)} (handle)")
             return
         get = nvml
@@ -260,7 +263,7 @@ def main() -> None:
     except nvml.NVMLError as error:
         tell("init", error.value, message=message(nvml, error), path=path)
         return
-    tell("init", 0, message="", path=path)
+    tell("init", 0, message="", path=path or library_path())
     tell(
         "system",
         {
@@ -273,11 +276,16 @@ def main() -> None:
     except nvml.NVMLError as error:
         tell("no_count", message(nvml, error))
         return
-    gpus = [Gpu(nvml, index) for index in range(count)]
-    for gpu in gpus:
-        tell("asking", gpu.answers["index"])
+    gpus = []
+    for index in range(count):
+        tell("asking", index)
+        gpu = Gpu(nvml, index)
         gpu.look()
+        if gpu.forbidden:
+            tell("forbidden", index)
+            continue
         tell("gpu", gpu.answers)
+        gpus.append(gpu)
     try:
         tell("p2p", p2p_matrix(nvml, gpus))
     except nvml.NVMLError:

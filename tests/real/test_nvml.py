@@ -102,6 +102,15 @@ def test_lost_gpu_does_not_take_the_others_with_it(look: Look, fake_nvidia: Fake
     assert found.p2p[1][2] == "unknown"
 
 
+def test_gpus_that_belong_to_other_jobs_are_not_listed(look: Look, fake_nvidia: FakeNvidia) -> None:
+    found = look(fake_nvidia.environ(gpus=3, of_gpu={1: {"handle": "!4"}}))
+    assert [(gpu.index, gpu.error) for gpu in found.devices] == [(0, ""), (2, "")]
+    assert found.p2p == (("self", "ok"), ("ok", "self"))
+    found = look(fake_nvidia.environ(gpus=3, all_gpus={"handle": "!4"}))
+    assert isinstance(found, Unknown)
+    assert "this user may open none of the GPUs that NVML counts" in found.reason
+
+
 def test_unknown_error_on_one_gpu(look: Look, fake_nvidia: FakeNvidia) -> None:
     found = look(fake_nvidia.environ(gpus=2, of_gpu={0: {"handle": "!999"}, 1: {"memory": "!999", "power": "!4"}}))
     assert found.devices[0] == Gpu(index=0, error="Unknown Error (handle)")
