@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Network, Resolution
@@ -51,13 +52,13 @@ def _named(name: str, network: Network) -> Interface | None:
     return next((one for one in network.interfaces if one.name == name), None)
 
 
-def _with_addresses(network: Network) -> list[str]:
-    return [one.name for one in network.interfaces if one.addresses and one.up]
+def _leads_out(one: Interface) -> bool:
+    return bool(one.addresses) and one.up and not one.loopback and not one.name.startswith(INTERNAL)
 
 
 def _name_it(network: Network, variable: str, wrong: str) -> tuple[Fix, ...]:
     """Fixes for a setting that names no interface: one that looks alike, or the one that leads to the others."""
-    there = [name for name in _with_addresses(network) if name != "lo"]
+    there = [one.name for one in network.interfaces if _leads_out(one)]
     alike = difflib.get_close_matches(wrong, there, n=1)
     way = next(iter(alike), None) or way_to_the_others(network)
     equals = "=" if variable == "NCCL_SOCKET_IFNAME" else ""
@@ -252,19 +253,23 @@ def nccl_wrong_interface(
     if not internal and (told or taken.startswith("ib") or not _leads_to_master(way, network) or not sign):
         return
     address = nccl.answer_address or nccl.predicted_address
-    towards = "MASTER_ADDR" if _leads_to_master(way, network) else "the default route"
+    towards = "MASTER_ADDR is reached by" if _leads_to_master(way, network) else "the default route goes over"
     source = "answer_interface" if nccl.answer_interface else "predicted_interface"
     yield Finding(
-        summary=f"NCCL takes {taken} ({address}); {towards} is reached by {way}",
+        summary=f"NCCL takes {taken} ({address}); {towards} {way}",
         cause="" if sign else "It doesn't harm a job on this host alone, only one over several nodes.",
         evidence=(nccl.seen(source), addresses(network), *((intent(sign),) if sign else ())),
-        fixes=(
-            Fix(
-                f"Name {way} (== means exactly this name); on other nodes, theirs",
-                (f"export NCCL_SOCKET_IFNAME=={way}",),
-            ),
-        ),
+        fixes=(_towards(way, network),),
         severity=INFO if not sign else FAIL if internal else WARN,
+    )
+
+
+def _towards(way: str, network: Network) -> Fix:
+    leading = _named(way, network)
+    if leading and not leading.running:
+        return Fix(f"{way} has no carrier, so NCCL passes over it: look at its cable or link", (f"ip link show {way}",))
+    return Fix(
+        f"Name {way} (== means exactly this name); on other nodes, theirs", (f"export NCCL_SOCKET_IFNAME=={way}",)
     )
 
 
@@ -285,7 +290,9 @@ def _internal(interface: Interface, address: str | None) -> bool:
         LogSign("Socket creation failed : Address family not supported by protocol", why=UNVERIFIED),
     ),
 )
-def nccl_no_interface(nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch]) -> Iterator[Finding]:
+def nccl_no_interface(
+    nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch], container: Maybe[Container]
+) -> Iterator[Finding]:
     """There is no network interface that NCCL could use.
 
     ## What breaks
@@ -303,20 +310,20 @@ def nccl_no_interface(nccl: Nccl, network: Network, environment: Environment, to
     taken = nccl.answer_interface or known(nccl.predicted_interface)
     sign = several_nodes(environment, network)
     found = _named(taken, network) if taken else None
+    fixes: list[Fix] = []
     if taken is None:
+        fixes.append(Fix("For ranks on this host alone the loopback is enough", ("sudo ip link set lo up",)))
         summary = "no interface here has an address and a carrier, so NCCL can't start"
     elif found and found.loopback and sign:
         summary = f"NCCL finds nothing but the loopback ({taken}), and the job has several nodes"
     else:
         return
+    if isinstance(container, Container) and container.runtime:
+        fixes.append(Fix("Start the container with the host's network", ("docker run --network=host --ipc=host ...",)))
     yield Finding(
         summary=summary,
         evidence=(nccl.seen("predicted_interface"), addresses(network), *((intent(sign),) if sign else ())),
-        fixes=(
-            Fix("Look which interfaces are down or have no address", ("ip -br address",)),
-            Fix("For ranks on this host alone the loopback is enough", ("sudo ip link set lo up",)),
-            Fix("A container: give it the host's network", ("docker run --network=host --ipc=host --gpus all IMAGE",)),
-        ),
+        fixes=(Fix("Look which interfaces are down or have no address", ("ip -br address",)), *fixes),
     )
 
 

@@ -229,18 +229,20 @@ def rdzv_hostname_not_self(network: Network, environment: Environment) -> Iterat
         return
     own = known(network.own_name)
     port = next((one for one in network.wanted_ports[2:]), 29400)
+    told = f"--rdzv-conf is_host=1 --local-addr={endpoint.name}"
+    fixes = [
+        Fix(
+            "Tell torchrun who hosts the store (is_host=0 on the other nodes)",
+            (f"torchrun --rdzv-backend=c10d --rdzv-endpoint={endpoint.name}:{port} {told}",),
+        )
+    ]
+    if own.addresses and not is_loopback(own.addresses[0]):
+        text = f"Or use an endpoint that it knows as its own, on all nodes alike, if {own.addresses[0]} is reached from there"
+        fixes.append(Fix(text, (f"torchrun --rdzv-backend=c10d --rdzv-endpoint={network.hostname}:{port}",)))
     yield Finding(
         summary=f"{endpoint.name} is this host, but torchrun won't see it: {network.hostname} resolves to {listed(own.addresses) or 'nothing'}",
         evidence=(resolved(endpoint), resolved(own)),
-        fixes=(
-            Fix(
-                "Tell torchrun who hosts the store (is_host=0 on the other nodes)",
-                (
-                    f"torchrun --rdzv-backend=c10d --rdzv-endpoint={endpoint.name}:{port} --rdzv-conf is_host=1 --local-addr={endpoint.name}",
-                ),
-            ),
-            *hosts_fix(network),
-        ),
+        fixes=(*fixes, *hosts_fix(network)),
         # With MASTER_ADDR alone, the rendezvous may well be static, where --node-rank decides.
         severity=FAIL if by_rendezvous else INFO,
     )

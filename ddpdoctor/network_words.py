@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 
 from ddpdoctor.facts.base import Unknown
@@ -33,22 +32,25 @@ def interface_settings(name: str) -> tuple[str, ...]:
 
 
 def hosts_fix(network: Network) -> tuple[Fix, ...]:
-    """Gives the hostname its real address in /etc/hosts. Written through a copy: in containers the file is a mount."""
+    """Gives the hostname its real address in /etc/hosts; nothing where it has it, or where we don't know it.
+
+    Other names on its lines (often "localhost") stay. Written through a copy, since in containers the file is a mount.
+    """
     way = way_to_the_others(network)
     address = way and address_of(way, network)
-    if not (way and address):
+    own = network.own_name
+    if not (way and address) or (isinstance(own, Resolution) and own.addresses[:1] == (address,)):
         return ()
-    name = network.hostname
-    others = rf"/^[^#]*[[:space:]]{re.escape(name)}\([[:space:]]\|$\)/d"
-    return (
-        Fix(
-            f"Give {name} its address on {way} in /etc/hosts",
-            (
-                f"{{ sed {shlex.quote(others)} /etc/hosts; echo '{address} {name}'; }} > /tmp/hosts",
-                "sudo cp /tmp/hosts /etc/hosts",
-            ),
-        ),
-    )
+    text = f"Give {network.hostname} its address on {way} in /etc/hosts"
+    long = network.fqdn if network.fqdn.startswith(f"{network.hostname}.") else ""
+    line = shlex.quote(" ".join(one for one in (address, long, network.hostname) if one))
+    lines = network.hosts_lines
+    if isinstance(lines, tuple) and not any(network.hostname in one.split() for one in lines):
+        return (Fix(text, (f"echo {line} | sudo tee -a /etc/hosts",)),)
+    name = network.hostname.replace(".", r"\.")
+    taken_out = rf":a;s/[[:space:]]{name}\(\.[^[:space:]]*\)\{{0,1\}}\([[:space:]]\|$\)/\2/;ta"
+    copy = f"{{ sed {shlex.quote(taken_out)} /etc/hosts; echo {line}; }} > ~/hosts.new"
+    return (Fix(text, (copy, "sudo cp ~/hosts.new /etc/hosts")),)
 
 
 def without_root(network: Network) -> tuple[Fix, ...]:

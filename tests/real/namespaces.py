@@ -1,0 +1,98 @@
+"""Hosts out of network namespaces, for tests: a bridge in a namespace of its own, a veth to each host.
+
+Names carry our pid, so that two runs don't meet and what a killed one left behind can be told. The machine's own network
+stays as it is. Needs root, `ip` and `unshare` (apt-get install iproute2 util-linux).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+NETNS_ETC = Path("/etc/netns")
+_numbers = count(1)
+
+
+def need(*tools: str) -> None:
+    """Fails the test, rather than skip it, where a tool is missing."""
+    missing = [tool for tool in tools if not shutil.which(tool)]
+    assert not missing, f"{', '.join(missing)} missing: apt-get install -y iproute2 nftables iptables"
+    assert os.geteuid() == 0, "network namespaces need root"
+
+
+class Host:
+    """One host: its network namespace, hostname and /etc/hosts."""
+
+    def __init__(self, hostname: str) -> None:
+        self.hostname = hostname
+        self.namespace = f"ddpdoctor-{os.getpid()}-{next(_numbers)}"
+
+    def ip(self, arguments: str) -> None:
+        """`ip` inside this host: `host.ip("link set eth0 down")`."""
+        _run("ip", "-n", self.namespace, *arguments.split())
+
+    def hosts(self, text: str) -> None:
+        """Writes its /etc/hosts, in place: the file is bind-mounted when a command starts."""
+        self.etc("hosts", text)
+
+    def etc(self, name: str, text: str) -> None:
+        folder = NETNS_ETC / self.namespace
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+    def command(self, *command: str) -> list[str]:
+        """The command line that runs `command` on this host, under its hostname."""
+        script = f'hostname {self.hostname}; exec "$@"'
+        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", script, "sh", *command]
+
+    def run(
+        self, *command: str, environ: Mapping[str, str] | None = None, seconds: float = 30
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs it to its end. Raises where it fails."""
+        return subprocess.run(
+            self.command(*command), env=environ, timeout=seconds, check=True, capture_output=True, text=True
+        )
+
+    def start(self, *command: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Starts it, with its output on a pipe; end it by its `kill()`."""
+        return subprocess.Popen(self.command(*command), env=environ, stdout=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def network(*hostnames: str) -> Iterator[list[Host]]:
+    """Hosts on one network: eth0 of the first has 10.77.0.11/24, of the second 10.77.0.12/24, and so on.
+
+    Each has a loopback, /etc/hosts that names them all, and no name server.
+    """
+    need("ip", "unshare")
+    hosts = [Host(name) for name in hostnames]
+    switch = Host("switch")
+    try:
+        _run("ip", "netns", "add", switch.namespace)
+        switch.ip("link add br0 type bridge")
+        switch.ip("link set br0 up")
+        for number, host in enumerate(hosts, 1):
+            _run("ip", "netns", "add", host.namespace)
+            host.ip(f"link add eth0 type veth peer name port{number} netns {switch.namespace}")
+            switch.ip(f"link set port{number} master br0 up")
+            host.ip(f"address add 10.77.0.{10 + number}/24 dev eth0")
+            host.ip("link set eth0 up")
+            host.ip("link set lo up")
+            names = [f"10.77.0.{10 + at} {one.hostname}" for at, one in enumerate(hosts, 1)]
+            host.hosts("\n".join(["127.0.0.1 localhost", *names]) + "\n")
+            host.etc("resolv.conf", "")
+        yield hosts
+    finally:
+        for host in (*hosts, switch):
+            subprocess.run(["ip", "netns", "delete", host.namespace], check=False, capture_output=True)
+            shutil.rmtree(NETNS_ETC / host.namespace, ignore_errors=True)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}"
