@@ -171,7 +171,7 @@ def nvidia_module_not_loaded(
                     (
                         f"sudo {package}",
                         f"sudo dkms autoinstall -k {machine.kernel}",
-                        "sudo modprobe nvidia nvidia_uvm",
+                        "sudo modprobe -a nvidia nvidia_uvm",
                     ),
                 ),
                 Fix("Or reboot, and choose the kernel before in the boot menu"),

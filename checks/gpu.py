@@ -258,14 +258,19 @@ def gpu_heterogeneous(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
 
 
 def _strength(gpu: Gpu) -> tuple[int, tuple[int, ...]]:
-    """Which GPU one would rather train on: memory first, then generation."""
-    memory = 0 if isinstance(gpu.memory_total, Unknown) else gpu.memory_total
-    return memory, () if isinstance(gpu.compute_capability, Unknown) else gpu.compute_capability
+    """Which GPU one would rather train on: memory first (in steps of 4 GiB), then generation."""
+    return round(_memory(gpu) / 4 / 1024**3), () if isinstance(
+        gpu.compute_capability, Unknown
+    ) else gpu.compute_capability
+
+
+def _memory(gpu: Gpu) -> int:
+    return 0 if isinstance(gpu.memory_total, Unknown) else gpu.memory_total
 
 
 def _alike(one: Gpu, other: Gpu) -> bool:
     """Same model, and the same memory but for what ECC or the firmware keeps."""
-    mine, theirs = _strength(one)[0], _strength(other)[0]
+    mine, theirs = _memory(one), _memory(other)
     return one.name == other.name and abs(mine - theirs) <= 0.05 * max(mine, theirs)
 
 
@@ -278,7 +283,7 @@ def _kinds(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 
 def _described(gpu: Gpu) -> str:
-    return f"{gpu.name} ({human(_strength(gpu)[0])})"
+    return f"{gpu.name} ({human(_memory(gpu))})"
 
 
 @check(

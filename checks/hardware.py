@@ -16,7 +16,7 @@ from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severit
 from ddpdoctor.nvidia import NO_GPU, bus_gpus, called, nvidia_gpus, own_gpus, without
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
-from ddpdoctor.xids import DEBUG, FOLLOWS, REBOOT, RESET, Reported, normal_address, reported
+from ddpdoctor.xids import DEBUG, FOLLOWS, REBOOT, RESET, UNLISTED, Reported, normal_address, reported
 
 XID_SIGN = "the number behind it says what happened"
 DAY = 86400.0
@@ -239,7 +239,7 @@ def _xid_finding(number: int, same: list[Reported], hints: list[Reported], sever
     times = f", {len(same)} times" if len(same) > 1 else ""
     return Finding(
         summary=f"Xid {number} on {listed(where, most=3)}{_ago(newest.age)}{times}: {means.meaning}",
-        cause=f"Mostly {means.whose} fault." if means.whose.endswith("'s") else f"Cause: mostly {means.whose}.",
+        cause=f"Whose fault: mostly {means.whose}." if means.whose not in (FOLLOWS, UNLISTED.whose) else "",
         evidence=tuple(Evidence(one.text, source) for one in same[-3:]),
         fixes=tuple(fixes),
         severity=severity,
@@ -373,7 +373,11 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     for one in (*narrow, *slow):
         width = _best(one.link_width_max, one.parent_link_width_max)
         speed = _best(one.link_speed_max, one.parent_link_speed_max)
-        has = f"x{one.link_width} of x{width} lanes" if one in narrow else f"{one.link_speed:g} of {speed:g} GT/s"
+        has = (
+            f"x{one.link_width} of x{width} lanes"
+            if one in narrow
+            else f"{one.link_speed:g} of {speed:g} GT/s, though it is in use"
+        )
         yield Finding(
             summary=f"{_kind(one)} {one.address} has {has}",
             evidence=(

@@ -24,6 +24,9 @@ from ddpdoctor.xids import SXID_LINE, reported
 WITHOUT_P2P = Fix("Until then let NCCL go through host memory (slower, but it works)", ("export NCCL_P2P_DISABLE=1",))
 
 
+DEBIAN = ("ubuntu", "debian")
+
+
 def _off(environment: Maybe[Environment], name: str) -> bool:
     return not isinstance(environment, Unknown) and environment.get(name) not in ("", "0")
 
@@ -93,7 +96,7 @@ def fabric_manager_not_running(
             Evidence(f"driver version: {driver.version}", "/proc/driver/nvidia/version, NVML"),
             *(Evidence(f"GPU {one.index}: fabric {_fabric(one)}", "NVML") for one in waiting[:8]),
         ),
-        fixes=_fabric_fixes(driver, here, installed=not here or manager is not None, differs=differs),
+        fixes=_fabric_fixes(driver, machine, here, installed=not here or manager is not None, differs=differs),
         severity=severity,
     )
 
@@ -107,7 +110,7 @@ def _fabric(gpu: Gpu) -> str:
     return f"failed with code {gpu.fabric_status}" if _registration(gpu) else str(gpu.fabric_state)
 
 
-def _fabric_fixes(driver: Driver, here: bool, installed: bool, differs: bool) -> tuple[Fix, ...]:
+def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool, differs: bool) -> tuple[Fix, ...]:
     if not here:
         return (
             Fix(
@@ -122,11 +125,13 @@ def _fabric_fixes(driver: Driver, here: bool, installed: bool, differs: bool) ->
     )
     if installed and not differs:
         return (Fix("Start it (needs root)", ("sudo systemctl enable nvidia-fabricmanager", start)), look)
-    package = f"nvidia-fabricmanager-{branch}={driver.version}-1"
+    install = f"dnf install nvidia-fabric-manager-{driver.version}"
+    if machine.os_id in DEBIAN:
+        install = f"apt-get install nvidia-fabricmanager-{branch}='{driver.version}-*'"
     return (
         Fix(
             "Install it in the driver's version, and start it (needs root)",
-            (f"sudo apt-get install {package}", "sudo systemctl enable nvidia-fabricmanager", start),
+            (f"sudo {install}", "sudo systemctl enable nvidia-fabricmanager", start),
         ),
         look,
     )
@@ -251,7 +256,9 @@ def p2p_acs_iommu(
                     (
                         r"""sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&iommu=pt /' /etc/default/grub""",
                         "sudo update-grub && sudo reboot",
-                    ),
+                    )
+                    if machine.os_id in DEBIAN
+                    else ("sudo grubby --update-kernel=ALL --args=iommu=pt", "sudo reboot"),
                 ),
             ),
         )
