@@ -51,7 +51,7 @@ class Pin(msgspec.Struct, frozen=True):
 
 def pins(packages: Packages, patient: Patient) -> tuple[Pin, ...]:
     """The nvidia-* packages that the installed torch requires, also by way of cuda-toolkit's extras."""
-    return tuple(_pins(packages, patient, "torch", ""))
+    return tuple(dict.fromkeys(_pins(packages, patient, "torch", "")))
 
 
 def _pins(packages: Packages, patient: Patient, name: str, extra: str) -> Iterator[Pin]:

@@ -242,7 +242,7 @@ def test_numbers_takes_any_text(text: str) -> None:
     assert all(part >= 0 for part in numbers(text))
 
 
-# What torch pins. The requirements are those of PyPI's torch 2.13.0 and 2.9.1.
+# What torch pins. The requirements are those of PyPI's torch 2.13.0, cuda-toolkit 13.0.3 and torch 2.9.1, shortened.
 
 TORCH_213 = Package(
     name="torch",
@@ -257,13 +257,15 @@ TORCH_213 = Package(
         'triton==3.7.1; platform_system == "Linux" and python_version < "3.15"',
     ),
 )
+LINUX = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 TOOLKIT = Package(
     name="cuda-toolkit",
     version="13.0.3",
     location=SITE,
     requires=(
-        'nvidia-cublas==13.1.1.3.*; extra == "cublas"',
-        'nvidia-cuda-runtime==13.0.96.*; extra == "cudart"',
+        f"nvidia-cublas==13.1.1.3.*; ({LINUX}) and extra == 'cublas'",
+        f"nvidia-cuda-runtime==13.0.96.*; ({LINUX}) and extra == 'cublas'",
+        f"nvidia-cuda-runtime==13.0.96.*; ({LINUX}) and extra == 'cudart'",
         'nvidia-cufft==12.0.0.61.*; extra == "cufft"',
     ),
 )
@@ -291,6 +293,7 @@ def test_pins_follow_cuda_toolkit_by_its_extras() -> None:
         Package(name="nvidia-nccl-cu13", version="2.28.9"),
     )
     found = {one.package: one for one in pins(packages, a_patient())}
+    assert len(found) == len(pins(packages, a_patient()))
     assert set(found) == {"nvidia-cublas", "nvidia-cuda-runtime", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"}
     assert found["nvidia-cublas"].fits
     assert found["nvidia-cublas"].exact == ""
@@ -379,14 +382,15 @@ def test_a_nightly_is_not_pinned_on_the_stable_index() -> None:
 
 
 def test_visible_numbers_of_unequal_gpus_are_not_judged() -> None:
+    settings = [{"name": "CUDA_VISIBLE_DEVICES", "value": "0,1"}]
     facts = {
         "gpus": {"devices": {"1": {"name": "NVIDIA GeForce GT 710", "compute_capability": [3, 5]}}},
-        "environment": {"settings": [{"name": "CUDA_VISIBLE_DEVICES", "value": "0,1"}]},
+        "environment": {"settings": settings},
     }
     result = judged("gpu-arch-unsupported", "rtx4090x2-workstation", facts)
     assert result.not_tested
     assert "CUDA_DEVICE_ORDER" in result.not_tested.reason
-    facts["environment"]["settings"].append({"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"})
+    settings.append({"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"})
     assert judged("gpu-arch-unsupported", "rtx4090x2-workstation", facts).findings
 
 
