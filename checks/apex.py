@@ -110,7 +110,8 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, patient: Patient) -> 
 
     ## Why
     A plain `pip install` of the repository builds the Python part only. The options that ask for the extensions are
-    easily lost: pip 23.1 and later pass `--global-option` on no more, and a build in isolation doesn't see torch.
+    easily lost: for a project with a pyproject.toml pip ignores `--global-option`, and a build in isolation doesn't see
+    torch.
 
     ## Fix
     In a clone of the repository:
@@ -295,8 +296,8 @@ def apex_build_isolation(
     The build stops with "No module named 'torch'", or it ends well and has built no extensions.
 
     ## Why
-    pip builds in an environment of its own that has no torch in it, unless told `--no-build-isolation`. And from 23.1
-    on it no longer hands `--global-option` to a project with a pyproject.toml, so the extensions are left out silently.
+    pip builds in an environment of its own that has no torch in it, unless told `--no-build-isolation`. And it
+    ignores `--global-option` for a project with a pyproject.toml, so the extensions are left out silently.
 
     ## Fix
     `APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install -v --no-build-isolation --no-cache-dir .`; for an older tree, whose

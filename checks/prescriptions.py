@@ -32,14 +32,14 @@ REPLACEMENTS = (
         "Mixed precision: apex.amp is no longer maintained",
         (
             "# before: model, opt = amp.initialize(model, opt, opt_level='O1')",
-            "# after:  with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(batch)",
+            "# after:  with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(batch)   # float16: and torch.amp.GradScaler",
         ),
     ),
     Fix(
         "Optimizers",
         (
             "# before: apex.optimizers.FusedAdam(model.parameters(), lr=1e-4)",
-            "# after:  torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)",
+            "# after:  torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0, fused=True)",
         ),
     ),
     Fix(

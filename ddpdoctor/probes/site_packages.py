@@ -22,10 +22,12 @@ TORCH_LIBRARY = re.compile(r"lib(?:c10|torch)(?:_\w+)?\.so")
 
 
 class SitePackages(msgspec.Struct, frozen=True):
-    """folders: in the order of the patient's sys.path. versions: of the first distribution of each normalised name."""
+    """folders: in the order of the patient's sys.path. versions: of the first distribution of each normalised name.
+    python: the patient's version."""
 
     folders: tuple[Path, ...]
     versions: dict[str, str]
+    python: str
 
     @property
     def torch_libraries(self) -> dict[str, Path]:
@@ -79,4 +81,4 @@ def _look(context: Context) -> SitePackages | Unknown:
         for name in names_in(folder):
             if metadata := METADATA.fullmatch(name):
                 versions.setdefault(normalised(metadata["name"]), metadata["version"])
-    return SitePackages(folders, versions)
+    return SitePackages(folders, versions, patient.version)

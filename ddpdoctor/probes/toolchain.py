@@ -36,7 +36,7 @@ def probe(context: Context) -> Toolchain:
     ninja = subprocesses.start([str(context.path(ninja_path)), "--version"]) if ninja_path else None
     flags = f"{context.environ.get('NVCC_PREPEND_FLAGS', '')} {context.environ.get('NVCC_APPEND_FLAGS', '')}"
     site = site_packages(context)
-    source, style = _apex_source(context)
+    source, style = _apex_source()
     return Toolchain(
         nvccs=tuple(
             _nvcc(context, path, by, one.wait(SECONDS)) for (path, by), one in zip(candidates, asked, strict=True)
@@ -226,27 +226,29 @@ def _consumers(context: Context, site: SitePackages | Unknown, apex_source: str 
             name="deepspeed",
             reason=f"DeepSpeed {version} is installed and builds its ops at first use".replace("  ", " "),
         )
-    if reason := _other_build(context):
+    if reason := _other_build(context, site):
         yield Consumer(name="torch", reason=reason)
 
 
-def _other_build(context: Context) -> str:
+def _other_build(context: Context, site: SitePackages | Unknown) -> str:
     """Why something builds through torch.utils.cpp_extension here, or ""."""
-    working = _working_folder(context)
+    working = _working_folder()
     if working and "CUDAExtension" in _text(working / "setup.py"):
         return f"{working}/setup.py builds a CUDA extension"
-    cache = context.environ.get("TORCH_EXTENSIONS_DIR") or str(
-        PurePosixPath(context.environ.get("XDG_CACHE_HOME") or f"{context.environ.get('HOME', '')}/.cache")
-        / "torch_extensions"
-    )
-    for name in names_in(context.path(cache)) if cache.startswith("/") else []:
-        if re.fullmatch(r"py\d+_cu\d+", name) and names_in(context.path(f"{cache}/{name}")):
-            return f"extensions have been built in {cache}/{name}"
+    if isinstance(site, Unknown):
+        return ""
+    home = context.environ.get("XDG_CACHE_HOME") or f"{context.environ.get('HOME', '')}/.cache"
+    python = "".join(site.python.split(".")[:2])
+    # What an extension was built for stands in the folder's name; those of another Python are left-overs.
+    for name in names_in(context.path(f"{home}/torch_extensions")):
+        folder = f"{home}/torch_extensions/{name}"
+        if re.fullmatch(rf"py{python}\w?_cu\d+", name) and names_in(context.path(folder)):
+            return f"extensions have been built in {folder}"
     return ""
 
 
-def _apex_source(context: Context) -> tuple[str | None, str]:
-    working = _working_folder(context)
+def _apex_source() -> tuple[str | None, str]:
+    working = _working_folder()
     for folder in (working, working / "apex") if working else ():
         setup = _text(folder / "setup.py")
         if "amp_C" in setup and "--cuda_ext" in setup:
@@ -254,11 +256,11 @@ def _apex_source(context: Context) -> tuple[str | None, str]:
     return None, ""
 
 
-def _working_folder(context: Context) -> Path | None:
+def _working_folder() -> Path | None:
     """The folder that the doctor was started in, which is where a build would be typed."""
     try:
-        return Path(context.environ.get("PWD") or ".").absolute()
-    except OSError:  # The folder is gone.
+        return Path.cwd()
+    except OSError:  # It is gone.
         return None
 
 

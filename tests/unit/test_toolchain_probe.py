@@ -42,20 +42,23 @@ class Host:
     def look(self, **environ: str) -> Toolchain:
         context = Context(
             str(self.root / "env/bin/python"),
-            environ={"PATH": "/usr/bin", "PWD": str(self.root), **environ},
+            environ={"PATH": "/usr/bin", **environ},
             root=self.root,
         )
 
         def answer(group: str) -> Facts:
             assert group == "patient"
-            return Patient(python=context.python, chosen_by="--python", site_packages=(str(self.site),))
+            return Patient(
+                python=context.python, chosen_by="--python", version="3.11.2", site_packages=(str(self.site),)
+            )
 
         context.answered_by(answer)
         return module.probe(context)
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.chdir(tmp_path)
     return Host(tmp_path)
 
 
@@ -204,6 +207,21 @@ def test_what_compiles(host: Host) -> None:
     assert "0.19.8" in found.compiles[1].reason
     assert found.apex_source == str(host.root / "apex")
     assert found.apex_source_style == "environment"
+
+
+def test_what_was_built_for_another_python_or_without_cuda_is_past(host: Host) -> None:
+    for name in ("py38_cu117", "py311_cpu"):
+        (host.root / "home/ada/.cache/torch_extensions" / name / "cpu_adam").mkdir(parents=True)
+    (host.root / "home/ada/.cache/torch_extensions/py311_cu130").mkdir()
+    assert host.look(HOME="/home/ada").compiles == ()
+
+
+def test_a_working_folder_that_is_gone(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = host.root / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert host.look().compiles == ()
 
 
 def test_an_older_apex_and_a_setup_of_ones_own(host: Host) -> None:
