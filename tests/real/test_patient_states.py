@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.patient import asking
 from ddpdoctor.probes.patient.asking import INQUIRY, ask
 from ddpdoctor.probes.runner import take_snapshot
-from tests.pythons import bare_venv, old_python, real_pythons, stand_in
+from tests.pythons import bare_venv, fake_torch, old_python, real_pythons, stand_in
 
 GROUPS = ("patient", "torch", "packages", "libraries")
 OLD = ("2.7", "3.6", "3.7")
@@ -120,12 +121,13 @@ def test_program_in_the_first_line_is_gone(tmp_path: Path) -> None:
 
 
 def test_garbage_with_exit_code_0(tmp_path: Path) -> None:
-    python = stand_in(tmp_path, r"printf 'hello \377\376 world\0\n'")
+    python = stand_in(tmp_path, r"printf 'hello \377\376 \033[31mworld\0\n'")
     found = snapshot(python)
     assert isinstance(found.patient, Patient)
     assert found.patient.state == "not-python"
     assert "hello" in found.patient.detail
     assert "exit code 0" in found.patient.detail
+    assert found.patient.detail.isprintable(), "a terminal would obey the rest"
     assert_silent(found)
     msgspec.json.encode(found)
 
@@ -283,3 +285,13 @@ def test_answer_is_asked_once(tmp_path: Path) -> None:
     take_snapshot(context, GROUPS)
     assert ask(context, "interpreter").state == "ok"
     assert (tmp_path / "count").read_text() == "x\n"
+
+
+def test_inquiry_that_nobody_waits_for_any_more_ends_by_itself(tmp_path: Path) -> None:
+    """Its caller may have been killed, and a hung import would stay for ever."""
+    fake_torch(tmp_path, "import time; time.sleep(600)")
+    command = [sys.executable, str(INQUIRY), "torch", "<", ">", "0"]
+    began = time.monotonic()
+    ended = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGALRM
+    assert time.monotonic() - began < 30

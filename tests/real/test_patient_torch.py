@@ -25,7 +25,7 @@ from tests.pythons import bare_venv, fake_torch
 GROUPS = ("patient", "torch", "packages", "libraries")
 
 
-def look(python: str = sys.executable, *, quick: bool = False, **environ: str) -> Snapshot:
+def look(python: str = sys.executable, quick: bool = False, /, **environ: str) -> Snapshot:
     return take_snapshot(Context(python, quick=quick, environ=os.environ | environ), GROUPS)
 
 
@@ -83,7 +83,7 @@ def test_real_libraries(real: Snapshot) -> None:
 
 def test_quick_imports_nothing_but_knows_the_files(real: Snapshot) -> None:
     began = time.monotonic()
-    found = look(quick=True)
+    found = look(sys.executable, True)
     assert time.monotonic() - began < 5
     torch, imported = torch_of(found), torch_of(real)
     assert (torch.import_state, torch.import_seconds) == ("not-tried", 0.0)
@@ -262,7 +262,7 @@ def test_safe_path_leaves_the_working_folder_out(
 ) -> None:
     (tmp_path / "torch.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    found = torch_of(look(quick=True, PYTHONSAFEPATH="1"))
+    found = torch_of(look(sys.executable, True, PYTHONSAFEPATH="1"))
     if sys.version_info >= (3, 11):
         assert found.location == torch_of(real).location
     else:
@@ -271,7 +271,7 @@ def test_safe_path_leaves_the_working_folder_out(
 
 def test_half_installed_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = bare_venv(tmp_path / "venv")
-    site = look(python, quick=True).patient
+    site = look(python, True).patient
     assert isinstance(site, Patient)
     fake_torch(Path(site.site_packages[0]), "from torch import _C\nfrom .version import __version__\n", None)
     monkeypatch.chdir(tmp_path)

@@ -94,3 +94,25 @@ def test_python_2_on_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.Mon
 def test_nothing_on_path_leaves_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     without_torch(monkeypatch)
     assert choose_python(None, {"PATH": "/nonexistent"}) == (sys.executable, "our own interpreter")
+
+
+@pytest.mark.parametrize("own", ["home/.cache/uv/archive-v0/x", "home/.local/share/pipx/venvs/ddpdoctor"])
+def test_environment_that_a_tool_made_for_us_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    without_torch(monkeypatch)
+    (tmp_path / own / "bin").mkdir(parents=True)
+    stand_in(tmp_path / own / "bin", "true", "python")
+    mine = stand_in(tmp_path, "true", "python3")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / own))
+    assert choose_python(None, {"PATH": f"{tmp_path / own}/bin/:{tmp_path}"}) == (mine, "PATH")
+
+
+def test_environment_of_an_image_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images put /opt/venv/bin first on PATH without activating it."""
+    without_torch(monkeypatch)
+    (tmp_path / "opt" / "venv" / "bin").mkdir(parents=True)
+    ours = stand_in(tmp_path / "opt" / "venv" / "bin", "true", "python")
+    stand_in(tmp_path, "true", "python")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "opt" / "venv"))
+    assert choose_python(None, {"PATH": f"{tmp_path}/opt/venv/bin:{tmp_path}"}) == (ours, "PATH")

@@ -58,8 +58,14 @@ def maybe(told: dict[str, Any], name: str, doing: str) -> Any:
 
 def last_lines(output: bytes, count: int = 25) -> str:
     """The end of what was printed, readable whatever the bytes are."""
-    lines = output[-100_000:].decode("utf-8", "replace").replace("\0", "").strip().splitlines()
-    return "\n".join(line[:500] for line in lines[-count:])
+    lines = output[-100_000:].decode("utf-8", "replace").strip().splitlines()
+    return "\n".join(printable(line)[:500] for line in lines[-count:])
+
+
+def printable(text: str) -> str:
+    """The text without control characters (a terminal would obey them) and without lone surrogates, which is how Python
+    writes bytes that aren't UTF-8, and which can't be encoded again."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
 
 
 def _ask(context: Context, mode: Mode) -> Answer:
@@ -150,9 +156,8 @@ def _readable(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _printable(value: Any) -> Any:
-    """Names of files needn't be UTF-8; Python writes such bytes as lone surrogates, which can't be encoded again."""
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return printable(value)
     if isinstance(value, list):
         return [_printable(item) for item in value]
     return value

@@ -23,8 +23,9 @@ def choose_python(option: str | None, environ: Mapping[str, str]) -> tuple[str, 
     if active:
         return active
     if find_spec("torch") is None:
+        path = _without_our_own(environ.get("PATH", ""))
         for name in ("python", "python3"):
-            found = shutil.which(name, path=environ.get("PATH"))
+            found = shutil.which(name, path=path)
             # Some distributions still call Python 2 `python`.
             if found and not os.path.basename(os.path.realpath(found)).startswith("python2"):
                 return os.path.abspath(found), "PATH"
@@ -39,6 +40,14 @@ def _named(option: str, environ: Mapping[str, str]) -> str:
         found = shutil.which(option, path=environ.get("PATH"))
         return os.path.abspath(found) if found else option
     return os.path.abspath(option)
+
+
+def _without_our_own(path: str) -> str:
+    """PATH without the folder of the environment that a tool made for us alone (uvx puts it first)."""
+    if not {"pipx", "uv"} & set(sys.prefix.split(os.sep)):
+        return path
+    ours = os.path.join(sys.prefix, "bin")
+    return os.pathsep.join(one for one in path.split(os.pathsep) if os.path.normpath(one) != ours)
 
 
 def _active(environ: Mapping[str, str]) -> tuple[str, str] | None:
