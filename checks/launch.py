@@ -35,11 +35,12 @@ def shown(environment: Environment, *names: str) -> tuple[Evidence, ...]:
 
 
 def unset(environment: Environment, *names: str) -> str:
-    return "unset " + " ".join(name for name in names if name in environment)
+    """The command that takes away those that are set; Slurm's own are true, and stay."""
+    return "unset " + " ".join(name for name in names if name in environment and not name.startswith("SLURM_"))
 
 
 def with_torchrun(plan: Plan) -> Fix:
-    return Fix("let torchrun set all of them", (f"torchrun --nproc-per-node={plan.nproc} train.py",))
+    return Fix("let torchrun arrange the start", (f"torchrun --nproc-per-node={plan.nproc} train.py",))
 
 
 @check(
@@ -105,7 +106,7 @@ def names(environment: Environment) -> set[str]:
         LogSign("CUDA error: invalid device ordinal"),
     ),
 )
-def launcher_env_inconsistent(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Finding]:
+def launcher_env_inconsistent(environment: Environment, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Finding]:
     """The settings that say which rank this is contradict each other.
 
     ## What breaks
@@ -120,37 +121,55 @@ def launcher_env_inconsistent(environment: Environment, gpus: Maybe[Gpus]) -> It
     Leave them to the launcher (`torchrun`, or `srun` and SLURM_PROCID), and unset what is exported elsewhere.
     """
     requires(names(environment) & {*RANK_NUMBERS, "MASTER_PORT"}, NO_LAUNCHER)
-    for text, involved in contradictions(environment):
+    for text, involved, remedy in contradictions(environment):
         yield Finding(
             summary=text,
             evidence=shown(environment, *involved),
             fixes=(
-                Fix("take them away and let the launcher set them", (unset(environment, *RANK_NUMBERS),)),
-                Fix("then start through it", ("torchrun --nproc-per-node=gpu train.py",)),
+                *((remedy,) if remedy else ()),
+                Fix("take away what is wrong", (unset(environment, *involved),)),
+                *(() if in_slurm_step(environment) else (with_torchrun(plan),)),
             ),
         )
     yield from local_rank_beyond_gpus(environment, gpus)
 
 
-def contradictions(environment: Environment) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What can't be, and the variables that say so."""
+Contradiction = tuple[str, tuple[str, ...], Fix | None]
+
+
+def contradictions(environment: Environment) -> Iterator[Contradiction]:
+    """What can't be, the variables that say so, and the remedy where there is a better one than the general ones."""
     value = {name: number(environment.get(name)) for name in RANK_NUMBERS}
     for name in RANK_NUMBERS:
         if name in environment and value[name] is None:
-            yield f"{name} is {environment.get(name)[:40]!r}, not a whole number from 0 up", (name,)
+            yield f"{name} is {environment.get(name)[:40]!r}, not a whole number from 0 up", (name,), None
     for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_WORLD_SIZE", "WORLD_SIZE")):
         low, high = value[rank], value[size]
         if low is None or high is None:
             continue
         if rank == "LOCAL_WORLD_SIZE" and low > high and not counts_pods(environment):
-            yield f"LOCAL_WORLD_SIZE is {low}, more than WORLD_SIZE, which is {high}", (rank, size)
+            yield f"LOCAL_WORLD_SIZE is {low}, more than WORLD_SIZE, which is {high}", (rank, size), None
         elif rank != "LOCAL_WORLD_SIZE" and low >= high:
-            yield f"{rank} is {low}, but {size} is {high}: ranks go from 0 to {high - 1}", (rank, size)
+            yield f"{rank} is {low}, but {size} is {high}: ranks go from 0 to {high - 1}", (rank, size), None
     port = environment.get("MASTER_PORT")
     if port and not 1 <= (number(port) or 0) <= 65535:
-        yield f"MASTER_PORT is {port[:40]!r}, not a port from 1 to 65535", ("MASTER_PORT",)
+        yield (
+            f"MASTER_PORT is {port[:40]!r}, not a port from 1 to 65535",
+            ("MASTER_PORT",),
+            Fix("choose one", ("export MASTER_PORT=29500",)),
+        )
     yield from against_slurm(environment)
     yield from loopback_master(environment)
+
+
+FROM_SLURM = Fix(
+    "set them in each task rather than before srun",
+    ("srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS python train.py'",),
+)
+FIRST_NODE = Fix(
+    "name the job's first node",
+    ('export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',),
+)
 
 
 def counts_pods(environment: Environment) -> bool:
@@ -158,22 +177,23 @@ def counts_pods(environment: Environment) -> bool:
     return "KUBERNETES_SERVICE_HOST" in environment and "TORCHELASTIC_RUN_ID" not in environment
 
 
-def against_slurm(environment: Environment) -> Iterator[tuple[str, tuple[str, ...]]]:
+def against_slurm(environment: Environment) -> Iterator[Contradiction]:
     """RANK and WORLD_SIZE that were exported before srun, and so don't fit its tasks."""
     launch = current_launch(environment)
     if launch is None or launch.launcher != "Slurm":
         return
     rank, size = number(environment.get("RANK")), number(environment.get("WORLD_SIZE"))
     if rank is not None and launch.rank is not None and rank != launch.rank:
-        yield f"RANK is {rank}, but this is task {launch.rank} of srun", ("RANK", "SLURM_PROCID")
+        yield f"RANK is {rank}, but this is task {launch.rank} of srun", ("RANK", "SLURM_PROCID"), FROM_SLURM
     elif rank is not None and size is not None and launch.world_size is not None and size != launch.world_size:
         yield (
             f"WORLD_SIZE is {size}, but srun started {plural(launch.world_size, 'task')}",
             ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+            FROM_SLURM,
         )
 
 
-def loopback_master(environment: Environment) -> Iterator[tuple[str, tuple[str, ...]]]:
+def loopback_master(environment: Environment) -> Iterator[Contradiction]:
     master = environment.get("MASTER_ADDR").strip().lower()
     if not (master in ("localhost", "ip6-localhost", "::1") or master.startswith("127.")):
         return
@@ -183,6 +203,7 @@ def loopback_master(environment: Environment) -> Iterator[tuple[str, tuple[str, 
         yield (
             f"MASTER_ADDR is {master[:40]}, which on each node is that node itself, but the job has several nodes",
             ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+            FIRST_NODE if "SLURM_JOB_ID" in environment else None,
         )
 
 
@@ -394,7 +415,8 @@ def rank_leftover(environment: Environment, container: Maybe[Container]) -> Iter
     # A launcher that we don't know gives its ranks a LOCAL_RANK; an orchestrator sets what it likes in a container.
     requires("LOCAL_RANK" not in environment, "a launcher says which rank this is")
     requires(isinstance(container, Unknown) or container.runtime is None, "the container's orchestrator may set them")
-    if (launch.world_size or 0) > 1:
+    requires(all(environment.get(name) for name in ENV_INIT), "not all of them are set")
+    if (launch.world_size or 0) > (launch.rank or 0) and launch.world_size != 1:
         yield Finding(
             summary=f"RANK={launch.rank} and WORLD_SIZE={launch.world_size} are set, but not by a launcher that we know",
             evidence=shown(environment, *ENV_INIT),
@@ -403,7 +425,7 @@ def rank_leftover(environment: Environment, container: Maybe[Container]) -> Iter
 
 
 @check("stale-file-init", severity=WARN, log_signs=(LogSign("FileStore"),))
-def stale_file_init(environment: Environment) -> Iterator[Finding]:
+def stale_file_init(environment: Environment, plan: Plan) -> Iterator[Finding]:
     """The rendezvous file of an earlier run is still there.
 
     ## What breaks
@@ -429,6 +451,6 @@ def stale_file_init(environment: Environment) -> Iterator[Finding]:
             evidence=(environment.seen("file_init", f"{path}: {size} bytes on {kind or 'an unknown file system'}"),),
             fixes=(
                 Fix("if no job is using it, remove it before the start", (f"rm -- {shlex.quote(path)}",)),
-                Fix("or do without it", ("torchrun --nproc-per-node=gpu train.py",)),
+                with_torchrun(plan),
             ),
         )

@@ -7,13 +7,14 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.base import Maybe, known
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.known_settings import KnownSetting, in_a_known_family, known_settings, read_by_nothing
 from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import dotted
 
 
 def evidence_of(*settings: Setting) -> tuple[Evidence, ...]:
@@ -180,35 +181,39 @@ def outdated(environment: Environment, torch: Maybe[Torch]) -> Iterator[tuple[Se
 
 
 @check("setting-too-new", severity=INFO)
-def setting_too_new(environment: Environment, torch: Torch) -> Iterator[Finding]:
-    """A setting came later than the patient's torch.
+def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -> Iterator[Finding]:
+    """A setting came later than the patient's torch or NCCL.
 
     ## What breaks
     It has no effect.
 
     ## Why
-    It was copied from a newer recipe; this torch doesn't know the name.
+    It was copied from a newer recipe; this version doesn't know the name.
 
     ## Fix
     Use the name that this version reads, or a newer torch.
     """
     requires(torch.installed, "torch is not installed")
-    version = version_of("torch", torch, Unknown("not needed"))
-    requires(version, "torch doesn't say which version it is")
-    older = {new: old for old, new in ((one.name, one.replaced_by) for one in known_settings().values()) if new}
+    requires(environment.settings, "no settings")
+    older = {one.replaced_by: one.name for one in known_settings().values() if one.replaced_by and not one.removed}
     for one in environment.effective:
         entry = known_settings().get(one.name)
-        if entry is None or entry.reader != "torch" or knows(entry, version) or not entry.name.startswith("TORCH_"):
+        if entry is None or not one.name.startswith(("NCCL_", "TORCH_")) or set_by_torchrun(one, environment):
             continue
-        # torchrun sets this one whatever the version.
-        if "TORCHELASTIC_RUN_ID" in environment and one.name == "TORCH_NCCL_ASYNC_ERROR_HANDLING":
+        version = None if entry.reader == "NCCL" and uses_rccl(torch) else version_of(entry.reader, torch, nccl)
+        if version is None or knows(entry, version):
             continue
         old = older.get(one.name, "")
         yield Finding(
-            summary=f"{one.name} has no effect on torch {torch.version}: it came with {entry.since}",
+            summary=f"{one.name} has no effect on {entry.reader} {dotted(version)}: it needs {entry.since} or newer",
             evidence=(*evidence_of(one), torch.seen("version")),
             fixes=(set_instead(old, one.value, one),) if old else (take_away(one),),
         )
+
+
+def set_by_torchrun(one: Setting, environment: Environment) -> bool:
+    """torchrun sets this one whatever the version."""
+    return one.name == "TORCH_NCCL_ASYNC_ERROR_HANDLING" and "TORCHELASTIC_RUN_ID" in environment
 
 
 @check(

@@ -34,17 +34,17 @@ def what_cuda_shows(value: str, gpus: Sequence[Gpu] | None) -> Shown:
         problem = wrong_uuid(entry, gpus) if by_name else wrong_index(entry, gpus)
         if problem:
             return Shown(len(taken), problem)
-        key = entry if by_name else str(int(re.match(r"\d+", entry)[0]))  # type: ignore[index]
+        key = entry if by_name else str(int(re.match(r"[0-9]{1,9}", entry)[0]))  # type: ignore[index]
         if key in taken:
             return Shown(0, f"{entry[:40]} is in it twice, and then CUDA shows none")
         taken.append(key)
-        if not by_name and not entry.isdigit():
+        if not by_name and not (entry.isascii() and entry.isdigit()):
             return Shown(len(taken), f"CUDA reads {quoted(entry)} as {key}; entries are separated by commas")
     return Shown(len(taken))
 
 
 def wrong_index(entry: str, gpus: Sequence[Gpu] | None) -> str:
-    found = re.match(r"\d{1,9}", entry)
+    found = re.match(r"[0-9]{1,9}", entry)
     if not entry:
         return "there is an empty entry"
     if not found:

@@ -33,7 +33,7 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
 
     def complaint(self, value: str) -> str:
         """What the reader makes of a value that it doesn't understand, as the end of a sentence; "" if it does."""
-        # Every reader takes an empty value as "not set", except torch, which rejects it like any other.
+        # An empty value is as good as none, except to the readers that stop over a bad one.
         if not value.strip() and not self.rejects:
             return ""
         return "" if self._understands(value) else self._reaction(value)
@@ -41,7 +41,7 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rejects(self) -> bool:
         """Whether the reader stops the program over a bad value instead of passing over it."""
-        return self.reader == "torch"
+        return self.reader == "torch" or self.kind == "address"
 
     def _understands(self, value: str) -> bool:
         if self.kind == "nccl-int":
@@ -50,6 +50,8 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
             return _LEADING_INTEGER.match(value) is not None
         if self.kind == "torch-bool":
             return value.lower() in _TORCH_BOOLEANS
+        if self.kind == "address":
+            return _ADDRESS.fullmatch(value) is not None
         if self.kind == "exact":
             return value in self.choices
         if self.kind == "level":
@@ -64,7 +66,7 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind == "nccl-int":
             return f"NCCL takes whole numbers only and reads this as {_as_strtoll(value)}"
         if self.rejects:
-            return f"torch stops with an error; it takes {self.takes}"
+            return f"{self.reader} stops with an error; it takes {self.takes}"
         return f"{self.reader} doesn't know that word; it takes {self.takes}"
 
     @property
@@ -72,7 +74,12 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
         """The values as a person reads them: "OFF, INFO or DETAIL"."""
         if self.choices:
             return ", ".join(self.choices[:-1]) + f" or {self.choices[-1]}"
-        return {"torch-bool": "0 or 1", "torch-int": "a whole number", "nccl-int": "a whole number"}.get(self.kind, "")
+        return {
+            "torch-bool": "0 or 1",
+            "torch-int": "a whole number",
+            "nccl-int": "a whole number",
+            "address": "host:port",
+        }.get(self.kind, "")
 
 
 class ReadByNothing(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +100,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _INTEGER = re.compile(r"\s*[+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\s*")
 _LEADING_INTEGER = re.compile(r"\s*[+-]?[0-9]+")
+_ADDRESS = re.compile(r"\S+:[0-9]{1,5}")
 _RARE_LEVELS = {"NVB", "C2C", "P2C", "PXN"}
 _TORCH_BOOLEANS = {"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"}
 

@@ -31,7 +31,9 @@ def test_every_name_that_is_referred_to_is_known() -> None:
 def test_choices_stand_where_the_kind_needs_them() -> None:
     for one in known_settings().values():
         assert bool(one.choices) == (one.kind in ("exact", "word", "words", "level")), one
-        assert one.kind in ("", "nccl-int", "torch-int", "torch-bool", "exact", "word", "words", "level"), one
+        assert one.kind in ("", "nccl-int", "torch-int", "torch-bool", "exact", "word", "words", "level", "address"), (
+            one
+        )
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,7 @@ def test_choices_stand_where_the_kind_needs_them() -> None:
         ("NCCL_P2P_LEVEL", "nvl", "LOC, NVL"),
         ("TORCH_DISTRIBUTED_DEBUG", "", "OFF, INFO or DETAIL"),
         ("TORCH_NCCL_BLOCKING_WAIT", "on", "0 or 1"),
+        ("NCCL_COMM_ID", "", "NCCL stops with an error; it takes host:port"),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "yes", "a whole number"),
     ],
 )
@@ -62,6 +65,8 @@ def valid_value(one: KnownSetting) -> st.SearchStrategy[str]:
         return numbers.map(str)
     if one.kind == "torch-bool":
         return st.sampled_from(["0", "1", "y", "N", "True", "false", "YES", "no", "t", "F"])
+    if one.kind == "address":
+        return st.sampled_from(["10.0.0.11:40000", "[fe80::1]:40000", "node01:1"])
     if one.kind == "exact":
         return st.sampled_from(one.choices)
     if one.kind == "level":

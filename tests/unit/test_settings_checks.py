@@ -12,6 +12,7 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.facts.torch import Torch
 from ddpdoctor.known_settings import known_settings
 from ddpdoctor.registry import Result, diagnose, find_check
 from tests.unit.test_known_settings import valid_value
@@ -100,3 +101,42 @@ def test_the_fix_mends_the_file_that_sets_it() -> None:
 def test_a_value_is_quoted_for_the_shell() -> None:
     finding = judged("setting-misspelt", Setting("NCCL_IFNAME", "eth0; rm -rf ~")).findings[0]
     assert finding.fixes[0].commands == ("unset NCCL_IFNAME; export NCCL_SOCKET_IFNAME='eth0; rm -rf ~'",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "summary"),
+    [
+        ({"MASTER_PORT": "0"}, "MASTER_PORT is '0'"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE is 2, more than WORLD_SIZE"),
+    ],
+)
+def test_what_is_wrong_is_what_is_taken_away(settings: dict[str, str], summary: str) -> None:
+    found = judged("launcher-env-inconsistent", *(Setting(name, value) for name, value in settings.items())).findings
+    assert found[0].summary.startswith(summary)
+    commands = [command for fix in found[0].fixes for command in fix.commands]
+    assert any(command.startswith("unset ") and command.split()[1] in settings for command in commands)
+
+
+@given(
+    st.integers(1, 64).flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size - 1))), st.integers(1, 65535)
+)
+def test_consistent_ranks_are_right(ranks: tuple[int, int], port: int) -> None:
+    size, rank = ranks
+    settings = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    assert not judged(
+        "launcher-env-inconsistent", *(Setting(name, str(value)) for name, value in settings.items())
+    ).findings
+
+
+@pytest.mark.parametrize("version", ["2.0.1", "2.6.0+cu124", "2.13.0+cu130"])
+def test_too_new_goes_by_the_version(version: str) -> None:
+    snapshot = Snapshot(
+        environment=Environment(settings=(Setting("TORCH_FR_BUFFER_SIZE", "2000"), Setting("NCCL_ALGO", "Ring"))),
+        torch=Torch(installed=True, version=version),
+    )
+    found = diagnose(snapshot, Plan(1, "test"), [find_check("setting-too-new")])[0].findings
+    assert bool(found) == (not version.startswith("2.13"))
+    assert not found or found[0].fixes[0].commands == (
+        "unset TORCH_FR_BUFFER_SIZE; export TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+    )
