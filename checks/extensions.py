@@ -26,7 +26,7 @@ from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install
 
-OFFICIAL = ("torchvision", "torchaudio", "torchtext", "torchcodec")
+OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
 """Packages that come as wheels beside torch's own, rather than to be built here."""
 
 
@@ -125,6 +125,11 @@ def _other_build(one: SharedObject, siblings: tuple[SharedObject, ...], patient:
 
 def reinstall(package: Extension, patient: Patient, torch: Torch) -> Fix:
     """The command that brings the package back in line with torch."""
+    if package.package == "torchtext":
+        return Fix(
+            "Remove it: torchtext ended with 0.18, for torch 2.3, and nothing newer will come",
+            (in_patient(patient, "-m", "pip", "uninstall", "-y", "torchtext"),),
+        )
     if package.package in OFFICIAL:
         release = (torch.version or "").partition("+")[0]
         pinned = (f"torch=={release}",) if release else ()
