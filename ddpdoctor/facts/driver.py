@@ -30,7 +30,7 @@ class Driver(Facts, frozen=True, kw_only=True):
     cuda_version: Annotated[Maybe[tuple[int, int] | None], Source("cuDriverGetVersion")] = None
     """The newest CUDA that this libcuda serves, as (13, 0); None: there is no libcuda."""
     cuda_init: Annotated[Maybe[int | None], Source("cuInit in a subprocess")] = None
-    """None: there is no libcuda. Else the return code of cuInit(0): 0 is good, 100 no device, 802 not yet initialised, 803 mismatch, 804 compat unsupported, 999 unknown."""
+    """None: there is no libcuda. Asked without CUDA_VISIBLE_DEVICES. Else the return code of cuInit(0): 0 is good, 100 no device, 802 not yet initialised, 803 mismatch, 804 compat unsupported, 999 unknown."""
     nvml_status: Annotated[Maybe[int | None], Source("nvmlInit in a subprocess")] = None
     """Return code of nvmlInit: 0 is good, 9 driver not loaded, 18 version mismatch, 999 unknown ...; None: there is no
     libnvidia-ml.so.1 and nothing was asked; 12: the file is there and the loader can't load it."""
