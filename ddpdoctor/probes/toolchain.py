@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -15,7 +16,7 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.site_packages import SitePackages, names_in, site_packages
 
 SECONDS = 8.0
-"""For each command; nvcc and compilers answer in hundredths, unless a network file system sleeps."""
+"""For all commands together; nvcc and compilers answer in hundredths, unless a network file system sleeps."""
 
 MOST_NVCCS = 6
 ON = ("ON", "1", "YES", "TRUE", "Y")
@@ -27,25 +28,30 @@ def probe(context: Context) -> Toolchain:
     """Runs `nvcc --version`, `c++ -dumpfullversion` and `ninja --version`, side by side."""
     home, found = _cuda_home(context)
     candidates = list(islice(_nvccs(context, home, found), MOST_NVCCS))
+    until = _Until()  # Only now: finding them waits for the patient.
     asked = [
         subprocesses.start([str(context.path(path)), "--version"], environ=context.environ) for path, _ in candidates
     ]
     compiler = _Asked(context, *_cxx(context))
     nvcc_compiler = _Asked(context, *_nvcc_host(context, candidates))
     ninja_path = _which(context, "ninja")
-    ninja = subprocesses.start([str(context.path(ninja_path)), "--version"]) if ninja_path else None
+    ninja = (
+        subprocesses.start([str(context.path(ninja_path)), "--version"], environ=context.environ)
+        if ninja_path
+        else None
+    )
     flags = f"{context.environ.get('NVCC_PREPEND_FLAGS', '')} {context.environ.get('NVCC_APPEND_FLAGS', '')}"
     site = site_packages(context)
     source, style = _apex_source()
     return Toolchain(
         nvccs=tuple(
-            _nvcc(context, path, by, one.wait(SECONDS)) for (path, by), one in zip(candidates, asked, strict=True)
+            _nvcc(context, path, by, until.wait(one)) for (path, by), one in zip(candidates, asked, strict=True)
         ),
         cuda_home=home,
         has_headers=home is None or _has_headers(context.path(home) if home.startswith("/") else Path(home)),
-        compiler=compiler.answer(),
-        nvcc_compiler=nvcc_compiler.answer(),
-        ninja=_ninja(ninja.wait(SECONDS)) if ninja else None,
+        compiler=compiler.answer(until),
+        nvcc_compiler=nvcc_compiler.answer(until),
+        ninja=_ninja(until.wait(ninja)) if ninja else None,
         ninja_beside_python=(context.path(context.python).parent / "ninja").is_file(),
         max_jobs=context.environ.get("MAX_JOBS"),
         arch_list=context.environ.get("TORCH_CUDA_ARCH_LIST"),
@@ -56,6 +62,16 @@ def probe(context: Context) -> Toolchain:
         apex_source=source,
         apex_source_style=style,
     )
+
+
+class _Until:
+    """One deadline for several commands that were started together."""
+
+    def __init__(self) -> None:
+        self._end = time.monotonic() + SECONDS
+
+    def wait(self, started: subprocesses.Started) -> subprocesses.Ended:
+        return started.wait(max(0.01, self._end - time.monotonic()))
 
 
 def _which(context: Context, name: str) -> str | None:
@@ -196,10 +212,10 @@ class _Asked:
                 for option in ("-dumpfullversion", "--version")
             ]
 
-    def answer(self) -> Compiler | Unknown | None:
+    def answer(self, until: _Until) -> Compiler | Unknown | None:
         if not self._path:
             return None
-        dumped, told = (one.wait(SECONDS) for one in self._started)
+        dumped, told = (until.wait(one) for one in self._started)
         text = told.stdout.decode("utf-8", "replace")
         kind = "clang" if "clang" in text.lower() else "gcc"
         version = re.match(r"\d+(?:\.\d+)*", dumped.stdout.decode("utf-8", "replace").strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -255,3 +256,18 @@ def test_this_host_has_a_compiler() -> None:
     found = module.probe(context)
     assert isinstance(found.compiler, Compiler)
     assert found.compiler.kind in ("gcc", "clang")
+
+
+def test_many_that_hang_share_one_deadline(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.5)
+    for name in ("usr/local/cuda-12.1/bin/nvcc", "usr/local/cuda-12.2/bin/nvcc", "usr/bin/c++", "usr/bin/ninja"):
+        path = host.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+        path.chmod(0o755)
+    start = time.monotonic()
+    found = host.look()
+    assert time.monotonic() - start < 2
+    assert len(found.nvccs) == 2
+    assert isinstance(found.compiler, Unknown)
+    assert isinstance(found.ninja, Unknown)
