@@ -189,7 +189,7 @@ def dataloader_oversubscribed(
     has_gpus = isinstance(gpus, Gpus) and bool(gpus.devices)
     workers = max(0, int(share.cores) - 1)
     yield Finding(
-        summary=f"{plural(plan.nproc, 'rank')} on {share.job:g} {'core' if share.job == 1 else 'cores'} leave at most "
+        summary=f"{plural(plan.nproc, 'rank')} on {share.job:g} {'core' if share.job == 1 else 'cores'} {'leaves' if plan.nproc == 1 else 'leave'} at most "
         f"{plural(workers, 'DataLoader worker')} a rank",
         evidence=share.evidence,
         fixes=(Fix(f"Use `num_workers={workers}` in every rank's DataLoader, or ask for more cores"),),

@@ -158,9 +158,9 @@ def _given_to_options(text: str) -> list[Span]:
     """What follows `--token` as a word of its own."""
     spans = []
     for found in _OPTION.finditer(text):
-        if is_secret_name(found[1]) and (word := _WORD.match(text, found.end())):
-            if not _is_count(found[1], word[0]):
-                spans.append(word.span())
+        word = _WORD.match(text, found.end()) if is_secret_name(found[1]) else None
+        if word and not _is_count(found[1], word[0]):
+            spans.append(word.span())
     return spans
 
 

@@ -40,6 +40,8 @@ def _launched(environment: Environment) -> Plan | None:
 
 def _tasks_on_node(value: str, node: int) -> int:
     """Slurm's "8(x2),4" means 8 tasks on each of two nodes and 4 on the third; 0 where it can't be read."""
+    if value.isdecimal():  # SLURM_NTASKS_PER_NODE holds for every node.
+        return int(value)
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", value):
         node -= int(times or 1)
         if node < 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,8 +28,9 @@ def probe(context: Context) -> Disks:
     asked = [_Asked(context, purpose, path, mounts) for purpose, path in _folders(context)]
     for one in asked:
         one.start()
+    until = time.monotonic() + ANSWER_SECONDS
     for one in asked:
-        one.answered.wait(ANSWER_SECONDS)
+        one.answered.wait(max(0.0, until - time.monotonic()))
     return Disks(
         folders=tuple(one.disk for one in asked if one.disk is not None),
         unanswered=tuple(one.path for one in asked if not one.answered.is_set()),

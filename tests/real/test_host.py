@@ -1,0 +1,125 @@
+"""Small file systems and low limits for real: namespaces and ulimits around a probe in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.shared_memory import SharedMemory
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.findings import FAIL, WARN
+from ddpdoctor.registry import Result, diagnose, find_check
+
+ROOT = Path(__file__).parent.parent.parent
+MIB = 1024**2
+PROBE = """
+import sys, msgspec
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.runner import take_snapshot
+sys.stdout.buffer.write(msgspec.json.encode(take_snapshot(Context(sys.executable), sys.argv[1:])))
+"""
+
+
+def snapshot_within(script: str, *groups: str, unshared: bool = False) -> Snapshot:
+    """What a probe sees that is started by the last line of a shell script, `"$@"`, in a mount namespace if asked."""
+    command = ["bash", "-euc", script, "bash", sys.executable, "-c", PROBE, *groups]
+    if unshared:
+        command = ["unshare", "--mount", "--propagation", "private", *command]
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        timeout=60,
+        env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/", "PYTHONPATH": str(ROOT)},
+    )
+    assert ended.returncode == 0, ended.stderr.decode()
+    return msgspec.json.decode(ended.stdout, type=Snapshot)
+
+
+def judged(snapshot: Snapshot, slug: str, nproc: int) -> Result:
+    return diagnose(snapshot, Plan(nproc, "--nproc"), [find_check(slug)])[0]
+
+
+@pytest.mark.root
+def test_small_shared_memory() -> None:
+    snapshot = snapshot_within(
+        'mount -t tmpfs -o size=16m tmpfs /dev/shm; "$@"', "shared_memory", "container", unshared=True
+    )
+    assert isinstance(snapshot.shared_memory, SharedMemory)
+    assert snapshot.shared_memory.size == 16 * MIB
+    result = judged(snapshot, "shm-too-small", 2)
+    assert [one.severity for one in result.findings] == [FAIL]
+    assert "16 MiB" in result.findings[0].summary
+
+
+@pytest.mark.root
+def test_full_shared_memory() -> None:
+    snapshot = snapshot_within(
+        'mount -t tmpfs -o size=600m tmpfs /dev/shm; head -c 590M /dev/zero > /dev/shm/x; "$@"',
+        "shared_memory",
+        "container",
+        unshared=True,
+    )
+    result = judged(snapshot, "shm-too-small", 2)
+    assert "nearly full" in result.findings[0].summary
+
+
+@pytest.mark.root
+def test_shared_memory_that_is_large_enough() -> None:
+    snapshot = snapshot_within(
+        'mount -t tmpfs -o size=512m tmpfs /dev/shm; "$@"', "shared_memory", "container", unshared=True
+    )
+    assert judged(snapshot, "shm-too-small", 2).passed
+
+
+@pytest.mark.root
+def test_full_working_folder(tmp_path: Path) -> None:
+    snapshot = snapshot_within(
+        f'mount -t tmpfs -o size=4m tmpfs {tmp_path}; cd {tmp_path}; head -c 4M /dev/zero > x; "$@"',
+        "disks",
+        unshared=True,
+    )
+    summaries = [one.summary for one in judged(snapshot, "disk-full", 1).findings if one.severity is FAIL]
+    assert summaries == [f"{tmp_path} is short of space: 0 B of 4 MiB free, and working folder lies there"]
+
+
+@pytest.mark.root
+def test_read_only_working_folder(tmp_path: Path) -> None:
+    snapshot = snapshot_within(
+        f'mount --bind {tmp_path} {tmp_path}; mount -o remount,bind,ro {tmp_path}; cd {tmp_path}; "$@"',
+        "disks",
+        unshared=True,
+    )
+    findings = [one for one in judged(snapshot, "disk-full", 1).findings if "working folder" in one.summary]
+    assert [(one.severity, one.cause) for one in findings] == [(WARN, "It is mounted read-only.")]
+
+
+@pytest.mark.root
+def test_no_inodes_left(tmp_path: Path) -> None:
+    snapshot = snapshot_within(
+        f'mount -t tmpfs -o nr_inodes=20 tmpfs {tmp_path}; cd {tmp_path}; "$@"', "disks", unshared=True
+    )
+    summaries = [one.summary for one in judged(snapshot, "disk-full", 1).findings]
+    assert any(f"{tmp_path} is short of inodes" in summary for summary in summaries)
+
+
+def test_few_open_files() -> None:
+    snapshot = snapshot_within('ulimit -Sn 256; "$@"', "limits")
+    findings = judged(snapshot, "nofile-limit", 8).findings
+    assert findings[0].summary.startswith("A process may open 256 files; 8 ranks")
+    assert findings[0].fixes[0].commands[0].startswith("ulimit -n ")
+
+
+def test_enough_open_files() -> None:
+    snapshot = snapshot_within('ulimit -n 4096; "$@"', "limits")
+    assert judged(snapshot, "nofile-limit", 8).passed
+
+
+def test_one_core() -> None:
+    snapshot = snapshot_within('taskset -c "$(taskset -pc $$ | grep -o "[0-9]*$")" "$@"', "machine", "cgroup")
+    result = judged(snapshot, "dataloader-oversubscribed", 1)
+    assert result.findings[0].summary == "1 rank on 1 core leaves at most 0 DataLoader workers a rank"

@@ -1,0 +1,182 @@
+"""What the checks of host, memory and cores say exactly, and how many ranks are planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddpdoctor.facts.planning import plan_for
+from ddpdoctor.findings import FAIL, INFO, WARN, Severity
+from ddpdoctor.registry import Result, Why
+from tests.fixture_hosts import HOSTS, healthy_facts, judge, lay_over, to_snapshot
+
+SEVERITIES = [
+    ("shm-too-small", "docker-default", FAIL),
+    ("shm-too-small", "two-gpus-in-podman", FAIL),
+    ("shm-too-small", "one-rank-docker-default", WARN),
+    ("shm-too-small", "filled-by-others", FAIL),
+    ("shm-too-small", "missing", FAIL),
+    ("shm-stale-segments", "nccl-after-kill", INFO),
+    ("shm-stale-segments", "fills-a-quarter", WARN),
+    ("memlock-limit", "docker-several-nodes", FAIL),
+    ("memlock-limit", "login-shell", WARN),
+    ("nofile-limit", "eight-ranks", WARN),
+    ("pids-limit", "pod", WARN),
+    ("disk-full", "root-full", FAIL),
+    ("disk-full", "scratch-short", WARN),
+    ("disk-full", "no-inodes", FAIL),
+    ("disk-full", "small-tmp", FAIL),
+    ("disk-full", "read-only-working-folder", WARN),
+    ("disk-full", "cache-short", WARN),
+    ("disk-full", "triton-cache-not-writable", INFO),
+    ("disk-unanswered", "nfs-home", FAIL),
+    ("cgroup-memory-limit", "docker-8g", FAIL),
+    ("cgroup-memory-limit", "slurm-default", WARN),
+    ("cgroup-memory-limit", "nearly-used", WARN),
+    ("memory-low", "others-hold-it", WARN),
+    ("memory-low", "too-many-ranks", FAIL),
+    ("host-oom-killed", "rank-an-hour-ago", WARN),
+    ("host-oom-killed", "rank-last-week", INFO),
+    ("host-oom-killed", "cgroup-counter", WARN),
+    ("cgroup-cpu-limit", "quota", WARN),
+    ("omp-threads", "all-cores-each", WARN),
+    ("dataloader-oversubscribed", "eight-ranks-on-eight-cores", WARN),
+    ("dataloader-oversubscribed", "two-ranks-on-two-cores", INFO),
+]
+
+
+def sick(slug: str, name: str) -> Result:
+    return judge(HOSTS / slug / f"sick-{name}.json", slug)
+
+
+def near_miss(slug: str, name: str) -> Result:
+    return judge(HOSTS / slug / f"near-miss-{name}.json", slug)
+
+
+@pytest.mark.parametrize(("slug", "name", "severity"), SEVERITIES)
+def test_severity(slug: str, name: str, severity: Severity) -> None:
+    result = sick(slug, name)
+    worst = min((one.severity or result.check.severity for one in result.findings), key=lambda one: one.rank)
+    assert worst is severity
+
+
+@pytest.mark.parametrize(
+    ("slug", "name", "summary"),
+    [
+        ("shm-too-small", "docker-default", "/dev/shm has 64 MiB; 8 ranks with DataLoader workers want about 2 GiB"),
+        (
+            "shm-too-small",
+            "filled-by-others",
+            "/dev/shm is nearly full: 100 MiB of 1007.7 GiB free; 8 ranks want about 2 GiB",
+        ),
+        (
+            "nofile-limit",
+            "eight-ranks",
+            "A process may open 1024 files; 8 ranks with DataLoader workers want 4096 or more",
+        ),
+        ("cgroup-cpu-limit", "slurm-one-core", "8 ranks share 1 core; the machine has 192"),
+        ("omp-threads", "quota", "8 ranks with 12 OpenMP threads each are 96 threads on 16 cores"),
+        (
+            "host-oom-killed",
+            "rank-an-hour-ago",
+            "The kernel killed python (process 412377) for want of memory 40 minutes ago",
+        ),
+        (
+            "dataloader-oversubscribed",
+            "eight-ranks-on-eight-cores",
+            "8 ranks on 8 cores leave at most 0 DataLoader workers a rank",
+        ),
+    ],
+)
+def test_summary(slug: str, name: str, summary: str) -> None:
+    assert sick(slug, name).findings[0].summary == summary
+
+
+def test_one_full_file_system_is_one_finding() -> None:
+    findings = sick("disk-full", "root-full").findings
+    assert len(findings) == 1
+    assert len(findings[0].evidence) == 6
+
+
+def test_commands_are_for_this_host() -> None:
+    def commands(slug: str, name: str) -> list[str]:
+        return [command for one in sick(slug, name).findings for fix in one.fixes for command in fix.commands]
+
+    assert commands("nofile-limit", "eight-ranks") == ["ulimit -n 65536"]
+    assert commands("omp-threads", "all-cores-each") == ["export OMP_NUM_THREADS=16"]
+    assert commands("shm-stale-segments", "nccl-after-kill") == [
+        "rm -f /dev/shm/nccl-3XkQz1 /dev/shm/nccl-BfG7pU /dev/shm/nccl-sdW0aN"
+    ]
+    assert commands("memlock-limit", "soft-only") == ["ulimit -l unlimited"]
+    assert "limits.d" in commands("nofile-limit", "hard-limit-too")[0]
+    assert not commands("nofile-limit", "container")
+
+
+@pytest.mark.parametrize(
+    ("slug", "name", "why", "reason"),
+    [
+        ("shm-too-small", "size-unknown", Why.UNKNOWN, "/dev/shm: Permission denied"),
+        ("shm-stale-segments", "other-users", Why.UNKNOWN, "3 segments belong to other users, whose processes can't be looked into"),
+        ("memlock-limit", "no-rdma", Why.NOT_APPLICABLE, "no RDMA device on this host"),
+        ("memlock-limit", "cloud-cpu-mlx5", Why.NOT_APPLICABLE, "no NVIDIA GPU on this host"),
+        ("memlock-limit", "root", Why.NOT_APPLICABLE, "this process may lock any amount of memory"),
+        ("cgroup-memory-limit", "no-limit", Why.NOT_APPLICABLE, "no memory limit on this process"),
+        ("host-oom-killed", "nobody-can-say", Why.UNKNOWN, "/dev/kmsg: Operation not permitted"),
+        ("omp-threads", "one-rank", Why.NOT_APPLICABLE, "one rank has all cores to itself"),
+    ],
+)  # fmt: skip
+def test_what_was_not_tested_is_not_called_fine(slug: str, name: str, why: Why, reason: str) -> None:
+    result = near_miss(slug, name)
+    assert result.not_tested is not None
+    assert (result.not_tested.why, result.not_tested.reason) == (why, reason)
+
+
+def planned(host: str, nproc: int | None = None, **settings: str) -> tuple[int, str]:
+    facts: dict[str, Any] = healthy_facts(host)
+    facts["environment"] = {
+        "type": "environment",
+        "settings": [{"name": name, "value": value} for name, value in settings.items()],
+    }
+    plan = plan_for(to_snapshot(facts), nproc)
+    return plan.nproc, plan.source
+
+
+def test_plan() -> None:
+    hidden = "CUDA_VISIBLE_DEVICES hides every GPU, so one rank"
+    assert planned("h100x8-bare-metal") == (8, "the number of GPUs")
+    assert planned("h100x8-bare-metal", 3, LOCAL_WORLD_SIZE="4") == (3, "--nproc")
+    assert planned("h100x8-bare-metal", LOCAL_WORLD_SIZE="4") == (4, "LOCAL_WORLD_SIZE")
+    assert planned("h100x8-bare-metal", LOCAL_WORLD_SIZE="0") == (8, "the number of GPUs")
+    assert planned("h100x8-bare-metal", LOCAL_WORLD_SIZE="eight") == (8, "the number of GPUs")
+    assert planned("h100x8-bare-metal", OMPI_COMM_WORLD_LOCAL_SIZE="2") == (2, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    assert planned("h100x8-bare-metal", CUDA_VISIBLE_DEVICES="0,1") == (2, "CUDA_VISIBLE_DEVICES")
+    assert planned("h100x8-bare-metal", CUDA_VISIBLE_DEVICES=" 0, 1 ") == (2, "CUDA_VISIBLE_DEVICES")
+    assert planned("h100x8-bare-metal", CUDA_VISIBLE_DEVICES="") == (1, hidden)
+    assert planned("h100x8-bare-metal", CUDA_VISIBLE_DEVICES="-1") == (1, hidden)
+    assert planned("h100x8-bare-metal", CUDA_VISIBLE_DEVICES="0,-1,1") == (1, "CUDA_VISIBLE_DEVICES")
+    assert planned("h100x8-bare-metal", CUDA_VISIBLE_DEVICES="0,8") == (1, "CUDA_VISIBLE_DEVICES")
+    assert planned("mi300x8-rocm", HIP_VISIBLE_DEVICES="0,1,2") == (3, "HIP_VISIBLE_DEVICES")
+    assert planned("h100x8-bare-metal", HIP_VISIBLE_DEVICES="0") == (8, "the number of GPUs")
+    assert planned("cpu-laptop") == (1, "no GPU was found, so one rank")
+    assert planned("a100-mig", CUDA_VISIBLE_DEVICES="MIG-41b36db5-2b3c-5fd4-9b1a-0e0c5a1b1c1d") == (
+        1,
+        "CUDA_VISIBLE_DEVICES",
+    )
+
+
+def test_plan_in_slurm() -> None:
+    assert planned("h100x8-slurm", SLURM_NTASKS_PER_NODE="4") == (4, "SLURM_NTASKS_PER_NODE")
+    # torchrun is started once a node, and starts the ranks itself.
+    assert planned("h100x8-slurm", SLURM_NTASKS_PER_NODE="1") == (8, "the number of GPUs")
+    assert planned("cpu-laptop", SLURM_NTASKS_PER_NODE="1") == (1, "SLURM_NTASKS_PER_NODE")
+    tasks = {"SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_NTASKS_PER_NODE": "7"}
+    for node, count in (("0", 8), ("1", 8), ("2", 4)):
+        assert planned("h100x8-slurm", **tasks, SLURM_NODEID=node) == (count, "SLURM_STEP_TASKS_PER_NODE")
+    assert planned("h100x8-slurm", **tasks, SLURM_NODEID="3") == (7, "SLURM_NTASKS_PER_NODE")
+
+
+def test_fixture_of_a_list_may_become_unknown() -> None:
+    unknown = {"type": "unknown", "reason": "no"}
+    assert lay_over([1, 2], unknown) == unknown
+    assert lay_over([1, 2], {"0": 5}) == [5, 2]
