@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from ddpdoctor.checks.settings import evidence_of, quoted, take_away
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.pci import Pci
@@ -91,9 +91,14 @@ def setting_dangerous(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pc
     Unset it, unless you are looking for a fault right now.
     """
     requires(environment.settings, "no settings")
+    undecided = False
     for leftover in LEFTOVERS:
         found = environment.setting(leftover.name)
-        if found is None or not leftover.bad(found.value) or not there(leftover.only_with, gpus, pci):
+        if found is None or not leftover.bad(found.value):
+            continue
+        harmful = there(leftover.only_with, gpus, pci)
+        undecided |= harmful is None
+        if not harmful:
             continue
         yield Finding(
             summary=f"{found.name}={quoted(found.value)} {leftover.does}",
@@ -102,16 +107,22 @@ def setting_dangerous(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pc
             fixes=(take_away(found),),
         )
     yield from one_log_for_all(environment)
+    if undecided:
+        known(gpus)
+        known(pci)
 
 
-def there(hardware: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool:
+def there(hardware: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool | None:
+    """Whether this host has that hardware; None where nobody could say."""
     if hardware == "nvlink":
-        return isinstance(gpus, Gpus) and any(
-            isinstance(one.nvlinks_active, int) and one.nvlinks_active for one in gpus.devices
-        )
+        if isinstance(gpus, Unknown):
+            return None
+        return any(isinstance(one.nvlinks_active, int) and one.nvlinks_active > 0 for one in gpus.devices)
     if hardware == "infiniband":
+        if isinstance(pci, Unknown):
+            return None
         # 0x0207 is an InfiniBand controller; a Mellanox Ethernet card (0x0200) may speak RoCE or not.
-        return isinstance(pci, Pci) and any(one.class_code >> 8 == 0x0207 for one in pci.devices)
+        return any(one.class_code >> 8 == 0x0207 for one in pci.devices)
     return True
 
 

@@ -195,7 +195,7 @@ def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -
     """
     requires(torch.installed, "torch is not installed")
     requires(environment.settings, "no settings")
-    older = {one.replaced_by: one.name for one in known_settings().values() if one.replaced_by and not one.removed}
+    older = {one.replaced_by: one for one in reversed(known_settings().values()) if not one.removed}
     for one in environment.effective:
         entry = known_settings().get(one.name)
         if entry is None or not one.name.startswith(("NCCL_", "TORCH_")) or set_by_torchrun(one, environment):
@@ -203,11 +203,11 @@ def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -
         version = None if entry.reader == "NCCL" and uses_rccl(torch) else version_of(entry.reader, torch, nccl)
         if version is None or knows(entry, version):
             continue
-        old = older.get(one.name, "")
+        old = older.get(one.name)
         yield Finding(
             summary=f"{one.name} has no effect on {entry.reader} {dotted(version)}: it needs {entry.since} or newer",
             evidence=(*evidence_of(one), torch.seen("version")),
-            fixes=(set_instead(old, one.value, one),) if old else (take_away(one),),
+            fixes=(set_instead(old.name, one.value, one),) if old and knows(old, version) else (take_away(one),),
         )
 
 
