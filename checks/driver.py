@@ -48,9 +48,7 @@ INSTALL = {
     "fedora": ("sudo dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda", "sudo reboot"),
     "arch": ("sudo pacman -S nvidia-open nvidia-utils", "sudo reboot"),
 }
-SECURE_BOOT = re.compile(
-    r"Key was rejected by service|unsigned module|module verification failed.*nvidia", re.IGNORECASE
-)
+SECURE_BOOT = re.compile(r"Loading of .*module.* is rejected|Lockdown: .*module")
 
 
 def _judged_here(pci: Pci, machine: Machine, container: Container) -> tuple[PciDevice, ...]:
@@ -282,7 +280,7 @@ def nouveau_conflict(
         LogSign("nvml error: driver/library version mismatch"),
     ),
 )
-def nvml_driver_mismatch(driver: Driver, container: Container) -> Iterator[Finding]:
+def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
     """The driver's libraries and its loaded kernel module are of different versions.
 
     ## What breaks
@@ -299,7 +297,8 @@ def nvml_driver_mismatch(driver: Driver, container: Container) -> Iterator[Findi
     """
     loaded = known(driver.kernel_version)
     status = known(driver.nvml_status)
-    requires(loaded is not None or status == 18, "no NVIDIA kernel module is loaded")
+    requires(not machine.wsl, "WSL takes the NVIDIA driver from Windows")
+    requires(loaded is not None or status == 18, NO_DRIVER)
     library = (driver.nvml_version if status == 18 else None) or driver.libcuda_version or driver.nvml_version
     path = "" if isinstance(driver.libcuda_path, Unknown) else driver.libcuda_path or ""
     initialised = None if isinstance(driver.cuda_init, Unknown) else driver.cuda_init

@@ -24,6 +24,7 @@ from ddpdoctor.xids import SXID_LINE, reported
 WITHOUT_P2P = Fix("Until then let NCCL go through host memory (slower, but it works)", ("export NCCL_P2P_DISABLE=1",))
 
 
+DAY = 86400.0
 DEBIAN = ("ubuntu", "debian")
 
 
@@ -157,7 +158,11 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog]) -> Iterator
     devices = nvidia_gpus(gpus)
     counts = [(one, one.nvlinks_active) for one in devices if not isinstance(one.nvlinks_active, Unknown)]
     switched = bool(pci.nvswitches) or any(one.fabric_state == "completed" for one in devices)
-    fatal = () if isinstance(kernel_log, Unknown) else reported(kernel_log, SXID_LINE)
+    fatal = (
+        ()
+        if isinstance(kernel_log, Unknown)
+        else tuple(one for one in reported(kernel_log, SXID_LINE) if one.age <= DAY)
+    )
     fewer = []
     for one, active in counts:
         most = max(count for other, count in counts if other.name == one.name)

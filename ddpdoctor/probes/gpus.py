@@ -39,7 +39,7 @@ def probe(context: Context) -> Gpus | Unknown:
         return Gpus(devices=devices, vendor="amd" if devices else None)
     if answers.failure:
         return Unknown(answers.failure)
-    return Gpus(devices=())
+    return Gpus(devices=(), vendor="nvidia" if pci.nvidia_gpus else None)
 
 
 def _why_not(answers: nvml.NvmlAnswers) -> str:

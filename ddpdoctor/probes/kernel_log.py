@@ -39,6 +39,8 @@ KEYS: tuple[tuple[bytes, re.Pattern[bytes] | None], ...] = (
     (b"amdgpu", TROUBLE),
     (b"nouveau", None),
     (b"NVRM", None),
+    (b"is rejected", re.compile(rb"module")),
+    (b"Lockdown:", re.compile(rb"module")),
     (b"nvidia", None),
 )
 """What a line must hold, most telling first, and what else it must hold to count."""

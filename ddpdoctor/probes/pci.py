@@ -79,6 +79,7 @@ def _device(bus: Path, name: str, bridges: tuple[str, ...]) -> PciDevice:
         parent_link_width_max=_width(bus / parent, "max_link_width") if parent else 0,
         numa_node=_number(folder, "numa_node", -1),
         acs_redirect=_acs_redirect(folder) if class_code >> 8 == 0x0604 else None,
+        iommu_domain=_text(folder, "iommu_group/type") or None,
         aer_fatal=_errors(folder, "aer_dev_fatal"),
         aer_nonfatal=_errors(folder, "aer_dev_nonfatal"),
         aer_correctable=_errors(folder, "aer_dev_correctable"),

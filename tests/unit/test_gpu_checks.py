@@ -18,6 +18,9 @@ from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.findings import FAIL, INFO, WARN
 from ddpdoctor.nvidia import called, older
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.kernel_log import lines_that_matter
+from ddpdoctor.probes.pci import probe as look_at_pci
 from ddpdoctor.registry import Check, Result, Why, all_checks, diagnose, find_check
 from ddpdoctor.xids import CATALOGUE, SXID_LINE, normal_address, reported
 from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, healthy_names, read_fixture, to_snapshot
@@ -247,3 +250,32 @@ def test_the_fabric_manager_is_asked_for_in_the_drivers_version() -> None:
     commands = [command for fix in finding.fixes for command in fix.commands]
     assert any("nvidia-fabricmanager-580='580.95.05-*'" in one for one in commands)
     assert "580.65.06" in finding.cause
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: Xid (PCI:0000:1b:00): 79, pid=77, name=python, GPU has fallen off the bus.",
+        "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+        "Loading of module with unavailable key is rejected",
+        "Loading of unsigned module is rejected",
+        "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
+    ],
+)
+def test_the_probe_keeps_the_kernel_lines_that_checks_read(line: str) -> None:
+    kept = lines_that_matter(f"<6>[ 12.500000] {line}\n<6>[ 13.0] usb 1-1: new device\n".encode(), 20.0)
+    assert [one.text for one in kept] == [line]
+
+
+@pytest.mark.parametrize(("written", "domain"), [("DMA-FQ\n", "DMA-FQ"), ("identity\n", "identity"), (None, None)])
+def test_the_probe_tells_the_iommu_domain(tmp_path: Path, written: str | None, domain: str | None) -> None:
+    device = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "class").write_text("0x030000\n")
+    if written is not None:
+        (device / "iommu_group").mkdir()
+        (device / "iommu_group/type").write_text(written)
+    pci = look_at_pci(Context("/usr/bin/python3", root=tmp_path, environ={}))
+    assert not isinstance(pci, Unknown)
+    assert [one.iommu_domain for one in pci.nvidia_gpus] == [domain]
