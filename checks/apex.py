@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.building import build_commands, serves
+from ddpdoctor.building import build_commands, home_of, matching_nvcc, serves
 from ddpdoctor.checks.extensions import cudart_major, other_python, unresolved
 from ddpdoctor.facts.base import Unknown, known
 from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject
@@ -310,9 +310,11 @@ def apex_build_isolation(
     requires(isinstance(found, Unknown) or not any(one.objects for one in found), "Apex is built already")
     pip = known(patient.pip_version)
     requires(pip, "the patient has no pip")
+    nvcc = matching_nvcc(toolchain, torch.cuda) if torch.cuda else None
+    home = home_of(nvcc) if nvcc else toolchain.cuda_home
     yield Finding(
         summary=f"The Apex source in {toolchain.apex_source} needs --no-build-isolation and its options spelt out",
         cause=f"pip {pip} builds in isolation, without torch, and leaves the extensions out unless told both.",
         evidence=(toolchain.seen("apex_source"), patient.seen("pip_version")),
-        fixes=(Fix("Build it", build_commands(toolchain, patient, None, None)),),
+        fixes=(Fix("Build it", build_commands(toolchain, patient, home)),),
     )

@@ -9,9 +9,10 @@ from ddpdoctor.building import (
     build_commands,
     gcc_fixes,
     gcc_limit,
+    home_of,
     jobs,
+    matching_nvcc,
     minor_only,
-    rejects,
     too_new,
     toolkit_fixes,
     wheel_fix,
@@ -99,6 +100,7 @@ def apex(
         yield _with_cuda(patient, torch, torch.cuda, toolchain, gpus, machine, cgroup)
     yield Finding(
         summary="torch itself has what most programs use Apex for",
+        cause="Nothing to build, and nothing that breaks when torch is upgraded.",
         evidence=(torch.seen("version"),),
         fixes=REPLACEMENTS,
     )
@@ -142,6 +144,30 @@ def _compiler_first(toolchain: Toolchain, nvcc: Nvcc) -> tuple[Fix, ...]:
     return gcc_fixes(limit) if found and limit is not None else ()
 
 
+def _toolkit_first(patient: Patient, torch: Torch, cuda: str, toolchain: Toolchain) -> Finding:
+    """There is no nvcc of torch's version: the ways to one, or to a torch of nvcc's version."""
+    nvcc = toolchain.nvcc
+    if nvcc is None or not nvcc.version or nvcc.version == minor_only(cuda):
+        found = "there is no nvcc where torch looks for it"
+        if nvcc:
+            found = f"{toolchain.cuda_home} holds no headers" if nvcc.version else f"{nvcc.path} fails: {nvcc.error}"
+        return Finding(
+            summary=f"Apex needs an nvcc of CUDA {minor_only(cuda)}, and {found}"[:160],
+            evidence=(torch.seen("cuda"), toolchain.seen("cuda_home", toolchain.cuda_home or "not found")),
+            fixes=toolkit_fixes(toolchain, patient, cuda),
+        )
+    wheel = wheel_fix(patient, nvcc.version)
+    return Finding(
+        summary=f"Apex can't be built yet: nvcc is of CUDA {nvcc.version}, torch of CUDA {cuda}",
+        cause="Apex's setup.py stops at any difference. There are two ways out; then ask again for the build command.",
+        evidence=(
+            torch.seen("cuda"),
+            Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
+        ),
+        fixes=(*toolkit_fixes(toolchain, patient, cuda), *((wheel,) if wheel else ())),
+    )
+
+
 def _with_cuda(
     patient: Patient,
     torch: Torch,
@@ -151,29 +177,10 @@ def _with_cuda(
     machine: Maybe[Machine],
     cgroup: Maybe[Cgroup],
 ) -> Finding:
-    """The build command, or the two ways out where nvcc and torch differ."""
-    nvcc = toolchain.nvcc
-    if nvcc is None or not nvcc.version or not toolchain.has_headers:
-        found = "there is no nvcc where torch looks for it"
-        if nvcc:
-            found = f"{toolchain.cuda_home} holds no headers" if nvcc.version else f"{nvcc.path} fails: {nvcc.error}"
-        return Finding(
-            summary=f"Apex needs an nvcc of CUDA {minor_only(cuda)}, and {found}"[:160],
-            evidence=(torch.seen("cuda"), toolchain.seen("cuda_home", toolchain.cuda_home or "not found")),
-            fixes=toolkit_fixes(toolchain, patient, cuda),
-        )
-    evidence = (
-        torch.seen("cuda"),
-        Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
-    )
-    if rejects("apex", nvcc.version, cuda):
-        wheel = wheel_fix(patient, nvcc.version)
-        return Finding(
-            summary=f"Apex can't be built yet: nvcc is of CUDA {nvcc.version}, torch of CUDA {cuda}",
-            cause="Apex's setup.py stops at any difference. There are two ways out; then ask again for the build command.",
-            evidence=evidence,
-            fixes=(*toolkit_fixes(toolchain, patient, cuda), *((wheel,) if wheel else ())),
-        )
+    """The build command, or first a toolkit."""
+    nvcc = matching_nvcc(toolchain, cuda)
+    if nvcc is None:
+        return _toolkit_first(patient, torch, cuda, toolchain)
     architectures = architecture_list(gpus)
     room = jobs(machine, cgroup)
     unknown = [] if architectures else ["the GPUs (set TORCH_CUDA_ARCH_LIST yourself if you build for another machine)"]
@@ -183,11 +190,15 @@ def _with_cuda(
     return Finding(
         summary=f"Apex can be built here: nvcc {nvcc.version} is of torch's CUDA version",
         cause=" ".join(notes),
-        evidence=evidence,
+        evidence=(
+            torch.seen("cuda"),
+            Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
+        ),
         fixes=(
             *_compiler_first(toolchain, nvcc),
             Fix(
-                "Build it, then see that it loads", build_commands(toolchain, patient, architectures, room and room[0])
+                "Build it, then see that it loads",
+                build_commands(toolchain, patient, home_of(nvcc), architectures, room and room[0]),
             ),
         ),
     )

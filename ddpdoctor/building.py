@@ -79,19 +79,26 @@ def home_of(nvcc: Nvcc) -> str:
     return nvcc.path.removesuffix("/bin/nvcc")
 
 
+def matching_nvcc(toolchain: Toolchain, torch_cuda: str) -> Nvcc | None:
+    """An nvcc of exactly that CUDA version: torch's own choice if it is one and whole, else another on this host."""
+    wanted = minor_only(torch_cuda)
+    chosen = toolchain.nvcc
+    if chosen and chosen.version == wanted and toolchain.has_headers:
+        return chosen
+    return next((one for one in toolchain.nvccs if one.version == wanted and one != chosen), None)
+
+
 def toolkit_fixes(toolchain: Toolchain, patient: Patient, torch_cuda: str) -> tuple[Fix, ...]:
     """How to come to an nvcc of torch's CUDA version without root: one that is there already, else one to install."""
     wanted = minor_only(torch_cuda)
-    for nvcc in toolchain.nvccs:
-        # The one that torch takes already lacks something, or nobody would ask.
-        if nvcc.version == wanted and home_of(nvcc) != toolchain.cuda_home:
-            home = home_of(nvcc)
-            return (
-                Fix(
-                    f"Use the CUDA {wanted} toolkit that is here already",
-                    (f"export CUDA_HOME={home} PATH={home}/bin:$PATH",),
-                ),
-            )
+    if nvcc := matching_nvcc(toolchain, torch_cuda):
+        home = home_of(nvcc)
+        return (
+            Fix(
+                f"Use the CUDA {wanted} toolkit that is here already",
+                (f"export CUDA_HOME={home} PATH={home}/bin:$PATH",),
+            ),
+        )
     conda = f"conda install -p {patient.prefix} -c nvidia/label/cuda-{wanted}.0 cuda-toolkit"
     if patient.environment_kind == "conda":
         return (
@@ -209,11 +216,12 @@ def old_strings(symbols: tuple[str, ...]) -> bool:
 
 
 def build_commands(
-    toolchain: Toolchain, patient: Patient, architectures: str | None, count: int | None
+    toolchain: Toolchain, patient: Patient, home: str | None, architectures: str | None = None, count: int | None = None
 ) -> tuple[str, ...]:
-    """The commands that build Apex for this patient, from the source tree at hand or a fresh clone."""
+    """The commands that build Apex for this patient with the toolkit in `home`, from the source tree at hand or a fresh
+    clone."""
     folder = toolchain.apex_source
-    settings = [f"CUDA_HOME={toolchain.cuda_home}"] if toolchain.cuda_home else []
+    settings = [f"CUDA_HOME={shlex.quote(home)}"] if home else []
     settings += [f"TORCH_CUDA_ARCH_LIST={shlex.quote(architectures)}"] if architectures else []
     settings += [f"MAX_JOBS={count}"] if count else []
     options = ["-v", "--no-build-isolation", "--no-cache-dir"]

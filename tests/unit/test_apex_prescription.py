@@ -84,9 +84,18 @@ def test_the_right_toolkit_lies_beside_the_wrong_one() -> None:
     result = prescribed(
         "h100x8-container", torch={"version": "2.9.1+cu128", "cuda": "12.8"}, toolchain={"nvccs": [NVCC, right]}
     )
-    assert result.findings[0].fixes[0].commands == (
-        "export CUDA_HOME=/usr/local/cuda-12.8 PATH=/usr/local/cuda-12.8/bin:$PATH",
+    assert "CUDA_HOME=/usr/local/cuda-12.8 " in the_build(result)
+
+
+def test_a_home_that_cannot_be_used_as_it_is() -> None:
+    script = {**NVCC, "path": "/usr/local/bin/nvcc", "found_by": "PATH"}
+    without = prescribed(
+        "h100x8-container", toolchain={"cuda_home": "/usr/local", "has_headers": False, "nvccs": [script]}
     )
+    assert not any("APEX_CUDA_EXT" in one for one in commands(without))
+    assert "/usr/local holds no headers" in without.findings[0].summary
+    beside = {"cuda_home": "/usr/local", "has_headers": False, "nvccs": [script, NVCC]}
+    assert "CUDA_HOME=/usr/local/cuda " in the_build(prescribed("h100x8-container", toolchain=beside))
 
 
 def test_a_compiler_that_nvcc_refuses_comes_first() -> None:
