@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ddpdoctor.cuda_stack import needs_cuda_build
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
@@ -22,14 +23,6 @@ from ddpdoctor.nvidia import NO_DRIVER, called, nvidia_gpus
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install
-
-
-def _needs_cuda_build(torch: Torch) -> str:
-    """torch's CUDA version; ends the check where there is none."""
-    requires(torch.installed, "torch is not installed")
-    requires(torch.hip is None, "torch is built for ROCm")
-    requires(torch.cuda is not None, "torch is a CPU-only build")
-    return torch.cuda or ""
 
 
 @check(
@@ -63,7 +56,7 @@ def driver_too_old(
     Without root: install the torch for the older CUDA. With root: update the driver. On data-centre GPUs the package
     cuda-compat also helps.
     """
-    cuda = _needs_cuda_build(torch)
+    cuda = needs_cuda_build(torch)
     requires(driver.version is not None or driver.libcuda_path is not None, NO_DRIVER)
     served = driver_cuda(driver, machine)
     if served is None:
@@ -198,7 +191,7 @@ def gpu_arch_unsupported(
     ## Fix
     Install the build that has it: cu126 for Maxwell, Pascal and Volta; cu128 or cu130 for Blackwell.
     """
-    cuda = _needs_cuda_build(torch)
+    cuda = needs_cuda_build(torch)
     nvidia_gpus(gpus)
     arch_list = known(torch.arch_list)
     if not arch_list:
@@ -279,7 +272,7 @@ def cuda_unavailable(
     ## Fix
     Read the message. Without one, start a fresh process: CUDA started once before a fork stays broken in the child.
     """
-    cuda = _needs_cuda_build(torch)
+    cuda = needs_cuda_build(torch)
     nvidia_gpus(gpus)
     if known(torch.cuda_available):
         return

@@ -5,9 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.cuda_stack import Pin, bundled, is_ours, pin_of, pins, together, version_of
-from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
-from ddpdoctor.facts.extensions import Extensions
+from ddpdoctor.cuda_stack import (
+    Pin,
+    bundled,
+    import_broken,
+    is_ours,
+    needs_cuda_build,
+    pin_of,
+    pins,
+    reinstall,
+    together,
+    version_of,
+    without_folder,
+)
+from ddpdoctor.facts.base import NotKnown, Unknown
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
@@ -22,32 +33,10 @@ OF_CUDA = re.compile(
 )
 
 
-def _needs_cuda_build(torch: Torch) -> str:
-    """torch's CUDA version; ends the check where there is none."""
-    requires(torch.installed, "torch is not installed")
-    requires(torch.hip is None, "torch is built for ROCm")
-    requires(torch.cuda is not None, "torch is a CPU-only build")
-    return torch.cuda or ""
-
-
-def _broken(torch: Torch) -> bool:
-    return torch.import_state in ("fails", "crashes")
-
-
 def _undefined(torch: Torch) -> str:
     """The symbol that the import misses, "" if that isn't its complaint."""
     found = re.search(r"undefined symbol: (\w+)", torch.import_error + torch.import_traceback)
     return found[1] if found else ""
-
-
-def _reinstall(patient: Patient, *wanted: Pin) -> str:
-    return pip_install(patient, "--force-reinstall", "--no-deps", *(f"{one.package}{one.wanted}" for one in wanted))
-
-
-def _without(libraries: Libraries, folder: str) -> tuple[str, ...]:
-    """The command that takes a folder out of LD_LIBRARY_PATH."""
-    kept = [one for one in libraries.search_path if one.rstrip("/") != folder.rstrip("/")]
-    return ("export LD_LIBRARY_PATH=" + ":".join(kept) if kept else "unset LD_LIBRARY_PATH",)
 
 
 def _folder(library: Library) -> str:
@@ -95,7 +84,7 @@ def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, p
     ## Fix
     Remove all of them and install the one that torch requires.
     """
-    cuda = _needs_cuda_build(torch)
+    cuda = needs_cuda_build(torch)
     groups = together(packages, r"nvidia-nccl-cu\d+")
     if not groups:
         return
@@ -109,7 +98,7 @@ def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, p
         both = listed(f"{one.name} {one.version}" for one in group)
         yield Finding(
             summary=f"{both} overwrite each other's libnccl.so.2",
-            severity=FAIL if outdated or (_broken(torch) and _undefined(torch).startswith("nccl")) else WARN,
+            severity=FAIL if outdated or (import_broken(torch) and _undefined(torch).startswith("nccl")) else WARN,
             cause=f"torch requires {keep}; the file that is there now says {there or 'nothing of its version'}.",
             evidence=(
                 packages.seen("installed", both),
@@ -148,7 +137,7 @@ def nccl_lib_shadowed(torch: Torch, packages: Packages, libraries: Libraries, pa
     ## Fix
     Take the folder out of LD_LIBRARY_PATH for this job.
     """
-    _needs_cuda_build(torch)
+    needs_cuda_build(torch)
     requires(bundled("libnccl.so.2", libraries), "torch brings no libnccl.so.2 of its own")
     for taken, own in _in_front(re.compile(r"libnccl\.so"), libraries):
         theirs, ours = version_of(taken, packages, patient), version_of(own, packages, patient)
@@ -170,7 +159,7 @@ def _left_out(libraries: Libraries, taken: Library) -> tuple[str, ...]:
     if any(one.endswith(taken.path.rpartition("/")[2]) for one in libraries.preload):
         return ("unset LD_PRELOAD",)
     if _folder(taken).rstrip("/") in [one.rstrip("/") for one in libraries.search_path]:
-        return _without(libraries, _folder(taken))
+        return without_folder(libraries, _folder(taken))
     return ("echo $LD_LIBRARY_PATH", f"ldconfig -p | grep {taken.soname}")
 
 
@@ -211,7 +200,7 @@ def ld_library_path_shadow(
     ## Fix
     Take the toolkit's folder out of LD_LIBRARY_PATH; to compile, PATH and CUDA_HOME are enough.
     """
-    _needs_cuda_build(torch)
+    needs_cuda_build(torch)
     requires(
         [one for one in libraries.bundled if OF_CUDA.match(one.soname)], "torch brings no CUDA libraries of its own"
     )
@@ -232,7 +221,7 @@ def ld_library_path_shadow(
     others = f" and {len(culprits) - 1} more come" if len(culprits) > 1 else " comes"
     yield Finding(
         summary=f"{taken.soname}{others} from {_folder(taken)}: {theirs} instead of torch's {ours}"[:160],
-        severity=FAIL if _broken(torch) else WARN,
+        severity=FAIL if import_broken(torch) else WARN,
         evidence=tuple(one for pair in culprits[:3] for one in _both(libraries, *pair)[:2])
         + ((libraries.seen("search_path", ":".join(libraries.search_path)),) if libraries.search_path else ()),
         fixes=(Fix("Leave that folder out for this job", _left_out(libraries, taken)),),
@@ -253,11 +242,11 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
     ## Fix
     Install the pinned versions again, or better: a fresh environment with torch first.
     """
-    _needs_cuda_build(torch)
+    needs_cuda_build(torch)
     required = [one for one in pins(packages, patient) if not one.package.startswith("nvidia-nccl")]
     requires([one for one in required if one.installed], "torch's CUDA libraries don't come from pip packages")
     wrong = [one for one in required if not one.fits and not _newer_cudnn(one)]
-    severity = FAIL if _broken(torch) else WARN
+    severity = FAIL if import_broken(torch) else WARN
     if wrong:
         is_where = listed(
             f"{one.package} {one.installed} (torch wants {one.wanted[2:] or one.wanted})" for one in wrong[:2]
@@ -270,7 +259,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
                 packages.seen("installed", f"{one.package} {one.installed}, torch requires {one.wanted}")
                 for one in wrong
             ),
-            fixes=(Fix("Install the versions that torch pins", (_reinstall(patient, *wrong),)),),
+            fixes=(Fix("Install the versions that torch pins", (reinstall(patient, *wrong),)),),
         )
     for group in together(packages, r"nvidia-cudnn-cu\d+") + together(packages, r"nvidia-(cusparselt|nvshmem)-cu\d+"):
         kinds = {one.name.rpartition("-")[0] for one in group}
@@ -287,7 +276,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
                     "Remove them all, and install what torch requires",
                     (
                         in_patient(patient, "-m", "pip", "uninstall", "-y", *(one.name for one in group)),
-                        _reinstall(patient, *needed),
+                        reinstall(patient, *needed),
                     ),
                 ),
             ),
@@ -323,7 +312,7 @@ def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patie
     ## Fix
     Take the foreign folder out of LD_LIBRARY_PATH, or install the pinned package again.
     """
-    _needs_cuda_build(torch)
+    needs_cuda_build(torch)
     pin = pin_of("libcudnn.so.9", packages, patient)
     foreign = _in_front(re.compile(r"libcudnn\.so"), libraries)
     loaded, built = _cudnn_versions(torch, pin, foreign[0][0].version if foreign else "")
@@ -333,7 +322,7 @@ def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patie
     if foreign:
         fix = Fix("Leave the foreign cuDNN out", _left_out(libraries, foreign[0][0]))
     elif pin:
-        fix = Fix("Install the cuDNN that torch pins", (_reinstall(patient, pin),))
+        fix = Fix("Install the cuDNN that torch pins", (reinstall(patient, pin),))
     else:
         fix = Fix(
             "See which cuDNN is found",
@@ -368,123 +357,3 @@ def _cudnn_versions(torch: Torch, pin: Pin | None, foreign: str) -> tuple[tuple[
     if pin and pin.exact and there:
         return numbers(there), numbers(pin.exact)
     raise NotKnown(reasons[0])
-
-
-@check(
-    "cuda-lib-not-found",
-    severity=FAIL,
-    log_signs=(
-        LogSign("cannot open shared object file: No such file or directory"),
-        LogSign("libcudart.so."),
-        LogSign("libcudnn.so."),
-        LogSign("libtorch_cuda_cpp.so", why="not verified against a release"),
-    ),
-)
-def cuda_lib_not_found(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
-    """A shared library that torch needs is nowhere to be found.
-
-    ## What breaks
-    `import torch` ends with "libcudart.so.12: cannot open shared object file".
-
-    ## Why
-    torch was installed without its nvidia-* packages (`--no-deps`, a lock file made elsewhere), one was uninstalled, or they
-    are those of another CUDA major.
-
-    ## Fix
-    Install the package that brings it, in the version that torch pins. Don't link one version's file under another's name.
-    """
-    requires(torch.installed, "torch is not installed")
-    named = re.search(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared object file", torch.import_error)
-    if torch.import_state == "ok":
-        return
-    missing = [named[1]] if named else []
-    if not missing:
-        missing = [one for one in known(libraries.missing) if not re.match(r"lib(cuda|nvidia-.*)\.so", one)]
-    if not missing or re.match(r"lib(cuda|nvidia-ml)\.so", missing[0]):
-        return
-    wanted = {pin.package: pin for pin in (pin_of(one, packages, patient) for one in missing) if pin}
-    if wanted:
-        fix = Fix("Install what torch requires", (_reinstall(patient, *wanted.values()),))
-    else:
-        exact = [f"torch=={torch.version}"] if torch.version and "+" not in torch.version else ["torch"]
-        fix = Fix("Install torch anew with all that it requires", (pip_install(patient, "--force-reinstall", *exact),))
-    evidence = torch.seen("import_error") if named else libraries.seen("missing", listed(missing))
-    yield Finding(
-        summary=f"torch needs {listed(missing, most=3)}, and nothing here provides it"[:160],
-        severity=FAIL if named or _broken(torch) else WARN,
-        evidence=(evidence, torch.seen("version")),
-        fixes=(fix,),
-    )
-
-
-@check(
-    "glibcxx-too-old",
-    severity=FAIL,
-    log_signs=(
-        LogSign("version `GLIBCXX_3.4."),
-        LogSign("version `CXXABI_1.3."),
-        LogSign("libstdc++.so.6: version"),
-    ),
-)
-def glibcxx_too_old(
-    torch: Torch, libraries: Libraries, patient: Patient, extensions: Maybe[Extensions]
-) -> Iterator[Finding]:
-    """The C++ library that the interpreter gets is older than torch or an extension needs.
-
-    ## What breaks
-    The import ends with "libstdc++.so.6: version `GLIBCXX_3.4.32' not found".
-
-    ## Why
-    Something was compiled by a newer compiler than the libstdc++ that is loaded first: conda's, the system's, or one on
-    LD_LIBRARY_PATH.
-
-    ## Fix
-    In conda: `conda install -c conda-forge libstdcxx-ng`. Elsewhere build the extension with the system's own compiler, or
-    put the newer library first.
-    """
-    requires(torch.installed, "torch is not installed")
-    provided = libraries.glibcxx_provided
-    said = re.search(
-        r"version [`'](GLIBCXX|CXXABI)_([\d.]+)' not found(?: \(required by ([^)]+)\))?",
-        torch.import_error + "\n" + torch.import_traceback,
-    )
-    if said:
-        by = said[3] or "torch"
-        yield _too_old(f"{said[1]}_{said[2]}", by, libraries, patient, torch.seen("import_error", said[0]))
-        return
-    have = known(provided)
-    requires(have is not None, "the interpreter gets no libstdc++.so.6")
-    if isinstance(extensions, Unknown):
-        return
-    apex = () if isinstance(extensions.apex, Unknown) else extensions.apex
-    compiled = [one.objects for one in extensions.packages] + [one.objects for one in apex]
-    for objects in compiled:
-        for one in objects:
-            needed = one.glibcxx.removeprefix("GLIBCXX_")
-            if needed and numbers(needed) > numbers((have or "").removeprefix("GLIBCXX_")):
-                seen = Evidence(f"{one.module} needs GLIBCXX_{needed}", one.path)
-                yield _too_old(f"GLIBCXX_{needed}", one.module, libraries, patient, seen)
-                break
-
-
-def _too_old(needed: str, by: str, libraries: Libraries, patient: Patient, seen: Evidence) -> Finding:
-    have = libraries.glibcxx_provided if isinstance(libraries.glibcxx_provided, str) else "an unknown version"
-    path = libraries.glibcxx_path or "libstdc++.so.6"
-    folder = path.rpartition("/")[0]
-    if folder and folder in [one.rstrip("/") for one in libraries.search_path]:
-        fix = Fix(f"Leave {folder} out of LD_LIBRARY_PATH", _without(libraries, folder))
-    elif patient.environment_kind == "conda":
-        fix = Fix(
-            "Bring conda's libstdc++ up to date",
-            (f"conda install -p {patient.prefix} -c conda-forge 'libstdcxx-ng>=13'",),
-        )
-    else:
-        fix = Fix(
-            "Take a newer base image or distribution, or rebuild what needs it with this system's compiler",
-            (f"strings {path} | grep GLIBCXX | sort -V | tail -1",),
-        )
-    return Finding(
-        summary=f"{by.rpartition('/')[2]} needs {needed}, and {path} has {have} at most"[:160],
-        evidence=(seen, libraries.seen("glibcxx_provided", have), libraries.seen("glibcxx_path", path)),
-        fixes=(fix,),
-    )

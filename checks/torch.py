@@ -23,7 +23,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix, Severity
 from ddpdoctor.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
 from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wheels import index_url, numbers, release, tag_cuda
+from ddpdoctor.wheels import index_options, numbers, release, tag_cuda
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
 
 EXPLAINED_BY = (
@@ -148,13 +148,10 @@ def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]
     elif torch.import_state == "hangs":
         yield Fix("Keep the environment on a disk of this host", (in_patient(patient, "-m", "venv", "/tmp/ddp-env"),))
     elif torch.version:
-        again = pip_install(patient, "--force-reinstall", f"torch=={torch.version}", *_index_of(torch))
+        again = pip_install(
+            patient, "--force-reinstall", f"torch=={torch.version}", *index_options(torch.version or "")
+        )
         yield Fix("Install the same torch anew", (again,))
-
-
-def _index_of(torch: Torch) -> tuple[str, ...]:
-    tag = (torch.version or "").partition("+")[2]
-    return ("--index-url", index_url(tag)) if re.fullmatch(r"cpu|cu\d+|rocm[\d.]+", tag) else ()
 
 
 @check(
@@ -361,7 +358,15 @@ def torch_torchvision_mismatch(torch: Torch, packages: Packages, patient: Patien
                 fixes=(
                     Fix(
                         "Let pip find the one that belongs to this torch",
-                        (pip_install(patient, "--force-reinstall", f"torch=={base}", one.name, *_index_of(torch)),),
+                        (
+                            pip_install(
+                                patient,
+                                "--force-reinstall",
+                                f"torch=={base}",
+                                one.name,
+                                *index_options(torch.version or ""),
+                            ),
+                        ),
                     ),
                 ),
             )

@@ -12,7 +12,10 @@ from packaging.utils import canonicalize_name
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.registry import requires
 from ddpdoctor.wheels import numbers
+from ddpdoctor.wording import pip_install
 
 PACKAGES = {
     "libcublas": "cublas",
@@ -125,3 +128,27 @@ def together(packages: Packages, pattern: str) -> list[tuple[Package, ...]]:
         if re.fullmatch(pattern, one.name):
             groups.setdefault(one.location, []).append(one)
     return [tuple(group) for group in groups.values() if len({one.name for one in group}) > 1]
+
+
+def needs_cuda_build(torch: Torch) -> str:
+    """torch's CUDA version; ends the check where there is none."""
+    requires(torch.installed, "torch is not installed")
+    requires(torch.hip is None, "torch is built for ROCm")
+    requires(torch.cuda is not None, "torch is a CPU-only build")
+    return torch.cuda or ""
+
+
+def import_broken(torch: Torch) -> bool:
+    """Whether the import of torch was tried and failed or crashed."""
+    return torch.import_state in ("fails", "crashes")
+
+
+def reinstall(patient: Patient, *wanted: Pin) -> str:
+    """The command that puts pinned packages back, even where pip believes them to be there."""
+    return pip_install(patient, "--force-reinstall", "--no-deps", *(f"{one.package}{one.wanted}" for one in wanted))
+
+
+def without_folder(libraries: Libraries, folder: str) -> tuple[str, ...]:
+    """The command that takes a folder out of LD_LIBRARY_PATH."""
+    kept = [one for one in libraries.search_path if one.rstrip("/") != folder.rstrip("/")]
+    return ("export LD_LIBRARY_PATH=" + ":".join(kept) if kept else "unset LD_LIBRARY_PATH",)

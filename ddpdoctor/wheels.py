@@ -52,6 +52,12 @@ def index_url(tag: str) -> str:
     return f"{WHEELS}/{tag}"
 
 
+def index_options(version: str) -> tuple[str, ...]:
+    """pip's options for the index that a build came from: by its local tag; none for PyPI's untagged builds."""
+    tag = version.partition("+")[2]
+    return ("--index-url", index_url(tag)) if re.fullmatch(r"cpu|cu\d+|rocm[\d.]+", tag) else ()
+
+
 def cuda_tag(cuda: str) -> str:
     """ "13.0" as the wheels' tag, "cu130"."""
     return "cu" + "".join(cuda.split(".")[:2])

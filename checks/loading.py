@@ -1,0 +1,150 @@
+"""What the dynamic loader can't find for torch: whole libraries, or new enough symbols in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.cuda_stack import import_broken, pin_of, reinstall, without_folder
+from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.extensions import Extensions
+from ddpdoctor.facts.libraries import Libraries
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wheels import index_options, numbers
+from ddpdoctor.wording import listed, pip_install
+
+
+@check(
+    "cuda-lib-not-found",
+    severity=FAIL,
+    log_signs=(
+        LogSign("cannot open shared object file: No such file or directory"),
+        LogSign("libcudart.so."),
+        LogSign("libcudnn.so."),
+        LogSign("libtorch_cuda_cpp.so", why="not verified against a release"),
+    ),
+)
+def cuda_lib_not_found(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
+    """A shared library that torch needs is nowhere to be found.
+
+    ## What breaks
+    `import torch` ends with "libcudart.so.12: cannot open shared object file".
+
+    ## Why
+    torch was installed without its nvidia-* packages (`--no-deps`, a lock file made elsewhere), one was uninstalled, or they
+    are those of another CUDA major.
+
+    ## Fix
+    Install the package that brings it, in the version that torch pins. Don't link one version's file under another's name.
+    """
+    requires(torch.installed, "torch is not installed")
+    named = re.search(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared object file", torch.import_error)
+    if torch.import_state == "ok":
+        return
+    missing = [named[1]] if named else []
+    if named and re.match(r"lib(cuda|nvidia-ml)\.so", named[1]):
+        return
+    if not named or not isinstance(libraries.missing, Unknown):
+        # The import stops at the first; the files tell what else would be missed.
+        others = [one for one in known(libraries.missing) if not re.match(r"lib(cuda|nvidia-.*)\.so", one)]
+        missing += [one for one in others if one not in missing]
+    if not missing:
+        return
+    fix = _bring(missing, torch, packages, patient)
+    evidence = torch.seen("import_error") if named else libraries.seen("missing", listed(missing))
+    yield Finding(
+        summary=f"torch needs {listed(missing, most=3)}, and nothing here provides it"[:160],
+        severity=FAIL if named or import_broken(torch) else WARN,
+        evidence=(evidence, torch.seen("version")),
+        fixes=(fix,),
+    )
+
+
+def _bring(missing: list[str], torch: Torch, packages: Packages, patient: Patient) -> Fix:
+    """What brings the libraries: pip adds absent packages by itself, but puts back a lost file only when forced."""
+    wanted = {pin.package: pin for pin in (pin_of(one, packages, patient) for one in missing) if pin}
+    version = packages.version("torch") or torch.version or ""
+    named = (f"torch=={version}" if version else "torch", *index_options(version))
+    if any(pin.installed is None for pin in wanted.values()):
+        return Fix("Let pip install what this torch requires and is absent", (pip_install(patient, *named),))
+    if wanted:
+        return Fix("Install again what torch requires", (reinstall(patient, *wanted.values()),))
+    again = pip_install(patient, "--force-reinstall", *named)
+    return Fix("Install torch anew with all that it requires", (again,))
+
+
+@check(
+    "glibcxx-too-old",
+    severity=FAIL,
+    log_signs=(
+        LogSign("version `GLIBCXX_3.4."),
+        LogSign("version `CXXABI_1.3."),
+        LogSign("libstdc++.so.6: version"),
+    ),
+)
+def glibcxx_too_old(
+    torch: Torch, libraries: Libraries, patient: Patient, extensions: Maybe[Extensions]
+) -> Iterator[Finding]:
+    """The C++ library that the interpreter gets is older than torch or an extension needs.
+
+    ## What breaks
+    The import ends with "libstdc++.so.6: version `GLIBCXX_3.4.32' not found".
+
+    ## Why
+    Something was compiled by a newer compiler than the libstdc++ that is loaded first: conda's, the system's, or one on
+    LD_LIBRARY_PATH.
+
+    ## Fix
+    In conda: `conda install -c conda-forge libstdcxx-ng`. Elsewhere build the extension with the system's own compiler, or
+    put the newer library first.
+    """
+    requires(torch.installed, "torch is not installed")
+    provided = libraries.glibcxx_provided
+    said = re.search(
+        r"version [`'](GLIBCXX|CXXABI)_([\d.]+)' not found(?: \(required by ([^)]+)\))?",
+        torch.import_error + "\n" + torch.import_traceback,
+    )
+    if said:
+        by = said[3] or "torch"
+        yield _too_old(f"{said[1]}_{said[2]}", by, libraries, patient, torch.seen("import_error", said[0]))
+        return
+    have = known(provided)
+    requires(have is not None, "the interpreter gets no libstdc++.so.6")
+    if isinstance(extensions, Unknown):
+        return
+    apex = () if isinstance(extensions.apex, Unknown) else extensions.apex
+    compiled = [one.objects for one in extensions.packages] + [one.objects for one in apex]
+    for objects in compiled:
+        for one in objects:
+            needed = one.glibcxx.removeprefix("GLIBCXX_")
+            if needed and numbers(needed) > numbers((have or "").removeprefix("GLIBCXX_")):
+                seen = Evidence(f"{one.module} needs GLIBCXX_{needed}", one.path)
+                yield _too_old(f"GLIBCXX_{needed}", one.module, libraries, patient, seen)
+                break
+
+
+def _too_old(needed: str, by: str, libraries: Libraries, patient: Patient, seen: Evidence) -> Finding:
+    have = libraries.glibcxx_provided if isinstance(libraries.glibcxx_provided, str) else "an unknown version"
+    path = libraries.glibcxx_path or "libstdc++.so.6"
+    folder = path.rpartition("/")[0]
+    if folder and folder in [one.rstrip("/") for one in libraries.search_path]:
+        fix = Fix(f"Leave {folder} out of LD_LIBRARY_PATH", without_folder(libraries, folder))
+    elif patient.environment_kind == "conda":
+        fix = Fix(
+            "Bring conda's libstdc++ up to date",
+            (f"conda install -p {patient.prefix} -c conda-forge 'libstdcxx-ng>=13'",),
+        )
+    else:
+        fix = Fix(
+            "Take a newer base image or distribution, or rebuild what needs it with this system's compiler",
+            (f"strings {path} | grep GLIBCXX | sort -V | tail -1",),
+        )
+    return Finding(
+        summary=f"{by.rpartition('/')[2]} needs {needed}, and {path} has {have} at most"[:160],
+        evidence=(seen, libraries.seen("glibcxx_provided", have), libraries.seen("glibcxx_path", path)),
+        fixes=(fix,),
+    )
