@@ -285,7 +285,14 @@ THREADS_WANTED = 200
 """Processes and threads a rank: CUDA, NCCL, autograd and OpenMP about a hundred, four DataLoader workers the rest."""
 
 
-@check("pids-limit", severity=WARN, log_signs=(LogSign("pthread_create failed"), LogSign("can't start new thread")))
+@check(
+    "pids-limit",
+    severity=WARN,
+    log_signs=(
+        LogSign("pthread_create failed", why="not verified against a release"),
+        LogSign("can't start new thread"),
+    ),
+)
 def pids_limit(cgroup: Cgroup, limits: Limits, machine: Maybe[Machine], plan: Plan) -> Iterator[Finding]:
     """Too few processes and threads are allowed for these ranks.
 
@@ -337,6 +344,10 @@ FLOORS: dict[str, tuple[int, int]] = {
 INODES_WANTED = 1000
 
 
+def _floors(disk: Disk) -> tuple[int, int]:
+    return FLOORS.get(disk.purpose, (0, 0))
+
+
 @check(
     "disk-full",
     severity=FAIL,
@@ -371,10 +382,10 @@ def disk_full(disks: Disks) -> Iterator[Finding]:
     for group in by_mount.values():
         # Images (squashfs, snap) are full by nature; whether they can be written to is judged below.
         group = [one for one in group if one.total and not one.read_only_mount]
-        short = [one for one in group if one.free < FLOORS[one.purpose][1]]
+        short = [one for one in group if one.free < _floors(one)[1]]
         if short:
             yield _short_of("space", short, f"{human(short[0].free)} of {human(short[0].total)} free")
-        scarce = [one for one in group if one.inodes_total and one.inodes_free < INODES_WANTED]
+        scarce = [one for one in group if _counts_inodes(one) and one.inodes_free < INODES_WANTED]
         if scarce:
             yield _short_of("inodes", scarce, f"{scarce[0].inodes_free} of {scarce[0].inodes_total} inodes free")
     for disk in disks.folders:
@@ -382,9 +393,14 @@ def disk_full(disks: Disks) -> Iterator[Finding]:
             yield _not_writable(disk)
 
 
+def _counts_inodes(disk: Disk) -> bool:
+    # Of file systems in user space many make these figures up.
+    return disk.inodes_total > 0 and not disk.file_system.startswith("fuse")
+
+
 def _short_of(what: str, disks: Sequence[Disk], figures: str) -> Finding:
     first = disks[0]
-    fails = any(one.free < FLOORS[one.purpose][0] for one in disks) if what == "space" else True
+    fails = any(one.free < _floors(one)[0] for one in disks) if what == "space" else True
     where = first.mount or first.path
     if what == "space":
         look = f"du -xh --max-depth=2 {shlex.quote(where)} 2>/dev/null | sort -h | tail -n 20"

@@ -170,10 +170,15 @@ def test_plan_in_slurm() -> None:
     # torchrun is started once a node, and starts the ranks itself.
     assert planned("h100x8-slurm", SLURM_NTASKS_PER_NODE="1") == (8, "the number of GPUs")
     assert planned("cpu-laptop", SLURM_NTASKS_PER_NODE="1") == (1, "SLURM_NTASKS_PER_NODE")
-    tasks = {"SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_NTASKS_PER_NODE": "7"}
+
+    def on_node(node: str) -> tuple[int, str]:
+        return planned(
+            "h100x8-slurm", SLURM_NODEID=node, SLURM_STEP_TASKS_PER_NODE="8(x2),4", SLURM_NTASKS_PER_NODE="7"
+        )
+
     for node, count in (("0", 8), ("1", 8), ("2", 4)):
-        assert planned("h100x8-slurm", **tasks, SLURM_NODEID=node) == (count, "SLURM_STEP_TASKS_PER_NODE")
-    assert planned("h100x8-slurm", **tasks, SLURM_NODEID="3") == (7, "SLURM_NTASKS_PER_NODE")
+        assert on_node(node) == (count, "SLURM_STEP_TASKS_PER_NODE")
+    assert on_node("3") == (7, "SLURM_NTASKS_PER_NODE")
 
 
 def test_fixture_of_a_list_may_become_unknown() -> None:
