@@ -1,6 +1,6 @@
 """`python -m ddpdoctor`."""
 
-from ddpdoctor.cli.app import main
+from ddpdoctor.cli.main import main
 
 if __name__ == "__main__":
     main()

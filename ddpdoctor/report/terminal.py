@@ -60,8 +60,10 @@ def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = 
     reasons = [result.not_tested.why for one in examinations for result in one.results if result.not_tested]
     idle = reasons.count(Why.NOT_APPLICABLE)
     passed = sum(len(one.passed) for one in examinations)
+    if not examinations:
+        return Text("UNKNOWN  ", VERDICT_STYLES[verdict]).append("No verdict: nothing could be judged.", "bold")
     if verdict is Verdict.UNKNOWN:
-        text = "No verdict: not a single check could be judged." if not problems else "No verdict on every host."
+        text = "No verdict: not a single check could be judged." if not problems else "Not every host could be judged."
     elif verdict is Verdict.OK:
         text = "Nothing wrong was found."
     else:

@@ -88,7 +88,7 @@ def test_exit_codes_of_snapshots(sick: Path, healthy: Path) -> None:
         (["check", "--snapshot", "x.json", "--python", "python3"], "--snapshot"),
         (["check", "--select", "host", "--ignore", "host"], "leave no check"),
         (["explain", "shm-to-small"], "shm-too-small"),
-        (["explain"], "SLUG"),
+        (["explain"], "slug"),
         (["chekc"], "chekc"),
         (["check", "--snapshot", "missing.json"], "No such file"),
         (["snapshot", "-o", "/no/such/folder/host.json"], "No such file"),
@@ -199,7 +199,7 @@ def test_colours_on_a_terminal_and_none_with_no_color(sick: Path) -> None:
 def test_narrow_terminals(sick: Path, columns: int) -> None:
     shown = on_pty("check", "--snapshot", sick, columns=columns, environ={"NO_COLOR": "1"})
     assert "shm-too-small" in shown
-    assert "docker run --shm-size" in shown
+    assert "--shm-size=" in shown
 
 
 def test_progress_shows_on_a_terminal_alone() -> None:

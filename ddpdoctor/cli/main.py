@@ -1,0 +1,83 @@
+"""The entry point: whatever happens, the user sees a sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from typing import TextIO
+
+
+def main() -> None:
+    """Runs the command line. Whatever happens, the user sees a sentence and not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that can't show a character gets a "?" and the report goes on.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    code = _run()
+    _leave(code)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise _Stopped(128 + number)
+
+
+class _Stopped(BaseException):
+    """A signal asks us to end. No KeyboardInterrupt, since typer would end on that without a word."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+def _run() -> int:
+    try:
+        # Here and not above, so that Ctrl-C while it loads, or a broken installation, ends in a sentence, too.
+        from ddpdoctor.cli.app import app
+
+        # typer hands back the code of `typer.Exit`, and None where a command simply ended.
+        return app(standalone_mode=False) or 0
+    except _Stopped as stopped:
+        return _say("Stopped. Nothing was changed.", stopped.code)
+    except BrokenPipeError:
+        return 141
+    except OSError as error:
+        return _say(f"ddpdoctor could not go on: {error.strerror or error}", 2)
+    except Exception as error:
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
+            error.show(sys.stderr)
+            return int(error.exit_code)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{os.path.basename(where.filename)}, line {where.lineno}"  # noqa: PTH119
+        return _say(
+            f"ddpdoctor itself failed ({type(error).__name__}: {error}; {place}). That is a bug in it, and no verdict on this host.",
+            2,
+        )
+
+
+def _say(text: str, code: int) -> int:
+    with suppress(OSError):
+        print(text, file=sys.stderr)
+    return code
+
+
+def _leave(code: int) -> None:
+    """Ends at once: a probe that hangs in the kernel must not hold us, nor a closed pipe end in a complaint."""
+    if "ddpdoctor.probes.subprocesses" in sys.modules:
+        sys.modules["ddpdoctor.probes.subprocesses"].end_all()
+    for stream in (sys.stdout, sys.stderr):
+        code = _flush(stream, code)
+    os._exit(code)
+
+
+def _flush(stream: TextIO, code: int) -> int:
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        return code or 141
+    except OSError as error:
+        return _say(f"the report could not be written: {error.strerror}", 2) if stream is sys.stdout else code
+    return code
