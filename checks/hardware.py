@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -354,10 +355,10 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     """
     cards = tuple(one for one in pci.devices if one.driver not in ("vfio-pci", "pci-stub") and _matters(one))
     requires(cards, "no GPU and no InfiniBand card on this host")
-    virtual = set() if isinstance(gpus, Unknown) else {one.bus_id for one in gpus.devices if _virtual(one)}
+    apart = set() if isinstance(gpus, Unknown) else {one.bus_id for one in gpus.devices if _off_slot(one)}
     # Without the slot's own word one can't tell eight lanes that are wired from eight that are lost.
     known_links = tuple(
-        one for one in cards if one.link_width and one.parent_link_width_max and one.address not in virtual
+        one for one in cards if one.link_width and one.parent_link_width_max and one.address not in apart
     )
     if not known_links:
         raise NotKnown("sysfs doesn't say how the cards and their slots are linked")
@@ -403,8 +404,10 @@ def _kind(one: PciDevice) -> str:
     return "GPU" if one.is_nvidia_gpu or one.is_amd_gpu else "Network card"
 
 
-def _virtual(gpu: Gpu) -> bool:
-    """In a virtual machine the slot is made up."""
+def _off_slot(gpu: Gpu) -> bool:
+    """Whether its slot says nothing: made up in a virtual machine, and beside the real link (C2C) of Grace's GPUs."""
+    if re.search(r"\bG[HB]\d{2,3}\b", gpu.name):
+        return True
     return not isinstance(gpu.virtualization, Unknown) and gpu.virtualization != "none"
 
 
