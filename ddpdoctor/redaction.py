@@ -22,7 +22,7 @@ _TELLING = re.compile(
     r"secret|passw|passphrase|passcode|credential|bearer|cookie|signature|authori[sz]ation|connection_?str"
     r"|(?:api|access|private|account|encryption|signing|ssh|service)_?key"
     r"|(?:^|_)(?:pass|pwd|pw|pat|sig|sas|dsn|jwt|otp|auth)\d*$"
-    r"|(?:^|_)(?:mysql|db|pg)pass$"
+    r"|(?:^|_)(?:mysql|db|pg|ssh|smtp|ftp|root|user)pass$"
     r"|pwd\d*$"
     r"|(?:^|_)key(?:_?(?:\d+|id|data|pem|b64|base64))?$"
     r"|token\d*$|(?:^|_)tokens?(?:_|$)"
@@ -38,8 +38,10 @@ _HARMLESS = re.compile(
 )
 
 # A name and what sets it apart from its value: `name=`, `name: `, `"name": `. Not preceded by a part of a name.
-_ASSIGNMENT = re.compile(r"(?<![\w.-])([\w.-]+)(['\"]?)[ \t]*[=:][ \t]*")
+_ASSIGNMENT = re.compile(r"(?<![\w.-])([\w.-]+)(['\"]?)\]?[ \t]*[=:][ \t]*")
 _OPTION = re.compile(r"(?<![\w.-])(--?[\w.-]+)[ \t]+(?!--)")
+# `aws configure set aws_secret_access_key ...`: no sign between them, so both must look the part.
+_BARE = re.compile(r"(?<![\w.-])(\w{3,64})[ \t]+(?=[\w/+=.-]{0,64}\d)([\w/+=.-]{16,})")
 # A word as a shell reads it: quoted and bare pieces without blanks between them.
 _WORD = re.compile(r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'[^']*(?:'|\Z)|\\.|\\\Z|[^\s'"\\])+""", re.DOTALL)
 _JSON_VALUE = re.compile(r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'(?:[^'\\]|\\.)*(?:'|\Z|\\\Z)|[^\s,}\]]+)""", re.DOTALL)
@@ -56,6 +58,7 @@ _SHAPE = re.compile(
     | \b(?:AKIA|ASIA)[0-9A-Z]{16}\b
     | (?<![\w-])AIza[\w-]{30,}
     | (?<![\w-])eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?            # JSON web token
+    | (?<=wandb\ login\ )[0-9a-f]{40}\b
     | (?<=hooks\.slack\.com/services/)\S+
     | -----BEGIN[^-]*PRIVATE\ KEY[^-]*-----[\s\S]*?(?:-----END[^-]*-----|\Z)
     """
@@ -97,6 +100,7 @@ def redact_text(text: str) -> str:
     text = _without(text, _assigned(text))
     text = _without(text, _given_to_options(text))
     text = _without(text, _given_to_clients(text))
+    text = _without(text, [one.span(2) for one in _BARE.finditer(text) if "_" in one[1] and is_secret_name(one[1])])
     text = _BEARER.sub(rf"\1{REDACTED}", text)
     return _BASIC.sub(rf"\1{REDACTED}", text)
 

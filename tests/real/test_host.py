@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import FAIL, WARN
 from ddpdoctor.registry import Result, diagnose, find_check
 
+SILENT = """
+import ctypes, os, sys
+server = os.open("/dev/fuse", os.O_RDWR)  # Nobody ever answers what the kernel asks here.
+options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+assert ctypes.CDLL(None).mount(b"silent", sys.argv.pop(1).encode(), b"fuse.silent", 0, options) == 0
+"""
 ROOT = Path(__file__).parent.parent.parent
 MIB = 1024**2
 PROBE = """
@@ -105,6 +113,34 @@ def test_no_inodes_left(tmp_path: Path) -> None:
     )
     summaries = [one.summary for one in judged(snapshot, "disk-full", 1).findings]
     assert any(f"{tmp_path} is short of inodes" in summary for summary in summaries)
+
+
+@pytest.mark.root
+def test_a_file_system_that_never_answers(tmp_path: Path) -> None:
+    start = time.monotonic()
+    ended = subprocess.run(
+        [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            sys.executable,
+            "-c",
+            SILENT + PROBE,
+            str(tmp_path),
+            "disks",
+        ],
+        capture_output=True,
+        timeout=60,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+    )
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert time.monotonic() - start < 20, "the thread that hangs must not keep the others, or the end, waiting"
+    snapshot = msgspec.json.decode(ended.stdout, type=Snapshot)
+    summaries = [one.summary for one in judged(snapshot, "disk-unanswered", 1).findings]
+    assert summaries == [f"The file system of {tmp_path} does not answer"]
+    assert isinstance(snapshot.disks, Disks)
+    assert "home" in [one.purpose for one in snapshot.disks.folders]
 
 
 def test_few_open_files() -> None:

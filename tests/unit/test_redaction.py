@@ -47,6 +47,8 @@ LEGIBLE = [
     "/home/ada/hf_transformers_cache/sk-learn-contrib/wandb-offline-run/npm-packages/pk_something_long",
     "nvcr.io/nvidia/pytorch:25.01-py3@sha256:0f1e ubuntu:22.04@sha256:9a8b git@github.com:pytorch/pytorch.git",
     "-p 2222 --port 29500 -a -u train.py --standalone",
+    "the signature of forward() was: (x) KeyError: 'key' token 5 of 100; HTTP Basic auth; module.author: x",
+    "commit 8274cdb0f0e1d2c3b4a5968778695a4b3c2d1e0f master_port 29511 hidden_size 4096",
     "Basic information about the bearer of rings; the first_pass: 12 ms",
 ]  # fmt: skip
 
@@ -92,6 +94,11 @@ COMMANDS: list[Callable[[str], str]] = [
     lambda secret: f"password: {secret}",
     lambda secret: f"login --password   {secret}",
     lambda secret: f"DefaultEndpointsProtocol=https;AccountKey={secret};EndpointSuffix=core.windows.net",
+    lambda secret: f"aws configure set aws_secret_access_key {secret}/1234",
+    lambda secret: f"python -c \"os.environ['HF_TOKEN']='{secret}'\"",
+    lambda secret: f"SSHPASS={secret} sshpass -e ssh node02",
+    lambda secret: f"openssl rsa -passin pass:{secret}",
+    lambda secret: f"srun --export=ALL,WANDB_API_KEY={secret} train",
     lambda secret: f"ok=1 cmd='mysql --password={secret}' n=2",
 ]
 SHAPES = [
