@@ -279,3 +279,25 @@ def test_the_probe_tells_the_iommu_domain(tmp_path: Path, written: str | None, d
     pci = look_at_pci(Context("/usr/bin/python3", root=tmp_path, environ={}))
     assert not isinstance(pci, Unknown)
     assert [one.iommu_domain for one in pci.nvidia_gpus] == [domain]
+
+
+def test_what_follows_from_a_memory_error_is_not_told_beside_it() -> None:
+    path = HOSTS / "xid-error" / "sick-double-bit.json"
+    findings = judged("xid-error", fixture_snapshot(read_fixture(path))).findings
+    assert [one.summary.split(" on ")[0] for one in findings] == ["Xid 48"]
+
+
+@pytest.mark.parametrize(
+    ("fixture", "cause"),
+    [
+        ("sick-no-gpus-flag", "started without its GPUs"),
+        ("sick-void", "NVIDIA_VISIBLE_DEVICES is 'void'"),
+        ("sick-utility-only", "comes with `compute`"),
+        ("sick-apptainer-without-nv", "the driver's libraries are not"),
+        ("sick-host-driver-gone", "own NVIDIA driver isn't loaded"),
+    ],
+)
+def test_a_container_is_told_why_it_has_no_gpu(fixture: str, cause: str) -> None:
+    path = HOSTS / "container-no-gpu" / f"{fixture}.json"
+    (finding,) = judged("container-no-gpu", fixture_snapshot(read_fixture(path))).findings
+    assert cause in finding.cause
