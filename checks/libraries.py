@@ -18,7 +18,7 @@ from ddpdoctor.cuda_stack import (
     version_of,
     without_folder,
 )
-from ddpdoctor.facts.base import NotKnown, Unknown
+from ddpdoctor.facts.base import NotKnown, Unknown, known
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
@@ -31,6 +31,10 @@ from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
 OF_CUDA = re.compile(
     r"lib(cublas|cublasLt|cudart|cufft|cufile|cupti|curand|cusolver|cusparse|cusparseLt|nvJitLink|nvrtc)\.so"
 )
+
+
+OF_ITS_SYMBOLS = re.compile(r"_*(nvJitLink|nvrtc|cublas|cuda|cufft|cufile|cupti|curand|cusolver|cusparse)")
+"""What their symbols begin with."""
 
 
 def _undefined(torch: Torch) -> str:
@@ -131,8 +135,8 @@ def nccl_lib_shadowed(torch: Torch, packages: Packages, libraries: Libraries, pa
     "undefined symbol: ncclCommRegister" at import; or ranks on different nodes run different versions of NCCL.
 
     ## Why
-    LD_LIBRARY_PATH and LD_PRELOAD come before the path that is written into torch's libraries. An environment module, a system
-    package or conda holds another NCCL there. (A newer one is harmless and often meant.)
+    LD_PRELOAD, and in many builds LD_LIBRARY_PATH, come before the path that is written into torch's libraries. An environment
+    module, a system package or conda holds another NCCL there. (A newer one is harmless and often meant.)
 
     ## Fix
     Take the folder out of LD_LIBRARY_PATH for this job.
@@ -142,6 +146,8 @@ def nccl_lib_shadowed(torch: Torch, packages: Packages, libraries: Libraries, pa
     for taken, own in _in_front(re.compile(r"libnccl\.so"), libraries):
         theirs, ours = version_of(taken, packages, patient), version_of(own, packages, patient)
         missed = _undefined(torch).startswith("nccl")
+        if not missed:
+            known(libraries.loaded)  # what is offered isn't always taken: current wheels' RPATH goes first
         if not missed and not (theirs and ours):
             raise NotKnown(f"{taken.path} and {own.path} don't both tell their versions")
         if not missed and not older(theirs, ours):
@@ -194,7 +200,7 @@ def ld_library_path_shadow(
     was never tested with.
 
     ## Why
-    Wheels bring the CUDA libraries with them and name them by a path (RUNPATH) that LD_LIBRARY_PATH overrides. A line such as
+    Wheels bring the CUDA libraries with them, which find each other by a path (RUNPATH) that LD_LIBRARY_PATH overrides. A line such as
     `export LD_LIBRARY_PATH=/usr/local/cuda/lib64` in `.bashrc`, or `module load cuda`, then wins.
 
     ## Fix
@@ -204,7 +210,7 @@ def ld_library_path_shadow(
     requires(
         [one for one in libraries.bundled if OF_CUDA.match(one.soname)], "torch brings no CUDA libraries of its own"
     )
-    missed = _undefined(torch)
+    missed = OF_ITS_SYMBOLS.match(_undefined(torch))
     culprits = []
     untold = []
     for taken, own in _in_front(OF_CUDA, libraries):
@@ -217,6 +223,8 @@ def ld_library_path_shadow(
         if untold:
             raise NotKnown(f"{untold[0].path} doesn't tell its version")
         return
+    if not missed:
+        known(libraries.loaded)  # what is offered isn't always taken: current wheels' RPATH goes first
     taken, own, theirs, ours = culprits[0]
     others = f" and {len(culprits) - 1} more come" if len(culprits) > 1 else " comes"
     yield Finding(
@@ -261,6 +269,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
             ),
             fixes=(Fix("Install the versions that torch pins", (reinstall(patient, *wrong),)),),
         )
+    unread = any(one.startswith("cuda-toolkit") for package in packages.named("torch")[:1] for one in package.requires)
     for group in together(packages, r"nvidia-cudnn-cu\d+") + together(packages, r"nvidia-(cusparselt|nvshmem)-cu\d+"):
         kinds = {one.name.rpartition("-")[0] for one in group}
         if len(kinds) == len(group):
@@ -281,6 +290,9 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
                 ),
             ),
         )
+
+    if unread and not any(one.requires for one in packages.named("cuda-toolkit")):
+        raise NotKnown("what cuda-toolkit pins for torch was not read")
 
 
 def _newer_cudnn(pin: Pin) -> bool:
@@ -315,6 +327,8 @@ def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patie
     needs_cuda_build(torch)
     pin = pin_of("libcudnn.so.9", packages, patient)
     foreign = _in_front(re.compile(r"libcudnn\.so"), libraries)
+    if foreign and not _undefined(torch).startswith("cudnn"):
+        known(libraries.loaded)
     loaded, built = _cudnn_versions(torch, pin, foreign[0][0].version if foreign else "")
     if loaded[:1] == built[:1] and loaded[:2] >= built[:2]:
         return
