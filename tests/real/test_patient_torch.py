@@ -287,3 +287,16 @@ def test_nothing_is_written_beside_another_users_torch(tmp_path: Path) -> None:
     assert (tmp_path / "fake" / "torch" / "__pycache__").is_dir() == (
         Path(sys.prefix).stat().st_uid == os.geteuid() and not os.environ.get("PYTHONDONTWRITEBYTECODE")
     )
+
+
+def test_our_own_folder_is_not_on_the_patients_path(tmp_path: Path) -> None:
+    found = fake(tmp_path, "import inquiry")
+    assert found.import_error == "ModuleNotFoundError: No module named 'inquiry'"
+
+
+def test_same_torch_by_another_way_hides_nothing(tmp_path: Path, real: Snapshot) -> None:
+    """PyTorch built in the working folder and installed in editable mode, or site-packages named twice through links."""
+    (tmp_path / "torch").symlink_to(torch_of(real).location)
+    found = torch_of(look(sys.executable, True, PYTHONPATH=str(tmp_path)))
+    assert (found.location, found.found_through) == (str(tmp_path / "torch"), "PYTHONPATH")
+    assert found.hidden == ""
