@@ -150,15 +150,15 @@ def nccl_choices(
 
     ifname, family, comm_id: NCCL_SOCKET_IFNAME, NCCL_SOCKET_FAMILY and NCCL_COMM_ID. version: NCCL's, (2, 28, 9).
     """
+    if address := _host_of(comm_id):
+        # Bootstrap then only looks at the subnet, whatever the other settings say, and fails where none matches.
+        near = _in_subnet_of(address, in_kernel_order(interfaces))
+        return _passed(near, NcclFilter(()), "it is in the subnet of NCCL_COMM_ID")[:1]
     candidates = _nccl_candidates(interfaces, version, nccl_family(family))
     if nccl_ifname_counts(ifname):
         return _passed(candidates, parse_nccl_filter(ifname), f"NCCL_SOCKET_IFNAME={ifname}")
     if choices := _passed(candidates, parse_nccl_filter("ib"), "its name begins with ib"):
         return choices
-    if len(comm_id) > 1 and (address := _host_of(comm_id)):
-        near = _in_subnet_of(address, candidates)
-        if choices := _passed(near, NcclFilter(()), "it is in the subnet of NCCL_COMM_ID"):
-            return choices[:1]
     for text, reason in _automatic_rounds(version):
         if choices := _passed(candidates, parse_nccl_filter(text), reason):
             return choices

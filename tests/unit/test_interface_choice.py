@@ -89,7 +89,8 @@ def test_nccl_socket_ifname(value: str, wanted: str | None) -> None:
 def test_nccl_family_and_comm_id() -> None:
     two = nic("eth1", "10.5.0.1/24")
     assert first(LO, ETH0, two, comm_id="10.5.0.9:1234") == "eth1"
-    assert first(LO, ETH0, two, comm_id="10.6.0.9:1234") == "eth0"
+    assert first(LO, ETH0, two, comm_id="10.5.0.9:1234", ifname="eth0") == "eth1"
+    assert first(LO, ETH0, two, comm_id="10.6.0.9:1234") is None
     assert first(LO, ETH0, two, family="AF_INET6") == "eth0"
     assert nccl_choices([LO, ETH0], family="AF_INET6")[0].address == "fe80::1"
     assert first(LO, two, family="AF_INET6") is None

@@ -123,7 +123,7 @@ def test_the_table_of_sockets(tmp_path: Path) -> None:
 def test_a_resolver_that_hangs_does_not_hold_us(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(network, "RESOLVER_SECONDS", 0.2)
     over = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [] if over.wait(30) else [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: over.wait(30) and [])
     monkeypatch.setattr(socket, "getfqdn", lambda: str(over.wait(30)))
     started = time.monotonic()
     context = tree(tmp_path, {})
