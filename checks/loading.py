@@ -114,8 +114,7 @@ def glibcxx_too_old(
         return
     have = known(provided)
     requires(have is not None, "the interpreter gets no libstdc++.so.6")
-    if isinstance(extensions, Unknown):
-        return
+    extensions = known(extensions)
     apex = () if isinstance(extensions.apex, Unknown) else extensions.apex
     compiled = [one.objects for one in extensions.packages] + [one.objects for one in apex]
     for objects in compiled:
