@@ -11,6 +11,7 @@ from pathlib import Path
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
+from ddpdoctor.wording import plural
 
 # NCCL; torch's file_system strategy; multiprocessing.shared_memory; multiprocessing's semaphores.
 PREFIXES = ("nccl-", "torch_", "psm_", "sem.mp-")
@@ -51,21 +52,24 @@ def _stale(context: Context, folder: Path) -> tuple[tuple[str, ...] | Unknown, i
     except OSError as error:
         return Unknown(f"/proc/self/ns/pid: {error.strerror}"), 0
     if namespace != INITIAL_PID_NAMESPACE:
-        return Unknown(f"{len(segments)} segments may be in use by processes outside of this container"), 0
+        return Unknown(f"processes outside of this container may use {plural(len(segments), 'segment')} in /dev/shm"), 0
     me = os.geteuid()
     # Only the owner's processes (and root's) may open a segment, and only our own can be looked into.
     judged = {name: state for name, state in segments.items() if me in (0, state.st_uid)}
     if not judged:
-        return Unknown(f"{len(segments)} segments belong to other users, whose processes can't be looked into"), 0
+        return Unknown(_others(len(segments))), 0
     used = _in_use(context, {(state.st_dev, state.st_ino) for state in judged.values()})
     if isinstance(used, Unknown):
         return used, 0
     stale = {name: state for name, state in judged.items() if (state.st_dev, state.st_ino) not in used}
     if not stale and len(judged) < len(segments):
-        others = len(segments) - len(judged)
-        return Unknown(f"{others} segments belong to other users, whose processes can't be looked into"), 0
+        return Unknown(_others(len(segments) - len(judged))), 0
     size = sum(state.st_blocks * 512 for state in stale.values())
     return tuple(f"/dev/shm/{name}" for name in sorted(stale)), size
+
+
+def _others(count: int) -> str:
+    return f"other users, whose processes can't be looked into, own {plural(count, 'segment')} in /dev/shm"
 
 
 def _segments(folder: Path) -> dict[str, os.stat_result]:

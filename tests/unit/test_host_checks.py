@@ -117,7 +117,7 @@ def test_commands_are_for_this_host() -> None:
     ("slug", "name", "why", "reason"),
     [
         ("shm-too-small", "size-unknown", Why.UNKNOWN, "/dev/shm: Permission denied"),
-        ("shm-stale-segments", "other-users", Why.UNKNOWN, "3 segments belong to other users, whose processes can't be looked into"),
+        ("shm-stale-segments", "other-users", Why.UNKNOWN, "other users, whose processes can't be looked into, own 3 segments in /dev/shm"),
         ("memlock-limit", "no-rdma", Why.NOT_APPLICABLE, "no RDMA device on this host"),
         ("memlock-limit", "cloud-cpu-mlx5", Why.NOT_APPLICABLE, "no NVIDIA GPU on this host"),
         ("memlock-limit", "root", Why.NOT_APPLICABLE, "this process may lock any amount of memory"),
