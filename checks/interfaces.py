@@ -133,9 +133,7 @@ def gloo_ifname_not_found(network: Network, environment: Environment) -> Iterato
     yield from _missing_names(network, environment, "GLOO_SOCKET_IFNAME", list(names_in(value)))
 
 
-@check(
-    "tp-ifname-not-found", severity=FAIL, log_signs=(LogSign("Unable to find address for interface", why=UNVERIFIED),)
-)
+@check("tp-ifname-not-found", severity=FAIL)
 def tp_ifname_not_found(network: Network, environment: Environment) -> Iterator[Finding]:
     """TP_SOCKET_IFNAME names an interface that isn't here.
 

@@ -113,7 +113,7 @@ def hostname_unresolvable(network: Network, environment: Environment) -> Iterato
 @check(
     "master-addr-unresolvable",
     severity=FAIL,
-    log_signs=(LogSign("The IPv4 network addresses of (", why="followed by: cannot be retrieved"),),
+    log_signs=(LogSign("network addresses of (", why="followed by the name, the port and: cannot be retrieved"),),
 )
 def master_addr_unresolvable(network: Network) -> Iterator[Finding]:
     """The master's name doesn't resolve on this host.
