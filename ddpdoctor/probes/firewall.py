@@ -70,8 +70,9 @@ def _tables() -> list[tuple[str, dict[str, Chain]]] | Unknown:
         return NO_TOOL
     started = {name: start((path, *commands[name])) for name, path in found.items()}
     ended = {name: one.wait(SECONDS) for name, one in started.items()}
-    if not any(one.ok for one in ended.values()):
-        name, one = next(iter(ended.items()))
+    # nft shows every rule, so its failure would hide some; iptables-save only explains what nft can't.
+    name, one = next(iter(ended.items()))
+    if not one.ok:
         return Unknown(f"the packet filter could not be read: {name}: {_failure(one)}")
     ruleset = _json(ended["nft"]) if "nft" in ended else {}
     saved = ended["iptables-save"] if "iptables-save" in ended else Ended()
