@@ -11,7 +11,7 @@ from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.findings import FAIL, INFO, Evidence, Finding, Fix
 from ddpdoctor.nvidia import NO_DRIVER, NO_GPU, bus_gpus, driver_loaded, own_gpus, said
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
@@ -43,7 +43,7 @@ def _with_gpus(container: Container) -> Fix:
 
 @check(
     "container-toolkit-missing",
-    severity=WARN,
+    severity=INFO,
     log_signs=(
         LogSign('could not select device driver "" with capabilities: [[gpu]]'),
         LogSign('could not select device driver "nvidia"', why="not verified against a release"),

@@ -159,16 +159,11 @@ def contradictions(environment: Environment) -> Iterator[Contradiction]:
             Fix("choose one", ("export MASTER_PORT=29500",)),
         )
     yield from against_slurm(environment)
-    yield from loopback_master(environment)
 
 
 FROM_SLURM = Fix(
     "set them in each task rather than before srun",
     ("srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS python train.py'",),
-)
-FIRST_NODE = Fix(
-    "name the job's first node",
-    ('export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',),
 )
 
 
@@ -190,20 +185,6 @@ def against_slurm(environment: Environment) -> Iterator[Contradiction]:
             f"WORLD_SIZE is {size}, but srun started {plural(launch.world_size, 'task')}",
             ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
             FROM_SLURM,
-        )
-
-
-def loopback_master(environment: Environment) -> Iterator[Contradiction]:
-    master = environment.get("MASTER_ADDR").strip().lower()
-    if not (master in ("localhost", "ip6-localhost", "::1") or master.startswith("127.")):
-        return
-    world, local = number(environment.get("WORLD_SIZE")), number(environment.get("LOCAL_WORLD_SIZE"))
-    nodes = number(environment.get("GROUP_WORLD_SIZE"))
-    if (nodes or 0) > 1 or (world and local and world > local and "GROUP_WORLD_SIZE" not in environment):
-        yield (
-            f"MASTER_ADDR is {master[:40]}, which on each node is that node itself, but the job has several nodes",
-            ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
-            FIRST_NODE if "SLURM_JOB_ID" in environment else None,
         )
 
 

@@ -14,7 +14,7 @@ from ddpdoctor.facts.pci import Pci
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Severity
 from ddpdoctor.known_settings import known_settings
 from ddpdoctor.launchers import number
-from ddpdoctor.registry import check, requires
+from ddpdoctor.registry import check
 
 
 class Leftover(msgspec.Struct, frozen=True):
@@ -90,7 +90,6 @@ def setting_dangerous(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pc
     ## Fix
     Unset it, unless you are looking for a fault right now.
     """
-    requires(environment.settings, "no settings")
     undecided = False
     for leftover in LEFTOVERS:
         found = environment.setting(leftover.name)
@@ -153,7 +152,6 @@ def setting_conflict(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Fi
     ## Fix
     Keep one of the two.
     """
-    requires(environment.settings, "no settings")
     for kept, lost, why, severity in conflicts(environment, gpus):
         where = f" in {lost.origin}"[-60:] if lost.origin != kept.origin else ""
         yield Finding(

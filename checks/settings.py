@@ -63,7 +63,6 @@ def setting_misspelt(environment: Environment) -> Iterator[Finding]:
     ## Fix
     Use the right name. Timeouts are no setting at all but an argument of `init_process_group`.
     """
-    requires(environment.settings, "no settings")
     for one in environment.effective:
         nothing = read_by_nothing().get(one.name)
         if nothing is not None and not nothing.harmless:
@@ -136,7 +135,6 @@ def setting_deprecated(environment: Environment, torch: Maybe[Torch], nccl: Mayb
     ## Fix
     Set the new name instead.
     """
-    requires(environment.settings, "no settings")
     for one, old in outdated(environment, torch):
         new = known_settings().get(old.replaced_by)
         if old.removed or new is None or new.name in environment:
@@ -162,7 +160,6 @@ def setting_removed(environment: Environment, torch: Maybe[Torch]) -> Iterator[F
     ## Fix
     Take it away, or use what came after it.
     """
-    requires(environment.settings, "no settings")
     for one, old in outdated(environment, torch):
         if old.removed:
             instead = f"; {old.replaced_by} came after it" if old.replaced_by else ""
@@ -194,7 +191,6 @@ def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -
     Use the name that this version reads, or a newer torch.
     """
     requires(torch.installed, "torch is not installed")
-    requires(environment.settings, "no settings")
     older = {one.replaced_by: one for one in reversed(known_settings().values()) if not one.removed}
     for one in environment.effective:
         entry = known_settings().get(one.name)
@@ -234,7 +230,6 @@ def setting_invalid(environment: Environment) -> Iterator[Finding]:
     ## Fix
     Set 0 or 1, or one of the words that the finding names.
     """
-    requires(environment.settings, "no settings")
     for one in environment.effective:
         entry = known_settings().get(one.name)
         complaint = entry.complaint(one.value) if entry else ""

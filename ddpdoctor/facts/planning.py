@@ -9,6 +9,7 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.facts.visible import selector, visible_gpus
 
 
 def plan_for(snapshot: Snapshot, nproc: int | None = None) -> Plan:
@@ -53,25 +54,9 @@ def _visible(gpus: Gpus | None, environment: Environment | None) -> Plan:
     """One rank for each GPU that CUDA (or HIP) will show."""
     if gpus is None or not gpus.devices:
         return Plan(1, "no GPU was found, so one rank")
-    names = ["CUDA_VISIBLE_DEVICES"]
-    if gpus.vendor == "amd":
-        names = ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", *names]
-    for name in names:
-        if environment is not None and name in environment:
-            count = _listed(environment.get(name), len(gpus.devices))
-            return Plan(count, name) if count else Plan(1, f"{name} hides every GPU, so one rank")
-    count = sum(max(1, len(one.mig_instances)) for one in gpus.devices)
-    return Plan(count, "the number of GPUs")
-
-
-def _listed(value: str, devices: int) -> int:
-    """How many devices such a list shows: CUDA stops reading at the first that doesn't exist ("-1")."""
-    count = 0
-    for item in value.split(","):
-        item = item.strip()
-        if not item or (not item.isdecimal() and not item.startswith(("GPU-", "MIG-"))):
-            break
-        if item.isdecimal() and int(item) >= devices:
-            break
-        count += 1
-    return count
+    settings = environment or Unknown("not looked at")
+    name = selector(gpus, settings)
+    count = len(visible_gpus(gpus, settings))
+    if count:
+        return Plan(count, name or "the number of GPUs")
+    return Plan(1, f"{name} hides every GPU, so one rank" if name else "no GPU answers, so one rank")

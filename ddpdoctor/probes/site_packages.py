@@ -74,7 +74,7 @@ def _look(context: Context) -> SitePackages | Unknown:
     if isinstance(patient, Unknown):
         return patient
     if patient.state != "ok":
-        return Unknown(f"{patient.python} could not be asked where its packages lie ({patient.state})")
+        return Unknown(f"the patient's Python can't be asked: {patient.detail}")
     folders = tuple(dict.fromkeys(Path(one) for one in patient.site_packages))
     versions: dict[str, str] = {}
     for folder in folders:

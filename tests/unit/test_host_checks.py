@@ -121,9 +121,7 @@ def test_commands_are_for_this_host() -> None:
         ("memlock-limit", "no-rdma", Why.NOT_APPLICABLE, "no RDMA device on this host"),
         ("memlock-limit", "cloud-cpu-mlx5", Why.NOT_APPLICABLE, "no NVIDIA GPU on this host"),
         ("memlock-limit", "root", Why.NOT_APPLICABLE, "this process may lock any amount of memory"),
-        ("cgroup-memory-limit", "no-limit", Why.NOT_APPLICABLE, "no memory limit on this process"),
         ("host-oom-killed", "nobody-can-say", Why.UNKNOWN, "/dev/kmsg: Operation not permitted"),
-        ("omp-threads", "one-rank", Why.NOT_APPLICABLE, "one rank has all cores to itself"),
     ],
 )  # fmt: skip
 def test_what_was_not_tested_is_not_called_fine(slug: str, name: str, why: Why, reason: str) -> None:

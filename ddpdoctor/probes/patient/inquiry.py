@@ -202,7 +202,10 @@ def distribution(place, folder, name, version):
     )
     headers = (text or read(place)).replace("\r\n", "\n").partition("\n\n")[0]
     versions = re.findall(r"(?m)^Version: *(\S+)", headers)
-    required = re.findall(r"(?m)^Requires-Dist: *((?!.*\bextra *==).+?) *$", headers)
+    required = re.findall(r"(?m)^Requires-Dist: *(.+?) *$", headers)
+    # What an extra would add isn't required; but torch gets its CUDA libraries through the extras of cuda-toolkit.
+    if normalised(name) != "cuda-toolkit":
+        required = [one for one in required if not re.search(r"\bextra *==", one)]
     names = [re.match(r"[\w.-]*", one).group() for one in required]
     return {
         "name": normalised(name),
