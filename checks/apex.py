@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.building import build_commands, home_of, matching_nvcc, serves
 from ddpdoctor.checks.extensions import cudart_major, other_python, unresolved
 from ddpdoctor.facts.base import Unknown, known
 from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject
@@ -14,6 +13,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.building import build_commands, home_of, matching_nvcc, serves
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed
 

@@ -12,7 +12,7 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, Evidence, Finding, Fix
-from ddpdoctor.nvidia import NO_DRIVER, NO_GPU, bus_gpus, driver_loaded, own_gpus, said
+from ddpdoctor.knowledge.nvidia import NO_DRIVER, NO_GPU, bus_gpus, driver_loaded, own_gpus, said
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.cuda_stack import needs_cuda_build
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
@@ -18,10 +17,11 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import selector, visible_gpus
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.installing import capabilities, driver_cuda, jetson_fix, replacing
-from ddpdoctor.nvidia import NO_DRIVER, called, nvidia_gpus
+from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
+from ddpdoctor.knowledge.installing import capabilities, driver_cuda, jetson_fix, replacing
+from ddpdoctor.knowledge.nvidia import NO_DRIVER, called, nvidia_gpus
+from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
 from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install
 
 

@@ -14,7 +14,7 @@ from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
-from ddpdoctor.nvidia import NO_DRIVER, NO_GPU, bus_gpus, driver_loaded, said
+from ddpdoctor.knowledge.nvidia import NO_DRIVER, NO_GPU, bus_gpus, driver_loaded, said
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 

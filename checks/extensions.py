@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.building import (
+from ddpdoctor.facts.base import Unknown, known
+from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.toolchain import Nvcc, Toolchain
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.building import (
     gcc_fixes,
     gcc_limit,
     home_of,
@@ -17,12 +23,6 @@ from ddpdoctor.building import (
     torch_index,
     wheel_fix,
 )
-from ddpdoctor.facts.base import Unknown, known
-from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
-from ddpdoctor.facts.patient import Patient
-from ddpdoctor.facts.toolchain import Nvcc, Toolchain
-from ddpdoctor.facts.torch import Torch
-from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install
 

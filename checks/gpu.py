@@ -11,7 +11,7 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.nvidia import called, nvidia_gpus
+from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import human, listed, plural
 

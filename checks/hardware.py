@@ -14,10 +14,10 @@ from ddpdoctor.facts.kernel_log import KernelLog
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.nvidia import NO_GPU, bus_gpus, called, nvidia_gpus, own_gpus, without
+from ddpdoctor.knowledge.nvidia import NO_GPU, bus_gpus, called, nvidia_gpus, own_gpus, without
+from ddpdoctor.knowledge.xids import DEBUG, FOLLOWS, REBOOT, RESET, UNLISTED, Reported, normal_address, reported
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
-from ddpdoctor.xids import DEBUG, FOLLOWS, REBOOT, RESET, UNLISTED, Reported, normal_address, reported
 
 XID_SIGN = "the number behind it says what happened"
 DAY = 86400.0

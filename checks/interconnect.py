@@ -16,10 +16,10 @@ from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.nvidia import NO_DRIVER, bus_gpus, called, driver_loaded, nvidia_gpus, older, said
+from ddpdoctor.knowledge.nvidia import NO_DRIVER, bus_gpus, called, driver_loaded, nvidia_gpus, older, said
+from ddpdoctor.knowledge.xids import SXID_LINE, reported
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
-from ddpdoctor.xids import SXID_LINE, reported
 
 WITHOUT_P2P = Fix("Until then let NCCL go through host memory (slower, but it works)", ("export NCCL_P2P_DISABLE=1",))
 

@@ -12,7 +12,7 @@ from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.interface_choice import (
+from ddpdoctor.knowledge.interface_choice import (
     FELL_BACK,
     NEWEST,
     as_address,
@@ -21,8 +21,8 @@ from ddpdoctor.interface_choice import (
     nccl_ifname_counts,
     parse_nccl_filter,
 )
-from ddpdoctor.job_intent import ONE_NODE, several_nodes, way_to_the_others
-from ddpdoctor.network_words import addresses, hosts_fix, intent, interface_settings, resolved, setting
+from ddpdoctor.knowledge.job_intent import ONE_NODE, several_nodes, way_to_the_others
+from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved, setting
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed
 

@@ -12,7 +12,7 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.launchers import (
+from ddpdoctor.knowledge.launchers import (
     current_launch,
     in_slurm_batch_script,
     in_slurm_step,

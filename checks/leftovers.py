@@ -12,8 +12,8 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Severity
-from ddpdoctor.known_settings import known_settings
-from ddpdoctor.launchers import number
+from ddpdoctor.knowledge.known_settings import known_settings
+from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.registry import check
 
 

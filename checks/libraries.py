@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.cuda_stack import (
+from ddpdoctor.facts.base import NotKnown, Unknown, known
+from ddpdoctor.facts.libraries import Libraries, Library
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.cuda_stack import (
     Pin,
     bundled,
     import_broken,
@@ -18,14 +24,8 @@ from ddpdoctor.cuda_stack import (
     version_of,
     without_folder,
 )
-from ddpdoctor.facts.base import NotKnown, Unknown, known
-from ddpdoctor.facts.libraries import Libraries, Library
-from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
-from ddpdoctor.facts.torch import Torch
-from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.wheels import numbers, older, same_version
 from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wheels import numbers, older, same_version
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
 
 OF_CUDA = re.compile(

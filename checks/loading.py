@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.cuda_stack import import_broken, pin_of, reinstall, without_folder
 from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.extensions import Extensions
 from ddpdoctor.facts.libraries import Libraries
@@ -13,8 +12,9 @@ from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.cuda_stack import import_broken, pin_of, reinstall, without_folder
+from ddpdoctor.knowledge.wheels import index_options, numbers
 from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wheels import index_options, numbers
 from ddpdoctor.wording import listed, pip_install
 
 

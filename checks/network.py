@@ -11,9 +11,9 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.interface_choice import as_address
-from ddpdoctor.job_intent import ONE_NODE, address_of, is_here, is_loopback, several_nodes, way_to_the_others
-from ddpdoctor.network_words import (
+from ddpdoctor.knowledge.interface_choice import as_address
+from ddpdoctor.knowledge.job_intent import ONE_NODE, address_of, is_here, is_loopback, several_nodes, way_to_the_others
+from ddpdoctor.knowledge.network_fixes import (
     addresses,
     hosts_fix,
     hosts_lines,

@@ -13,8 +13,8 @@ from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.job_intent import hosts_the_store, several_nodes, way_to_the_others
-from ddpdoctor.network_words import intent
+from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
+from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, listed, plural
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.building import (
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.toolchain import Nvcc, Toolchain
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import Evidence, Finding, Fix
+from ddpdoctor.knowledge.building import (
     architecture_list,
     build_commands,
     gcc_fixes,
@@ -17,14 +25,6 @@ from ddpdoctor.building import (
     toolkit_fixes,
     wheel_fix,
 )
-from ddpdoctor.facts.base import Maybe, Unknown
-from ddpdoctor.facts.cgroup import Cgroup
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.patient import Patient
-from ddpdoctor.facts.toolchain import Nvcc, Toolchain
-from ddpdoctor.facts.torch import Torch
-from ddpdoctor.findings import Evidence, Finding, Fix
 from ddpdoctor.registry import prescription, requires
 from ddpdoctor.wording import listed, pip_install
 

@@ -12,7 +12,7 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.known_settings import KnownSetting, in_a_known_family, known_settings, read_by_nothing
+from ddpdoctor.knowledge.known_settings import KnownSetting, in_a_known_family, known_settings, read_by_nothing
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted
 

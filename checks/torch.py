@@ -21,9 +21,9 @@ from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix, Severity
-from ddpdoctor.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
+from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
+from ddpdoctor.knowledge.wheels import index_options, numbers, release, tag_cuda
 from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wheels import index_options, numbers, release, tag_cuda
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
 
 EXPLAINED_BY = (

@@ -32,10 +32,8 @@ def healthy_names() -> list[str]:
 
 
 def healthy_facts(name: str) -> dict[str, Any]:
-    folder = HEALTHY / name
-    if folder.is_dir():
-        return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    facts: dict[str, Any] = json.loads(folder.with_suffix(".json").read_text())
+    """The snapshot as it stands in the file, with "origin" and "about" beside the facts."""
+    facts: dict[str, Any] = json.loads((HEALTHY / f"{name}.json").read_text())
     return facts
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment, IgnoredLine, Setting, UnreadableFile
-from ddpdoctor.known_settings import known_settings, read_by_nothing
+from ddpdoctor.knowledge.known_settings import known_settings, read_by_nothing
 from ddpdoctor.probes.context import Context
 from ddpdoctor.redaction import REDACTED, is_secret_name, redact_facts, redact_text
 

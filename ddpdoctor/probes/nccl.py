@@ -16,7 +16,7 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.facts.patient import Patient
-from ddpdoctor.interface_choice import NEWEST, gloo_choice, interface_with, nccl_choices
+from ddpdoctor.knowledge.interface_choice import NEWEST, gloo_choice, interface_with, nccl_choices
 from ddpdoctor.probes import nccl_inquiry
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.subprocesses import Ended, Started, start

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.network import Interface, Network, Resolution
-from ddpdoctor.interface_choice import interface_with
+from ddpdoctor.knowledge.interface_choice import interface_with
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.interfaces import read_interfaces
 from ddpdoctor.probes.ports import holders, is_taken

@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.launchers import current_launch
+from ddpdoctor.knowledge.launchers import current_launch
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.environment import probe
 from ddpdoctor.registry import all_checks, diagnose

@@ -97,7 +97,7 @@ def test_interfaces_come_in_getifaddrs_order(host: Host) -> None:
     expected = [line for line in raw if "fe80" not in line]
     code = (
         "import sys\nfrom pathlib import Path\nfrom ddpdoctor.probes.context import Context\n"
-        "from ddpdoctor.probes.interfaces import read_interfaces\nfrom ddpdoctor.interface_choice import in_kernel_order\n"
+        "from ddpdoctor.probes.interfaces import read_interfaces\nfrom ddpdoctor.knowledge.interface_choice import in_kernel_order\n"
         "for c in in_kernel_order(read_interfaces(Context(sys.executable))): print(c.interface.name, c.address)"
     )
     ours = host.run(sys.executable, "-c", code).stdout.split("\n")[:-1]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ddpdoctor.known_settings import known_settings
+from ddpdoctor.knowledge.known_settings import known_settings
 
 ASK = """
 import json, os, sys

@@ -6,7 +6,13 @@ import subprocess
 
 import pytest
 
-from ddpdoctor.building import (
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.toolchain import Compiler, Nvcc
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.building import (
     GCC_MAX,
     architecture_list,
     gcc_limit,
@@ -18,12 +24,6 @@ from ddpdoctor.building import (
     too_new,
     torch_index,
 )
-from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.cgroup import Cgroup
-from ddpdoctor.facts.gpus import Gpu, Gpus
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.toolchain import Compiler, Nvcc
-from ddpdoctor.facts.torch import Torch
 
 GIB = 1024**3
 

@@ -22,6 +22,7 @@ from tests.fixture_hosts import (
 )
 
 CHECKS = Path(__file__).parent.parent.parent / "checks"
+KNOWLEDGE = CHECKS.parent / "ddpdoctor" / "knowledge"
 MAY_IMPORT = {
     "__future__", "collections", "datetime", "difflib", "functools", "importlib.resources", "ipaddress", "itertools", "json", "math", "re", "shlex", "typing",
     "msgspec", "packaging", "ddpdoctor",
@@ -93,6 +94,12 @@ def test_healthy_host_is_called_healthy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", healthy_names())
+def test_healthy_host_says_whether_it_was_recorded(name: str) -> None:
+    assert healthy_facts(name)["origin"] in ("recorded", "hand-made")
+    assert healthy_facts(name)["about"]
+
+
+@pytest.mark.parametrize("name", healthy_names())
 def test_healthy_host_names_only_facts_that_exist(name: str) -> None:
     facts = healthy_facts(name)
     assert_kept(
@@ -102,7 +109,7 @@ def test_healthy_host_names_only_facts_that_exist(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("path", sorted(CHECKS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted([*CHECKS.glob("*.py"), *KNOWLEDGE.glob("*.py")]), ids=lambda path: path.stem)
 def test_checks_never_look_at_the_world(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         names = []

@@ -53,12 +53,13 @@ def site(tmp_path: Path) -> Path:
     return folder
 
 
-def look(*folders: Path, state: str = "ok") -> Extensions | Unknown:
+def look(*folders: Path, state: str = "ok", detail: str = "") -> Extensions | Unknown:
     context = Context(sys.executable)
     patient = Patient(
         python=sys.executable,
         chosen_by="--python",
         state=state,
+        detail=detail,
         version="3.11.2",
         site_packages=tuple(map(str, folders)),
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.facts.network import Interface
-from ddpdoctor.interface_choice import (
+from ddpdoctor.knowledge.interface_choice import (
     FELL_BACK,
     NcclFilter,
     gloo_choice,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdoctor.known_settings import (
+from ddpdoctor.knowledge.known_settings import (
     KnownSetting,
     in_a_known_family,
     known_settings,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.facts.environment import Environment, Setting
-from ddpdoctor.launchers import (
+from ddpdoctor.knowledge.launchers import (
     current_launch,
     in_slurm_batch_script,
     in_slurm_step,

@@ -13,7 +13,7 @@ from ddpdoctor.facts.gpus import Gpu
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.known_settings import known_settings
+from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.registry import Result, diagnose, find_check
 from tests.unit.test_known_settings import valid_value
 

@@ -1,0 +1,154 @@
+"""The CUDA libraries of a patient: which package brings which, what torch pins, and which file a process gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from ddpdoctor.facts.libraries import Libraries, Library
+from ddpdoctor.facts.packages import Package, Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.wheels import numbers
+from ddpdoctor.registry import requires
+from ddpdoctor.wording import pip_install
+
+PACKAGES = {
+    "libcublas": "cublas",
+    "libcublasLt": "cublas",
+    "libcudart": "cuda-runtime",
+    "libcudnn": "cudnn",
+    "libcufft": "cufft",
+    "libcufile": "cufile",
+    "libcupti": "cuda-cupti",
+    "libcurand": "curand",
+    "libcusolver": "cusolver",
+    "libcusparse": "cusparse",
+    "libcusparseLt": "cusparselt",
+    "libnccl": "nccl",
+    "libnvJitLink": "nvjitlink",
+    "libnvrtc": "cuda-nvrtc",
+    "libnvshmem_host": "nvshmem",
+    "libnvToolsExt": "nvtx",
+}
+"""Library to the middle of its package's name on PyPI: nvidia-cublas-cu12, and nvidia-cublas for CUDA 13."""
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """What torch requires of a package, "==12.8.4.1", and the version that stands there; None: not installed."""
+
+    package: str
+    wanted: str
+    installed: str | None
+    fits: bool
+
+    @property
+    def exact(self) -> str:
+        """The version that torch pins, "" where it gives a range."""
+        return self.wanted[2:] if self.wanted.startswith("==") and "*" not in self.wanted else ""
+
+
+def pins(packages: Packages, patient: Patient) -> tuple[Pin, ...]:
+    """The nvidia-* packages that the installed torch requires, also by way of cuda-toolkit's extras."""
+    return tuple(dict.fromkeys(_pins(packages, patient, "torch", "")))
+
+
+def _pins(packages: Packages, patient: Patient, name: str, extra: str) -> Iterator[Pin]:
+    for one in packages.named(name)[:1]:
+        for text in one.requires:
+            try:
+                requirement = Requirement(text)
+            except InvalidRequirement:
+                continue
+            if requirement.marker and not requirement.marker.evaluate(_environment(patient, extra)):
+                continue
+            required = canonicalize_name(requirement.name)
+            if required == "cuda-toolkit" and name == "torch":
+                for part in sorted(requirement.extras):
+                    yield from _pins(packages, patient, required, part)
+            elif required.startswith("nvidia-"):
+                installed = packages.version(required)
+                fits = installed is None or requirement.specifier.contains(installed, prereleases=True)
+                yield Pin(required, str(requirement.specifier), installed, fits)
+
+
+def _environment(patient: Patient, extra: str) -> dict[str, str]:
+    """The values that requirements' markers ask for, of the patient and not of our own interpreter."""
+    return {
+        "platform_system": "Linux",
+        "sys_platform": "linux",
+        "os_name": "posix",
+        "platform_machine": patient.platform_tag.partition("-")[2] or "x86_64",
+        "python_version": ".".join(patient.version.split(".")[:2]) or "3.11",
+        "python_full_version": patient.version or "3.11.0",
+        "implementation_name": patient.implementation or "cpython",
+        "extra": extra,
+    }
+
+
+def pin_of(soname: str, packages: Packages, patient: Patient) -> Pin | None:
+    """torch's pin of the package that brings a library."""
+    middle = PACKAGES.get(soname.partition(".")[0]) or PACKAGES.get(soname.partition("_")[0])
+    names = re.compile(rf"nvidia-{re.escape(middle or '-')}(-cu\d+)?")
+    return next((one for one in pins(packages, patient) if names.fullmatch(one.package)), None)
+
+
+def bundled(soname: str, libraries: Libraries) -> Library | None:
+    """The patient's own copy of a library."""
+    return next((one for one in libraries.bundled if one.soname == soname), None)
+
+
+def version_of(library: Library, packages: Packages, patient: Patient) -> str:
+    """A library's version: its own, else that of the package that brought it; "" if neither tells.
+
+    A wheel's file has only the major in its name, and not every library says more inside.
+    """
+    if len(numbers(library.version)) > 1:
+        return library.version
+    if "/nvidia/" not in library.path:
+        return ""
+    pin = pin_of(library.soname, packages, patient)
+    return pin.installed or "" if pin else ""
+
+
+def is_ours(library: Library, libraries: Libraries) -> bool:
+    """Whether a file is one of the patient's own."""
+    own = {path for one in libraries.bundled for path in (one.path, one.real_path) if path}
+    return library.path in own or library.real_path in own
+
+
+def together(packages: Packages, pattern: str) -> list[tuple[Package, ...]]:
+    """Packages whose names match and that lie in one folder, where they overwrite each other's files; groups of two and more."""
+    groups: dict[str, list[Package]] = {}
+    for one in packages.installed:
+        if re.fullmatch(pattern, one.name):
+            groups.setdefault(one.location, []).append(one)
+    return [tuple(group) for group in groups.values() if len({one.name for one in group}) > 1]
+
+
+def needs_cuda_build(torch: Torch) -> str:
+    """torch's CUDA version; ends the check where there is none."""
+    requires(torch.installed, "torch is not installed")
+    requires(torch.hip is None, "torch is built for ROCm")
+    requires(torch.cuda is not None, "torch is a CPU-only build")
+    return torch.cuda or ""
+
+
+def import_broken(torch: Torch) -> bool:
+    """Whether the import of torch was tried and failed or crashed."""
+    return torch.import_state in ("fails", "crashes")
+
+
+def reinstall(patient: Patient, *wanted: Pin) -> str:
+    """The command that puts pinned packages back, even where pip believes them to be there."""
+    return pip_install(patient, "--force-reinstall", "--no-deps", *(f"{one.package}{one.wanted}" for one in wanted))
+
+
+def without_folder(libraries: Libraries, folder: str) -> tuple[str, ...]:
+    """The command that takes a folder out of LD_LIBRARY_PATH."""
+    kept = [one for one in libraries.search_path if one.rstrip("/") != folder.rstrip("/")]
+    return ("export LD_LIBRARY_PATH=" + ":".join(kept) if kept else "unset LD_LIBRARY_PATH",)

@@ -1,0 +1,139 @@
+"""The command that installs the right torch for a host: one place, since several checks prescribe it."""
+
+from __future__ import annotations
+
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.findings import Evidence, Fix
+from ddpdoctor.knowledge.nvidia import own_gpus
+from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, JETSON_INDEX, best_tag, index_url, numbers, tag_cuda
+from ddpdoctor.wording import dotted, in_patient, pip_install, plural
+
+ROCM_TAG = "rocm7.1"
+ACCELERATOR_MEMORY = 8 * 1024**3
+"""An AMD processor's built-in graphics reserve less memory than this; cards that train have more."""
+
+
+def nvidia_hardware(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver]) -> Evidence | None:
+    """What shows that this host has an NVIDIA GPU of its own; None: nothing does.
+
+    Under WSL /dev/dxg stands for a GPU of any maker: it is NVIDIA's where Windows also hands in libcuda.
+    """
+    if not isinstance(pci, Unknown) and own_gpus(pci):
+        found = own_gpus(pci)
+        return pci.seen("devices", f"{plural(len(found), 'NVIDIA GPU')}, the first at {found[0].address}")
+    if not isinstance(gpus, Unknown) and gpus.vendor == "nvidia" and gpus.devices:
+        return gpus.seen("devices", f"{len(gpus.devices)} x {gpus.devices[0].name}")
+    if not isinstance(driver, Unknown) and "/dev/dxg" in driver.device_nodes and isinstance(driver.libcuda_path, str):
+        return driver.seen("libcuda_path")
+    return None
+
+
+def amd_accelerator(pci: Maybe[Pci], gpus: Maybe[Gpus]) -> Evidence | None:
+    """What shows an AMD GPU that one would train on: an Instinct, or a card with memory of its own."""
+    if not isinstance(pci, Unknown):
+        instinct = [one for one in pci.amd_gpus if one.class_code >> 8 == 0x1200]
+        if instinct:
+            return pci.seen(
+                "devices", f"{plural(len(instinct), 'AMD accelerator')}, the first at {instinct[0].address}"
+            )
+    if not isinstance(gpus, Unknown) and gpus.vendor == "amd":
+        for one in gpus.devices:
+            if isinstance(one.memory_total, int) and one.memory_total >= ACCELERATOR_MEMORY:
+                return gpus.seen("devices", f"{len(gpus.devices)} x {one.name}")
+    return None
+
+
+def driver_cuda(driver: Maybe[Driver], machine: Maybe[Machine]) -> tuple[int, int] | None:
+    """The newest CUDA that the driver serves: its own word, else by its version number; None: not to be told.
+
+    Version numbers of Windows' and Jetson's drivers follow other series, so only Linux' own count.
+    """
+    if isinstance(driver, Unknown):
+        return None
+    if isinstance(driver.cuda_version, tuple):
+        return driver.cuda_version
+    if isinstance(machine, Unknown) or machine.wsl or machine.jetson or driver.version is None:
+        return None
+    served = [major for major, floor in DRIVER_FLOOR.items() if numbers(driver.version) >= numbers(floor)]
+    return (max(served), 0) if served else (0, 0)
+
+
+def capabilities(gpus: Maybe[Gpus]) -> list[tuple[int, int]]:
+    """Compute capabilities of the GPUs that tell theirs."""
+    if isinstance(gpus, Unknown):
+        return []
+    return [one.compute_capability for one in gpus.devices if isinstance(one.compute_capability, tuple)]
+
+
+def install_torch(
+    patient: Patient,
+    driver: Maybe[Driver],
+    gpus: Maybe[Gpus],
+    pci: Maybe[Pci],
+    machine: Maybe[Machine],
+    packages: Maybe[Packages],
+) -> Fix:
+    """Installs the newest torch that this host's driver and GPUs can run, with those of its companions that are there."""
+    if patient.externally_managed:
+        return Fix(
+            "The operating system keeps pip out of its own Python (PEP 668): make an environment and look at that",
+            (in_patient(patient, "-m", "venv", "ddp-env"), "ddpdoctor check --python ddp-env/bin/python"),
+        )
+    names = replacing(packages)
+    if not isinstance(machine, Unknown) and machine.jetson:
+        return jetson_fix(patient, driver, packages)
+    if nvidia_hardware(pci, gpus, driver):
+        cuda = driver_cuda(driver, machine)
+        tag = best_tag(cuda, capabilities(gpus))
+        if tag is None:
+            return Fix(
+                "No current build of torch serves this driver and these GPUs: ask for a newer driver first",
+                ("nvidia-smi",),
+            )
+        served = f"The driver serves CUDA {dotted(cuda)}" if cuda else "Without a driver to ask, by the GPU"
+        name = dotted(tag_cuda(tag) or ())
+        return Fix(f"{served}: install the build for CUDA {name}", _pip(patient, index_url(tag), names))
+    if amd_accelerator(pci, gpus):
+        return rocm_fix(patient, packages)
+    return Fix("There is no GPU here: install the CPU build", _pip(patient, index_url("cpu"), names))
+
+
+def replacing(packages: Maybe[Packages], torch: str = "torch") -> tuple[str, ...]:
+    """pip's arguments that put another torch in place of the one that is there, and its companions with it.
+
+    `--force-reinstall`, because pip takes "2.13.0+cpu" for the 2.13.0 of any index; the companions, because each is
+    compiled against one build of torch. torch: how it is named, perhaps with a version.
+    """
+    if isinstance(packages, Unknown):
+        return (torch,)
+    companions = [name for name in ("torchvision", "torchaudio") if packages.version(name)]
+    return (*(["--force-reinstall"] if packages.version("torch") else []), torch, *companions)
+
+
+def rocm_fix(patient: Patient, packages: Maybe[Packages]) -> Fix:
+    """Installs the build for AMD GPUs."""
+    return Fix("Install the build for ROCm", _pip(patient, index_url(ROCM_TAG), replacing(packages)))
+
+
+def jetson_fix(patient: Patient, driver: Maybe[Driver], packages: Maybe[Packages]) -> Fix:
+    """Installs NVIDIA's build for this Jetson, if it is one of JetPack 6."""
+    cuda = None if isinstance(driver, Unknown) else driver.cuda_version
+    if cuda == (12, 6):
+        return Fix("Install NVIDIA's build for JetPack 6", _pip(patient, JETSON_INDEX, replacing(packages)))
+    return Fix(
+        "Jetsons need NVIDIA's own build of torch for their JetPack: find this one's release, then its wheel",
+        ("cat /etc/nv_tegra_release",),
+    )
+
+
+def _pip(patient: Patient, index: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    install = pip_install(patient, *names, "--index-url", index)
+    if patient.pip_version is None:
+        return (in_patient(patient, "-m", "ensurepip", "--upgrade"), install)
+    return (install,)

@@ -1,0 +1,77 @@
+"""What the settings say of the job that is meant to run: over several nodes? is its store to be on this host? Pure."""
+
+from __future__ import annotations
+
+import re
+
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.knowledge.interface_choice import as_address, interface_with
+
+ONE_NODE = "no settings of a job over several nodes"
+"""The reason of checks that only matter to such jobs."""
+
+_WORLD_AND_LOCAL = (
+    ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "MPI_LOCALNRANKS"),
+)
+_NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PET_NNODES", "GROUP_WORLD_SIZE")
+
+
+def several_nodes(environment: Environment, network: Network) -> str:
+    """The sign that the job runs over several nodes, in words; "" where there is none.
+
+    A launcher's own counts go before a MASTER_ADDR that another job may have left behind.
+    """
+    for world, local in _WORLD_AND_LOCAL:
+        total, here = _number(environment.get(world)), _number(environment.get(local))
+        if total and here:
+            return f"{world}={total} with {local}={here}" if total > here else ""
+    for name in _NODE_COUNTS:
+        if nodes := _number(environment.get(name)):
+            return f"{name}={environment.get(name)}" if nodes > 1 else ""
+    for setting, resolution in (("MASTER_ADDR", network.master), ("PET_RDZV_ENDPOINT", network.rendezvous)):
+        if isinstance(resolution, Resolution) and resolution.addresses and not is_here(resolution, network):
+            return f"{setting} names another host, {resolution.name}"
+    return ""
+
+
+def _number(text: str) -> int:
+    """The number, or the largest of "1:4"; 0 where it is none."""
+    matched = re.fullmatch(r"\s*(?:\d+:)?(\d+)\s*", text)
+    return int(matched[1]) if matched else 0
+
+
+def is_here(resolution: Resolution, network: Network) -> bool:
+    """Whether any of its addresses is one of this host's."""
+    return any(interface_with(address, network.interfaces) for address in resolution.addresses)
+
+
+def hosts_the_store(network: Network) -> bool:
+    """Whether the job's store is to listen on this host: nothing names another one."""
+    named = [one for one in (network.master, network.rendezvous) if isinstance(one, Resolution) and one.addresses]
+    return all(is_here(one, network) for one in named)
+
+
+def is_loopback(address: str) -> bool:
+    return as_address(address).is_loopback
+
+
+def way_to_the_others(network: Network) -> str | None:
+    """The interface that leads to the other nodes: the one towards MASTER_ADDR, else the default route's."""
+    to_master = network.interface_to_master
+    if isinstance(to_master, str) and not _loops(to_master, network):
+        return to_master
+    default = network.default_interface
+    return default if isinstance(default, str) else None
+
+
+def _loops(name: str, network: Network) -> bool:
+    return any(one.loopback for one in network.interfaces if one.name == name)
+
+
+def address_of(name: str, network: Network) -> str | None:
+    """The first address of the interface, without its prefix length."""
+    addresses = next((one.addresses for one in network.interfaces if one.name == name), ())
+    return addresses[0].partition("/")[0] if addresses else None

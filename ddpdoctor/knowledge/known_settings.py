@@ -1,0 +1,151 @@
+"""The variables that training reads: who reads each, since when, what took its place, and which values it takes."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+FAMILIES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCHELASTIC_", "TORCH_DISTRIBUTED_", "GLOO_")
+"""Prefixes whose readers are known completely, so that a name which isn't in the table is a mistake."""
+
+
+class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """One variable.
+
+    reader: "NCCL", "torch", "torchrun", "gloo", "CUDA" ...
+    since: the reader's first version that knows it; "" as far back as matters.
+    replaced_by: the newer name for the same thing, "" if there is none.
+    removed: the reader's current version no longer looks at it.
+    kind: how the reader parses the value; "" where any text will do.
+    """
+
+    name: str
+    reader: str
+    what: str = ""
+    since: str = ""
+    replaced_by: str = ""
+    removed: bool = False
+    kind: str = ""
+    choices: tuple[str, ...] = ()
+
+    def complaint(self, value: str) -> str:
+        """What the reader makes of a value that it doesn't understand, as the end of a sentence; "" if it does."""
+        # An empty value is as good as none, except to the readers that stop over a bad one.
+        if not value.strip() and not self.rejects:
+            return ""
+        return "" if self._understands(value) else self._reaction(value)
+
+    @property
+    def rejects(self) -> bool:
+        """Whether the reader stops the program over a bad value instead of passing over it."""
+        return self.reader == "torch" or self.kind == "address"
+
+    def _understands(self, value: str) -> bool:
+        if self.kind == "nccl-int":
+            return _INTEGER.fullmatch(value) is not None
+        if self.kind == "torch-int":
+            return _LEADING_INTEGER.match(value) is not None
+        if self.kind == "torch-bool":
+            return value.lower() in _TORCH_BOOLEANS
+        if self.kind == "address":
+            return _ADDRESS.fullmatch(value) is not None
+        if self.kind == "exact":
+            return value in self.choices
+        if self.kind == "level":
+            return value[:1].isdigit() or value in self.choices or value in _RARE_LEVELS
+        if self.kind == "word":
+            return value.upper() in self.choices
+        if self.kind == "words":
+            return _all_words_known(value, self.choices)
+        return True
+
+    def _reaction(self, value: str) -> str:
+        if self.kind == "nccl-int":
+            return f"NCCL takes whole numbers only and reads this as {_as_strtoll(value)}"
+        if self.rejects:
+            return f"{self.reader} stops with an error; it takes {self.takes}"
+        return f"{self.reader} doesn't know that word; it takes {self.takes}"
+
+    @property
+    def takes(self) -> str:
+        """The values as a person reads them: "OFF, INFO or DETAIL"."""
+        if self.choices:
+            return ", ".join(self.choices[:-1]) + f" or {self.choices[-1]}"
+        return {
+            "torch-bool": "0 or 1",
+            "torch-int": "a whole number",
+            "nccl-int": "a whole number",
+            "address": "host:port",
+        }.get(self.kind, "")
+
+
+class ReadByNothing(msgspec.Struct, frozen=True, kw_only=True):
+    """A name that people set and no program reads. `meant`: the real name, where one is known; `harmless`: it only
+    describes an installation, and container images set it."""
+
+    name: str
+    meant: str = ""
+    why: str = ""
+    harmless: bool = False
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    variables: tuple[KnownSetting, ...]
+    read_by_nothing: tuple[ReadByNothing, ...]
+    plugin_prefixes: tuple[str, ...]
+
+
+_INTEGER = re.compile(r"\s*[+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\s*")
+_LEADING_INTEGER = re.compile(r"\s*[+-]?[0-9]+")
+_ADDRESS = re.compile(r"\S+:[0-9]{1,5}")
+_RARE_LEVELS = {"NVB", "C2C", "P2C", "PXN"}
+_TORCH_BOOLEANS = {"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"}
+
+
+def _as_strtoll(value: str) -> int:
+    """C's strtoll(value, NULL, 0): whatever number the text begins with, else 0."""
+    found = re.match(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", value)
+    if not found:
+        return 0
+    digits = found[2]
+    base = 16 if digits[:2].lower() == "0x" else 8 if digits.startswith("0") else 10
+    return int(found[1] + digits, base)
+
+
+def _all_words_known(value: str, choices: tuple[str, ...]) -> bool:
+    """Whether each word of NCCL's comma list is one that it knows. The form per collective ("allreduce:tree") isn't
+    judged."""
+    if ":" in value or ";" in value:
+        return True
+    known = {choice.lower() for choice in choices}
+    return all(word.strip().lower() in known for word in value.removeprefix("^").split(",") if word.strip())
+
+
+@cache
+def _table() -> _Table:
+    return msgspec.json.decode(files("ddpdoctor.knowledge").joinpath("settings.json").read_bytes(), type=_Table)
+
+
+@cache
+def known_settings() -> dict[str, KnownSetting]:
+    """Every known variable by its name."""
+    return {one.name: one for one in _table().variables}
+
+
+@cache
+def read_by_nothing() -> dict[str, ReadByNothing]:
+    """Names that are often set and that nothing reads."""
+    return {one.name: one for one in _table().read_by_nothing}
+
+
+def read_by_a_plugin(name: str) -> bool:
+    """Whether a network or tuner plugin may read it, whose settings aren't all known."""
+    return name.startswith(_table().plugin_prefixes)
+
+
+def in_a_known_family(name: str) -> bool:
+    """Whether a variable of that name would be in the table if anything read it."""
+    return name.startswith(FAMILIES) and not read_by_a_plugin(name)

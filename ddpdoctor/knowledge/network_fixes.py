@@ -1,0 +1,74 @@
+"""Evidence and fixes that several checks of the network share. Pure."""
+
+from __future__ import annotations
+
+import shlex
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.findings import Evidence, Fix
+from ddpdoctor.knowledge.job_intent import address_of, way_to_the_others
+from ddpdoctor.wording import listed
+
+
+def setting(environment: Environment, name: str) -> Evidence:
+    """The evidence that a setting gives."""
+    origin = next((one.origin for one in environment.settings if one.name == name), "environment")
+    return Evidence(f"{name}={environment.get(name)}", origin)
+
+
+def intent(sign: str) -> Evidence:
+    return Evidence(f"a job over several nodes: {sign}", "settings")
+
+
+def resolved(one: Resolution) -> Evidence:
+    return Evidence(f"{one.name}: {one.error or listed(one.addresses)}", "getaddrinfo")
+
+
+def interface_settings(name: str) -> tuple[str, ...]:
+    """What makes gloo and NCCL take that interface and no other."""
+    return (f"export GLOO_SOCKET_IFNAME={name}", f"export NCCL_SOCKET_IFNAME=={name}")
+
+
+def hosts_fix(network: Network) -> tuple[Fix, ...]:
+    """Gives the hostname its real address in /etc/hosts; nothing where it has it, or where we don't know it.
+
+    Other names on its lines (often "localhost") stay. Written through a copy, since in containers the file is a mount.
+    """
+    way = way_to_the_others(network)
+    address = way and address_of(way, network)
+    own = network.own_name
+    if not (way and address) or (isinstance(own, Resolution) and own.addresses[:1] == (address,)):
+        return ()
+    text = f"Give {network.hostname} its address on {way} in /etc/hosts"
+    long = network.fqdn if network.fqdn.startswith(f"{network.hostname}.") else ""
+    line = shlex.quote(" ".join(one for one in (address, long, network.hostname) if one))
+    lines = network.hosts_lines
+    if isinstance(lines, tuple) and not any(network.hostname in one.split() for one in lines):
+        return (Fix(text, (f"echo {line} | sudo tee -a /etc/hosts",)),)
+    name = network.hostname.replace(".", r"\.")
+    taken_out = rf":a;s/[[:space:]]{name}\(\.[^[:space:]]*\)\{{0,1\}}\([[:space:]]\|$\)/\2/;ta"
+    copy = f"{{ sed {shlex.quote(taken_out)} /etc/hosts; echo {line}; }} > ~/hosts.new"
+    return (Fix(text, (copy, "sudo cp ~/hosts.new /etc/hosts")),)
+
+
+def without_root(network: Network) -> tuple[Fix, ...]:
+    way = way_to_the_others(network)
+    if not way:
+        return ()
+    text = f"Without root: name {way} yourself, on every node the interface it has there (== means exactly this name)"
+    return (Fix(text, interface_settings(way)),)
+
+
+def hosts_lines(network: Network) -> Evidence:
+    """The lines of /etc/hosts that speak of this host."""
+    lines = network.hosts_lines
+    text = lines.reason if isinstance(lines, Unknown) else listed(lines) or "no line names this host"
+    return Evidence(text, "/etc/hosts")
+
+
+def addresses(network: Network) -> Evidence:
+    """The interfaces that have an address."""
+    text = listed((f"{one.name} {', '.join(one.addresses)}" for one in network.interfaces if one.addresses), most=8)
+    return network.seen("interfaces", text)
