@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import look
-from ddpdoctor.examination import Examination, examine, overall
-from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.registry import Check, UnknownSelection, select
-from ddpdoctor.snapshots import SnapshotError, read_snapshot
+from ddpdoctor.cli.looking import begin, look
+
+if TYPE_CHECKING:
+    from ddpdoctor.examination import Examination
+    from ddpdoctor.facts.snapshot import Snapshot
+    from ddpdoctor.probes.context import Context
+    from ddpdoctor.registry import Check
 
 
 def check(
@@ -52,18 +54,29 @@ def check(
         raise typer.BadParameter("-v and -q exclude each other")
     if snapshots and (python is not None or quick):
         raise typer.BadParameter("--python and --quick look at this host; --snapshot judges a file instead")
+    # Whether a selection needs torch is known only once the checks are loaded; the whole of them does.
+    context = None if snapshots or chosen else begin(python, quick=quick)
     checks = _selected(chosen, ignored)
     if snapshots:
         taken, problems = _read(snapshots)
     else:
-        taken, problems = [look(python, quick=quick, groups=_groups(checks))], []
+        taken, problems = [look(context or _begin(python, quick, checks), _groups(checks))], []
+    from ddpdoctor.examination import examine, overall
+
     examinations = [examine(one, nproc, checks) for one in taken]
     _print(examinations, problems, as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     code = overall(examinations).exit_code(strict=strict)
     raise typer.Exit(2 if problems and code == 0 else code)
 
 
+def _begin(python: str | None, quick: bool, checks: tuple[Check, ...]) -> Context:
+    needs_import = bool({"torch", "libraries"} & _groups(checks))
+    return begin(python, quick=quick or not needs_import)
+
+
 def _selected(chosen: list[str] | None, ignored: list[str] | None) -> tuple[Check, ...]:
+    from ddpdoctor.registry import UnknownSelection, select
+
     try:
         checks = select(_names(chosen), _names(ignored))
     except UnknownSelection as error:
@@ -84,6 +97,8 @@ def _groups(checks: tuple[Check, ...]) -> set[str]:
 
 
 def _read(paths: list[Path]) -> tuple[list[Snapshot], list[str]]:
+    from ddpdoctor.snapshots import SnapshotError, read_snapshot
+
     taken, problems = [], []
     for path in paths:
         try:

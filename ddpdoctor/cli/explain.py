@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from ddpdoctor.cli.looking import look
-from ddpdoctor.examination import Examination
-from ddpdoctor.facts.planning import plan_for
-from ddpdoctor.registry import Check, all_checks, all_prescriptions, diagnose, nearest_names
-from ddpdoctor.report.terminal import make_console, show_findings
-from ddpdoctor.snapshots import SnapshotError, read_snapshot
+from ddpdoctor.cli.looking import begin, look
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ddpdoctor.registry import Check
 
 
 def explain(
@@ -31,6 +29,9 @@ def explain(
 
     `ddpdoctor explain apex` looks at this host and gives the exact build command for it.
     """
+    from ddpdoctor.registry import all_checks, all_prescriptions
+    from ddpdoctor.report.terminal import make_console
+
     console = make_console(sys.stdout)
     topic = next((one for one in all_prescriptions() if one.slug == slug), None)
     page = next((one for one in all_checks() if one.slug == slug), None)
@@ -48,6 +49,8 @@ def explain(
 
 
 def _unknown(slug: str) -> str:
+    from ddpdoctor.registry import all_checks, all_prescriptions, nearest_names
+
     checks = all_checks()
     names = {one.slug for one in (*checks, *all_prescriptions())} | {one.family for one in checks}
     nearest = nearest_names(slug, names)
@@ -56,8 +59,8 @@ def _unknown(slug: str) -> str:
 
 
 def _show_page(console: Console, one: Check) -> None:
-    # Here and not above: it takes longer to import than most commands take to run.
     from rich.markdown import Markdown
+    from rich.text import Text
 
     console.print(Text(one.slug, "bold").append(f"  ({one.family}, {one.severity.value})", "dim not bold"))
     console.print(Markdown(one.page))
@@ -71,8 +74,16 @@ def _show_page(console: Console, one: Check) -> None:
 
 
 def _prescribe(console: Console, topic: Check, python: str | None, path: Path | None) -> None:
+    from rich.text import Text
+
+    from ddpdoctor.examination import Examination
+    from ddpdoctor.facts.planning import plan_for
+    from ddpdoctor.registry import diagnose
+    from ddpdoctor.report.terminal import show_findings
+    from ddpdoctor.snapshots import SnapshotError, read_snapshot
+
     if path is None:
-        snapshot = look(python, groups=topic.groups)
+        snapshot = look(begin(python, quick="torch" not in topic.groups), topic.groups)
     else:
         try:
             snapshot = read_snapshot(path)

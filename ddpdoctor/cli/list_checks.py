@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from itertools import groupby
 
-from rich.text import Text
-
-from ddpdoctor.registry import all_checks
-from ddpdoctor.report.terminal import Hanging, make_console
-
 
 def list_checks() -> None:
     """List all checks by family. `ddpdoctor explain SLUG` tells more of one."""
+    from rich.text import Text
+
+    from ddpdoctor.registry import all_checks
+    from ddpdoctor.report.terminal import Hanging, make_console
+
     console = make_console(sys.stdout)
     checks = all_checks()
     margin = max(len(one.slug) for one in checks) + 4

@@ -7,17 +7,30 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.patient.asking import ask
 from ddpdoctor.probes.patient.choice import choose_python
-from ddpdoctor.probes.runner import take_snapshot
+
+if TYPE_CHECKING:
+    from ddpdoctor.facts.snapshot import Snapshot
 
 
-def look(python: str | None, *, quick: bool = False, groups: Iterable[str] = GROUPS) -> Snapshot:
-    """Takes a snapshot of this host."""
+def begin(python: str | None, *, quick: bool = False) -> Context:
+    """Chooses the patient and has it import torch at once: that takes longest, and all else happens meanwhile."""
     path, chosen_by = choose_python(python, os.environ)
     context = Context(path, chosen_by, quick=quick)
+    if not quick:
+        threading.Thread(target=ask, args=(context, "torch"), daemon=True).start()
+    return context
+
+
+def look(context: Context, groups: Iterable[str]) -> Snapshot:
+    """Takes a snapshot of this host."""
+    # Here and not above: the import of torch shall be under way before the many modules of the probes are loaded.
+    from ddpdoctor.probes.runner import take_snapshot
+
     wanted = set(groups)
     progress = _Progress(wanted) if sys.stderr.isatty() else None
     try:

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import look
-from ddpdoctor.snapshots import SnapshotError, encode_snapshot, write_snapshot
+from ddpdoctor.cli.looking import begin, look
 
 
 def snapshot(
@@ -27,7 +26,11 @@ def snapshot(
 
     Judge it anywhere with `ddpdoctor check --snapshot FILE`.
     """
-    taken = look(python, quick=quick)
+    context = begin(python, quick=quick)
+    from ddpdoctor.facts.snapshot import GROUPS
+    from ddpdoctor.snapshots import SnapshotError, encode_snapshot, write_snapshot
+
+    taken = look(context, GROUPS)
     if output is None:
         sys.stdout.write(encode_snapshot(taken).decode())
         return
