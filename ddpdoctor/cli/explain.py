@@ -65,6 +65,7 @@ def _show_page(console: Console, one: Check) -> None:
     console.print(Text(one.slug, "bold").append(f"  ({one.family}, {one.severity.value})", "dim not bold"))
     console.print(Markdown(one.page))
     if one.log_signs:
+        console.print()
         console.print(Markdown("## How it shows itself in a log"))
         for sign in one.log_signs:
             line = Text("  " + sign.text, "cyan")
@@ -79,6 +80,7 @@ def _prescribe(console: Console, topic: Check, python: str | None, path: Path | 
     from ddpdoctor.examination import Examination
     from ddpdoctor.facts.planning import plan_for
     from ddpdoctor.registry import diagnose
+    from ddpdoctor.report.plain import one_line
     from ddpdoctor.report.terminal import show_findings
     from ddpdoctor.snapshots import SnapshotError, read_snapshot
 
@@ -91,5 +93,5 @@ def _prescribe(console: Console, topic: Check, python: str | None, path: Path | 
             print(error, file=sys.stderr)
             raise typer.Exit(2) from error
     plan = plan_for(snapshot)
-    console.print(Text(f"For {snapshot.host}", "bold"))
+    console.print(Text(f"For {one_line(snapshot.host)}", "bold"))
     show_findings(console, Examination(snapshot, plan, diagnose(snapshot, plan, [topic])), verbose=True)

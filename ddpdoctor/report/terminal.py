@@ -46,7 +46,7 @@ def show(
         else:
             _show_host(console, one, verbose=verbose)
     for problem in problems:
-        console.print(Text("not judged  ", "bold magenta").append(plain(problem), "default"))
+        console.print(Text().append("not judged  ", "bold magenta").append(plain(problem)))
     console.print(Hanging(Text(""), verdict_line(examinations, problems), 0))
 
 
@@ -61,7 +61,9 @@ def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = 
     idle = reasons.count(Why.NOT_APPLICABLE)
     passed = sum(len(one.passed) for one in examinations)
     if not examinations:
-        return Text("UNKNOWN  ", VERDICT_STYLES[verdict]).append("No verdict: nothing could be judged.", "bold")
+        return (
+            Text().append("UNKNOWN  ", VERDICT_STYLES[verdict]).append("No verdict: nothing could be judged.", "bold")
+        )
     if verdict is Verdict.UNKNOWN:
         text = "No verdict: not a single check could be judged." if not problems else "Not every host could be judged."
     elif verdict is Verdict.OK:
@@ -73,9 +75,9 @@ def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = 
         if count[Severity.WARN]:
             parts.append(plural(count[Severity.WARN], "warning"))
         text = " and ".join(parts) + "."
-    line = Text(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict]).append(text, "bold")
-    line.append(f" {plural(passed, 'check')} passed, {len(reasons) - idle} could not be tested", "default")
-    line.append(f", {idle} had nothing to look at.", "default")
+    line = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict]).append(text, "bold")
+    line.append(f" {plural(passed, 'check')} passed, {len(reasons) - idle} could not be tested")
+    line.append(f", {idle} had nothing to look at.")
     worst = next((check.slug for check, severity, _ in findings if severity is not Severity.INFO), None)
     if worst:
         line.append(f"\nMore on the first: ddpdoctor explain {worst}", "dim")
@@ -84,9 +86,9 @@ def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = 
 
 def _show_lines(console: Console, one: Examination, *, several: bool) -> None:
     for check, severity, finding in one.findings:
-        line = Text(f"{severity.value.upper():<5}", STYLES[severity])
-        line.append(f"{one_line(one.snapshot.host)}: " if several else "", "default")
-        line.append(f"{check.slug}: {one_line(finding.summary)}", "default")
+        line = Text().append(f"{severity.value.upper():<5}", STYLES[severity])
+        line.append(f"{one_line(one.snapshot.host)}: " if several else "")
+        line.append(f"{check.slug}: {one_line(finding.summary)}")
         console.print(line, soft_wrap=True)
 
 
