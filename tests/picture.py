@@ -3,7 +3,7 @@
     python -m tests.picture docs/report.svg
 
 The illnesses are real while it runs: a 64 MiB /dev/shm in a mount namespace of its own (needs root), a low limit of open
-files, a taken rendezvous port, a setting that nothing reads and one that names an interface which isn't there.
+files, a setting that nothing reads and one that names an interface which isn't there. The patient is the active environment.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ SETTINGS = {"NCCL_SOCKET_IFACE": "eth9", "GLOO_SOCKET_IFNAME": "eth9", "COLUMNS"
 
 def sick_report() -> str:
     """The report with its colours, as ANSI codes."""
-    check = shlex.join(command("check", "--nproc", "4", "--python", sys.executable))
-    sick = "mount -t tmpfs -o size=64m tmpfs /dev/shm && ulimit -n 256 && " + check
-    line = shlex.join(["unshare", "--mount", "bash", "-c", sick])
+    check = shlex.join(command("check", "--nproc", "4"))
+    sick = (
+        "mount -t tmpfs -o size=64m tmpfs /dev/shm && ulimit -n 256 && hostname node07 && "
+        "echo '192.0.2.2 node07' > /tmp/hosts && mount --bind /tmp/hosts /etc/hosts && " + check
+    )
+    line = shlex.join(["unshare", "--mount", "--uts", "bash", "-c", "mount -t tmpfs tmpfs /tmp && " + sick])
     environ = plain_environ() | SETTINGS | {"TERM": "xterm-256color", "FORCE_COLOR": "1"}
     return subprocess.run(["bash", "-c", line], env=environ, capture_output=True, text=True, check=False).stdout
 
