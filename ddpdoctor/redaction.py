@@ -72,6 +72,8 @@ _BASIC = re.compile(r"(?i)\b(basic[ \t]+)(?-i:(?=[a-z+/=]*[A-Z0-9]))[\w+/=]{8,}"
 _CLIENT = re.compile(r"(?<![\w.-])(?:mysql\w*|mariadb[\w-]*|sshpass|redis-cli|mongosh?|curl|(?:docker|podman) login)\s")
 _SHORT_OPTION = re.compile(r"(?<=\s)(?:-[pau][ \t]*|--user[ \t=]+)(?!-)")
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 Span = tuple[int, int]
 
 
@@ -176,6 +178,11 @@ def _given_to_clients(text: str) -> list[Span]:
     return [word.span() for found in options if (word := _WORD.match(text, found.end()))]
 
 
+def legible(text: str) -> str:
+    """The text with U+FFFD for the lone surrogates by which Python writes bytes that aren't UTF-8: they can't be encoded."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
 def redact_setting(setting: Setting) -> Setting:
     """The setting with its value taken out if the name speaks of a secret, else with the value's secrets taken out."""
     return Setting(setting.name, _redact_named(setting.name, setting.value), setting.origin)
@@ -189,16 +196,16 @@ def _redact_named(name: str, value: str) -> str:
 
 def redact_facts(value: T) -> T:
     """A copy of any struct, tuple or string without its secrets: each string by `redact_text`, the `value` of a struct that
-    has a `name` as `redact_setting` does, and in a tuple of arguments what follows a secret's option."""
+    has a `name` as `redact_setting` does, and in a tuple of arguments what follows a secret's option. All strings `legible`."""
     result: Any = value
     if isinstance(value, str):
-        result = redact_text(value)
+        result = redact_text(legible(value))
     elif isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
         changed = {name: new for name, old in fields.items() if (new := redact_facts(old)) != old}
         name, setting = fields.get("name"), fields.get("value")
         if isinstance(name, str) and isinstance(setting, str):
-            changed["value"] = _redact_named(name, setting)
+            changed["value"] = _redact_named(name, legible(setting))
         result = msgspec.structs.replace(value, **changed) if changed else value
     elif isinstance(value, tuple):
         items = tuple(_item(before, item) for before, item in zip((None, *value), value, strict=False))

@@ -12,6 +12,7 @@ from typing import TextIO
 
 def main() -> None:
     """Runs the command line. Whatever happens, the user sees a sentence and not a traceback."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that can't show a character gets a "?" and the report goes on.
         if hasattr(stream, "reconfigure"):
@@ -20,6 +21,13 @@ def main() -> None:
         signal.signal(number, _stop)
     code = _run()
     _leave(code)
+
+
+def _open_closed_streams() -> None:
+    """What the caller closed (`>&-`) goes nowhere, and leaves its number to no file of ours."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
 
 
 def _stop(number: int, frame: object) -> None:

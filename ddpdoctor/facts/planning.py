@@ -28,26 +28,29 @@ def plan_for(snapshot: Snapshot, nproc: int | None = None) -> Plan:
 
 def _launched(environment: Environment) -> Plan | None:
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
-        value = environment.get(name)
-        if value.isdecimal() and int(value) > 0:
-            return Plan(int(value), name)
+        if count := _number(environment.get(name)):
+            return Plan(count, name)
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
-        node = environment.get("SLURM_NODEID")
-        count = _tasks_on_node(environment.get(name), int(node) if node.isdecimal() else 0)
-        if count:
+        if count := _tasks_on_node(environment.get(name), _number(environment.get("SLURM_NODEID")) or 0):
             return Plan(count, name)
     return None
 
 
 def _tasks_on_node(value: str, node: int) -> int:
     """Slurm's "8(x2),4" means 8 tasks on each of two nodes and 4 on the third; 0 where it can't be read."""
-    if value.isdecimal():  # SLURM_NTASKS_PER_NODE holds for every node.
-        return int(value)
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", value):
+    for_every_node = _number(value)  # SLURM_NTASKS_PER_NODE
+    if for_every_node is not None:
+        return for_every_node
+    for count, times in re.findall(r"(?<!\d)(\d{1,9})(?:\(x(\d{1,9})\))?(?!\d)", value):
         node -= int(times or 1)
         if node < 0:
             return int(count)
     return 0
+
+
+def _number(value: str) -> int | None:
+    """Of nine digits at most: a host runs no more ranks, and nobody is to do sums with a thousand digits."""
+    return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else None
 
 
 def _visible(gpus: Gpus | None, environment: Environment | None) -> Plan:

@@ -17,7 +17,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment, IgnoredLine, Setting, UnreadableFile
 from ddpdoctor.knowledge.known_settings import known_settings, read_by_nothing
 from ddpdoctor.probes.context import Context
-from ddpdoctor.redaction import REDACTED, is_secret_name, redact_facts, redact_text
+from ddpdoctor.redaction import REDACTED, is_secret_name, legible, redact_facts, redact_text
 
 T = TypeVar("T")
 
@@ -51,22 +51,22 @@ NAMES = {
     "SLURM_RESTART_COUNT",
 }  # fmt: skip
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
 
 def probe(context: Context) -> Environment:
     own = [Setting(name, value) for name, value in context.environ.items() if _matters(name)]
     files = _within(FILE_SECONDS, lambda: _read_files(context))
     if isinstance(files, Unknown):
         files = _Files(paths=files)
-    settings = sorted(_legible(own), key=lambda one: one.name) + list(_legible(files.settings))
+    settings = sorted(_for_facts(own), key=lambda one: one.name) + list(_for_facts(files.settings))
     found = _within(FILE_SECONDS, lambda: _rendezvous_files(context, [one.value for one in own]))
     return Environment(
         settings=tuple(settings),
         configuration_files=files.paths,
         unreadable_files=tuple(files.unreadable),
         ignored_lines=tuple(files.ignored[:MAX_IGNORED_LINES]),
-        undecodable=tuple(sorted(_decoded(one.name) for one in own if _SURROGATE.search(one.name + one.value))),
+        undecodable=tuple(
+            sorted(legible(one.name) for one in own if legible(one.name + one.value) != one.name + one.value)
+        ),
         file_init=found,
     )
 
@@ -75,15 +75,10 @@ def _matters(name: str) -> bool:
     return name.startswith(PREFIXES) or name in NAMES or name in known_settings() or name in read_by_nothing()
 
 
-def _decoded(text: str) -> str:
-    """The text with U+FFFD for what isn't Unicode: such a string can't be written into a snapshot."""
-    return _SURROGATE.sub("\ufffd", text)
-
-
-def _legible(settings: Iterable[Setting]) -> Iterable[Setting]:
+def _for_facts(settings: Iterable[Setting]) -> Iterable[Setting]:
     for one in settings:
-        value = REDACTED if one.value and _is_secret(one.name) else _decoded(one.value[:MAX_VALUE])
-        yield redact_facts(Setting(_decoded(one.name), value, one.origin))
+        value = REDACTED if one.value and _is_secret(one.name) else legible(one.value[:MAX_VALUE])
+        yield redact_facts(Setting(legible(one.name), value, one.origin))
 
 
 def _is_secret(name: str) -> bool:
@@ -123,7 +118,7 @@ def _read_files(context: Context) -> _Files:
         if not path:
             continue
         content = _content(context, path)
-        shown = _decoded(path)
+        shown = legible(path)
         if isinstance(content, bytes):
             read.append(shown)
             _parse(shown, content, found)
@@ -201,7 +196,7 @@ def _rendezvous_files(context: Context, values: Iterable[str]) -> tuple[tuple[st
             state = context.path(path).stat()
         except (OSError, ValueError):
             continue
-        found.append((_decoded(path), state.st_size, _file_system(context, path)))
+        found.append((legible(path), state.st_size, _file_system(context, path)))
     return tuple(found)
 
 

@@ -26,7 +26,9 @@ def probe(context: Context) -> Pci | Unknown:
     try:
         names = {entry.name for entry in bus.iterdir() if ADDRESS.fullmatch(entry.name)}
     except FileNotFoundError:
-        names = set()
+        if not context.path("/sys/bus").is_dir():
+            return Unknown("/sys is not mounted here")
+        names = set()  # A machine without a PCI bus.
     except OSError as error:
         return Unknown(f"/sys/bus/pci/devices: {error.strerror}")
     chosen = {name: _bridges(bus / name) for name in names if _matters(bus / name)}

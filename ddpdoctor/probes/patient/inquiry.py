@@ -94,6 +94,13 @@ def working_folder():
         return []
 
 
+def absolute(path):
+    try:
+        return os.path.abspath(path)
+    except OSError:
+        return path  # The working folder is gone.
+
+
 def read(path, size=1024 * 1024):
     """The text of a file, "" if it can't be read."""
     try:
@@ -239,11 +246,11 @@ def torch_files():
     location = finder_says("torch", folders + sys.path)
     if location is None:
         return None
-    pythonpath = [os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    pythonpath = [absolute(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     in_front = folders + pythonpath
-    behind = finder_says("torch", [one for one in sys.path if os.path.abspath(one) not in in_front])
+    behind = finder_says("torch", [one for one in sys.path if absolute(one) not in in_front])
     text = read(os.path.join(location, "version.py"))
-    found_in = os.path.dirname(os.path.abspath(location))
+    found_in = os.path.dirname(absolute(location))
     return {
         "location": location,
         "found_through": "the working folder"
