@@ -16,6 +16,9 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.knowledge.nvidia import NO_GPU
+from ddpdoctor.knowledge.evidence import planned, told
+from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import human, listed, plural
 
@@ -60,16 +63,16 @@ def shm_too_small(
     """
     if not shared_memory.exists:
         yield Finding(
-            summary="/dev/shm does not exist; NCCL and DataLoader workers cannot share memory",
-            evidence=(shared_memory.seen("exists", "no"),),
+            summary="/dev/shm doesn't exist: NCCL and DataLoader workers can't share memory",
+            evidence=(told(shared_memory, "exists", "there is no /dev/shm"),),
             fixes=_more_shared_memory(container, plan, has_size=False),
         )
         return
     if shared_memory.writable is False:
         yield Finding(
-            summary="/dev/shm is not writable for this user; NCCL and DataLoader workers cannot share memory",
-            evidence=(shared_memory.seen("writable", "no"),),
-            fixes=(Fix("Give it its usual permissions, as root", ("chmod 1777 /dev/shm",)),),
+            summary="This user may not write to /dev/shm: NCCL and DataLoader workers can't share memory",
+            evidence=(told(shared_memory, "writable", "/dev/shm is not writable"),),
+            fixes=(Fix("Give it its usual permissions (needs root, or ask the administrator)", ("sudo chmod 1777 /dev/shm",)),),
         )
         return
     size, free = known(shared_memory.size), known(shared_memory.free)
@@ -78,10 +81,14 @@ def shm_too_small(
         return
     one_host_nccl = plan.nproc > 1 and not (isinstance(gpus, Gpus) and not gpus.devices)
     severity = FAIL if one_host_nccl and free < plan.nproc * SHM_NCCL else WARN
-    evidence = (shared_memory.seen("size", human(size)), shared_memory.seen("free", human(free)), _planned(plan))
+    evidence = (
+        told(shared_memory, "size", f"size of /dev/shm: {human(size)}"),
+        told(shared_memory, "free", f"free in /dev/shm: {human(free)}"),
+        planned(plan),
+    )
     if size < wanted:
         yield Finding(
-            summary=f"/dev/shm has {human(size)}; {plural(plan.nproc, 'rank')} with DataLoader workers want about {human(wanted)}",
+            summary=f"/dev/shm has only {human(size)}; {plural(plan.nproc, 'rank')} with DataLoader workers may need {human(wanted)}",
             evidence=evidence,
             fixes=_more_shared_memory(container, plan, has_size=True),
             severity=severity,
@@ -89,28 +96,26 @@ def shm_too_small(
     else:
         yield Finding(
             summary=f"/dev/shm is nearly full: {human(free)} of {human(size)} free; "
-            f"{plural(plan.nproc, 'rank')} want about {human(wanted)}",
-            cause="It is large enough, but other jobs or files left behind fill it.",
+            f"{plural(plan.nproc, 'rank')} may need {human(wanted)}",
+            cause="It is large enough; other jobs, or files left behind, fill it.",
             evidence=evidence,
             fixes=(Fix("See what fills it, and remove what no job needs", ("ls -lhS /dev/shm | head -n 20",)),),
             severity=severity,
         )
 
 
-def _planned(plan: Plan) -> Evidence:
-    return Evidence(f"ranks on this host: {plan.nproc}", plan.source)
-
-
 def _more_shared_memory(container: Maybe[Container], plan: Plan, *, has_size: bool) -> tuple[Fix, ...]:
     runtime = container.runtime if isinstance(container, Container) else None
     gibibytes = max(8, 2 * plan.nproc)
     remount = f"mount -o remount,size={gibibytes}g /dev/shm"
-    mount = f"mkdir -p /dev/shm && mount -t tmpfs -o mode=1777,size={gibibytes}g tmpfs /dev/shm"
-    by_hand = Fix("As root, at once and until the next start", (remount if has_size else mount,))
+    mount = f"mount -t tmpfs -o mode=1777,size={gibibytes}g tmpfs /dev/shm"
+    commands = (remount,) if has_size else ("mkdir -p /dev/shm", mount)
+    without_it = (Fix("Until then use `num_workers=0` in every DataLoader, which keeps it out of /dev/shm"),)
     if runtime in ("docker", "podman", "containerd"):
         return (
             Fix(f"Start the container with `--ipc=host`, or with `--shm-size={gibibytes}g`"),
-            Fix("In a privileged container, at once", by_hand.commands),
+            Fix("Or, as root in a privileged container, at once", commands),
+            *without_it,
         )
     if runtime == "kubernetes":
         return (
@@ -118,10 +123,20 @@ def _more_shared_memory(container: Maybe[Container], plan: Plan, *, has_size: bo
                 "Add to the pod's `volumes`: `{name: shm, emptyDir: {medium: Memory}}`, and to the container's "
                 "`volumeMounts`: `{name: shm, mountPath: /dev/shm}`"
             ),
+            *without_it,
         )
     if runtime is not None:
-        return (Fix("Start the container with the host's /dev/shm mounted into it (`--bind /dev/shm`)"),)
-    return (by_hand,)
+        return (Fix("Start the container with the host's /dev/shm mounted into it (`--bind /dev/shm`)"), *without_it)
+    return (
+        Fix(
+            "Enlarge it until the next start of the host (needs root, or ask the administrator)",
+            tuple(f"sudo {one}" for one in commands),
+        ),
+        *without_it,
+    )
+
+
+MOST_REMOVED = 32
 
 
 @check("shm-stale-segments", severity=INFO)
@@ -146,9 +161,14 @@ def shm_stale_segments(shared_memory: SharedMemory) -> Iterator[Finding]:
     heavy = isinstance(size, int) and shared_memory.stale_size > size // 4
     count = plural(len(stale), "segment")
     yield Finding(
-        summary=f"{count} of dead jobs hold {human(shared_memory.stale_size)} in /dev/shm",
-        evidence=(shared_memory.seen("stale", listed(stale)),),
-        fixes=(Fix("Remove them; no process uses them", (shlex.join(["rm", "-f", *stale[:32]]),)),),
+        summary=f"{count} of dead jobs {'takes' if len(stale) == 1 else 'take'} {human(shared_memory.stale_size)} of /dev/shm",
+        evidence=(told(shared_memory, "stale", f"no process uses {listed(stale)}"),),
+        fixes=(
+            Fix(
+                "Remove them" if len(stale) <= MOST_REMOVED else f"Remove the first {MOST_REMOVED}, then check again",
+                (shlex.join(["rm", "-f", *stale[:MOST_REMOVED]]),),
+            ),
+        ),
         severity=WARN if heavy else INFO,
     )
 
@@ -180,7 +200,7 @@ def memlock_limit(
     Docker: `--ulimit memlock=-1`. Hosts: `* soft memlock unlimited` and `* hard memlock unlimited` in
     /etc/security/limits.d. Slurm: `LimitMEMLOCK=infinity` in the unit of slurmd.
     """
-    requires(gpus.devices, "no NVIDIA GPU on this host")
+    requires(gpus.devices, NO_GPU)
     requires(limits.rdma_devices, "no RDMA device on this host")
     requires(limits.may_lock_memory is not True, "this process may lock any amount of memory")
     soft = known(limits.memlock_soft)
@@ -188,8 +208,11 @@ def memlock_limit(
         return
     several_nodes = _several_nodes(environment)
     yield Finding(
-        summary=f"Only {human(soft)} may be locked; NCCL over {listed(limits.rdma_devices, 3)} wants it unlimited",
-        evidence=(limits.seen("memlock_soft", human(soft)), limits.seen("rdma_devices", listed(limits.rdma_devices))),
+        summary=f"A process may lock only {human(soft)} of memory; NCCL over {listed(limits.rdma_devices, 3)} needs it unlimited",
+        evidence=(
+            told(limits, "memlock_soft", f"locked memory (`ulimit -l`): {human(soft)}"),
+            told(limits, "rdma_devices", f"InfiniBand or RoCE cards: {listed(limits.rdma_devices)}"),
+        ),
         fixes=_lock_more(limits, container),
         severity=FAIL if several_nodes and soft < 64 * MIB else WARN,
     )
@@ -204,8 +227,7 @@ def _several_nodes(environment: Maybe[Environment]) -> bool:
 
 
 def _number(environment: Environment, name: str) -> int:
-    value = environment.get(name)
-    return int(value) if value.isdecimal() else 0
+    return number(environment.get(name)) or 0
 
 
 def _lock_more(limits: Limits, container: Maybe[Container]) -> tuple[Fix, ...]:
@@ -220,10 +242,10 @@ def _lock_more(limits: Limits, container: Maybe[Container]) -> tuple[Fix, ...]:
     line = "* soft memlock unlimited\\n* hard memlock unlimited\\n"
     return (
         Fix(
-            "As root, for new logins; then log in again",
+            "Raise it for new logins (needs root, or ask the administrator), then log in again",
             (f"printf '{line}' | sudo tee /etc/security/limits.d/90-rdma.conf",),
         ),
-        Fix("For Slurm jobs the administrator puts `LimitMEMLOCK=infinity` into the unit of slurmd"),
+        Fix("In Slurm jobs: ask the administrator for `LimitMEMLOCK=infinity` in the unit of slurmd"),
     )
 
 
@@ -270,12 +292,16 @@ def nofile_limit(
     else:
         line = "* soft nofile 65536\\n* hard nofile 1048576\\n"
         raise_it = Fix(
-            "As root, for new logins; then log in again",
+            "Raise it for new logins (needs root, or ask the administrator), then log in again",
             (f"printf '{line}' | sudo tee /etc/security/limits.d/90-nofile.conf",),
         )
     yield Finding(
-        summary=f"A process may open {soft} files; {plural(world, 'rank')} with DataLoader workers want {wanted} or more",
-        evidence=(limits.seen("nofile_soft"), limits.seen("nofile_hard"), _planned(plan)),
+        summary=f"A process may open only {soft} files; {plural(world, 'rank')} with DataLoader workers may need {wanted}",
+        evidence=(
+            told(limits, "nofile_soft", f"open files (`ulimit -n`): {soft}"),
+            told(limits, "nofile_hard", f"it can be raised to {'any number' if hard == -1 else hard}"),
+            planned(plan),
+        ),
         fixes=(raise_it, sharing),
     )
 
@@ -312,12 +338,16 @@ def pids_limit(cgroup: Cgroup, limits: Limits, machine: Maybe[Machine], plan: Pl
     used = cgroup.pids_used if isinstance(cgroup.pids_used, int) else 0
     if limit is not None and limit - used < plan.nproc * THREADS_WANTED:
         yield Finding(
-            summary=f"{limit - used} more processes and threads are allowed here; {plural(plan.nproc, 'rank')} want about "
+            summary=f"Only {limit - used} more processes and threads are allowed here; {plural(plan.nproc, 'rank')} may need "
             f"{plan.nproc * THREADS_WANTED}",
-            evidence=(cgroup.seen("pids_limit"), cgroup.seen("pids_used", used), _planned(plan)),
+            evidence=(
+                told(cgroup, "pids_limit", f"limit of processes and threads: {limit}"),
+                told(cgroup, "pids_used", f"in use: {used}"),
+                planned(plan),
+            ),
             fixes=(
                 Fix("Start the container or job with a higher limit (Docker, Podman: `--pids-limit=-1`)"),
-                Fix("Until then keep threads few", ("export OMP_NUM_THREADS=1",)),
+                Fix("Until then use fewer threads", ("export OMP_NUM_THREADS=1",)),
             ),
             severity=FAIL if limit - used < plan.nproc * THREADS_FLOOR else WARN,
         )
@@ -325,10 +355,13 @@ def pids_limit(cgroup: Cgroup, limits: Limits, machine: Maybe[Machine], plan: Pl
     is_root = isinstance(machine, Machine) and machine.user_id == 0  # Root is exempt.
     if processes != -1 and processes < plan.nproc * THREADS_WANTED and not is_root:
         yield Finding(
-            summary=f"`ulimit -u` allows {processes} processes and threads; {plural(plan.nproc, 'rank')} want about "
+            summary=f"This user may have only {processes} processes and threads; {plural(plan.nproc, 'rank')} may need "
             f"{plan.nproc * THREADS_WANTED}",
-            evidence=(limits.seen("processes_soft"), _planned(plan)),
-            fixes=(Fix("Raise it as far as it goes", ("ulimit -u $(ulimit -Hu)",)),),
+            evidence=(
+                told(limits, "processes_soft", f"processes and threads (`ulimit -u`): {processes}"),
+                planned(plan),
+            ),
+            fixes=(Fix("Raise the limit as far as it goes", ("ulimit -u $(ulimit -Hu)",)),),
         )
 
 
@@ -410,10 +443,9 @@ def _short_of(what: str, disks: Sequence[Disk], figures: str) -> Finding:
     moves = {"temporary files": "TMPDIR", "Hugging Face cache": "HF_HOME", "torch cache": "TORCH_HOME"}
     variables = [moves[one.purpose] for one in disks if one.purpose in moves]
     if variables:
-        fixes.append(Fix(f"Or set {listed(variables)} to a folder on a larger file system"))
+        fixes.append(Fix(f"Or set {listed(variables)} to {'a folder' if len(variables) == 1 else 'folders'} on a larger file system"))
     return Finding(
-        summary=f"{where} is short of {what}: {figures}, and {listed([one.purpose for one in disks], 3)} "
-        f"{'lies' if len(disks) == 1 else 'lie'} there",
+        summary=f"{where} is short of {what}: {figures}; used for {listed([one.purpose for one in disks], 3)}"[:160],
         evidence=tuple(_seen(one, figures) for one in disks),
         fixes=tuple(fixes),
         severity=FAIL if fails else WARN,
@@ -429,10 +461,10 @@ def _not_writable(disk: Disk) -> Finding:
             (f'mkdir -p "$PWD/tmp" && export {variable}="$PWD/tmp"',),
         )
     else:
-        fix = Fix("Start training from a folder that you may write to, or give it one for checkpoints and logs")
+        fix = Fix("Start training in a folder that you may write to, or tell your program to write its files to one")
     severity: Severity = INFO if disk.purpose == "Triton cache" else WARN
     return Finding(
-        summary=f"The {disk.purpose} {disk.path} cannot be written to",
+        summary=f"This user can't write to {disk.path} ({disk.purpose})"[:160],
         cause=f"It {why}.",
         evidence=(_seen(disk, "not writable"),),
         fixes=(fix,),
@@ -461,12 +493,12 @@ def disk_unanswered(disks: Disks) -> Iterator[Finding]:
     for path in disks.unanswered:
         quoted = shlex.quote(path)
         yield Finding(
-            summary=f"The file system of {path} does not answer",
-            evidence=(disks.seen("unanswered", path),),
+            summary=f"The file system of {path} doesn't answer"[:160],
+            evidence=(told(disks, "unanswered", f"no answer about {path}"),),
             fixes=(
-                Fix("Ask again with a limit of time", (f"timeout -s KILL 5 stat -f {quoted}",)),
+                Fix("Work in a folder on another file system, and see from time to time whether this one answers", (f"timeout -s KILL 5 stat -f {quoted}",)),
                 Fix(
-                    "See which server it is, for the administrator",
+                    "Tell the administrator which server it is; these are the network file systems here",
                     ("grep -E ' (nfs|lustre|fuse|ceph|beegfs|gpfs)' /proc/mounts",),
                 ),
             ),

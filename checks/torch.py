@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -21,7 +22,9 @@ from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix, Severity
+from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
 from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
+from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.knowledge.wheels import index_options, numbers, release, tag_cuda
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
@@ -67,11 +70,18 @@ def torch_missing(
     if torch.installed:
         return
     yield Finding(
-        summary=f"There is no torch in {patient.python}",
-        cause=f"{patient.python} was taken as the interpreter of the training because of: {patient.chosen_by}.",
-        evidence=(torch.seen("installed", "no"), patient.seen("python"), patient.seen("chosen_by")),
+        summary=f"PyTorch is not installed in {patient.python}"[:160],
+        cause=f"That is the Python that was examined, chosen by: {patient.chosen_by}. Training may run in another.",
+        evidence=(
+            told(torch, "installed", "that Python finds no package called torch"),
+            patient.seen("python"),
+            patient.seen("chosen_by"),
+        ),
         fixes=(
-            Fix("If torch lives in another environment, name its interpreter", ("ddpdoctor check --python PATH",)),
+            Fix(
+                "If torch is in another environment: activate that one, then",
+                ('ddpdoctor check --python "$(command -v python3)"',),
+            ),
             install_torch(patient, driver, gpus, pci, machine, packages),
         ),
     )
@@ -105,31 +115,31 @@ def torch_import_broken(torch: Torch, patient: Patient) -> Iterator[Finding]:
         return
     line = (torch.import_error.strip().splitlines() or ["it said nothing"])[-1]
     short = re.sub(r"/[^\s:'\"()]+/", "", line)
-    evidence = [torch.seen("import_state"), torch.seen("import_error", line), torch.seen("version")]
+    evidence = [told(torch, "import_error", f"import torch: {line}"), torch_version(torch)]
     repeat = ("-c", "import torch")
     if torch.import_state == "crashes":
-        summary = f"import torch kills the interpreter: {short}"
-        cause = "A compiled library crashed while it was loaded. The stack that faulthandler prints names it."
+        summary = f"import torch kills Python: {short}"
+        cause = "A compiled library crashed while it was being loaded. The stack that faulthandler prints names it."
         look = Fix("See where it dies", (in_patient(patient, "-X", "faulthandler", *repeat),))
     elif torch.import_state == "hangs":
-        summary = f"import torch doesn't end: {short}"
-        cause = "Files that come slowly or not at all (a network file system, a quota daemon), or a hung driver call."
+        summary = f"import torch hangs: {short}"
+        cause = "Either its files come slowly or not at all (a network file system), or a call to the GPU's driver hangs."
         timed = f"timeout 120 {in_patient(patient, '-X', 'importtime', *repeat)}"
-        look = Fix("See how far it gets: the last line names the module", (timed, f"df {torch.location}"))
+        look = Fix("See how far it gets: the last line names the module", (timed, f"df {shlex.quote(torch.location)}"))
     else:
         summary = f"import torch fails: {short}"
-        cause = "The traceback's last line says what is missing or doesn't fit."
+        cause = "The last line of the traceback says what is missing or doesn't fit."
         look = Fix("See the whole traceback", (in_patient(patient, *repeat),))
     text = torch.import_error + torch.import_traceback
     slugs = next((slugs for pattern, *slugs in EXPLAINED_BY if re.search(pattern, text)), [])
     if slugs:
-        cause = f"The cause is known: see {listed(slugs)}."
+        cause = f"This is what {listed(slugs)} {'looks' if len(slugs) == 1 else 'look'} into."
     yield Finding(
         summary=summary if len(summary) <= 160 else summary[:157] + "...",
         cause=cause,
         evidence=tuple(evidence),
         fixes=(
-            (Fix("Follow the check that knows the cause", tuple(f"ddpdoctor explain {one}" for one in slugs)),)
+            (Fix("Read about the likely cause", tuple(f"ddpdoctor explain {one}" for one in slugs)),)
             if slugs
             else (look, *_import_remedies(torch, patient, line))
         ),
@@ -140,13 +150,16 @@ def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]
     missing = re.search(r"No module named '([A-Za-z0-9_]+)'", line)
     if torch.found_through:
         yield Fix(
-            f"This torch is found through {torch.found_through}: rename it, or start elsewhere",
-            (f"ls -d {torch.location}",),
+            f"Rename this folder, or start elsewhere: Python finds it through {torch.found_through}, before PyTorch",
+            (f"ls -d {shlex.quote(torch.location)}",),
         )
     elif missing and missing[1] != "torch":
         yield Fix("Install the module that torch misses", (pip_install(patient, missing[1].replace("_", "-")),))
     elif torch.import_state == "hangs":
-        yield Fix("Keep the environment on a disk of this host", (in_patient(patient, "-m", "venv", "/tmp/ddp-env"),))
+        yield Fix(
+            "Make an environment on a disk of this host, and install torch there",
+            (in_patient(patient, "-m", "venv", "/tmp/ddp-env"),),
+        )
     elif torch.version:
         again = pip_install(
             patient, "--force-reinstall", f"torch=={torch.version}", *index_options(torch.version or "")
@@ -190,7 +203,7 @@ def torch_cpu_only(
     jetson = not isinstance(machine, Unknown) and machine.jetson
     seen = nvidia_hardware(pci, gpus, driver)
     if seen is None and jetson and not isinstance(machine, Unknown):
-        seen = machine.seen("jetson", "yes")
+        seen = told(machine, "jetson", "this is a Jetson")
     if seen is None:
         if not isinstance(pci, Unknown) or not isinstance(gpus, Unknown):
             yield from _cpu_build_beside_amd(torch, patient, pci, gpus, packages)
@@ -204,10 +217,10 @@ def torch_cpu_only(
         and not jetson
     )
     yield Finding(
-        summary=f"torch {torch.version} has no CUDA support, and this host has an NVIDIA GPU",
+        summary=f"torch {torch.version} is a build without CUDA, but this host has an NVIDIA GPU",
         severity=WARN if spared else FAIL,
-        cause="This container was not given the GPU either: see container-no-gpu." if spared else "",
-        evidence=(torch.seen("version"), torch.seen("cuda", "none"), seen),
+        cause="This container wasn't given the GPU either: see container-no-gpu." if spared else "",
+        evidence=(torch_version(torch), torch_cuda(torch), seen),
         fixes=(install_torch(patient, driver, gpus, pci, machine, packages),),
     )
 
@@ -218,9 +231,9 @@ def _cpu_build_beside_amd(
     seen = amd_accelerator(pci, gpus)
     if seen:
         yield Finding(
-            summary=f"torch {torch.version} has no ROCm support, and this host has an AMD GPU",
+            summary=f"torch {torch.version} is a build without ROCm, but this host has an AMD GPU",
             severity=WARN,
-            evidence=(torch.seen("version"), torch.seen("hip", "none"), seen),
+            evidence=(torch_version(torch), told(torch, "hip", "torch is built without ROCm"), seen),
             fixes=(rocm_fix(patient, packages),),
         )
 
@@ -258,18 +271,20 @@ def nccl_not_built(
     if known(torch.nccl_available):
         return
     elsewhere = isinstance(machine, Unknown) or machine.jetson or machine.system != "Linux"
-    world = "1" if isinstance(environment, Unknown) else environment.get("WORLD_SIZE", "1")
-    ranks = max(plan.nproc, int(world) if world.isdecimal() else 1)
+    world = None if isinstance(environment, Unknown) else number(environment.get("WORLD_SIZE"))
+    ranks = max(plan.nproc, world or 1)
     alone = ranks == 1
-    requires(not (alone and elsewhere), "one rank on a kind of host for which NCCL isn't made")
+    requires(not (alone and elsewhere), "one rank, on a kind of host for which there is no NCCL")
     gloo = Fix(
-        "Choose gloo in your script: torch.distributed.init_process_group('gloo')",
+        "Use gloo in your script, `torch.distributed.init_process_group('gloo')`; this shows whether it is there",
         (in_patient(patient, "-c", "import torch.distributed as d; print(d.is_gloo_available())"),),
     )
     yield Finding(
-        summary=f"torch {torch.version} was built without NCCL; {plural(ranks, 'rank')} would want it",
+        summary=f"torch {torch.version} was built without NCCL, by which {plural(ranks, 'rank')} would talk to each other"
+        if ranks > 1
+        else f"torch {torch.version} was built without NCCL",
         severity=WARN if elsewhere or alone else FAIL,
-        evidence=(torch.seen("nccl_available", "no"), torch.seen("version")),
+        evidence=(told(torch, "nccl_available", "torch has no NCCL"), torch_version(torch)),
         fixes=(gloo,) if elsewhere else (install_torch(patient, driver, gpus, pci, machine, packages), gloo),
     )
 
@@ -307,9 +322,9 @@ def torch_distributed_missing(
     if known(torch.distributed_available):
         return
     yield Finding(
-        summary=f"torch {torch.version} was built without torch.distributed",
+        summary=f"torch {torch.version} was built without torch.distributed: no DDP, no torchrun",
         severity=FAIL if plan.nproc > 1 else WARN,
-        evidence=(torch.seen("distributed_available", "no"), torch.seen("version")),
+        evidence=(told(torch, "distributed_available", "torch has no torch.distributed"), torch_version(torch)),
         fixes=(install_torch(patient, driver, gpus, pci, machine, packages),),
     )
 
@@ -350,14 +365,16 @@ def torch_torchvision_mismatch(torch: Torch, packages: Packages, patient: Patien
                 summary=f"{one.name} {one.version} doesn't go with torch {torch.version}: {reason}",
                 severity=severity,
                 evidence=(
-                    torch.seen("version"),
-                    packages.seen(
-                        "installed", f"{one.name} {one.version}, which requires {listed(one.requires) or 'no torch'}"
+                    torch_version(torch),
+                    told(
+                        packages,
+                        "installed",
+                        f"{one.name} {one.version}, which requires {listed(one.requires) or 'no certain torch'}",
                     ),
                 ),
                 fixes=(
                     Fix(
-                        "Let pip find the one that belongs to this torch",
+                        f"Let pip find the {one.name} that belongs to this torch",
                         (
                             pip_install(
                                 patient,
@@ -390,9 +407,9 @@ def _not_its_cuda(companion: Package, torch: Torch) -> tuple[Severity, str] | No
     tag = companion.version.partition("+")[2]
     cuda = tag_cuda(tag)
     if torch.cpu_only and cuda:
-        return FAIL, f"it is built for CUDA {dotted(cuda)}, torch for none"
+        return FAIL, f"it is built for CUDA {dotted(cuda)}, torch without CUDA"
     if torch.cuda and tag == "cpu":
-        return WARN, "it is the CPU build, so that its operators can't take GPU tensors"
+        return WARN, "it is the CPU build, and its operators can't take GPU tensors"
     if torch.cuda and cuda and cuda[0] != numbers(torch.cuda)[0]:
         return FAIL, f"it is built for CUDA {dotted(cuda)}, torch for {torch.cuda}"
     return None
