@@ -14,6 +14,8 @@ from ddpdoctor.facts.toolchain import Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.building import build_commands, home_of, matching_nvcc, serves
+from ddpdoctor.knowledge.evidence import told, torch_version
+from ddpdoctor.knowledge.nvidia import NO_GPU
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed
 
@@ -36,7 +38,7 @@ def installed(extensions: Extensions, torch: Torch) -> Apex:
     requires(torch.installed, "torch is not installed")
     found = known(extensions.apex)
     requires(found, "Apex is not installed")
-    requires(found[0].kind == "nvidia", "the apex that is installed is not NVIDIA's")
+    requires(found[0].kind == "nvidia", "the apex that is installed is not NVIDIA's: see apex-wrong-package")
     requires(torch.hip is None, "torch is built for ROCm")
     return found[0]
 
@@ -45,8 +47,13 @@ def prescription_for(patient: Patient) -> Fix:
     """The command that works out how to build Apex for this patient."""
     named = ["--python", patient.python] if patient.chosen_by == "--python" else []
     return Fix(
-        "Have the build command worked out for this host", (shlex.join(["ddpdoctor", "explain", "apex", *named]),)
+        "Build NVIDIA's Apex for this host: this prints the commands",
+        (shlex.join(["ddpdoctor", "explain", "apex", *named]),),
     )
+
+
+def removal(patient: Patient) -> Fix:
+    return Fix("Remove this Apex", (in_patient(patient, "-m", "pip", "uninstall", "-y", "apex"),))
 
 
 def where(apex: Apex) -> Evidence:
@@ -82,7 +89,7 @@ def apex_wrong_package(extensions: Extensions, patient: Patient) -> Iterator[Fin
             ),
             evidence=(where(found[0]),),
             fixes=(
-                Fix("Remove it", (in_patient(patient, "-m", "pip", "uninstall", "-y", "apex"),)),
+                removal(patient),
                 prescription_for(patient),
             ),
         )
@@ -128,14 +135,17 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, patient: Patient) -> 
     if not fitting and tags:
         summary = f"Apex's extensions are built for Python {listed(tags)}; this is {patient.version}"
     elif not fitting:
-        summary = "Apex is installed without its compiled extensions; its fused optimizers and norms will not work"
+        summary = "Apex is installed without its compiled extensions: its fused optimizers and norms won't work"
     else:
         summary = f"Apex lacks {listed(missing)}, part of its compiled extensions"
     raising = [USES[name] for name in missing if name not in FALL_BACK]
     slower = [USES[name] for name in missing if name in FALL_BACK]
     yield Finding(
         summary=summary,
-        cause=f"Will raise: {listed(raising) or 'nothing'}. Will be slower: {listed(slower) or 'nothing'}.",
+        cause=" ".join(
+            [f"These stop with an error: {listed(raising)}."] * bool(raising)
+            + [f"These get slower: {listed(slower)}."] * bool(slower)
+        ),
         evidence=(where(apex), Evidence(f"compiled modules: {listed(sorted(present)) or 'none'}", apex.location)),
         fixes=(prescription_for(patient),),
     )
@@ -166,7 +176,7 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, patient: Patient) -
     Remove Apex and build it again with the toolkit of torch's version; its setup.py takes no other.
     """
     apex = installed(extensions, torch)
-    requires(apex.objects, "Apex is installed without extensions")
+    requires(apex.objects, "Apex is installed without extensions: see apex-missing-ext")
     version = torch.cuda or ""
     for one in apex.objects:
         major = cudart_major(one)
@@ -181,10 +191,10 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, patient: Patient) -
             summary=summary,
             evidence=(
                 Evidence(f"{name} needs {listed([*one.missing, *_runtime(one)])}", one.path),
-                torch.seen("version"),
+                torch_version(torch),
             ),
             fixes=(
-                Fix("Remove it", (in_patient(patient, "-m", "pip", "uninstall", "-y", "apex"),)),
+                removal(patient),
                 prescription_for(patient),
             ),
         )
@@ -217,7 +227,7 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient
     Remove Apex and build it again in this environment, with `--no-build-isolation --no-cache-dir`.
     """
     apex = installed(extensions, torch)
-    requires(apex.objects, "Apex is installed without extensions")
+    requires(apex.objects, "Apex is installed without extensions: see apex-missing-ext")
     for one in apex.objects:
         if (
             other_python(one, patient)
@@ -225,16 +235,16 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient
             or cudart_major(one) not in ("", (torch.cuda or "").partition(".")[0])
         ):
             continue  # Of another Python or CUDA, which other checks say.
-        broken = f"can't be read: {one.error}"
+        broken = f"can't be loaded: {one.error}"
         found = (broken, broken) if one.error else unresolved(one, torch)
         if found is None:
             continue
         summary, evidence = found
         yield Finding(
             summary=f"Apex's {one.module} {summary}"[:160],
-            evidence=(Evidence(evidence, one.path), torch.seen("version")),
+            evidence=(Evidence(evidence, one.path), torch_version(torch)),
             fixes=(
-                Fix("Remove it", (in_patient(patient, "-m", "pip", "uninstall", "-y", "apex"),)),
+                removal(patient),
                 prescription_for(patient),
             ),
         )
@@ -260,8 +270,10 @@ def apex_arch_missing(extensions: Extensions, torch: Torch, gpus: Gpus, patient:
     Build it again with `TORCH_CUDA_ARCH_LIST` naming every GPU it shall run on: `TORCH_CUDA_ARCH_LIST="8.0;9.0"`.
     """
     apex = installed(extensions, torch)
-    requires(any(one.architectures for one in apex.objects), "Apex is installed without extensions")
-    requires(gpus.vendor != "amd" and gpus.answering, "no NVIDIA GPU on this host")
+    requires(
+        any(one.architectures for one in apex.objects), "Apex is installed without extensions: see apex-missing-ext"
+    )
+    requires(gpus.vendor != "amd" and gpus.answering, NO_GPU)
     for gpu in gpus.answering:
         capability = known(gpu.compute_capability)
         for one in apex.objects:
@@ -309,12 +321,17 @@ def apex_build_isolation(
     found = extensions.apex
     requires(isinstance(found, Unknown) or not any(one.objects for one in found), "Apex is built already")
     pip = known(patient.pip_version)
-    requires(pip, "the patient has no pip")
+    requires(pip, "there is no pip: see pip-missing")
     nvcc = matching_nvcc(toolchain, torch.cuda) if torch.cuda else None
     home = home_of(nvcc) if nvcc else toolchain.cuda_home
     yield Finding(
-        summary=f"The Apex source in {toolchain.apex_source} needs --no-build-isolation and its options spelt out",
-        cause=f"pip {pip} builds in isolation, without torch, and leaves the extensions out unless told both.",
-        evidence=(toolchain.seen("apex_source"), patient.seen("pip_version")),
-        fixes=(Fix("Build it", build_commands(toolchain, patient, home)),),
+        summary=f"A plain `pip install` of the Apex source in {toolchain.apex_source} fails, or builds no extensions"[
+            :160
+        ],
+        cause=f"pip {pip} builds in an environment without torch, and leaves the extensions out, unless told otherwise.",
+        evidence=(
+            told(toolchain, "apex_source", f"an Apex source tree lies in {toolchain.apex_source}"),
+            patient.seen("pip_version"),
+        ),
+        fixes=(Fix("Build it with these commands", build_commands(toolchain, patient, home)),),
     )

@@ -12,21 +12,26 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, Evidence, Finding, Fix
-from ddpdoctor.knowledge.nvidia import NO_DRIVER, NO_GPU, bus_gpus, driver_loaded, own_gpus, said
+from ddpdoctor.knowledge.evidence import kernel_module, libcuda, nvml_start, told
+from ddpdoctor.knowledge.nvidia import IN_CONTAINER, NO_DRIVER, NO_GPU, NO_NODES, bus_gpus, driver_loaded, own_gpus
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 
 WITH_GPUS = {
-    "docker": Fix("Start the container with the GPUs", ("docker run --gpus all --ipc=host ...",)),
-    "podman": Fix("Start the container with the GPUs", ("podman run --device nvidia.com/gpu=all ...",)),
-    "kubernetes": Fix(
-        "Ask for GPUs in the pod's spec, which needs NVIDIA's device plugin in the cluster",
-        ("kubectl explain pod.spec.containers.resources.limits  # limits: {nvidia.com/gpu: 8}",),
+    "docker": Fix("Start the container with the GPUs: `docker run --gpus all --ipc=host`, then the rest as before"),
+    "podman": Fix(
+        "Start the container with the GPUs: `podman run --device nvidia.com/gpu=all`, then the rest as before"
     ),
-    "apptainer": Fix("Start the container with the driver's libraries", ("apptainer exec --nv IMAGE.sif ...",)),
-    "enroot": Fix("Start the container with the GPUs", ("NVIDIA_VISIBLE_DEVICES=all enroot start ...",)),
-    "lxc": Fix("Give the container the GPUs, on the host", ("lxc config device add CONTAINER gpu gpu",)),
-    "containerd": Fix("Start the container with the GPUs", ("nerdctl run --gpus all ...",)),
+    "kubernetes": Fix(
+        "Ask for GPUs in the pod's spec: `resources: {limits: {nvidia.com/gpu: 8}}` (the cluster needs NVIDIA's device "
+        "plugin for it)"
+    ),
+    "apptainer": Fix("Start the container with the driver's libraries: `apptainer exec --nv`, then the rest as before"),
+    "enroot": Fix(
+        "Start the container with the GPUs: `NVIDIA_VISIBLE_DEVICES=all enroot start`, then the rest as before"
+    ),
+    "lxc": Fix("Give the container the GPUs, on the host: `lxc config device add`, the container's name, `gpu gpu`"),
+    "containerd": Fix("Start the container with the GPUs: `nerdctl run --gpus all`, then the rest as before"),
 }
 
 
@@ -35,9 +40,13 @@ def _numbered(driver: Driver) -> tuple[str, ...]:
     return tuple(one for one in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", one))
 
 
+def _setting(name: str, value: str | None) -> str:
+    return f"{name} is not set" if value is None else f"{name}={value}"
+
+
 def _with_gpus(container: Container) -> Fix:
     return WITH_GPUS.get(
-        container.runtime or "", Fix("Start the container with the GPUs", ("docker run --gpus all ...",))
+        container.runtime or "", Fix("Start the container with the GPUs (Docker: `--gpus all`, Apptainer: `--nv`)")
     )
 
 
@@ -63,7 +72,7 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
     Install nvidia-container-toolkit, let it configure Docker, restart Docker:
     `sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker`.
     """
-    requires(container.runtime is None, "inside a container: this is the host's matter")
+    requires(container.runtime is None, IN_CONTAINER)
     if not machine.wsl:
         bus_gpus(pci, machine)
     requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
@@ -77,16 +86,24 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
     debian = not isinstance(machine.os_id, Unknown) and machine.os_id in ("ubuntu", "debian")
     install = ("apt-get" if debian else "dnf") + " install nvidia-container-toolkit"
     yield Finding(
-        summary="Docker is a snap here, which can't use NVIDIA's container toolkit of the system"
+        summary="Docker is installed as a snap here, and a snap can't use the system's NVIDIA container toolkit"
         if container.docker_is_snap
-        else "Docker is here, but not NVIDIA's container toolkit: containers can't get the GPUs",
-        evidence=(container.seen("docker"), container.seen("toolkit", toolkit or "not found")),
+        else "Docker is installed, but NVIDIA's container toolkit is not: containers can't get the GPUs",
+        evidence=(
+            container.seen("docker"),
+            told(container, "toolkit", f"NVIDIA's container toolkit: {toolkit or 'not found'}"),
+        ),
         fixes=(
-            Fix("Install Docker from its own packages instead of the snap", ("sudo snap remove docker",))
+            Fix(
+                "Install Docker from its own packages (https://docs.docker.com/engine/install) in place of the snap; removing "
+                "the snap removes its images and containers, too (needs root, or ask the administrator)",
+                ("sudo snap remove docker",),
+            )
             if container.docker_is_snap
             else Fix(
-                "If you train in containers: install the toolkit (needs root; NVIDIA's package source first, see "
-                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit)",
+                "If you train in containers: add NVIDIA's package source "
+                "(https://docs.nvidia.com/datacenter/cloud-native/container-toolkit), then install the toolkit (needs root, "
+                "or ask the administrator)",
                 (
                     f"sudo {install}",
                     "sudo nvidia-ctk runtime configure --runtime=docker",
@@ -126,34 +143,33 @@ def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Mayb
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
     requires(isinstance(torch, Unknown) or not torch.hip, "torch is built for ROCm")
     nodes = _numbered(driver)
-    libcuda = known(driver.libcuda_path)
-    if nodes and libcuda:
+    path = known(driver.libcuda_path)
+    if nodes and path:
         return
     visible = container.nvidia_visible_devices
     capabilities = container.nvidia_driver_capabilities
     evidence = (
         Evidence(f"{plural(len(gpus), 'NVIDIA GPU')} on the host's PCI bus", "/sys/bus/pci/devices"),
-        driver.seen("device_nodes", listed(nodes) or "no /dev/nvidia0 or the like"),
-        driver.seen("libcuda_path", libcuda or "there is no libcuda.so.1"),
-        container.seen("nvidia_visible_devices", visible if visible is not None else "not set"),
-        container.seen("nvidia_driver_capabilities", capabilities if capabilities is not None else "not set"),
+        told(driver, "device_nodes", f"device nodes: {listed(nodes)}" if nodes else "no /dev/nvidia0 or the like"),
+        libcuda(driver),
+        told(container, "nvidia_visible_devices", _setting("NVIDIA_VISIBLE_DEVICES", visible)),
+        told(container, "nvidia_driver_capabilities", _setting("NVIDIA_DRIVER_CAPABILITIES", capabilities)),
     )
     fix = _with_gpus(container)
     if not nodes and not driver_loaded(driver):
-        cause = "The host's own NVIDIA driver isn't loaded, so that no container can have it."
-        fix = Fix("Run this check on the host, which has to be cured first", ("ddpdoctor check --select driver",))
+        cause = "The host's own NVIDIA driver isn't loaded, so no container can get it."
+        fix = Fix("Find out on the host why its driver isn't loaded; run there", ("ddpdoctor check --select driver",))
     elif not nodes and visible in ("void", "none", ""):
         cause = f"NVIDIA_VISIBLE_DEVICES is {visible!r}, which asks for a container without GPUs."
     elif not nodes:
-        cause = "No device nodes are here: the container was started without its GPUs."
+        cause = "The container was started without its GPUs."
     elif capabilities is not None and not {"compute", "all"} & set(capabilities.split(",")):
         cause = f"NVIDIA_DRIVER_CAPABILITIES is {capabilities!r}; libcuda.so.1 comes with `compute`."
         fix = Fix(
-            "Start the container with the compute capability",
-            ("docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",),
+            "Start the container with `-e NVIDIA_DRIVER_CAPABILITIES=compute,utility`; `compute` is what brings libcuda.so.1"
         )
     else:
-        cause = "The device nodes are here (--privileged or --device), the driver's libraries are not."
+        cause = "The device nodes are here, the driver's libraries are not: that is what --privileged or --device alone gives."
     lacks = "no device nodes" if not nodes else "no libcuda.so.1"
     yield Finding(
         summary=f"The host has {plural(len(gpus), 'NVIDIA GPU')}, but this container can't use them: {lacks}",
@@ -161,6 +177,10 @@ def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Mayb
         evidence=evidence,
         fixes=(fix,),
     )
+
+
+def _shut_nodes(driver: Driver) -> Evidence:
+    return told(driver, "unreadable_nodes", f"may not be opened: {listed(driver.unreadable_nodes)}")
 
 
 @check(
@@ -185,27 +205,27 @@ def container_lost_gpu(container: Container, driver: Driver) -> Iterator[Finding
     """
     requires(container.runtime, "not in a container")
     nodes = _numbered(driver)
-    requires(nodes, "this container has no GPU device nodes")
+    requires(nodes, NO_NODES)
     if known(driver.nvml_status) != 999:
         return
     devices = " ".join(f"--device={one}" for one in (*nodes, "/dev/nvidiactl", "/dev/nvidia-uvm"))
     yield Finding(
-        summary=f"This container lost its GPUs: {plural(len(nodes), 'device node')} are here, NVML fails (unknown error 999)",
+        summary=f"This container lost its GPUs: {plural(len(nodes), 'device node')} {'is' if len(nodes) == 1 else 'are'} here, but "
+        "NVML fails (unknown error 999)",
         evidence=(
-            driver.seen("nvml_status", f"999 {driver.nvml_message}".strip()),
+            nvml_start(driver),
             driver.seen("device_nodes", listed(nodes, most=8)),
-            driver.seen("unreadable_nodes", listed(driver.unreadable_nodes) or "none"),
-            driver.seen("kernel_version", said(driver.kernel_version)),
+            *([_shut_nodes(driver)] if driver.unreadable_nodes else []),
+            kernel_module(driver),
         ),
         fixes=(
-            Fix("Restart the container, on the host"),
+            Fix("Stop the container, and start it anew on the host"),
             Fix(
-                "To keep it from coming back, on the host (needs root)",
+                "To keep it from happening again, on the host (needs root, or ask the administrator)",
                 ("sudo nvidia-ctk system create-dev-char-symlinks --create-all",),
             ),
             Fix(
-                "Or start it with the devices named, so that systemd knows them",
-                (f"docker run --gpus all {devices} ...",),
+                f"Or name the devices when you start it, so that systemd knows them: `docker run --gpus all {devices}`",
             ),
         ),
     )

@@ -14,6 +14,8 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.evidence import planned, told
+from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import plural
 
@@ -38,7 +40,7 @@ def share_of(machine: Machine, cgroup: Maybe[Cgroup], environment: Maybe[Environ
         NotKnown: nobody said how many there are.
     """
     usable = known(machine.usable_cores)
-    evidence = [machine.seen("usable_cores")]
+    evidence = [told(machine, "usable_cores", f"cores that this process may use: {usable}")]
     own = _is_bound(usable, machine, environment)
     job = float(usable * plan.nproc if own else usable)
     if isinstance(cgroup, Cgroup):
@@ -46,20 +48,24 @@ def share_of(machine: Machine, cgroup: Maybe[Cgroup], environment: Maybe[Environ
             job = min(job, cgroup.cpuset_cores)
         if isinstance(cgroup.cpu_limit, (int, float)) and cgroup.cpu_limit < job:
             job = cgroup.cpu_limit
-            evidence.append(cgroup.seen("cpu_limit", f"{cgroup.cpu_limit:g} cores"))
+            evidence.append(told(cgroup, "cpu_limit", f"limit of the container or job: {_cores(cgroup.cpu_limit)}"))
     total = machine.logical_cores
     limited = isinstance(total, int) and job < total
-    evidence.append(Evidence(f"ranks on this host: {plan.nproc}", plan.source))
+    evidence.append(planned(plan))
     return Share(job / plan.nproc, job, own, limited, tuple(evidence))
+
+
+def _cores(count: float) -> str:
+    return f"{count:g} {'core' if count == 1 else 'cores'}"
 
 
 def _is_bound(usable: int, machine: Machine, environment: Maybe[Environment]) -> bool:
     """Whether a launcher bound this process, as one of its ranks, to cores of its own."""
     if isinstance(environment, Unknown) or not any(name in environment for name in LAUNCHED):
         return False
-    on_node = environment.get("SLURM_CPUS_ON_NODE")
-    if on_node.isdecimal():
-        return usable < int(on_node)
+    on_node = number(environment.get("SLURM_CPUS_ON_NODE"))
+    if on_node is not None:
+        return usable < on_node
     return isinstance(machine.logical_cores, int) and usable < machine.logical_cores
 
 
@@ -83,8 +89,8 @@ def cgroup_cpu_limit(
     share = share_of(machine, cgroup, environment, plan)
     if share.limited and share.cores < 1:
         yield Finding(
-            summary=f"{plural(plan.nproc, 'rank')} share {share.job:g} {'core' if share.job == 1 else 'cores'}; the machine has "
-            f"{known(machine.logical_cores)}",
+            summary=f"{plural(plan.nproc, 'rank')} {'gets' if plan.nproc == 1 else 'share'} only {_cores(share.job)}, though the "
+            f"machine has {known(machine.logical_cores)}",
             evidence=share.evidence,
             fixes=(_more_cores(container, environment, plan),),
         )
@@ -94,14 +100,14 @@ def _more_cores(container: Maybe[Container], environment: Maybe[Environment], pl
     runtime = container.runtime if isinstance(container, Container) else None
     if isinstance(environment, Environment) and "SLURM_JOB_ID" in environment:
         return Fix(
-            "Ask Slurm for cores, 4 or more a rank, in sbatch, and hand them on to srun",
+            "Ask Slurm for 4 or more cores a rank: `#SBATCH --cpus-per-task` in the batch script, and this before srun",
             ("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",),
         )
     if runtime == "kubernetes":
         return Fix(f"Set `resources.limits.cpu: {4 * plan.nproc}` or more in the pod")
     if runtime is not None:
         return Fix(f"Start the container without a CPU limit, or with `--cpus={4 * plan.nproc}`")
-    return Fix("See which limit it is (an affinity by taskset or numactl, or a cpuset)", ("taskset -pc $$", "nproc"))
+    return Fix("See what limits the cores (taskset, numactl, or a cpuset), and lift it", ("taskset -pc $$", "nproc"))
 
 
 @check(
@@ -133,8 +139,8 @@ def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environmen
     share = share_of(machine, cgroup, environment, plan)
     value = environment.get("OMP_NUM_THREADS").split(",")[0].strip()
     if value:
-        requires(value.isdecimal(), "OMP_NUM_THREADS is not a number")
-        threads, said = int(value), f"OMP_NUM_THREADS={value}"
+        requires(number(value) is not None, "OMP_NUM_THREADS is not a number")
+        threads, said = number(value) or 0, f"OMP_NUM_THREADS={value}"
     else:
         requires(_other_launcher(environment), "OMP_NUM_THREADS is not set, and torchrun sets it to 1 itself")
         threads, said = known(machine.usable_cores), "OMP_NUM_THREADS is not set"
@@ -142,8 +148,8 @@ def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environmen
         good = max(1, int(share.cores))
         yield Finding(
             summary=f"{plural(plan.nproc, 'rank')} with {threads} OpenMP threads each are {plan.nproc * threads} threads on "
-            f"{share.job:g} cores",
-            cause="" if value else "It was not started by torchrun, which would set OMP_NUM_THREADS.",
+            f"{_cores(share.job)}",
+            cause="" if value else "torchrun, which would set OMP_NUM_THREADS, didn't start these ranks.",
             evidence=(Evidence(said, "environment"), *share.evidence),
             fixes=(Fix("Divide the cores between the ranks", (f"export OMP_NUM_THREADS={good}",)),),
         )
@@ -183,14 +189,15 @@ def dataloader_oversubscribed(
     At most cores / ranks - 1 workers. More cores: Slurm `--cpus-per-task`, Docker `--cpus`, Kubernetes `limits.cpu`.
     """
     share = share_of(machine, cgroup, environment, plan)
-    requires(share.cores >= 1 or not share.limited, "fewer cores than ranks, see cgroup-cpu-limit")
+    requires(share.cores >= 1 or not share.limited, "there are fewer cores than ranks: see cgroup-cpu-limit")
     if share.cores >= 2:
         return
     has_gpus = isinstance(gpus, Gpus) and bool(gpus.devices)
     workers = max(0, int(share.cores) - 1)
     yield Finding(
-        summary=f"{plural(plan.nproc, 'rank')} on {share.job:g} {'core' if share.job == 1 else 'cores'} {'leaves' if plan.nproc == 1 else 'leave'} at most "
-        f"{plural(workers, 'DataLoader worker')} a rank",
+        summary=f"{plural(plan.nproc, 'rank')} on {_cores(share.job)} {'leaves' if plan.nproc == 1 else 'leave'} "
+        f"{f'at most {workers}' if workers else 'no core for'} DataLoader {'worker' if workers == 1 else 'workers'}"
+        f"{' a rank' if workers else ''}",
         evidence=share.evidence,
         fixes=(Fix(f"Use `num_workers={workers}` in every rank's DataLoader, or ask for more cores"),),
         severity=WARN if has_gpus else INFO,

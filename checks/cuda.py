@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
@@ -16,13 +17,14 @@ from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import selector, visible_gpus
-from ddpdoctor.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
+from ddpdoctor.knowledge.evidence import cuda_start, libcuda, told, torch_cuda
 from ddpdoctor.knowledge.installing import capabilities, driver_cuda, jetson_fix, replacing
-from ddpdoctor.knowledge.nvidia import NO_DRIVER, called, nvidia_gpus
+from ddpdoctor.knowledge.nvidia import NO_DRIVER, SHUT, called, nvidia_gpus
 from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
 from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wording import dotted, in_patient, listed, pip_install
+from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
 
 
 @check(
@@ -63,18 +65,20 @@ def driver_too_old(
         raise NotKnown("the driver doesn't tell which CUDA it serves")
     if served[0] >= numbers(cuda)[0]:
         return
-    told = isinstance(driver.cuda_version, tuple)
-    newest = dotted(served) if told else f"{served[0]}.x"
+    exact = isinstance(driver.cuda_version, tuple)
+    newest = dotted(served) if exact else f"{served[0]}.x"
     says = f"serves CUDA {newest} at most" if served[0] else "is older than any that torch still supports"
-    evidence = [torch.seen("cuda")]
-    if told:
-        evidence.append(driver.seen("cuda_version", newest))
+    evidence = [torch_cuda(torch)]
+    if exact:
+        evidence.append(told(driver, "cuda_version", f"newest CUDA that the driver serves: {newest}"))
     if driver.version:
-        evidence.append(driver.seen("nvml_driver_version", driver.version))
+        evidence.append(Evidence(f"driver {driver.version}", "the driver's kernel module and libraries"))
     wanted = "" if machine.wsl else f" ({DRIVER_FLOOR.get(numbers(cuda)[0], 'a newer one')} or later)"
-    where = "on the host, outside of the container, " if _in_container(container) else ""
-    where = "in Windows, not inside WSL, " if machine.wsl else where
-    update = f"Or have the driver {where}updated to one for CUDA {numbers(cuda)[0]}{wanted}: ask an administrator"
+    where = " on the host, outside of the container" if _in_container(container) else ""
+    where = " in Windows, not inside WSL" if machine.wsl else where
+    update = (
+        f"Or ask the administrator for a driver for CUDA {numbers(cuda)[0]}{where}{wanted}, and send what this prints"
+    )
     yield Finding(
         summary=f"torch is built for CUDA {cuda}, and driver {driver.version or ''} {says}".replace("  ", " "),
         evidence=tuple(evidence),
@@ -138,25 +142,29 @@ def cuda_compat_unsupported(
     consumer = next((name for name in names if re.search(r"GeForce|TITAN", name)), None)
     behind = bool(kernel and library and numbers(library) < numbers(kernel))
     if code in (803, 804) or consumer or behind:
-        why = f"{consumer} doesn't support forward compatibility." if consumer else ""
+        why = f"{consumer} is no data-centre GPU: forward compatibility doesn't work on it." if consumer else ""
         if behind:
-            why = f"The compat library is of driver {library}, older than the loaded {kernel}: it isn't needed."
+            why = f"It belongs to driver {library}, which is older than the loaded driver {kernel}, so it isn't needed."
         search = () if isinstance(libraries, Unknown) else libraries.search_path
         kept = [one for one in search if "/compat" not in one]
-        unset = "export LD_LIBRARY_PATH=" + ":".join(kept) if kept else "unset LD_LIBRARY_PATH"
+        unset = f"export LD_LIBRARY_PATH={shlex.quote(':'.join(kept))}" if kept else "unset LD_LIBRARY_PATH"
         by_root = ("grep -rl compat /etc/ld.so.conf.d", "sudo ldconfig")
         yield Finding(
-            summary=f"libcuda comes from the compat folder and fails with {code}: {path}"[:160],
+            summary=f"CUDA can't start (code {code}): it loads a forward-compatibility libcuda, {path}"[:160],
             cause=why,
             evidence=(
-                driver.seen("libcuda_path"),
-                driver.seen("cuda_init"),
-                driver.seen("kernel_version", kernel or "not to be told"),
+                libcuda(driver),
+                cuda_start(driver),
+                told(driver, "kernel_version", f"loaded driver: {kernel or 'of unknown version'}"),
             ),
             fixes=(
                 Fix("Take the compat folder out of LD_LIBRARY_PATH", (unset,))
                 if len(kept) < len(search)
-                else Fix("Delete the file that puts the compat folder on the loader's path (needs root)", by_root),
+                else Fix(
+                    "Delete the file, found by the first command, that puts the compat folder on the loader's path (needs root, "
+                    "or ask the administrator)",
+                    by_root,
+                ),
             ),
         )
 
@@ -212,13 +220,15 @@ def gpu_arch_unsupported(
     first = unsupported[0]
     chosen = selector(gpus, environment)
     if chosen and supported and not _order_is_certain(environment, chosen):
-        raise NotKnown(f"{chosen} has numbers, which CUDA and the driver count differently without CUDA_DEVICE_ORDER")
+        raise NotKnown(
+            f"{chosen} holds numbers, which CUDA and the driver count differently unless CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
     yield Finding(
         summary=f"torch {torch.version} has no code for {called(unsupported)}: {first.name}, sm_{_sm(first)}",
         severity=WARN if supported else FAIL,
         evidence=(
-            torch.seen("arch_list", listed(arch_list, most=9)),
-            gpus.seen("devices", f"{first.name}: compute capability {dotted(known(first.compute_capability))}"),
+            told(torch, "arch_list", f"torch has code for {listed(arch_list, most=9)}"),
+            told(gpus, "devices", f"{first.name} has compute capability {dotted(known(first.compute_capability))}"),
         ),
         fixes=(jetson_fix(patient, driver, packages),)
         if machine.jetson
@@ -249,10 +259,14 @@ def _for_these_gpus(
         command = pip_install(patient, *replacing(packages), "--index-url", index_url(tag))
         yield Fix(f"Install the build that has code for it ({tag})", (command,))
     if supported:
-        yield Fix("Leave that GPU out", ("export CUDA_VISIBLE_DEVICES=" + ",".join(one.uuid for one in supported),))
+        yield Fix(
+            "Or leave that GPU out" if tag else "Leave that GPU out",
+            ("export CUDA_VISIBLE_DEVICES=" + ",".join(one.uuid for one in supported),),
+        )
     if not tag and not supported:
         yield Fix(
-            "No current build serves this GPU with this driver: an older torch had it, or the driver must be updated first",
+            "Ask the administrator for a newer driver, or take an older torch: no current build has code for this GPU and "
+            "works with this driver; what the build that is here has code for:",
             (in_patient(patient, "-c", "import torch; print(torch.cuda.get_arch_list())"),),
         )
 
@@ -278,7 +292,9 @@ def cuda_unavailable(
         return
     requires(visible_gpus(gpus, environment), "no GPU is visible to torch")
     served = driver_cuda(driver, machine)
-    requires(served is None or served[0] >= numbers(cuda)[0], "see driver-too-old")
+    requires(
+        served is None or served[0] >= numbers(cuda)[0], "the driver is too old for this torch: see driver-too-old"
+    )
     if isinstance(driver.cuda_init, int):
         other = {
             802: "fabric-manager-not-running",
@@ -286,22 +302,21 @@ def cuda_unavailable(
             804: "cuda-compat-unsupported",
             999: "cuda-unknown-error",
         }
-        requires(driver.cuda_init not in other, f"see {other.get(driver.cuda_init)}")
-    requires(not driver.unreadable_nodes, "see gpu-device-permission")
-    message = (torch.cuda_error.strip().splitlines() or ["no message"])[-1]
-    code = driver.cuda_init if isinstance(driver.cuda_init, int) else "not asked"
+        requires(driver.cuda_init not in other, f"CUDA itself can't start: see {other.get(driver.cuda_init)}")
+    requires(not driver.unreadable_nodes, SHUT)
+    message = (torch.cuda_error.strip().splitlines() or ["it gives no reason"])[-1]
     yield Finding(
-        summary=f"torch {torch.version} can't use the {len(gpus.answering)} GPUs that the driver shows: {message}"[
+        summary=f"torch {torch.version} can't use the {plural(len(gpus.answering), 'GPU')} that the driver shows: {message}"[
             :160
         ],
         evidence=(
-            torch.seen("cuda_available", "no"),
-            torch.seen("cuda_error", message),
-            driver.seen("cuda_init", code),
-            gpus.seen("devices", f"{len(gpus.answering)} x {gpus.answering[0].name}"),
+            told(torch, "cuda_available", "torch finds no GPU that it can use"),
+            told(torch, "cuda_error", f"torch says: {message}"),
+            cuda_start(driver),
+            told(gpus, "devices", f"the driver shows {len(gpus.answering)} x {gpus.answering[0].name}"),
         ),
         fixes=(
             Fix("See the whole message", (in_patient(patient, "-c", "import torch; torch.cuda.init()"),)),
-            Fix("Look for settings that steer CUDA away", ("env | grep -E 'CUDA|NVIDIA|LD_'",)),
+            Fix("Look for settings that lead CUDA astray", ("env | grep -E 'CUDA|NVIDIA|LD_'",)),
         ),
     )

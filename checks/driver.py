@@ -14,7 +14,8 @@ from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
-from ddpdoctor.knowledge.nvidia import NO_DRIVER, NO_GPU, bus_gpus, driver_loaded, said
+from ddpdoctor.knowledge.evidence import cuda_start, kernel_module, libcuda, nvml_start, told
+from ddpdoctor.knowledge.nvidia import IN_CONTAINER, NO_DRIVER, NO_GPU, NO_NODES, SHUT, bus_gpus, driver_loaded, said
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 
@@ -54,7 +55,7 @@ SECURE_BOOT = re.compile(r"Loading of .*module.* is rejected|Lockdown: .*module"
 def _judged_here(pci: Pci, machine: Machine, container: Container) -> tuple[PciDevice, ...]:
     """The NVIDIA GPUs whose kernel module is this system's own business."""
     gpus = bus_gpus(pci, machine)
-    requires(container.runtime is None, "in a container the driver is the host's")
+    requires(container.runtime is None, IN_CONTAINER)
     return gpus
 
 
@@ -66,6 +67,10 @@ def _user_space(driver: Driver) -> bool:
 
 def _distribution(machine: Machine) -> str:
     return "" if isinstance(machine.os_id, Unknown) else machine.os_id
+
+
+def _no_module(driver: Driver, machine: Machine) -> Evidence:
+    return told(driver, "module_on_disk", f"no nvidia kernel module is installed for kernel {machine.kernel}")
 
 
 def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
@@ -103,15 +108,16 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
             summary=f"{plural(len(gpus), 'NVIDIA GPU')} on the PCI bus, but no NVIDIA driver is installed",
             evidence=(
                 _addresses(gpus),
-                driver.seen("kernel_version", "none, no nvidia module is loaded"),
-                driver.seen("module_on_disk", f"none for kernel {machine.kernel}"),
-                driver.seen("libcuda_path", "there is no libcuda.so.1"),
+                kernel_module(driver),
+                _no_module(driver, machine),
+                libcuda(driver),
             ),
             fixes=(
-                Fix("Install the driver (needs root) and reboot", INSTALL[name])
+                Fix("Install the driver and reboot (needs root, or ask the administrator)", INSTALL[name])
                 if name in INSTALL
                 else Fix(
-                    "Install the driver as https://docs.nvidia.com/datacenter/tesla/driver-installation-guide says"
+                    "Install the driver (needs root, or ask the administrator): "
+                    "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide"
                 ),
             ),
         )
@@ -139,15 +145,15 @@ def nvidia_module_not_loaded(
 
     ## Fix
     Build the module for the running kernel (`sudo dkms autoinstall`) and load it (`sudo modprobe nvidia`), or boot the
-    kernel before. With Secure Boot: enrol the signing key (`sudo mokutil --import`), or turn Secure Boot off.
+    previous kernel. With Secure Boot: enrol the signing key (`sudo mokutil --import`), or turn Secure Boot off.
     """
     gpus = _judged_here(pci, machine, container)
     if driver_loaded(driver):
         return
-    requires(any(one.driver != "nouveau" for one in gpus), "nouveau holds the GPUs")
+    requires(any(one.driver != "nouveau" for one in gpus), "nouveau holds the GPUs: see nouveau-conflict")
     on_disk = known(driver.module_on_disk)
     requires(on_disk is not None or _user_space(driver), NO_DRIVER)
-    evidence = [_addresses(gpus), driver.seen("kernel_version", "none, no nvidia module is loaded")]
+    evidence = [_addresses(gpus), kernel_module(driver)]
     if on_disk is None:
         debian = _distribution(machine) in ("ubuntu", "debian")
         package = (
@@ -160,35 +166,36 @@ def nvidia_module_not_loaded(
             cause="The kernel was probably updated, and the module was not built for the new one.",
             evidence=(
                 *evidence,
-                driver.seen("module_on_disk", f"none for kernel {machine.kernel}"),
-                driver.seen("libcuda_path"),
+                _no_module(driver, machine),
+                libcuda(driver),
             ),
             fixes=(
                 Fix(
-                    "Build the module for this kernel and load it (needs root)",
+                    "Build the module for this kernel and load it (needs root, or ask the administrator)",
                     (
                         f"sudo {package}",
                         f"sudo dkms autoinstall -k {machine.kernel}",
                         "sudo modprobe -a nvidia nvidia_uvm",
                     ),
                 ),
-                Fix("Or reboot, and choose the kernel before in the boot menu"),
+                Fix("Or reboot, and choose the previous kernel in the boot menu"),
             ),
         )
         return
     refused = _secure_boot(kernel_log)
     yield Finding(
         summary=f"The NVIDIA driver {on_disk} is installed, but its kernel module is not loaded",
-        cause="The kernel refused the module, since its signature isn't trusted (Secure Boot)." if refused else "",
-        evidence=(*evidence, driver.seen("module_on_disk"), *refused),
+        cause="The kernel refused the module, because its signature isn't trusted (Secure Boot)." if refused else "",
+        evidence=(*evidence, told(driver, "module_on_disk", f"kernel module on disk: {on_disk}"), *refused),
         fixes=(
             Fix(
-                "Enrol the key that signed the module, or turn Secure Boot off in the firmware (needs root, a reboot)",
+                "Enrol the key that signed the module, or turn Secure Boot off in the firmware "
+                "(needs root and a reboot, or ask the administrator)",
                 ("mokutil --sb-state", "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der", "sudo reboot"),
             )
             if refused
             else Fix(
-                "Load the module (needs root); if that fails, the kernel log says why",
+                "Load the module (needs root, or ask the administrator); if that fails, the kernel log says why",
                 ("sudo modprobe nvidia", "sudo modprobe nvidia_uvm", "sudo dmesg | tail -n 20"),
             ),
         ),
@@ -226,7 +233,7 @@ def nouveau_conflict(
     requires(not machine.wsl, "WSL has no PCI bus of its own")
     requires(not machine.jetson, "a Jetson's GPU is not on the PCI bus")
     requires(pci.nvidia_gpus, NO_GPU)
-    requires(container.runtime is None, "in a container the driver is the host's")
+    requires(container.runtime is None, IN_CONTAINER)
     held = tuple(one for one in pci.nvidia_gpus if one.driver == "nouveau")
     lent = all(one.driver in ("vfio-pci", "pci-stub") for one in pci.nvidia_gpus)
     if not held and not lent:
@@ -240,7 +247,7 @@ def nouveau_conflict(
             fixes=(
                 Fix("Train in the virtual machine that owns the GPUs"),
                 Fix(
-                    "Or give one back to this host (needs root; no virtual machine may use it)",
+                    "Or give one back to this host (needs root, or ask the administrator; no virtual machine may be using it)",
                     (
                         f"echo {pci.nvidia_gpus[0].address} | sudo tee /sys/bus/pci/drivers/vfio-pci/unbind",
                         f"echo | sudo tee /sys/bus/pci/devices/{pci.nvidia_gpus[0].address}/driver_override",
@@ -255,11 +262,12 @@ def nouveau_conflict(
     requires(driver_loaded(driver) or known(driver.module_on_disk) is not None or _user_space(driver), NO_DRIVER)
     debian = _distribution(machine) in ("ubuntu", "debian")
     yield Finding(
-        summary=f"nouveau holds {plural(len(held), 'NVIDIA GPU')}, so that the NVIDIA driver can't have {'it' if len(held) == 1 else 'them'}",
-        evidence=(_addresses(held), driver.seen("nouveau_blacklisted", said(driver.nouveau_blacklisted))),
+        summary=f"The display driver nouveau holds {plural(len(held), 'NVIDIA GPU')}, so NVIDIA's driver gets "
+        f"{'none' if len(held) == len(pci.nvidia_gpus) else 'only the rest'}",
+        evidence=(_addresses(held), _blacklist(driver)),
         fixes=(
             Fix(
-                "Keep nouveau from loading, and reboot (needs root)",
+                "Keep nouveau from loading, and reboot (needs root, or ask the administrator)",
                 (
                     r"printf 'blacklist nouveau\noptions nouveau modeset=0\n' "
                     "| sudo tee /etc/modprobe.d/blacklist-nouveau.conf",
@@ -270,6 +278,12 @@ def nouveau_conflict(
         ),
         severity=WARN if unused else None,
     )
+
+
+def _blacklist(driver: Driver) -> Evidence:
+    listed_there = driver.nouveau_blacklisted
+    text = said(listed_there) if isinstance(listed_there, Unknown) else "yes" if listed_there else "no"
+    return told(driver, "nouveau_blacklisted", f"nouveau kept from loading by modprobe's settings: {text}")
 
 
 @check(
@@ -314,23 +328,27 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
         if container.runtime
         else "",
         evidence=(
-            driver.seen("kernel_version"),
-            driver.seen("libcuda_path", f"{path or 'none'} (version {library or 'unknown'})"),
-            driver.seen("nvml_status", f"{status} {driver.nvml_message}".strip()),
+            kernel_module(driver),
+            told(
+                driver,
+                "libcuda_path",
+                f"driver's libraries: version {library or 'unknown'}, {path or 'no libcuda.so.1'}",
+            ),
+            nvml_start(driver),
         ),
         fixes=(
             (
-                Fix("Start the container anew, so that it gets the host's libraries of today"),
+                Fix("Start the container anew, so that it gets the libraries that the host has now"),
                 Fix(
-                    "If it stays: take the driver's packages out of the image",
-                    ("apt-get purge 'libnvidia-*' 'nvidia-*'",),
+                    "If that doesn't help: remove the driver's packages from the image (as root, in its Dockerfile)",
+                    ("apt-get purge -y 'libnvidia-*' 'nvidia-*'",),
                 ),
             )
             if container.runtime
             else (
-                Fix("Reboot", ("sudo reboot",)),
+                Fix("Reboot (needs root, or ask the administrator)", ("sudo reboot",)),
                 Fix(
-                    "Or, with no process on the GPUs, reload the modules (needs root)",
+                    "Or, while no process uses the GPUs, reload the modules (needs root)",
                     (
                         "sudo rmmod nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia",
                         "sudo modprobe nvidia_uvm",
@@ -365,31 +383,41 @@ def nvml_unavailable(driver: Driver, container: Container, machine: Machine, pla
         raise NotKnown(status.reason)
     requires(status != 18, "its version differs from the driver's: see nvml-driver-mismatch")
     requires(status != 15, "a GPU is lost: see gpu-fell-off-bus")
-    requires(status != 999 or container.runtime is None, "in a container: see container-lost-gpu")
-    requires(status != 4 or not driver.unreadable_nodes, "the device nodes are shut: see gpu-device-permission")
+    requires(status != 999 or container.runtime is None, "the container lost its GPUs: see container-lost-gpu")
+    requires(status != 4 or not driver.unreadable_nodes, SHUT)
     if status == 0:
         return
     several = plan.nproc > 1 or sum(bool(re.fullmatch(r"/dev/nvidia\d+", one)) for one in driver.device_nodes) > 1
     missing = status in (None, 12)
     words = "there is no libnvidia-ml.so.1" if status is None else NVML_CODES.get(status, driver.nvml_message)
-    fixes = [Fix("See what nvidia-smi and the kernel log say", ("nvidia-smi", "sudo dmesg | grep NVRM | tail -n 20"))]
+    fixes = [
+        Fix(
+            "See what nvidia-smi and the kernel log say, and send it to the administrator",
+            ("nvidia-smi", "sudo dmesg | grep NVRM | tail -n 20"),
+        )
+    ]
     if missing and container.runtime:
         fixes = [
             Fix(
-                "Start the container with the utility capability, which brings NVML",
-                ("docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",),
+                "Start the container with `-e NVIDIA_DRIVER_CAPABILITIES=compute,utility`; `utility` is what brings NVML"
             )
         ]
     elif missing:
-        fixes = [Fix("Install the driver's library (part of the driver; same version as the kernel module)")]
+        fixes = [
+            Fix(
+                "Install the driver's libraries, in the version of the kernel module (needs root, or ask the administrator)"
+            )
+        ]
     elif status == 4:
-        fixes.insert(0, Fix("See who may open the devices", ("ls -l /dev/nvidia*", "id")))
+        fixes.insert(
+            0, Fix("See who may open the device nodes, and which groups you are in", ("ls -l /dev/nvidia*", "id"))
+        )
     yield Finding(
         summary=f"NVML can't be used: {words or 'it fails'}" + ("" if status is None else f" (code {status})"),
         evidence=(
-            driver.seen("nvml_status", "no library" if status is None else f"{status} {driver.nvml_message}".strip()),
-            driver.seen("nvml_path", driver.nvml_path or "none"),
-            driver.seen("kernel_version", said(driver.kernel_version)),
+            nvml_start(driver),
+            *([told(driver, "nvml_path", f"NVML's library: {driver.nvml_path}")] if driver.nvml_path else []),
+            *([kernel_module(driver)] if driver.kernel_version else []),
         ),
         fixes=tuple(fixes),
         severity=None if several else WARN,
@@ -421,7 +449,7 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
     Join the group that owns them (`ls -l /dev/nvidia*`, then `sudo usermod -aG video $USER` and a new login), or in a
     batch system ask for GPUs, so that it lets the job use them.
     """
-    requires(driver.device_nodes, "there are no GPU device nodes here")
+    requires(driver.device_nodes, NO_NODES)
     lost = not isinstance(driver.nvml_status, Unknown) and driver.nvml_status == 999 and container.runtime
     requires(not lost, "the container lost its GPUs: see container-lost-gpu")
     closed = _shut(driver)
@@ -429,16 +457,19 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
         return
     fixes = [
         Fix(
-            "Join the group that owns them, and log in again (needs root)",
+            "Join the group that owns them (needs root, or ask the administrator), and log in again",
             ("ls -l " + " ".join(closed[:3]), "sudo usermod -aG video,render $USER"),
         ),
-        Fix("In a batch system ask for GPUs", ("srun --gpus-per-node=8 ...",)),
+        Fix("Or, in a batch system, ask for GPUs when you submit the job (Slurm: `--gpus-per-node`)"),
     ]
     if machine.user_id == 0:
-        fixes = [Fix("Root is shut out by a device cgroup: give the container or the job its GPUs when it starts")]
+        fixes = [Fix("Start the container or the job with its GPUs: a device cgroup shuts out even root")]
     yield Finding(
         summary=f"User {machine.user_id} may not open {listed(closed, most=3)}",
-        evidence=(driver.seen("unreadable_nodes", listed(driver.unreadable_nodes, most=8)), machine.seen("user_id")),
+        evidence=(
+            told(driver, "unreadable_nodes", f"may not be opened: {listed(driver.unreadable_nodes, most=8)}"),
+            machine.seen("user_id"),
+        ),
         fixes=tuple(fixes),
     )
 
@@ -467,8 +498,8 @@ def cuda_unknown_error(driver: Driver, container: Container, machine: Machine) -
     code = known(driver.cuda_init)
     requires(code is not None, "there is no libcuda.so.1 here")
     nvml = None if isinstance(driver.nvml_status, Unknown) else driver.nvml_status
-    requires(nvml in (0, None), "NVML fails too: see nvml-unavailable")
-    requires(not _shut(driver), "the device nodes are shut: see gpu-device-permission")
+    requires(nvml in (0, None), "NVML fails, too: see nvml-unavailable")
+    requires(not _shut(driver), SHUT)
     if code != 999:
         return
     loaded = () if isinstance(driver.loaded_modules, Unknown) else driver.loaded_modules
@@ -479,18 +510,20 @@ def cuda_unknown_error(driver: Driver, container: Container, machine: Machine) -
     if "/dev/nvidia-uvm" not in driver.device_nodes and ordinary:
         reasons.append("/dev/nvidia-uvm is missing")
     yield Finding(
-        summary="cuInit fails with 999, an unknown error" + (f": {listed(reasons)}" if reasons else ""),
-        cause="" if reasons else "The module nvidia_uvm is there; after a suspend or a driver change it can be stuck.",
+        summary="CUDA can't start: unknown error (cuInit returned 999)" + (f"; {listed(reasons)}" if reasons else ""),
+        cause=""
+        if reasons or not ordinary
+        else "The module nvidia_uvm is there, but it can be stuck after a suspend or a driver change.",
         evidence=(
-            driver.seen("cuda_init", 999),
-            driver.seen("loaded_modules", listed(loaded, most=8) or "none of NVIDIA's"),
+            cuda_start(driver),
+            told(driver, "loaded_modules", f"loaded kernel modules: {listed(loaded, most=8) or 'none of the driver'}"),
             driver.seen("device_nodes", listed(driver.device_nodes, most=4)),
         ),
         fixes=(
-            Fix("Start the container with the GPUs given by the toolkit", ("docker run --gpus all ...",))
+            Fix("Start the container anew with the GPUs given by NVIDIA's toolkit (Docker: `--gpus all`)")
             if container.runtime
             else Fix(
-                "Reload the module (needs root, and no process on the GPUs); else reboot",
+                "Reload the module while no process uses the GPUs, or reboot (needs root, or ask the administrator)",
                 ("sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm", "sudo nvidia-modprobe -u -c=0"),
             ),
         ),

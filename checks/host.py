@@ -16,9 +16,9 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.knowledge.nvidia import NO_GPU
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.launchers import number
+from ddpdoctor.knowledge.nvidia import NO_GPU
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import human, listed, plural
 
@@ -72,7 +72,12 @@ def shm_too_small(
         yield Finding(
             summary="This user may not write to /dev/shm: NCCL and DataLoader workers can't share memory",
             evidence=(told(shared_memory, "writable", "/dev/shm is not writable"),),
-            fixes=(Fix("Give it its usual permissions (needs root, or ask the administrator)", ("sudo chmod 1777 /dev/shm",)),),
+            fixes=(
+                Fix(
+                    "Give it its usual permissions (needs root, or ask the administrator)",
+                    ("sudo chmod 1777 /dev/shm",),
+                ),
+            ),
         )
         return
     size, free = known(shared_memory.size), known(shared_memory.free)
@@ -443,7 +448,11 @@ def _short_of(what: str, disks: Sequence[Disk], figures: str) -> Finding:
     moves = {"temporary files": "TMPDIR", "Hugging Face cache": "HF_HOME", "torch cache": "TORCH_HOME"}
     variables = [moves[one.purpose] for one in disks if one.purpose in moves]
     if variables:
-        fixes.append(Fix(f"Or set {listed(variables)} to {'a folder' if len(variables) == 1 else 'folders'} on a larger file system"))
+        fixes.append(
+            Fix(
+                f"Or set {listed(variables)} to {'a folder' if len(variables) == 1 else 'folders'} on a larger file system"
+            )
+        )
     return Finding(
         summary=f"{where} is short of {what}: {figures}; used for {listed([one.purpose for one in disks], 3)}"[:160],
         evidence=tuple(_seen(one, figures) for one in disks),
@@ -496,7 +505,10 @@ def disk_unanswered(disks: Disks) -> Iterator[Finding]:
             summary=f"The file system of {path} doesn't answer"[:160],
             evidence=(told(disks, "unanswered", f"no answer about {path}"),),
             fixes=(
-                Fix("Work in a folder on another file system, and see from time to time whether this one answers", (f"timeout -s KILL 5 stat -f {quoted}",)),
+                Fix(
+                    "Work in a folder on another file system, and see from time to time whether this one answers",
+                    (f"timeout -s KILL 5 stat -f {quoted}",),
+                ),
                 Fix(
                     "Tell the administrator which server it is; these are the network file systems here",
                     ("grep -E ' (nfs|lustre|fuse|ceph|beegfs|gpfs)' /proc/mounts",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import NotKnown, Unknown, known
@@ -24,6 +25,7 @@ from ddpdoctor.knowledge.cuda_stack import (
     version_of,
     without_folder,
 )
+from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.wheels import numbers, older, same_version
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
@@ -103,10 +105,12 @@ def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, p
         yield Finding(
             summary=f"{both} overwrite each other's libnccl.so.2",
             severity=FAIL if outdated or (import_broken(torch) and _undefined(torch).startswith("nccl")) else WARN,
-            cause=f"torch requires {keep}; the file that is there now says {there or 'nothing of its version'}.",
+            cause=f"torch requires {keep}; the file that is there now is {there or 'of unknown version'}.",
             evidence=(
-                packages.seen("installed", both),
-                libraries.seen("bundled", f"libnccl.so.2 {there or 'of unknown version'} in {group[0].location}"),
+                told(packages, "installed", f"both are installed: {both}"),
+                told(
+                    libraries, "bundled", f"libnccl.so.2 is now {there or 'of unknown version'}, in {group[0].location}"
+                ),
             ),
             fixes=(
                 Fix(
@@ -153,31 +157,42 @@ def nccl_lib_shadowed(torch: Torch, packages: Packages, libraries: Libraries, pa
         if not missed and not older(theirs, ours):
             continue
         yield Finding(
-            summary=f"torch gets NCCL {theirs or 'of another version'} from {_folder(taken)}, and belongs to {ours or 'its own'}"[
+            summary=f"torch gets NCCL {theirs or 'of another version'} from {_folder(taken)} in place of its own {ours}".strip()[
                 :160
             ],
             evidence=_both(libraries, taken, own, theirs, ours),
-            fixes=(Fix("Leave that folder out", _left_out(libraries, taken)),),
+            fixes=(_left_out(libraries, taken),),
         )
 
 
-def _left_out(libraries: Libraries, taken: Library) -> tuple[str, ...]:
+def _left_out(libraries: Libraries, taken: Library) -> Fix:
+    """What keeps a foreign library away, where it is known how it came in."""
     if any(one.endswith(taken.path.rpartition("/")[2]) for one in libraries.preload):
-        return ("unset LD_PRELOAD",)
+        return Fix(f"Take {taken.soname} out of LD_PRELOAD for this job", ("unset LD_PRELOAD",))
     if _folder(taken).rstrip("/") in [one.rstrip("/") for one in libraries.search_path]:
-        return without_folder(libraries, _folder(taken))
-    return ("echo $LD_LIBRARY_PATH", f"ldconfig -p | grep {taken.soname}")
+        return Fix(
+            f"Take {_folder(taken)} out of LD_LIBRARY_PATH for this job", without_folder(libraries, _folder(taken))
+        )
+    return Fix(
+        f"Find out why {taken.path} comes first, and remove it from there",
+        ("echo $LD_LIBRARY_PATH", f"ldconfig -p | grep -F {shlex.quote(taken.soname)}"),
+    )
 
 
 def _both(libraries: Libraries, taken: Library, own: Library, theirs: str, ours: str) -> tuple[Evidence, ...]:
     field = "offered" if isinstance(libraries.loaded, Unknown) else "loaded"
+    verb = "would be loaded" if field == "offered" else "loaded"
     evidence = (
-        libraries.seen(field, f"{taken.path} ({theirs or 'version unknown'})"),
-        libraries.seen("bundled", f"{own.path} ({ours or 'version unknown'})"),
+        told(libraries, field, f"{verb}: {taken.path} ({theirs or 'version unknown'})"),
+        told(libraries, "bundled", f"torch's own: {own.path} ({ours or 'version unknown'})"),
     )
-    return evidence + (
-        (libraries.seen("search_path", ":".join(libraries.search_path)),) if libraries.search_path else ()
-    )
+    return evidence + _search_path(libraries)
+
+
+def _search_path(libraries: Libraries) -> tuple[Evidence, ...]:
+    if not libraries.search_path:
+        return ()
+    return (told(libraries, "search_path", f"LD_LIBRARY_PATH={':'.join(libraries.search_path)}"),)
 
 
 @check(
@@ -230,9 +245,8 @@ def ld_library_path_shadow(
     yield Finding(
         summary=f"{taken.soname}{others} from {_folder(taken)}: {theirs} instead of torch's {ours}"[:160],
         severity=FAIL if import_broken(torch) else WARN,
-        evidence=tuple(one for pair in culprits[:3] for one in _both(libraries, *pair)[:2])
-        + ((libraries.seen("search_path", ":".join(libraries.search_path)),) if libraries.search_path else ()),
-        fixes=(Fix("Leave that folder out for this job", _left_out(libraries, taken)),),
+        evidence=tuple(one for pair in culprits[:3] for one in _both(libraries, *pair)[:2]) + _search_path(libraries),
+        fixes=(_left_out(libraries, taken),),
     )
 
 
@@ -257,17 +271,17 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
     severity = FAIL if import_broken(torch) else WARN
     if wrong:
         is_where = listed(
-            f"{one.package} {one.installed} (torch wants {one.wanted[2:] or one.wanted})" for one in wrong[:2]
+            f"{one.package} {one.installed} (not {one.exact or one.wanted.removeprefix('==')})" for one in wrong[:2]
         )
         more = f" and {len(wrong) - 2} more" if len(wrong) > 2 else ""
         yield Finding(
-            summary=f"{plural(len(wrong), 'CUDA package')} moved from torch's pins: {is_where}{more}"[:160],
+            summary=f"{plural(len(wrong), 'CUDA package')} in versions that torch doesn't want: {is_where}{more}"[:160],
             severity=severity,
             evidence=tuple(
-                packages.seen("installed", f"{one.package} {one.installed}, torch requires {one.wanted}")
+                told(packages, "installed", f"{one.package} {one.installed}; torch requires {one.wanted}")
                 for one in wrong
             ),
-            fixes=(Fix("Install the versions that torch pins", (reinstall(patient, *wrong),)),),
+            fixes=(Fix("Install the versions that torch requires", (reinstall(patient, *wrong),)),),
         )
     unread = any(one.startswith("cuda-toolkit") for package in packages.named("torch")[:1] for one in package.requires)
     for group in together(packages, r"nvidia-cudnn-cu\d+") + together(packages, r"nvidia-(cusparselt|nvshmem)-cu\d+"):
@@ -277,9 +291,9 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
         needed = [one for one in required if one.package.rpartition("-")[0] in kinds]
         both = listed(f"{one.name} {one.version}" for one in group)
         yield Finding(
-            summary=f"{both} unpack to the same folder and overwrite each other"[:160],
+            summary=f"{both} overwrite each other's files"[:160],
             severity=severity,
-            evidence=(packages.seen("installed", both),),
+            evidence=(told(packages, "installed", f"all are installed: {both}"),),
             fixes=(
                 Fix(
                     "Remove them all, and install what torch requires",
@@ -292,7 +306,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
         )
 
     if unread and not any(one.requires for one in packages.named("cuda-toolkit")):
-        raise NotKnown("what cuda-toolkit pins for torch was not read")
+        raise NotKnown("what cuda-toolkit requires for torch was not read")
 
 
 def _newer_cudnn(pin: Pin) -> bool:
@@ -333,20 +347,21 @@ def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patie
     if loaded[:1] == built[:1] and loaded[:2] >= built[:2]:
         return
     path = foreign[0][0].path if foreign else next((one.path for one in libraries.bundled if "cudnn" in one.soname), "")
+    field = "bundled" if not foreign else "offered" if isinstance(libraries.loaded, Unknown) else "loaded"
     if foreign:
-        fix = Fix("Leave the foreign cuDNN out", _left_out(libraries, foreign[0][0]))
+        fix = _left_out(libraries, foreign[0][0])
     elif pin:
-        fix = Fix("Install the cuDNN that torch pins", (reinstall(patient, pin),))
+        fix = Fix("Install the cuDNN that torch requires", (reinstall(patient, pin),))
     else:
         fix = Fix(
-            "See which cuDNN is found",
+            "Install this torch anew with all that it requires; this shows which cuDNN it finds now",
             (in_patient(patient, "-c", "import torch; print(torch.backends.cudnn.version())"),),
         )
     yield Finding(
-        summary=f"cuDNN {dotted(loaded)} is there, and torch was built against {dotted(built)}",
+        summary=f"torch was built against cuDNN {dotted(built)}, but gets {dotted(loaded)}",
         evidence=(
-            libraries.seen("bundled" if not foreign else "loaded", path) if path else torch.seen("version"),
-            torch.seen("cudnn_built", dotted(built)),
+            told(libraries, field, f"cuDNN: {path}") if path else torch_version(torch),
+            told(torch, "cudnn_built", f"torch was built against cuDNN {dotted(built)}"),
         ),
         fixes=(fix,),
     )

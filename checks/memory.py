@@ -14,6 +14,7 @@ from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.registry import LogSign, check
 from ddpdoctor.wording import human, plural
 
@@ -27,15 +28,15 @@ CPU_FLOOR, CPU_WANTED = 256 * MIB, 512 * MIB
 """The same on a host without GPUs: `import torch` takes 220 MiB, DDP some more."""
 
 
+BIGGEST = "ps -eo rss,user,pid,comm --sort=-rss | head -n 15"
+"""Lists the processes that hold the most memory."""
+
+
 def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
     """What all ranks take at the very least, and what they want, in bytes."""
     if isinstance(gpus, Gpus) and not gpus.devices:
         return plan.nproc * CPU_FLOOR, plan.nproc * CPU_WANTED
     return plan.nproc * CUDA_FLOOR, plan.nproc * CUDA_WANTED
-
-
-def _planned(plan: Plan) -> Evidence:
-    return Evidence(f"ranks on this host: {plan.nproc}", plan.source)
 
 
 @check("cgroup-memory-limit", severity=FAIL, log_signs=(LogSign("OOMKilled", why="not verified against a release"),))
@@ -65,12 +66,12 @@ def cgroup_memory_limit(
     floor, wanted = _need(gpus, plan)
     if room < wanted:
         yield Finding(
-            summary=f"This process's memory limit leaves {human(room)} of {human(limit)}; {plural(plan.nproc, 'rank')} "
-            f"want about {human(wanted)}",
+            summary=f"The memory limit here leaves only {human(room)} of {human(limit)}; {plural(plan.nproc, 'rank')} "
+            f"may need {human(wanted)}",
             evidence=(
-                cgroup.seen("memory_limit", human(limit)),
-                cgroup.seen("memory_used", f"{human(used)}, of it {human(cache)} page cache"),
-                _planned(plan),
+                told(cgroup, "memory_limit", f"memory limit of the container or job: {human(limit)}"),
+                told(cgroup, "memory_used", f"in use: {human(used)}, of which {human(cache)} can be reclaimed"),
+                planned(plan),
             ),
             fixes=(_raise_limit(container, environment, wanted),),
             severity=FAIL if room < floor else WARN,
@@ -80,7 +81,7 @@ def cgroup_memory_limit(
 def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], wanted: int) -> Fix:
     gibibytes = -(-wanted * 5 // 4 // GIB)
     if isinstance(environment, Environment) and "SLURM_JOB_ID" in environment:
-        return Fix(f"Ask Slurm for more: `--mem=0` gives all of the node's memory, `--mem={gibibytes}G` this much")
+        return Fix(f"Ask Slurm for more memory: `--mem={gibibytes}G`, or `--mem=0` for all that the node has")
     runtime = container.runtime if isinstance(container, Container) else None
     if runtime == "kubernetes":
         return Fix(f"Set `resources.limits.memory: {gibibytes}Gi` or more in the pod")
@@ -111,14 +112,14 @@ def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Find
     floor, wanted = _need(gpus, plan)
     if available < wanted:
         yield Finding(
-            summary=f"{human(available)} of {human(total)} memory is available; {plural(plan.nproc, 'rank')} want about "
+            summary=f"Only {human(available)} of {human(total)} of memory is free; {plural(plan.nproc, 'rank')} may need "
             f"{human(wanted)}",
             evidence=(
                 machine.seen("memory_available", human(available)),
                 machine.seen("memory_total", human(total)),
-                _planned(plan),
+                planned(plan),
             ),
-            fixes=(Fix("See who holds the memory", ("ps -eo rss,user,pid,comm --sort=-rss | head -n 15",)),),
+            fixes=(Fix("See who holds the memory, and stop what is yours, or start fewer ranks", (BIGGEST,)),),
             severity=FAIL if available < floor else WARN,
         )
 
@@ -161,14 +162,14 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
         limited = isinstance(limit, int)
         yield Finding(
             summary=f"The kernel killed {plural(kills, 'process', 'processes')} of this "
-            f"{'container or job' if limited else 'session'} for want of memory",
+            f"{'container or job' if limited else 'session'} because memory ran out",
             evidence=(
-                cgroup.seen("oom_kills"),
-                *([cgroup.seen("memory_limit", human(limit))] if isinstance(limit, int) else []),
+                told(cgroup, "oom_kills", f"processes killed by the kernel: {kills}"),
+                *([told(cgroup, "memory_limit", f"memory limit: {human(limit)}")] if isinstance(limit, int) else []),
             ),
             fixes=(
                 Fix(
-                    "Raise the limit (Slurm `--mem`, Docker `--memory`), or use fewer DataLoader workers and load lazily"
+                    "Raise the limit (Slurm `--mem`, Docker `--memory`), or use fewer DataLoader workers and load data lazily"
                 ),
             ),
             severity=WARN if limited else INFO,
@@ -187,11 +188,13 @@ def _killed_by_log(kernel_log: KernelLog) -> Iterator[Finding]:
     line, name, pid = min(telling, key=lambda one: one[0].age if one[0].age >= 0 else float("inf"))
     more = f", and {len(telling) - 1} more" if len(telling) > 1 else ""
     yield Finding(
-        summary=f"The kernel killed {name} (process {pid}){more} for want of memory{_ago(line)}",
+        summary=f"The kernel killed {name} (process {pid}){more}{_ago(line)}, because memory ran out",
         evidence=(Evidence(line.text[:300], kernel_log.source),),
         fixes=(
-            Fix("See who holds the memory now", ("ps -eo rss,user,pid,comm --sort=-rss | head -n 15",)),
-            Fix("Use fewer DataLoader workers, load lazily (`torch.load(..., mmap=True)`), or raise the job's limit"),
+            Fix("See who holds the memory now", (BIGGEST,)),
+            Fix(
+                "Use fewer DataLoader workers, load lazily (`torch.load` with `mmap=True`), or raise the job's memory limit"
+            ),
         ),
         severity=WARN if line.age < DAY and line.age >= 0 and training else INFO,
     )

@@ -123,7 +123,9 @@ def torch_import_broken(torch: Torch, patient: Patient) -> Iterator[Finding]:
         look = Fix("See where it dies", (in_patient(patient, "-X", "faulthandler", *repeat),))
     elif torch.import_state == "hangs":
         summary = f"import torch hangs: {short}"
-        cause = "Either its files come slowly or not at all (a network file system), or a call to the GPU's driver hangs."
+        cause = (
+            "Either its files come slowly or not at all (a network file system), or a call to the GPU's driver hangs."
+        )
         timed = f"timeout 120 {in_patient(patient, '-X', 'importtime', *repeat)}"
         look = Fix("See how far it gets: the last line names the module", (timed, f"df {shlex.quote(torch.location)}"))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 import msgspec
@@ -151,4 +152,4 @@ def reinstall(patient: Patient, *wanted: Pin) -> str:
 def without_folder(libraries: Libraries, folder: str) -> tuple[str, ...]:
     """The command that takes a folder out of LD_LIBRARY_PATH."""
     kept = [one for one in libraries.search_path if one.rstrip("/") != folder.rstrip("/")]
-    return ("export LD_LIBRARY_PATH=" + ":".join(kept) if kept else "unset LD_LIBRARY_PATH",)
+    return (f"export LD_LIBRARY_PATH={shlex.quote(':'.join(kept))}" if kept else "unset LD_LIBRARY_PATH",)

@@ -16,6 +16,9 @@ from ddpdoctor.wording import listed
 
 NO_GPU = "no NVIDIA GPU on this host"
 NO_DRIVER = "this host has no NVIDIA driver"
+NO_NODES = "there are no GPU device nodes here"
+SHUT = "this user may not open the GPUs' device nodes: see gpu-device-permission"
+IN_CONTAINER = "in a container this is the host's matter"
 
 
 def nvidia_gpus(gpus: Gpus) -> tuple[Gpu, ...]:
@@ -29,7 +32,7 @@ def nvidia_gpus(gpus: Gpus) -> tuple[Gpu, ...]:
     if not gpus.devices:
         raise NotKnown("the NVIDIA driver lists no GPU")
     if not gpus.answering:
-        raise NotKnown("no GPU answers")
+        raise NotKnown("no NVIDIA GPU answers")
     return gpus.answering
 
 

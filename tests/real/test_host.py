@@ -146,7 +146,7 @@ def test_a_file_system_that_never_answers(tmp_path: Path) -> None:
 def test_few_open_files() -> None:
     snapshot = snapshot_within('ulimit -Sn 256; "$@"', "limits")
     findings = judged(snapshot, "nofile-limit", 8).findings
-    assert findings[0].summary.startswith("A process may open 256 files; 8 ranks")
+    assert findings[0].summary.startswith("A process may open only 256 files; 8 ranks")
     assert findings[0].fixes[0].commands[0].startswith("ulimit -n ")
 
 
@@ -158,4 +158,4 @@ def test_enough_open_files() -> None:
 def test_one_core() -> None:
     snapshot = snapshot_within('taskset -c "$(taskset -pc $$ | grep -o "[0-9]*$")" "$@"', "machine", "cgroup")
     result = judged(snapshot, "dataloader-oversubscribed", 1)
-    assert result.findings[0].summary == "1 rank on 1 core leaves at most 0 DataLoader workers a rank"
+    assert result.findings[0].summary == "1 rank on 1 core leaves no core for DataLoader workers"

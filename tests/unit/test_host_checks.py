@@ -64,28 +64,28 @@ def test_severity(slug: str, name: str, severity: Severity) -> None:
 @pytest.mark.parametrize(
     ("slug", "name", "summary"),
     [
-        ("shm-too-small", "docker-default", "/dev/shm has 64 MiB; 8 ranks with DataLoader workers want about 2 GiB"),
+        ("shm-too-small", "docker-default", "/dev/shm has only 64 MiB; 8 ranks with DataLoader workers may need 2 GiB"),
         (
             "shm-too-small",
             "filled-by-others",
-            "/dev/shm is nearly full: 100 MiB of 1007.7 GiB free; 8 ranks want about 2 GiB",
+            "/dev/shm is nearly full: 100 MiB of 1007.7 GiB free; 8 ranks may need 2 GiB",
         ),
         (
             "nofile-limit",
             "eight-ranks",
-            "A process may open 1024 files; 8 ranks with DataLoader workers want 4096 or more",
+            "A process may open only 1024 files; 8 ranks with DataLoader workers may need 4096",
         ),
-        ("cgroup-cpu-limit", "slurm-one-core", "8 ranks share 1 core; the machine has 192"),
+        ("cgroup-cpu-limit", "slurm-one-core", "8 ranks share only 1 core, though the machine has 192"),
         ("omp-threads", "quota", "8 ranks with 12 OpenMP threads each are 96 threads on 16 cores"),
         (
             "host-oom-killed",
             "rank-an-hour-ago",
-            "The kernel killed python (process 412377) for want of memory 40 minutes ago",
+            "The kernel killed python (process 412377) 40 minutes ago, because memory ran out",
         ),
         (
             "dataloader-oversubscribed",
             "eight-ranks-on-eight-cores",
-            "8 ranks on 8 cores leave at most 0 DataLoader workers a rank",
+            "8 ranks on 8 cores leave no core for DataLoader workers",
         ),
     ],
 )
