@@ -13,6 +13,7 @@ from functools import cache
 
 import msgspec
 
+from ddpdoctor.facts.base import NotKnown
 from ddpdoctor.facts.network import Interface
 
 NEWEST = (99,)
@@ -48,8 +49,15 @@ class Candidate(msgspec.Struct, frozen=True):
 
 @cache
 def as_address(text: str) -> Address:
-    """An address written with or without a prefix length or a zone ("fe80::1%eth0/64")."""
-    return ipaddress.ip_address(re.sub(r"%[^/]*", "", text).partition("/")[0])
+    """An address written with or without a prefix length or a zone ("fe80::1%eth0/64").
+
+    Raises:
+        NotKnown: it is none; a snapshot may hold anything.
+    """
+    try:
+        return ipaddress.ip_address(re.sub(r"%[^/]*", "", text).partition("/")[0])
+    except ValueError as error:
+        raise NotKnown(f"{text[:60]!r} is no IP address") from error
 
 
 def in_kernel_order(interfaces: Sequence[Interface]) -> list[Candidate]:
@@ -123,7 +131,7 @@ def _host_of(comm_id: str) -> Address | None:
     host = comm_id[1:].partition("]")[0] if comm_id.startswith("[") else comm_id.rpartition(":")[0]
     try:
         return as_address(host)
-    except ValueError:
+    except NotKnown:
         return None
 
 
