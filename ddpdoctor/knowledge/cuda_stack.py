@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
@@ -61,13 +62,14 @@ def pins(packages: Packages, patient: Patient) -> tuple[Pin, ...]:
 def _pins(packages: Packages, patient: Patient, name: str, extra: str) -> Iterator[Pin]:
     for one in packages.named(name)[:1]:
         for text in one.requires:
-            try:
-                requirement = Requirement(text)
-            except InvalidRequirement:
+            requirement = _requirement(text)
+            if requirement is None:
+                continue
+            required = canonicalize_name(requirement.name)
+            if not required.startswith(("cuda-toolkit", "nvidia-")):
                 continue
             if requirement.marker and not requirement.marker.evaluate(_environment(patient, extra)):
                 continue
-            required = canonicalize_name(requirement.name)
             if required == "cuda-toolkit" and name == "torch":
                 for part in sorted(requirement.extras):
                     yield from _pins(packages, patient, required, part)
@@ -75,6 +77,15 @@ def _pins(packages: Packages, patient: Patient, name: str, extra: str) -> Iterat
                 installed = packages.version(required)
                 fits = installed is None or requirement.specifier.contains(installed, prereleases=True)
                 yield Pin(required, str(requirement.specifier), installed, fits)
+
+
+@cache
+def _requirement(text: str) -> Requirement | None:
+    """A line of Requires-Dist, parsed; several checks ask for the same ones."""
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        return None
 
 
 def _environment(patient: Patient, extra: str) -> dict[str, str]:

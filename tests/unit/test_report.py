@@ -168,9 +168,17 @@ def check_against_schema(report: Report) -> None:
 
 
 def test_published_schema_is_the_generated_one() -> None:
-    assert json.loads(SCHEMA_FILE.read_text()) == json.loads(json.dumps(json_schema())), (
-        "run: python -m tests.regenerate"
-    )
+    published = json.loads(SCHEMA_FILE.read_text())
+    assert in_one_order(published) == in_one_order(json_schema()), "run: python -m tests.regenerate"
+
+
+def in_one_order(schema: object) -> object:
+    """The schema with its alternatives sorted: msgspec 0.19 gives those of a union in another order than 0.22."""
+    if isinstance(schema, dict):
+        return {key: in_one_order(value) for key, value in schema.items()}
+    if isinstance(schema, list | tuple):
+        return sorted((in_one_order(one) for one in schema), key=repr)
+    return schema
 
 
 def test_json_holds_what_the_contract_names() -> None:
