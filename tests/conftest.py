@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from functools import cache
 
 import pytest
 
@@ -13,9 +15,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("CI"):
         return
     for item in items:
-        if item.get_closest_marker("root") and os.geteuid() != 0:
-            item.add_marker(pytest.mark.skip(reason="needs root (namespaces, mounts)"))
-        for marker in item.iter_markers("tool"):
-            for name in marker.args:
-                if shutil.which(name) is None:
-                    item.add_marker(pytest.mark.skip(reason=f"needs {name}"))
+        if item.get_closest_marker("root") and (lacking := lacking_rights()):
+            item.add_marker(pytest.mark.skip(reason=lacking))
+        missing = [name for marker in item.iter_markers("tool") for name in marker.args if shutil.which(name) is None]
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))
+
+
+@cache
+def lacking_rights() -> str:
+    """Why this user can't make namespaces, "" where they can; root in a container often can't."""
+    if os.geteuid() != 0:
+        return "needs root (namespaces, mounts)"
+    tried = ["unshare", "--mount", "--net", "true"]
+    if shutil.which(tried[0]) and subprocess.run(tried, capture_output=True).returncode:
+        return "needs a root that may make namespaces (in Docker: --privileged)"
+    return ""

@@ -53,6 +53,7 @@ def judged(snapshot: Snapshot, slug: str, nproc: int) -> Result:
 
 
 @pytest.mark.root
+@pytest.mark.tool("unshare")
 def test_small_shared_memory() -> None:
     snapshot = snapshot_within(
         'mount -t tmpfs -o size=16m tmpfs /dev/shm; "$@"', "shared_memory", "container", unshared=True
@@ -65,6 +66,7 @@ def test_small_shared_memory() -> None:
 
 
 @pytest.mark.root
+@pytest.mark.tool("unshare")
 def test_full_shared_memory() -> None:
     snapshot = snapshot_within(
         'mount -t tmpfs -o size=600m tmpfs /dev/shm; head -c 590M /dev/zero > /dev/shm/x; "$@"',
@@ -77,6 +79,7 @@ def test_full_shared_memory() -> None:
 
 
 @pytest.mark.root
+@pytest.mark.tool("unshare")
 def test_shared_memory_that_is_large_enough() -> None:
     snapshot = snapshot_within(
         'mount -t tmpfs -o size=512m tmpfs /dev/shm; "$@"', "shared_memory", "container", unshared=True
@@ -85,6 +88,7 @@ def test_shared_memory_that_is_large_enough() -> None:
 
 
 @pytest.mark.root
+@pytest.mark.tool("unshare")
 def test_full_working_folder(tmp_path: Path) -> None:
     snapshot = snapshot_within(
         f'mount -t tmpfs -o size=4m tmpfs {tmp_path}; cd {tmp_path}; head -c 4M /dev/zero > x; "$@"',
@@ -96,6 +100,7 @@ def test_full_working_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.tool("unshare")
 def test_read_only_working_folder(tmp_path: Path) -> None:
     snapshot = snapshot_within(
         f'mount --bind {tmp_path} {tmp_path}; mount -o remount,bind,ro {tmp_path}; cd {tmp_path}; "$@"',
@@ -107,6 +112,7 @@ def test_read_only_working_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.tool("unshare")
 def test_no_inodes_left(tmp_path: Path) -> None:
     snapshot = snapshot_within(
         f'mount -t tmpfs -o nr_inodes=20 tmpfs {tmp_path}; cd {tmp_path}; "$@"', "disks", unshared=True
@@ -116,6 +122,8 @@ def test_no_inodes_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.tool("unshare")
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="the kernel offers no /dev/fuse, which no package brings")
 def test_a_file_system_that_never_answers(tmp_path: Path) -> None:
     start = time.monotonic()
     ended = subprocess.run(

@@ -56,6 +56,7 @@ def test_a_rank_of_torchrun_is_judged_clean(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.tool("mpirun")
 def test_a_rank_of_mpirun_is_read_right(tmp_path: Path) -> None:
     mpirun = shutil.which("mpirun")
     assert mpirun, "Open MPI is needed: apt-get install openmpi-bin"

@@ -17,6 +17,8 @@ from ddpdoctor.probes import driver, gpus, libcuda, nvml
 from ddpdoctor.probes.context import Context
 from tests.real.nvml import FakeNvidia
 
+pytestmark = pytest.mark.tool("gcc")
+
 ON_THE_BUS = Pci(
     devices=(PciDevice(address="0000:1b:00.0", vendor=0x10DE, device=0x2330, class_code=0x030200, driver="nvidia"),)
 )

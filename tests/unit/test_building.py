@@ -87,6 +87,7 @@ def test_which_code_runs_where(architecture: str, capability: tuple[int, int], r
         ("_ZN99999999x", "x"),
     ],
 )
+@pytest.mark.tool("c++filt")
 def test_readable_names(symbol: str, name: str) -> None:
     assert readable(symbol) == name
     if name.startswith(("c10", "at", "torch")):

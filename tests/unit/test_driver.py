@@ -109,6 +109,7 @@ def module(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", ["updates/dkms/nvidia.ko", "kernel/nvidia-580/nvidia.ko"])
+@pytest.mark.tool("gcc")
 def test_module_on_disk(tmp_path: Path, module: Path, place: str) -> None:
     folder = tmp_path / "lib/modules" / RELEASE
     (folder / place).parent.mkdir(parents=True)
@@ -118,6 +119,7 @@ def test_module_on_disk(tmp_path: Path, module: Path, place: str) -> None:
     assert driver_module.version_on_disk(one) == "580.95.05"
 
 
+@pytest.mark.tool("gcc")
 def test_module_that_modules_dep_does_not_list(tmp_path: Path, module: Path) -> None:
     folder = tmp_path / "lib/modules" / RELEASE / "updates/dkms"
     folder.mkdir(parents=True)

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from ddpdoctor.probes.elf import FATBIN_MAGIC, NotElf, fatbin_architectures, opened
 
+pytestmark = pytest.mark.tool("g++")
+
 RECORDED = Path(__file__).parent.parent.parent / "fixtures" / "elf"
 TORCH = Path(find_spec("torch").origin).parent / "lib"
 OLD_ERROR = "_ZN3c105ErrorC2ENS_14SourceLocationESs"

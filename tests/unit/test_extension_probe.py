@@ -17,6 +17,8 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.extensions import probe
 
+pytestmark = pytest.mark.tool("g++")
+
 RECORDED = Path(__file__).parent.parent.parent / "fixtures" / "elf"
 TORCH_FOLDER = Path(find_spec("torch").origin).parent
 OLD_ERROR = "_ZN3c105ErrorC2ENS_14SourceLocationESs"

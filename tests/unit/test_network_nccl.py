@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -49,7 +48,6 @@ REFUSES = "int ncclGetVersion(int *v) { *v = 22105; return 0; }\nint ncclGetUniq
 
 def look(folder: Path, source: str, **environ: str) -> Nccl:
     """What the probe makes of a libnccl of that source."""
-    assert shutil.which("gcc"), "gcc missing: apt-get install -y gcc"
     (folder / "nccl.c").write_text(source)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libnccl.so.2", folder / "nccl.c"], check=True)
     return probed(LD_LIBRARY_PATH=str(folder), **environ)
@@ -63,6 +61,7 @@ def probed(**environ: str) -> Nccl:
     return found
 
 
+@pytest.mark.tool("gcc")
 def test_a_library_that_answers(tmp_path: Path) -> None:
     found = look(tmp_path, GOOD, NCCL_DEBUG_FILE=str(tmp_path / "log"), PYTHONHOME="/nonsense")
     assert found.library == str(tmp_path / "libnccl.so.2")
@@ -72,11 +71,13 @@ def test_a_library_that_answers(tmp_path: Path) -> None:
     assert (found.predicted_interface, found.gloo_interface) == ("eth0", "lo")
 
 
+@pytest.mark.tool("gcc")
 def test_its_silence_is_made_up_for_by_the_address(tmp_path: Path) -> None:
     found = look(tmp_path, GOOD.replace("printf", "if (0) printf"))
     assert (found.answer_interface, found.answer_address, found.answer_log) == ("eth0", "10.0.0.1", "")
 
 
+@pytest.mark.tool("gcc")
 def test_a_library_that_refuses(tmp_path: Path) -> None:
     found = look(tmp_path, REFUSES)
     assert (found.version, found.answer_status, found.answer_interface) == ("2.21.5", 3, None)
@@ -86,6 +87,7 @@ def test_a_library_that_refuses(tmp_path: Path) -> None:
     ("source", "reason"),
     [(HANGS, "no answer within"), (CRASHES, "died of SIGABRT"), (FOREIGN, "undefined symbol: ncclGetVersion")],
 )
+@pytest.mark.tool("gcc")
 def test_a_sick_library_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, reason: str) -> None:
     monkeypatch.setattr(nccl, "SECONDS", 1.0)
     started = time.monotonic()

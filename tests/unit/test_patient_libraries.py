@@ -73,6 +73,7 @@ def test_version_from_the_name_behind_the_links(tmp_path: Path) -> None:
     assert found.real_path == str(tmp_path / "libcublas.so.12.1.3.1")
 
 
+@pytest.mark.tool("gcc")
 def test_nccl_says_its_version_itself(tmp_path: Path) -> None:
     code = 'const char *said(void) { return "NCCL version 2.28.9+cuda13.0"; }'
     path = build(tmp_path / "libnccl.so.2", code)
@@ -191,6 +192,7 @@ def probed(python: str, **environ: str) -> Libraries:
     return found
 
 
+@pytest.mark.tool("gcc")
 def test_what_torch_needs_and_nobody_has(cuda_venv: tuple[str, Path]) -> None:
     """Not those of the driver, nor what a wheel, an RPATH or the loader has."""
     found = probed(cuda_venv[0])
@@ -198,6 +200,7 @@ def test_what_torch_needs_and_nobody_has(cuda_venv: tuple[str, Path]) -> None:
     assert found.loaded == Unknown("torch was not imported")
 
 
+@pytest.mark.tool("gcc")
 def test_search_path_has_what_torch_needs(cuda_venv: tuple[str, Path], tmp_path: Path) -> None:
     folders = f"{tmp_path}/nowhere:{tmp_path}/stubs"
     found = probed(cuda_venv[0], LD_LIBRARY_PATH=folders)
@@ -207,16 +210,19 @@ def test_search_path_has_what_torch_needs(cuda_venv: tuple[str, Path], tmp_path:
     assert offered == [f"{tmp_path}/stubs/{name}" for name in ("libcuda.so.1", "libcusparse.so.12", "libnccl.so.2")]
 
 
+@pytest.mark.tool("gcc")
 def test_relative_search_path_is_meant_from_the_working_folder(cuda_venv: tuple[str, Path]) -> None:
     assert probed(cuda_venv[0], LD_LIBRARY_PATH="stubs").missing == ()
 
 
+@pytest.mark.tool("gcc")
 def test_bundled_libraries_have_versions(cuda_venv: tuple[str, Path]) -> None:
     """NCCL's from the file, since wheels overwrite each other's; the others' from the wheel."""
     versions = {one.soname: one.version for one in probed(cuda_venv[0]).bundled}
     assert versions == {"libnccl.so.2": "2.21.5", "libcublas.so.12": "12.4.5.8", "libtorch_cuda.so": ""}
 
 
+@pytest.mark.tool("gcc")
 def test_libstdcxx_of_this_host(cuda_venv: tuple[str, Path]) -> None:
     found = probed(cuda_venv[0])
     listed = subprocess.run(
