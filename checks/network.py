@@ -12,7 +12,16 @@ from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.interface_choice import as_address
-from ddpdoctor.knowledge.job_intent import ONE_NODE, address_of, is_here, is_loopback, several_nodes, way_to_the_others
+from ddpdoctor.knowledge.job_intent import (
+    ONE_NODE,
+    address_of,
+    is_here,
+    is_loopback,
+    named_hosts,
+    several_nodes,
+    way_to_the_others,
+)
+from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, first_set
 from ddpdoctor.knowledge.network_fixes import (
     addresses,
     hosts_fix,
@@ -115,7 +124,7 @@ def hostname_unresolvable(network: Network, environment: Environment) -> Iterato
     severity=FAIL,
     log_signs=(LogSign("network addresses of (", why="followed by the name, the port and: cannot be retrieved"),),
 )
-def master_addr_unresolvable(network: Network) -> Iterator[Finding]:
+def master_addr_unresolvable(network: Network, environment: Environment) -> Iterator[Finding]:
     """The master's name doesn't resolve on this host.
 
     ## What breaks
@@ -128,7 +137,7 @@ def master_addr_unresolvable(network: Network) -> Iterator[Finding]:
     ## Fix
     Use the master's IP address, which `hostname -I` shows there.
     """
-    given = {"MASTER_ADDR": known(network.master), "PET_RDZV_ENDPOINT": known(network.rendezvous)}
+    given = {name: known(resolution) for name, resolution in named_hosts(environment, network).items()}
     requires(any(given.values()), "neither MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
     for name, resolution in given.items():
         if resolution and not resolution.addresses:
@@ -166,36 +175,44 @@ def master_addr_unreachable(network: Network, environment: Environment) -> Itera
     requires(master is not None and master.addresses, "MASTER_ADDR isn't set, or doesn't resolve")
     assert master is not None
     sign = several_nodes(environment, network)
+    variable = first_set(environment, MASTER_ADDRESS)
     if network.master_route_error:
         yield Finding(
-            summary=f"no route from here to MASTER_ADDR {master.name}: {network.master_route_error}",
+            summary=f"no route from here to {variable} {master.name}: {network.master_route_error}",
             evidence=(
-                setting(environment, "MASTER_ADDR"),
+                setting(environment, variable),
                 resolved(master),
                 Evidence(network.master_route_error, "connect"),
             ),
             fixes=(
                 Fix("Look at this host's networks", ("ip -br address", f"ip route get {master.addresses[0]}")),
                 Fix(
-                    "Show node 0's addresses there, and set MASTER_ADDR to one of a network that both have",
+                    f"Show node 0's addresses there, and set {variable} to one of a network that both have",
                     ("hostname -I",),
                 ),
             ),
         )
-    elif sign and all(is_loopback(address) for address in master.addresses):
+    elif sign and _is_another_host_on_each_node(master, network):
         own = [one for one in (way_to_the_others(network),) if one]
         here = address_of(own[0], network) if own else None
         yield Finding(
-            summary=f"MASTER_ADDR={master.name} means this host itself on every node, and the job has several",
+            summary=f"{variable}={master.name} means this host itself on every node, and the job has several",
             evidence=(resolved(master), intent(sign)),
             fixes=(
                 Fix(
                     "Set it to node 0's address on all nodes"
                     + (f"; if this is node 0, that is {here}" if here else ""),
-                    (f"export MASTER_ADDR={here}",) if here else ("hostname -I",),
+                    (f"export {variable}={here}",) if here else ("hostname -I",),
                 ),
             ),
         )
+
+
+def _is_another_host_on_each_node(master: Resolution, network: Network) -> bool:
+    """A loopback address, or a name for it. This host's own name may lead to the loopback here, since the store listens
+    on all addresses, and to the right one elsewhere."""
+    own = {network.hostname, network.hostname.partition(".")[0], network.fqdn} - {"localhost", "localhost.localdomain"}
+    return master.name not in own and all(is_loopback(address) for address in master.addresses)
 
 
 @check(
@@ -284,7 +301,7 @@ def ipv6_mismatch(network: Network, environment: Environment, nccl: Nccl) -> Ite
     routable = [as_address(one) for interface in network.interfaces for one in interface.addresses]
     families = {one.version for one in routable if not one.is_loopback and not one.is_link_local}
     yield from _family_of_nccl(network, environment, nccl)
-    for name, resolution in (("MASTER_ADDR", network.master), ("PET_RDZV_ENDPOINT", network.rendezvous)):
+    for name, resolution in named_hosts(environment, network).items():
         if not isinstance(resolution, Resolution) or not resolution.addresses or is_here(resolution, network):
             continue
         wanted = {as_address(address).version for address in resolution.addresses}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
@@ -13,12 +12,15 @@ from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, listed, plural
 
 UNVERIFIED = "not verified against a release"
+
+THE_ENDPOINT = "the rendezvous endpoint"
 
 PORTS_A_RANK = 64
 """Listeners and connections of one rank: gloo, and per NCCL communicator bootstrap, proxy, P2P, RAS and its channels."""
@@ -30,8 +32,9 @@ PORTS_A_RANK = 64
     log_signs=(
         LogSign("The server socket has failed to listen on any local network address"),
         LogSign("errno: 98 - Address already in use"),
-        LogSign("code: -98, name: EADDRINUSE", why=UNVERIFIED),
+        LogSign("code: -98, name: EADDRINUSE"),
         LogSign("RuntimeError: Address already in use", why=UNVERIFIED),
+        LogSign("code: -13, name: EACCES", why="the port is below 1024, and only root may listen there"),
     ),
 )
 def port_in_use(network: Network, environment: Environment, patient: Patient) -> Iterator[Finding]:
@@ -41,7 +44,9 @@ def port_in_use(network: Network, environment: Environment, patient: Patient) ->
     Rank 0, or torchrun on the first node, ends with "Address already in use"; the other nodes wait in silence.
 
     ## Why
-    Another job runs here with the same port (29500 unless told otherwise), or a crashed run left a process behind.
+    Another job runs here with the same port (29500 unless told otherwise), or a crashed run left a process behind. On one
+    node and with no port named, torchrun of torch 2.13 takes a free one; older ones, and most other launchers, don't. A port
+    below 1024 is root's ("Permission denied").
 
     ## Fix
     End what holds the port, or take another one: `torchrun --standalone` on one node, `--master-port` on several.
@@ -49,6 +54,8 @@ def port_in_use(network: Network, environment: Environment, patient: Patient) ->
     taken = known(network.taken_ports)
     requires(hosts_the_store(network), "another host is to host the job's store")
     for port, severity, name in _ports_that_matter(network, environment):
+        if port in network.forbidden_ports:
+            yield _forbidden(port, name, patient)
         if port not in taken:
             continue
         holders = [one for one in known(network.listeners) if one.port == port]
@@ -57,21 +64,34 @@ def port_in_use(network: Network, environment: Environment, patient: Patient) ->
         holder = max(holders, key=lambda one: (one.listening, one.pid), default=Listener(address="", port=port))
         yield Finding(
             summary=f"port {port} ({name}) is taken by {_who(holder)}",
+            cause="Another job runs here with the same port, or a crashed run left a process behind."
+            if severity is FAIL
+            else f"A job that already runs isn't hurt; one that is started now and wants {port} is.",
             evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
             fixes=(*_end_it(holder), _other_port(patient, name)),
             severity=severity,
         )
 
 
+def _forbidden(port: int, name: str, patient: Patient) -> Finding:
+    return Finding(
+        summary=f"port {port} ({name}) is one that this user may not listen on",
+        cause="Ports below net.ipv4.ip_unprivileged_port_start, 1024 unless somebody changed it, are for root.",
+        evidence=(Evidence(f"bind to port {port}: Permission denied", "bind()"),),
+        fixes=(_other_port(patient, name),),
+    )
+
+
 def _ports_that_matter(network: Network, environment: Environment) -> list[tuple[int, Severity, str]]:
     """The defaults only count where nothing names another port."""
-    master = environment.get("MASTER_PORT").strip()
-    named = [port for port in network.wanted_ports if port not in (29400, 29500) or str(port) == master]
-    endpoint = environment.get("PET_RDZV_ENDPOINT")
+    master = launchers.master_port(environment)
+    named = [port for port in network.wanted_ports if port not in (29400, 29500) or port == master]
+    endpoint = environment.get(launchers.ENDPOINT)
     if named or endpoint:
-        in_endpoint = int(matched[1]) if (matched := re.search(r":(\d+)$", endpoint)) else 29400 if endpoint else 0
-        ports = dict.fromkeys([*named, *([in_endpoint] if in_endpoint else [])])
-        return [(port, FAIL, "MASTER_PORT" if str(port) == master else "the rendezvous endpoint") for port in ports]
+        _, in_endpoint = launchers.split_endpoint(endpoint)
+        setting = launchers.first_set(environment, launchers.MASTER_PORT)
+        ports = dict.fromkeys([*named, *([29400] if endpoint and in_endpoint in (None, 29400) else [])])
+        return [(port, FAIL, setting if port == master else THE_ENDPOINT) for port in ports]
     return [(29500, WARN, "torch's default"), (29400, INFO, "the default of torchrun's c10d rendezvous")]
 
 
@@ -99,11 +119,12 @@ def _end_it(holder: Listener) -> tuple[Fix, ...]:
 def _other_port(patient: Patient, name: str) -> Fix:
     code = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
     free = in_patient(patient, "-c", code)
-    if name == "the rendezvous endpoint":
-        return Fix("Or use another port in the endpoint, the same on all nodes; this prints a free one", (free,))
+    if name == THE_ENDPOINT:
+        return Fix("Use another port in the endpoint, the same on all nodes; this prints a free one", (free,))
+    variable = name if name in launchers.MASTER_PORT else "MASTER_PORT"
     return Fix(
-        "Or take a free port, the same on all nodes (on one node, `torchrun --standalone` does so itself)",
-        (f"export MASTER_PORT=$({free})", 'torchrun --master-port "$MASTER_PORT"'),
+        "Take a free port, the same on all nodes (on one node, `torchrun --standalone` does so itself)",
+        (f"export {variable}=$({free})", f'torchrun --master-port "${variable}"'),
     )
 
 

@@ -62,9 +62,9 @@ class Network(Facts, frozen=True, kw_only=True):
     fqdn: Annotated[str, Source("getfqdn")]
     own_name: Annotated[Maybe[Resolution], Source("getaddrinfo of the hostname")]
     master: Annotated[Maybe[Resolution | None], Source("getaddrinfo of MASTER_ADDR")] = None
-    """None: MASTER_ADDR isn't set."""
+    """None: neither MASTER_ADDR nor, for torchrun, PET_MASTER_ADDR is set."""
     rendezvous: Annotated[Maybe[Resolution | None], Source("getaddrinfo of the rendezvous endpoint")] = None
-    """None: no PET_RDZV_ENDPOINT or the like is set."""
+    """None: PET_RDZV_ENDPOINT isn't set."""
     interfaces: Annotated[tuple[Interface, ...], Source("getifaddrs, /sys/class/net")] = ()
     """In the kernel's order, which is the one NCCL walks."""
     default_interface: Annotated[Maybe[str | None], Source("/proc/net/route")] = None
@@ -76,6 +76,8 @@ class Network(Facts, frozen=True, kw_only=True):
     """Those on 29400, 29500, MASTER_PORT and the rendezvous port, as far as they keep torch from it or might."""
     taken_ports: Annotated[Maybe[tuple[int, ...]], Source("bind() to [::] and 0.0.0.0, as torch's store does")] = ()
     """Those of the wanted ports that torch could not listen on, in either way."""
+    forbidden_ports: Annotated[tuple[int, ...], Source("bind() to [::] and 0.0.0.0, as torch's store does")] = ()
+    """Those of the wanted ports that this user may not listen on: net.ipv4.ip_unprivileged_port_start keeps them for root."""
     wanted_ports: Annotated[tuple[int, ...], Source("defaults of torch, MASTER_PORT")] = ()
     ephemeral_range: Annotated[Maybe[tuple[int, int]], Source("net.ipv4.ip_local_port_range")] = (32768, 60999)
     reserved_ports: Annotated[Maybe[str], Source("net.ipv4.ip_local_reserved_ports")] = ""

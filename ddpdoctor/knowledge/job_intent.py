@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import re
-
+from ddpdoctor.facts.base import Maybe
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.interface_choice import as_address, interface_with
 
 ONE_NODE = "no settings of a job over several nodes"
 """The reason of checks that only matter to such jobs."""
 
-_WORLD_AND_LOCAL = (
-    ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_SIZE", "MPI_LOCALNRANKS"),
-)
-_NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PET_NNODES", "GROUP_WORLD_SIZE")
+
+def named_hosts(environment: Environment, network: Network) -> dict[str, Maybe[Resolution | None]]:
+    """The settings that name the job's meeting place, and what the resolver makes of each; None: it isn't set."""
+    return {
+        launchers.first_set(environment, launchers.MASTER_ADDRESS): network.master,
+        launchers.ENDPOINT: network.rendezvous,
+    }
 
 
 def several_nodes(environment: Environment, network: Network) -> str:
@@ -24,23 +25,13 @@ def several_nodes(environment: Environment, network: Network) -> str:
 
     A launcher's own counts go before a MASTER_ADDR that another job may have left behind.
     """
-    for world, local in _WORLD_AND_LOCAL:
-        total, here = _number(environment.get(world)), _number(environment.get(local))
-        if total and here:
-            return f"{world}={total} with {local}={here}" if total > here else ""
-    for name in _NODE_COUNTS:
-        if nodes := _number(environment.get(name)):
-            return f"{name}={environment.get(name)}" if nodes > 1 else ""
-    for setting, resolution in (("MASTER_ADDR", network.master), ("PET_RDZV_ENDPOINT", network.rendezvous)):
+    counted = launchers.several_nodes(environment)
+    if counted is not None:
+        return counted
+    for setting, resolution in named_hosts(environment, network).items():
         if isinstance(resolution, Resolution) and resolution.addresses and not is_here(resolution, network):
             return f"{setting} names another host, {resolution.name}"
     return ""
-
-
-def _number(text: str) -> int:
-    """The number, or the largest of "1:4"; 0 where it is none."""
-    matched = re.fullmatch(r"\s*(?:\d+:)?(\d+)\s*", text)
-    return int(matched[1]) if matched else 0
 
 
 def is_here(resolution: Resolution, network: Network) -> bool:

@@ -1,8 +1,10 @@
-"""Who says which rank this process is: torchrun, MPI, Slurm, Kubernetes, or the settings alone."""
+"""What launchers leave in the environment: which rank this is, over how many nodes, and where the job's store is."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -26,6 +28,48 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     master_port: int | None = None
 
 
+class Settings(Protocol):
+    """The facts, or the plain variables."""
+
+    def get(self, name: str, default: str, /) -> str: ...
+
+
+MASTER_ADDRESS = ("MASTER_ADDR", "PET_MASTER_ADDR")
+MASTER_PORT = ("MASTER_PORT", "PET_MASTER_PORT")
+"""What a rank reads, and what torchrun reads for --master-addr and --master-port before there are any ranks."""
+
+ENDPOINT = "PET_RDZV_ENDPOINT"
+"""What torchrun reads for --rdzv-endpoint."""
+
+
+def first_set(settings: Settings, names: Sequence[str]) -> str:
+    """The first of the names that is set to something; the first of all where none is."""
+    return next((name for name in names if settings.get(name, "").strip()), names[0])
+
+
+def master_address(settings: Settings) -> str:
+    """The store's host as the settings name it, or ""."""
+    name = first_set(settings, MASTER_ADDRESS)
+    value = settings.get(name, "").strip()
+    # torchrun wants an IPv6 address in brackets, and takes them off for the ranks.
+    return value.strip("[]") if name.startswith("PET_") else value
+
+
+def master_port(settings: Settings) -> int | None:
+    """The store's port as the settings name it; None where they don't, or it is no number."""
+    return number(settings.get(first_set(settings, MASTER_PORT), ""))
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int | None]:
+    """Host and port of a rendezvous endpoint ("node01:29400", "[fe80::1]:29400", "node01"). None: no port is given, which
+    means 29400; port 0 means a free one."""
+    text = endpoint.strip()
+    matched = re.fullmatch(r"\[(?P<v6>[^\]]*)\](?::(?P<port6>\d{1,5}))?|(?P<host>[^:]*)(?::(?P<port>\d{1,5}))?", text)
+    if not matched:
+        return text, None
+    return matched["v6"] or matched["host"] or "", number(matched["port6"] or matched["port"] or "")
+
+
 def number(text: str) -> int | None:
     """The non-negative whole number that the text is, else None."""
     text = text.strip()
@@ -38,6 +82,9 @@ _MPI = (
     ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )  # fmt: skip
+
+_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), *((size, local_size) for _, _, size, _, local_size in _MPI))
+_NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PET_NNODES", "GROUP_WORLD_SIZE")
 
 _PSEUDO_STEPS = 4294967290
 """Step numbers from here on are Slurm's own: the interactive shell of salloc, the batch script."""
@@ -56,6 +103,19 @@ def launches(environment: Environment) -> tuple[Launch, ...]:
 def current_launch(environment: Environment) -> Launch | None:
     """The launcher to believe, or None outside of any job."""
     return next(iter(launches(environment)), None)
+
+
+def several_nodes(environment: Environment) -> str | None:
+    """The counts by which the job runs over several nodes, in words; "" where it runs on one, None where none says."""
+    for world, local in _SIZES:
+        total, here = number(environment.get(world)), number(environment.get(local))
+        if total and here:
+            return f"{world}={total} with {local}={here}" if total > here else ""
+    for name in _NODE_COUNTS:
+        # torchrun's may be a range, "1:4".
+        if nodes := number(environment.get(name).rpartition(":")[2]):
+            return f"{name}={environment.get(name)}" if nodes > 1 else ""
+    return None
 
 
 def in_slurm_step(environment: Environment) -> bool:
@@ -143,8 +203,8 @@ def _kubernetes(environment: Environment) -> Launch | None:
     return Launch(
         launcher="Kubernetes",
         node_rank=number(index),
-        master_address=environment.get("MASTER_ADDR") or environment.get("PET_MASTER_ADDR"),
-        master_port=number(environment.get("MASTER_PORT") or environment.get("PET_MASTER_PORT")),
+        master_address=master_address(environment),
+        master_port=master_port(environment),
     )
 
 
@@ -162,6 +222,6 @@ def _from_settings(environment: Environment, launcher: str) -> Launch:
         local_rank=number(environment.get("LOCAL_RANK")),
         local_world_size=number(environment.get("LOCAL_WORLD_SIZE")),
         node_rank=number(environment.get("GROUP_RANK") or environment.get("NODE_RANK")),
-        master_address=environment.get("MASTER_ADDR"),
-        master_port=number(environment.get("MASTER_PORT")),
+        master_address=master_address(environment),
+        master_port=master_port(environment),
     )

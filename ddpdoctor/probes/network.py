@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import errno
 import socket
 import threading
 import time
@@ -12,9 +12,10 @@ from typing import Generic, TypeVar
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.knowledge.interface_choice import interface_with
+from ddpdoctor.knowledge.launchers import ENDPOINT, master_address, master_port, split_endpoint
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.interfaces import read_interfaces
-from ddpdoctor.probes.ports import holders, is_taken
+from ddpdoctor.probes.ports import error_of_bind, holders
 
 DEADLINE = 15.0
 RESOLVER_SECONDS = 3.0
@@ -23,7 +24,6 @@ RESOLVER_SECONDS = 3.0
 C10D_PORT, STATIC_PORT = 29400, 29500
 """torchrun's defaults for --rdzv-backend=c10d and for --master-port."""
 
-RENDEZVOUS_SETTING = "PET_RDZV_ENDPOINT"
 ROUTE_UP = 0x1
 
 T = TypeVar("T")
@@ -63,29 +63,21 @@ def _ask_resolver(name: str) -> Callable[[], Resolution]:
     return lambda: asked.wait(silent)
 
 
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Host and port of a rendezvous endpoint ("node01:29400", "[fe80::1]:29400", "node01"); port 0: none given."""
-    text = endpoint.strip()
-    matched = re.fullmatch(r"\[(?P<v6>[^\]]*)\](?::(?P<port6>\d+))?|(?P<host>[^:]*)(?::(?P<port>\d+))?", text)
-    if not matched:
-        return text, 0
-    return matched["v6"] or matched["host"] or "", int(matched["port6"] or matched["port"] or 0)
-
-
 def probe(context: Context) -> Network | Unknown:
     hostname = socket.gethostname()
     own_name = _ask_resolver(hostname)
     fqdn = _Asked(socket.getfqdn)
-    master_name = context.environ.get("MASTER_ADDR", "").strip()
+    master_name = master_address(context.environ)
     master = _ask_resolver(master_name) if master_name else lambda: None
-    rendezvous_name, rendezvous_port = split_endpoint(context.environ.get(RENDEZVOUS_SETTING, ""))
+    rendezvous_name, rendezvous_port = split_endpoint(context.environ.get(ENDPOINT, ""))
     rendezvous = _ask_resolver(rendezvous_name) if rendezvous_name else lambda: None
 
     interfaces = read_interfaces(context)
     if isinstance(interfaces, Unknown):
         return interfaces
-    ports = _wanted_ports(context.environ.get("MASTER_PORT", ""), rendezvous_port)
-    taken = tuple(port for port in ports if is_taken(port))
+    ports = _wanted_ports(master_port(context.environ), rendezvous_port)
+    errors = {port: error_of_bind(port) for port in ports}
+    taken = tuple(port for port, error in errors.items() if error == errno.EADDRINUSE)
     master_found = master()
     interface_to_master, route_error = _route_to(master_found, interfaces)
     return Network(
@@ -101,6 +93,7 @@ def probe(context: Context) -> Network | Unknown:
         listeners=holders(context, taken) if taken else (),
         wanted_ports=ports,
         taken_ports=taken,
+        forbidden_ports=tuple(port for port, error in errors.items() if error == errno.EACCES),
         ephemeral_range=_ephemeral_range(context),
         reserved_ports=_sysctl(context, "net/ipv4/ip_local_reserved_ports"),
         hosts_lines=_hosts_lines(context, {hostname, master_name, rendezvous_name} - {""}),
@@ -108,9 +101,8 @@ def probe(context: Context) -> Network | Unknown:
     )
 
 
-def _wanted_ports(master_port: str, rendezvous_port: int) -> tuple[int, ...]:
-    master = int(master_port) if master_port.strip().isdecimal() else 0
-    wanted = (C10D_PORT, STATIC_PORT, master, rendezvous_port)
+def _wanted_ports(master: int | None, rendezvous: int | None) -> tuple[int, ...]:
+    wanted = (C10D_PORT, STATIC_PORT, master or 0, rendezvous or 0)
     return tuple(dict.fromkeys(port for port in wanted if 0 < port < 65536))
 
 
@@ -120,13 +112,15 @@ def _route_to(destination: Resolution | None, interfaces: tuple[Interface, ...])
         return None, ""
     if not destination.addresses:
         return Unknown(f"{destination.name} doesn't resolve"), ""
-    address = destination.addresses[0]
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as one:
-            one.connect((address, 9))
-            return interface_with(str(one.getsockname()[0]), interfaces), ""
-    except OSError as error:
-        return None, error.strerror or str(error)
+    failure = ""
+    for address in destination.addresses:
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as one:
+                one.connect((address, 9))
+                return interface_with(str(one.getsockname()[0]), interfaces), ""
+        except OSError as error:
+            failure = failure or error.strerror or str(error)
+    return None, failure
 
 
 def _default_interface(context: Context) -> str | Unknown | None:

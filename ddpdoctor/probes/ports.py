@@ -33,13 +33,15 @@ class _Held(msgspec.Struct, frozen=True):
     inode: str
 
 
-def is_taken(port: int) -> bool:
-    """Whether torch's store would fail to listen there: it tries [::] for both families, then 0.0.0.0, each with
-    SO_REUSEADDR. So connections in TIME_WAIT don't count, a listener on any one local address does. Nothing is listened on."""
-    return not (_binds(socket.AF_INET6, "::", port) or _binds(socket.AF_INET, "0.0.0.0", port))
+def error_of_bind(port: int) -> int:
+    """By which errno torch's store would fail there, 0 if it wouldn't: it tries [::] for both families, then 0.0.0.0, each
+    with SO_REUSEADDR. So connections in TIME_WAIT don't count, a listener on any one local address does. Nothing is
+    listened on."""
+    # IPv6 may fail for want of IPv6 alone, so IPv4 has the last word.
+    return _bind(socket.AF_INET6, "::", port) and _bind(socket.AF_INET, "0.0.0.0", port)
 
 
-def _binds(family: socket.AddressFamily, address: str, port: int) -> bool:
+def _bind(family: socket.AddressFamily, address: str, port: int) -> int:
     try:
         with closing(socket.socket(family, socket.SOCK_STREAM)) as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,9 +49,8 @@ def _binds(family: socket.AddressFamily, address: str, port: int) -> bool:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             one.bind((address, port))
     except OSError as error:
-        # Anything else (no IPv6, a port only for root) says nothing of who holds it; only IPv4's word counts then.
-        return error.errno != errno.EADDRINUSE and family == socket.AF_INET
-    return True
+        return error.errno or errno.EINVAL
+    return 0
 
 
 def holders(context: Context, ports: Iterable[int]) -> tuple[Listener, ...] | Unknown:

@@ -1,4 +1,4 @@
-"""Hosts out of network namespaces, for tests: a bridge in a namespace of its own, a veth to each host.
+"""Hosts out of network namespaces, and looks at them, for tests: a bridge in a namespace of its own, a veth to each host.
 
 Names carry our pid, so that two runs don't meet and what a killed one left behind can be told. The machine's own network
 stays as it is. Needs root, `ip` and `unshare` (apt-get install iproute2 util-linux).
@@ -7,12 +7,21 @@ stays as it is. Needs root, `ip` and `unshare` (apt-get install iproute2 util-li
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.findings import Finding
+from ddpdoctor.registry import diagnose, select
 
 NETNS_ETC = Path("/etc/netns")
 _numbers = count(1)
@@ -31,10 +40,18 @@ class Host:
     def __init__(self, hostname: str) -> None:
         self.hostname = hostname
         self.namespace = f"ddpdoctor-{os.getpid()}-{next(_numbers)}"
+        self.cable: tuple[Host, str] | None = None
+        """The switch that its eth0 is plugged into, and the name of that end."""
 
     def ip(self, arguments: str) -> None:
         """`ip` inside this host: `host.ip("link set eth0 down")`."""
         _run("ip", "-n", self.namespace, *arguments.split())
+
+    def cut(self) -> None:
+        """Takes the carrier from its eth0, as a pulled cable does. Routes and addresses stay."""
+        assert self.cable
+        switch, port = self.cable
+        switch.ip(f"link set {port} down")
 
     def hosts(self, text: str) -> None:
         """Writes its /etc/hosts, in place: the file is bind-mounted when a command starts."""
@@ -78,8 +95,10 @@ def network(*hostnames: str) -> Iterator[list[Host]]:
         switch.ip("link set br0 up")
         for number, host in enumerate(hosts, 1):
             _run("ip", "netns", "add", host.namespace)
-            host.ip(f"link add eth0 type veth peer name port{number} netns {switch.namespace}")
+            # A high number, so that a test can put interfaces before it in the kernel's order.
+            host.ip(f"link add eth0 index 20 type veth peer name port{number} netns {switch.namespace}")
             switch.ip(f"link set port{number} master br0 up")
+            host.cable = (switch, f"port{number}")
             host.ip(f"address add 10.77.0.{10 + number}/24 dev eth0")
             host.ip("link set eth0 up")
             host.ip("link set lo up")
@@ -96,3 +115,47 @@ def network(*hostnames: str) -> Iterator[list[Host]]:
 def _run(*command: str) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}"
+
+
+GROUPS = ("patient", "environment", "network", "nccl", "firewall")
+PROBE = """
+import sys, msgspec
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.runner import take_snapshot
+sys.stdout.buffer.write(msgspec.json.encode(take_snapshot(Context(sys.executable), sys.argv[1:])))
+"""
+SHOWN = ("PATH", "HOME", "LANG")
+
+TWO_NODES = {"MASTER_PORT": "29500", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+
+
+def look(host: Host, **settings: str) -> Snapshot:
+    """What the probes say on that host, with those settings and no others."""
+    environ = {name: os.environ[name] for name in SHOWN if name in os.environ} | settings
+    done = host.run(sys.executable, "-c", PROBE, *GROUPS, environ=environ)
+    return msgspec.json.decode(done.stdout, type=Snapshot)
+
+
+def found(snapshot: Snapshot) -> dict[str, Finding]:
+    """Slug to finding, of the checks of the network."""
+    results = diagnose(snapshot, Plan(2, "--nproc"), select(["network", "ports", "interfaces"]))
+    assert not [one for one in results if one.not_tested and one.not_tested.why == "crashed"]
+    return {one.check.slug: one.findings[0] for one in results if one.findings}
+
+
+LISTENER = """
+import socket, sys, time
+one = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
+one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+one.bind((sys.argv[1], int(sys.argv[2])))
+one.listen()
+print("listening", flush=True)
+time.sleep(60)
+"""
+
+
+def drop_input(host: Host, *rules: str, policy: str = "accept") -> None:
+    """An nft table "inet filter" with those rules on input."""
+    lines = "\n".join(rules)
+    text = f"table inet filter {{ chain input {{ type filter hook input priority 0; policy {policy};\n{lines}\n}}\n}}\n"
+    host.run("sh", "-ec", f"printf %s {shlex.quote(text)} | nft -f -")

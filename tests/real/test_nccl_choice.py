@@ -1,7 +1,8 @@
 """Our reading of NCCL's rules against libnccl's own answer, in hosts made of network namespaces.
 
-libnccl is 200 MB and more, so this runs where `DDPDOCTOR_LIBNCCL` names one or several (with ":" between them):
-`pip download --no-deps nvidia-nccl-cu13==2.28.9`, unzip, and give nvidia/nccl/lib/libnccl.so.2. It needs no GPU.
+libnccl is 200 MB and more, so this runs where `DDPDOCTOR_LIBNCCL` names one or several (with ":" between them), or where
+torch came with one: `pip download --no-deps nvidia-nccl-cu13==2.28.9`, unzip, and give nvidia/nccl/lib/libnccl.so.2. It
+needs no GPU. NCCL listens on the address that it takes, so it is asked in namespaces alone.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import pytest
 
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.snapshot import Snapshot
+from tests.real.libnccl import HOW_TO_GET_ONE, real_libraries
 from tests.real.namespaces import Host, network
 
-LIBRARIES = [Path(one) for one in os.environ.get("DDPDOCTOR_LIBNCCL", "").split(":") if one]
+LIBRARIES = real_libraries()
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not LIBRARIES, reason="DDPDOCTOR_LIBNCCL names no libnccl.so.2"),
+    pytest.mark.skipif(not LIBRARIES, reason=HOW_TO_GET_ONE),
 ]
 
 VALUES = (

@@ -1,4 +1,4 @@
-"""Who says which rank this is."""
+"""Who says which rank this is, over how many nodes, and where the store is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from ddpdoctor.knowledge.launchers import (
     in_slurm_batch_script,
     in_slurm_step,
     launches,
+    master_address,
+    master_port,
     number,
+    several_nodes,
     slurm_tasks_here,
 )
 
@@ -97,3 +100,40 @@ def test_no_number(text: str) -> None:
 
 def test_number() -> None:
     assert number(" 29500 ") == 29500
+
+
+@pytest.mark.parametrize(
+    ("settings", "sign"),
+    [
+        ({}, None),
+        ({"RANK": "0", "WORLD_SIZE": "8"}, None),
+        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, "WORLD_SIZE=16 with LOCAL_WORLD_SIZE=8"),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "SLURM_NNODES": "2"}, ""),
+        ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "OMPI_COMM_WORLD_SIZE=16 with OMPI_COMM_WORLD_LOCAL_SIZE=8"),
+        ({"MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_LOCAL_SIZE": "4"}, ""),
+        ({"SLURM_STEP_NUM_NODES": "1", "SLURM_NNODES": "4"}, ""),
+        ({"SLURM_NNODES": "4"}, "SLURM_NNODES=4"),
+        ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4"),
+        ({"PET_NNODES": "1"}, ""),
+        ({"PET_NNODES": "many"}, None),
+    ],
+)
+def test_several_nodes(settings: dict[str, str], sign: str | None) -> None:
+    assert several_nodes(environment(**settings)) == sign
+
+
+@pytest.mark.parametrize(
+    ("settings", "address", "port"),
+    [
+        ({}, "", None),
+        ({"MASTER_ADDR": " n1 ", "MASTER_PORT": "29500"}, "n1", 29500),
+        ({"PET_MASTER_ADDR": "n2", "PET_MASTER_PORT": "1234"}, "n2", 1234),
+        ({"PET_MASTER_ADDR": "n2", "MASTER_ADDR": "n1", "MASTER_PORT": " ", "PET_MASTER_PORT": "1"}, "n1", 1),
+        ({"PET_MASTER_ADDR": "[fd00::1]"}, "fd00::1", None),
+        ({"MASTER_ADDR": "[fd00::1]", "MASTER_PORT": "x"}, "[fd00::1]", None),
+    ],
+)
+def test_where_the_store_is(settings: dict[str, str], address: str, port: int | None) -> None:
+    assert master_address(environment(**settings)) == address
+    assert master_address(settings) == address
+    assert master_port(environment(**settings)) == port

@@ -11,6 +11,7 @@ import pytest
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.network import Network
+from ddpdoctor.knowledge.launchers import split_endpoint
 from ddpdoctor.probes import network
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.ports import holders
@@ -36,17 +37,17 @@ def probed(context: Context) -> Network:
     ("text", "wanted"),
     [
         ("node01:29400", ("node01", 29400)),
-        ("node01", ("node01", 0)),
+        ("node01", ("node01", None)),
         ("10.0.0.1:0", ("10.0.0.1", 0)),
         ("[fe80::1]:29400", ("fe80::1", 29400)),
-        ("[::1]", ("::1", 0)),
-        ("", ("", 0)),
-        ("a:b:c", ("a:b:c", 0)),
-        ("node01:x", ("node01:x", 0)),
+        ("[::1]", ("::1", None)),
+        ("", ("", None)),
+        ("a:b:c", ("a:b:c", None)),
+        ("node01:x", ("node01:x", None)),
     ],
 )
 def test_endpoints(text: str, wanted: tuple[str, int]) -> None:
-    assert network.split_endpoint(text) == wanted
+    assert split_endpoint(text) == wanted
 
 
 def test_the_route_with_the_lowest_metric_is_the_default(tmp_path: Path) -> None:
