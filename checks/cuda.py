@@ -304,14 +304,14 @@ def cuda_unavailable(
         }
         requires(driver.cuda_init not in other, f"CUDA itself can't start: see {other.get(driver.cuda_init)}")
     requires(not driver.unreadable_nodes, SHUT)
-    message = (torch.cuda_error.strip().splitlines() or ["it gives no reason"])[-1]
+    message = (torch.cuda_error.strip().splitlines() or ["no reason given"])[-1]
     yield Finding(
         summary=f"torch {torch.version} can't use the {plural(len(gpus.answering), 'GPU')} that the driver shows: {message}"[
             :160
         ],
         evidence=(
             told(torch, "cuda_available", "torch finds no GPU that it can use"),
-            told(torch, "cuda_error", f"torch says: {message}"),
+            told(torch, "cuda_error", f"torch's message: {message}"),
             cuda_start(driver),
             told(gpus, "devices", f"the driver shows {len(gpus.answering)} x {gpus.answering[0].name}"),
         ),

@@ -70,7 +70,11 @@ def _distribution(machine: Machine) -> str:
 
 
 def _no_module(driver: Driver, machine: Machine) -> Evidence:
-    return told(driver, "module_on_disk", f"no nvidia kernel module is installed for kernel {machine.kernel}")
+    on_disk = driver.module_on_disk
+    text = f"no nvidia kernel module is installed for kernel {machine.kernel}"
+    if isinstance(on_disk, Unknown):
+        text = f"an nvidia kernel module for kernel {machine.kernel}: unknown ({on_disk.reason})"
+    return told(driver, "module_on_disk", text)
 
 
 def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
@@ -102,7 +106,8 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
     """
     gpus = _judged_here(pci, machine, container)
     loaded = driver_loaded(driver)
-    if not loaded and known(driver.module_on_disk) is None and not _user_space(driver):
+    # Where /lib/modules can't be seen (a small virtual machine), the missing libraries alone say it.
+    if not loaded and not isinstance(driver.module_on_disk, str) and not _user_space(driver):
         name = _distribution(machine)
         yield Finding(
             summary=f"{plural(len(gpus), 'NVIDIA GPU')} on the PCI bus, but no NVIDIA driver is installed",
@@ -242,7 +247,7 @@ def nouveau_conflict(
     if lent:
         requires(not unused, "torch is a CPU-only build")
         yield Finding(
-            summary=f"All {plural(len(pci.nvidia_gpus), 'NVIDIA GPU')} are held by vfio-pci, for virtual machines",
+            summary=f"{plural(len(pci.nvidia_gpus), 'NVIDIA GPU')} here, all held for virtual machines (by vfio-pci)",
             evidence=(_addresses(pci.nvidia_gpus),),
             fixes=(
                 Fix("Train in the virtual machine that owns the GPUs"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Unknown, known
@@ -23,6 +24,7 @@ from ddpdoctor.knowledge.building import (
     torch_index,
     wheel_fix,
 )
+from ddpdoctor.knowledge.evidence import told, torch_cuda
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install
 
@@ -92,17 +94,20 @@ def mismatch(
     name = one.path.rpartition("/")[2]
     build = torch.version or "the installed torch"
     if one.error:
-        return f"has a broken file: {name} ({one.error})", f"{name}: {one.error}"
+        return f"has a broken file, {name}: {one.error}", f"{name}: {one.error}"
     if (version := other_python(one, patient)) and not _other_build(one, siblings, patient):
         return f"was built for Python {version}; this is {patient.version}", f"{name} is tagged {one.python_tag}"
     if one.missing:
         return (
             f"needs {listed(one.missing, 2)}, which torch {build} doesn't have",
-            f"DT_NEEDED: {', '.join(one.missing)}",
+            f"{name} needs {listed(one.missing)}",
         )
     major = cudart_major(one)
     if major and torch.cuda and major != torch.cuda.partition(".")[0]:
-        return f"was built for CUDA {major}; torch {build} is for CUDA {torch.cuda}", f"DT_NEEDED: libcudart.so.{major}"
+        return (
+            f"was built for CUDA {major}; torch {build} is for CUDA {torch.cuda}",
+            f"{name} needs libcudart.so.{major}",
+        )
     return unresolved(one, torch)
 
 
@@ -110,11 +115,11 @@ def unresolved(one: SharedObject, torch: Torch) -> tuple[str, str] | None:
     """As `mismatch()`, for symbols alone."""
     if not one.undefined:
         return None
-    hint = ", with std::string in its old ABI" if old_strings(one.undefined) else ""
+    hint = "; it was built with the old C++ ABI" if old_strings(one.undefined) else ""
     name = torch.version or "the installed one"
     return (
-        f"wants {readable(one.undefined[0])}, which torch {name} doesn't export{hint}",
-        f"undefined: {listed(one.undefined, 3)}",
+        f"needs {readable(one.undefined[0])}, which torch {name} doesn't have{hint}",
+        f"symbols that nothing defines: {listed(one.undefined, 3)}",
     )
 
 
@@ -127,7 +132,7 @@ def reinstall(package: Extension, patient: Patient, torch: Torch) -> Fix:
     """The command that brings the package back in line with torch."""
     if package.package == "torchtext":
         return Fix(
-            "Remove it: torchtext ended with 0.18, for torch 2.3, and nothing newer will come",
+            "Remove it: torchtext 0.18, for torch 2.3, was its last release",
             (in_patient(patient, "-m", "pip", "uninstall", "-y", "torchtext"),),
         )
     if package.package in OFFICIAL:
@@ -144,13 +149,11 @@ def reinstall(package: Extension, patient: Patient, torch: Torch) -> Fix:
     if not package.version:
         ask = f"import importlib.metadata as m; print(m.packages_distributions().get({package.package!r}))"
         return Fix(
-            f"Build the package that {package.package} belongs to again, with --no-build-isolation; which one that is:",
+            f"Build the package that {package.package} belongs to again, with --no-build-isolation; this tells which one it is",
             (in_patient(patient, "-c", ask),),
         )
     options = ("--force-reinstall", "--no-deps", "--no-build-isolation", "--no-cache-dir")
-    return Fix(
-        f"Build {name} again, against this torch", (pip_install(patient, *options, f"{name}=={package.version}"),)
-    )
+    return Fix(f"Build {name} again for this torch", (pip_install(patient, *options, f"{name}=={package.version}"),))
 
 
 def compiling(toolchain: Toolchain, torch: Torch) -> str:
@@ -165,7 +168,7 @@ def compiling(toolchain: Toolchain, torch: Torch) -> str:
 
 def working_nvcc(toolchain: Toolchain) -> Nvcc:
     """The nvcc that torch would run, with a version."""
-    requires(toolchain.nvcc, "there is no nvcc")
+    requires(toolchain.nvcc, "there is no nvcc: see cuda-home-missing")
     assert toolchain.nvcc is not None
     if not toolchain.nvcc.version:
         known(Unknown(f"{toolchain.nvcc.path} --version: {toolchain.nvcc.error}"))
@@ -173,7 +176,7 @@ def working_nvcc(toolchain: Toolchain) -> Nvcc:
 
 
 def why_compiling(toolchain: Toolchain) -> tuple[Evidence, ...]:
-    return tuple(toolchain.seen("compiles", one.reason) for one in toolchain.compiles)
+    return tuple(told(toolchain, "compiles", one.reason) for one in toolchain.compiles)
 
 
 @check(
@@ -208,11 +211,11 @@ def cuda_toolkit_mismatch(toolchain: Toolchain, torch: Torch, patient: Patient) 
             continue
         wheel = wheel_fix(patient, nvcc.version)
         yield Finding(
-            summary=f"nvcc is of CUDA {nvcc.version}, torch of CUDA {cuda}: {reason}"[:160],
+            summary=f"nvcc is of CUDA {nvcc.version}, but torch of CUDA {cuda}: {reason}"[:160],
             evidence=(
                 Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
-                torch.seen("cuda"),
-                toolchain.seen("compiles", consumer.reason),
+                torch_cuda(torch),
+                told(toolchain, "compiles", consumer.reason),
             ),
             fixes=(*toolkit_fixes(toolchain, patient, cuda), *((wheel,) if wheel else ())),
             severity=FAIL if consumer.name == "apex" else WARN,
@@ -250,15 +253,18 @@ def cuda_home_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> I
         return
     home = toolchain.cuda_home
     lacks = "an nvcc but not its headers" if toolchain.nvcc else "no bin/nvcc"
-    here = f"CUDA_HOME would be {home}, which has {lacks}" if home else "no nvcc is found"
+    here = f"torch takes {home} as CUDA_HOME, which has {lacks}" if home else "there is no nvcc"
     fixes = toolkit_fixes(toolchain, patient, cuda)
     if toolchain.nvccs and not any(one.version == ".".join(cuda.split(".")[:2]) for one in toolchain.nvccs):
         other = toolchain.nvccs[0]
-        text = f"There is an nvcc of CUDA {other.version or 'unknown version'}; torch wants {cuda}"
+        text = f"Or try the nvcc that is here, of CUDA {other.version or 'an unknown version'} (torch wants {cuda})"
         fixes = (*fixes, Fix(text, (f"export CUDA_HOME={home_of(other)}",)))
     yield Finding(
         summary=f"CUDA code is compiled here, but {here}",
-        evidence=(toolchain.seen("cuda_home", home or "not found"), *why_compiling(toolchain)),
+        evidence=(
+            told(toolchain, "cuda_home", f"folder in which torch looks for nvcc: {home or 'none'}"),
+            *why_compiling(toolchain),
+        ),
         fixes=fixes,
     )
 
@@ -288,14 +294,19 @@ def ninja_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Itera
         return
     if toolchain.ninja_beside_python:
         # Whoever names an interpreter may well activate its environment for the job.
-        requires(patient.chosen_by != "--python", "the PATH of the job isn't known: the patient was named by --python")
+        requires(
+            patient.chosen_by != "--python", "the PATH of the job isn't known, since --python named the interpreter"
+        )
         folder = patient.python.rpartition("/")[0]
-        summary, fix = "ninja is installed but not on PATH", Fix("Put it there", (f"export PATH={folder}:$PATH",))
+        summary, fix = (
+            "ninja is installed, but not on PATH",
+            Fix("Put its folder on PATH", (f"export PATH={shlex.quote(folder)}:$PATH",)),
+        )
     else:
-        summary, fix = "There is no ninja on PATH", Fix("Install it", (pip_install(patient, "ninja"),))
+        summary, fix = "There is no ninja on PATH", Fix("Install ninja", (pip_install(patient, "ninja"),))
     yield Finding(
         summary=f"{summary}; extensions can't be compiled at first use",
-        evidence=(toolchain.seen("ninja", "not found"), *why_compiling(toolchain)),
+        evidence=(told(toolchain, "ninja", "no ninja on PATH"), *why_compiling(toolchain)),
         fixes=(fix,),
     )
 
@@ -335,7 +346,7 @@ def gcc_too_new(toolchain: Toolchain, torch: Torch) -> Iterator[Finding]:
     for compiler in asked:
         if found := too_new(compiler, limit):
             yield Finding(
-                summary=f"{found.path} is gcc {found.version}; nvcc {nvcc.version} takes none newer than {limit}",
+                summary=f"{found.path} is gcc {found.version}, but nvcc {nvcc.version} takes none newer than gcc {limit}",
                 evidence=(
                     Evidence(f"{found.path} is gcc {found.version} (found by {found.found_by})", "-dumpfullversion"),
                     Evidence(f"{nvcc.path} is of CUDA {nvcc.version}", "nvcc --version"),

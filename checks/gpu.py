@@ -11,13 +11,10 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.evidence import planned
 from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import human, listed, plural
-
-
-def _planned(plan: Plan) -> Evidence:
-    return Evidence(f"ranks planned on this host: {plan.nproc}", plan.source)
 
 
 def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
@@ -47,7 +44,7 @@ def nproc_exceeds_gpus(
     `--nproc-per-node` comes from a recipe for a bigger machine, or CUDA_VISIBLE_DEVICES hides some GPUs.
 
     ## Fix
-    `torchrun --nproc-per-node=gpu ...` takes as many as there are; or widen CUDA_VISIBLE_DEVICES.
+    `torchrun --nproc-per-node=gpu` takes as many as there are; or widen CUDA_VISIBLE_DEVICES.
     """
     requires(gpus.devices, "no GPU on this host")
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
@@ -56,24 +53,28 @@ def nproc_exceeds_gpus(
     requires(not any(one.slice for one in seen), "MIG slices are judged by mig-multi-instance")
     visible = len(seen)
     name = selector(gpus, environment)
-    requires(visible, f"{name} hides all GPUs, so training is meant for the CPU")
+    requires(visible, "no GPU is visible to torch")
     counted = None if isinstance(torch, Unknown) or isinstance(torch.device_count, Unknown) else torch.device_count
     if counted:
         visible = counted
-    requires(not (visible == 1 and _one_each(environment)), "the batch system gives each rank its own GPU")
+    requires(not (visible == 1 and _one_each(environment)), "Slurm gives each rank a GPU of its own")
     if plan.nproc <= visible:
         return
     shown = "" if isinstance(environment, Unknown) or name is None else f" ({name}={environment.get(name)})"
     source = "torch.cuda.device_count()" if counted else "NVML and the environment"
     yield Finding(
-        summary=f"{plan.nproc} ranks are planned, but only {plural(visible, 'GPU')} can be seen{shown}",
+        summary=f"{plan.nproc} ranks are planned, but only {plural(visible, 'GPU')} can be seen{shown}"[:160],
         evidence=(
-            _planned(plan),
-            Evidence(f"GPUs to be seen: {visible} of {len(gpus.devices)}{shown}", source),
+            planned(plan),
+            Evidence(f"visible GPUs: {visible} of {len(gpus.devices)}{shown}", source),
         ),
         fixes=(
-            Fix("Start as many ranks as there are GPUs", (f"torchrun --nproc-per-node={visible} ...",)),
-            *((Fix(f"Or let all GPUs be seen: {name} hides some", (f"unset {name}",)),) if shown else ()),
+            Fix(f"Start only as many ranks as there are GPUs: `torchrun --nproc-per-node={visible}`"),
+            *(
+                (Fix(f"Or show the program all GPUs, if {name} hides them by mistake", (f"unset {name}",)),)
+                if shown
+                else ()
+            ),
         ),
     )
 
@@ -122,11 +123,11 @@ def mig_multi_instance(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) 
     sliced = sorted({one.gpu.index for one in slices})
     first = slices[0].slice
     yield Finding(
-        summary=f"{plan.nproc} ranks on MIG slices (GPU {listed(sliced)}): a process sees one slice, and NCCL can't join them"
+        summary=f"{plan.nproc} ranks on MIG slices (GPU {listed(sliced)}): a process sees one slice, and NCCL can't connect them"
         if not guessed
-        else f"{plural(len(slices), 'MIG slice')} here: good for one rank each, not for one job over several",
+        else f"{plural(len(slices), 'MIG slice')} here: each is good for a job of one rank, but no job can span them",
         evidence=(
-            _planned(plan),
+            planned(plan),
             Evidence(
                 f"MIG slices: {listed((f'{one.slice.uuid} on GPU {one.gpu.index}' for one in slices if one.slice), 3)}",
                 "NVML",
@@ -134,11 +135,11 @@ def mig_multi_instance(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) 
         ),
         fixes=(
             Fix(
-                "Run one rank, on one slice",
-                (f"export CUDA_VISIBLE_DEVICES={first.uuid if first else ''}", "torchrun --nproc-per-node=1 ..."),
+                "Run one rank on one slice: `torchrun --nproc-per-node=1` after",
+                (f"export CUDA_VISIBLE_DEVICES={first.uuid if first else ''}",),
             ),
             Fix(
-                "Or switch MIG off to have the whole GPU (needs root, and no process on it)",
+                "Or switch MIG off to have the whole GPU (needs root, or ask the administrator; no process may be using it)",
                 tuple(f"sudo nvidia-smi -i {one} -mig 0" for one in sliced),
             ),
         ),
@@ -175,16 +176,21 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
     taken = tuple(one for one in exclusive if not isinstance(one.processes, Unknown) and one.processes > 0)
     free = len(whole) - len(prohibited) - len(taken)
     if prohibited:
-        yield _closed(prohibited, devices, f"{called(prohibited)}: compute mode PROHIBITED, no process may use it")
+        yield _closed(
+            prohibited, devices, f"{called(prohibited)} can't be used: compute mode PROHIBITED lets no process in"
+        )
     if taken and plan.nproc > free:
         yield _closed(
-            taken, devices, f"{called(taken)}: compute mode EXCLUSIVE_PROCESS, and another process has it already", True
+            taken,
+            devices,
+            f"{called(taken)} can't be used: compute mode EXCLUSIVE_PROCESS, and another process is in",
+            True,
         )
     elif exclusive and plan.nproc > len(whole):
         yield _closed(
             exclusive,
             devices,
-            f"{plan.nproc} ranks on {plural(len(whole), 'GPU')} in compute mode EXCLUSIVE_PROCESS, which takes one process",
+            f"{plan.nproc} ranks on {plural(len(whole), 'GPU')} in compute mode EXCLUSIVE_PROCESS, which lets one process in",
         )
 
 
@@ -203,12 +209,15 @@ def _closed(bad: tuple[Gpu, ...], devices: tuple[Gpu, ...], summary: str, taken:
         ),
         fixes=(
             *(
-                (Fix("See who has it", ("nvidia-smi --query-compute-apps=gpu_uuid,pid,name --format=csv",)),)
+                (Fix("See which process has it", ("nvidia-smi --query-compute-apps=gpu_uuid,pid,name --format=csv",)),)
                 if taken
                 else ()
             ),
-            Fix("Set the mode back (needs root)", (f"sudo nvidia-smi -i {chosen} -c DEFAULT",)),
-            *((Fix("Or use the others only", (f"export CUDA_VISIBLE_DEVICES={','.join(left)}",)),) if left else ()),
+            Fix(
+                "Set the compute mode back (needs root, or ask the administrator)",
+                (f"sudo nvidia-smi -i {chosen} -c DEFAULT",),
+            ),
+            *((Fix("Or use only the other GPUs", (f"export CUDA_VISIBLE_DEVICES={','.join(left)}",)),) if left else ()),
         ),
     )
 
@@ -240,18 +249,15 @@ def gpu_heterogeneous(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
     if all(_alike(one, first[0]) for one in first):
         return
     yield Finding(
-        summary=f"Unlike GPUs in one job: {listed((_described(one) for one in _kinds(first)), most=3)}",
+        summary=f"The GPUs of this job differ: {listed((_described(one) for one in _kinds(first)), most=3)}",
         evidence=(
-            _planned(plan),
+            planned(plan),
             *(Evidence(f"GPU {one.index}: {_described(one)}", "NVML") for one in visible[:8]),
         ),
         fixes=(
             Fix(
-                f"Use only those that are like {best.name}",
-                (
-                    "export CUDA_VISIBLE_DEVICES=" + ",".join(one.uuid for one in alike),
-                    f"torchrun --nproc-per-node={len(alike)} ...",
-                ),
+                f"Use only the {best.name}: `torchrun --nproc-per-node={len(alike)}` after",
+                ("export CUDA_VISIBLE_DEVICES=" + ",".join(one.uuid for one in alike),),
             ),
         ),
     )
@@ -320,20 +326,23 @@ def gpu_memory_in_use(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
     free = [one for one in asked if one not in full]
     unseen = all(one.processes == 0 for one in full)
     yield Finding(
-        summary=f"{called(full)}: memory is in use already, "
+        summary=f"Memory is already in use on {called(full)}: "
         + (
-            f"up to {_share(worst) or 0:.0%} on GPU {worst.index}"
+            f"up to {_share(worst) or 0:.0%} (GPU {worst.index})"
             if len(full) > 1
             else f"{_share(worst) or 0:.0%} of it"
         ),
-        cause="NVML lists no process there: it is in another container, or the rest of one that was killed."
+        cause="NVML lists no process there: it runs in another container, or a killed one hasn't quite ended."
         if unseen
         else "",
         evidence=tuple(Evidence(f"GPU {one.index}: {_held(one)}", "NVML") for one in full[:8]),
         fixes=(
-            Fix("See who holds it", ("nvidia-smi", "fuser -v /dev/nvidia*" if unseen else "ps -fu $USER")),
+            Fix(
+                "See which process holds it, and end it if it is yours",
+                ("nvidia-smi", "fuser -v /dev/nvidia*" if unseen else "ps -fu $USER"),
+            ),
             *(
-                (Fix("Or use the free ones", (_choose(free),)),)
+                (Fix("Or use only the free GPUs", (_choose(free),)),)
                 if len(free) >= plan.nproc or (free and len(devices) > 1)
                 else ()
             ),

@@ -26,8 +26,9 @@ DAY = 86400.0
 def _reset(gpus: tuple[Gpu, ...]) -> Fix:
     chosen = ",".join(str(one.index) for one in gpus)
     return Fix(
-        f"Reset {called(gpus)} (needs root, and no process on it), or reboot",
-        (f"sudo nvidia-smi --gpu-reset -i {chosen}", "sudo reboot"),
+        f"Reset {called(gpus)} while no process uses {'it' if len(gpus) == 1 else 'them'}, or reboot "
+        "(needs root, or ask the administrator)",
+        (f"sudo nvidia-smi --gpu-reset -i {chosen}",),
     )
 
 
@@ -35,7 +36,12 @@ def _leave_out(all_of: tuple[Gpu, ...], bad: tuple[Gpu, ...]) -> tuple[Fix, ...]
     left = len(all_of) - len(bad)
     if not left:
         return ()
-    return (Fix(f"Until then train without it, on {plural(left, 'rank')} here", (without(all_of, bad),)),)
+    return (
+        Fix(
+            f"Until then train without {'it' if len(bad) == 1 else 'them'}, with {plural(left, 'rank')} on this host",
+            (without(all_of, bad),),
+        ),
+    )
 
 
 @check(
@@ -72,25 +78,25 @@ def gpu_ecc_error(gpus: Gpus) -> Iterator[Finding]:
     )
     if failed:
         yield Finding(
-            summary=f"{called(failed)} ran out of spare memory rows (remapping failed): to be replaced",
-            evidence=(Evidence(f"row remapping failed on {called(failed)}", "NVML"),),
+            summary=f"{called(failed)} ran out of spare memory rows (remapping failed) and must be replaced",
+            evidence=(Evidence(f"remapping of memory rows failed on {called(failed)}", "NVML"),),
             fixes=(
-                Fix("Report it to whoever owns the machine", ("nvidia-smi -q -d ROW_REMAPPER,ECC",)),
+                Fix("Report it to the administrator, with what this prints", ("nvidia-smi -q -d ROW_REMAPPER,ECC",)),
                 *_leave_out(devices, failed),
             ),
         )
     if fresh:
         counted = listed((f"GPU {one.index}: {errors[one.index]}" for one in fresh), most=8)
         yield Finding(
-            summary=f"{called(fresh)}: uncorrectable memory errors since the driver was loaded ({counted})",
-            evidence=(Evidence(f"uncorrected ECC errors (volatile): {counted}", "NVML"),),
+            summary=f"Uncorrectable memory errors since the driver was loaded: {counted}",
+            evidence=(Evidence(f"uncorrected ECC errors since the driver was loaded: {counted}", "NVML"),),
             fixes=(_reset(fresh), *_leave_out(devices, fresh)),
         )
     if waiting:
         yield Finding(
-            summary=f"{called(waiting)}: bad memory is found and is replaced at the next reset",
-            cause="It was repaired in the books only: until the reset the GPU works around it, and may fail.",
-            evidence=(Evidence(f"remapping or page retirement pending on {called(waiting)}", "NVML"),),
+            summary=f"{called(waiting)} found bad memory, and can only replace it by spare memory at the next reset",
+            cause="Until then the bad memory stays in use, and a process that touches it may die.",
+            evidence=(Evidence(f"remapping of rows or retirement of pages is pending on {called(waiting)}", "NVML"),),
             fixes=(_reset(waiting),),
             severity=WARN,
         )
@@ -99,9 +105,17 @@ def gpu_ecc_error(gpus: Gpus) -> Iterator[Finding]:
         yield Finding(
             summary=f"{called(old)} had uncorrectable memory errors in the past, none since the driver was loaded",
             evidence=tuple(
-                Evidence(f"GPU {one.index}: {one.ecc_uncorrected_aggregate} in its lifetime", "NVML") for one in old
+                Evidence(
+                    f"GPU {one.index}: uncorrected errors in its lifetime: {one.ecc_uncorrected_aggregate}", "NVML"
+                )
+                for one in old
             ),
-            fixes=(Fix("Nothing, unless this GPU's jobs die", ("nvidia-smi -q -d ROW_REMAPPER,ECC",)),),
+            fixes=(
+                Fix(
+                    "Do nothing, unless jobs on it die: then report this to the administrator",
+                    ("nvidia-smi -q -d ROW_REMAPPER,ECC",),
+                ),
+            ),
             severity=INFO,
         )
     asked = (one.ecc_uncorrected_volatile for one in devices)
@@ -136,18 +150,18 @@ def gpu_fell_off_bus(
     Reboot; only a full power-off helps some. If it comes back: lower the power limit (`sudo nvidia-smi -pl 300`), reseat the
     card, another power supply.
     """
-    gone = {one.address: "revision ff in its configuration space" for one in own_gpus(pci) if one.revision == 0xFF}
+    gone = {one.address: "the PCI bus reads only ff from it" for one in own_gpus(pci) if one.revision == 0xFF}
     requires(isinstance(gpus, Unknown) or gpus.vendor != "amd", NO_GPU)
     listed_gpus = () if isinstance(gpus, Unknown) else gpus.devices
     for one in listed_gpus:
         if one.lost:
-            gone[one.bus_id or f"GPU {one.index}"] = f"NVML says that it is lost {one.error}".strip()
+            gone[one.bus_id or f"GPU {one.index}"] = "NVML says that this GPU is lost"
     if not isinstance(kernel_log, Unknown):
         for line in _still_gone(kernel_log, gpus, driver):
             gone.setdefault(line.gpu + ".0", line.text)
     status = None if isinstance(driver, Unknown) else driver.nvml_status
     if gone or status == 15:
-        names = listed(sorted(gone), most=4) or "A GPU"
+        names = f"{'GPUs' if len(gone) > 1 else 'GPU'} {listed(sorted(gone), most=4)}" if gone else "A GPU"
         yield Finding(
             summary=f"{names} no longer {'answer' if len(gone) > 1 else 'answers'} (fell off the bus)",
             evidence=(
@@ -155,9 +169,12 @@ def gpu_fell_off_bus(
                 *((Evidence("NVML can't start: a GPU is lost (15)", "nvmlInit"),) if status == 15 else ()),
             ),
             fixes=(
-                Fix("Reboot; if that doesn't bring it back, switch the power off and on", ("sudo reboot",)),
                 Fix(
-                    "If it comes back: lower the power limit, and let cables, riser and slot be looked at",
+                    "Reboot, and if that doesn't bring it back, switch the power off and on (needs root, or ask the administrator)",
+                    ("sudo reboot",),
+                ),
+                Fix(
+                    "If it happens again: have cables, riser and slot looked at, and lower the power limit; the kernel log tells more",
                     ("sudo dmesg | grep -iE 'xid|aer|pcieport'",),
                 ),
             ),
@@ -236,11 +253,11 @@ def _xid_finding(number: int, same: list[Reported], hints: list[Reported], sever
     advice = [one.text.partition("154,")[2].strip() for one in hints if one.gpu in where]
     fixes = [Fix(f"{means.action[:1].upper()}{means.action[1:]}", _xid_commands(means.action, where))]
     if advice:
-        fixes.insert(0, Fix(f"The driver itself says: {advice[-1]}"))
+        fixes.insert(0, Fix(f"Do what the driver itself says: {advice[-1]}"))
     times = f", {len(same)} times" if len(same) > 1 else ""
     return Finding(
         summary=f"Xid {number} on {listed(where, most=3)}{_ago(newest.age)}{times}: {means.meaning}",
-        cause=f"Whose fault: mostly {means.whose}." if means.whose not in (FOLLOWS, UNLISTED.whose) else "",
+        cause=f"This is mostly a fault of {means.whose}." if means.whose not in (FOLLOWS, UNLISTED.whose) else "",
         evidence=tuple(Evidence(one.text, source) for one in same[-3:]),
         fixes=tuple(fixes),
         severity=severity,
@@ -258,7 +275,7 @@ def _ago(age: float) -> str:
 
 def _xid_commands(action: str, where: list[str]) -> tuple[str, ...]:
     if action == RESET:
-        return (*(f"sudo nvidia-smi --gpu-reset -i {one}.0" for one in where[:2]), "sudo reboot")
+        return tuple(f"sudo nvidia-smi --gpu-reset -i {one}.0" for one in where)
     if action == REBOOT:
         return ("sudo reboot",)
     if action == DEBUG:
@@ -284,9 +301,17 @@ def gpu_throttled(gpus: Gpus) -> Iterator[Finding]:
     devices = nvidia_gpus(gpus)
     known_reasons = [(one, one.throttle_reasons) for one in devices if not isinstance(one.throttle_reasons, Unknown)]
     for reasons, why, look in (
-        ({"hw-thermal", "sw-thermal"}, "too hot", "Look after the cooling: fans, filters, what sits next to it"),
-        ({"hw-power-brake"}, "braked by the power supply", "Look after power supply and cables"),
-        ({"hw-slowdown"}, "slowed by its own protection", "Look after cooling and power"),
+        (
+            {"hw-thermal", "sw-thermal"},
+            "too hot",
+            "Have the cooling looked at (fans, filters, neighbouring cards); this shows temperatures and reasons",
+        ),
+        (
+            {"hw-power-brake"},
+            "braked by the power supply",
+            "Have the power supply and its cables looked at; this shows the reasons",
+        ),
+        ({"hw-slowdown"}, "slowed by its own protection", "Have cooling and power looked at; this shows the reasons"),
     ):
         hit = tuple(one for one, active in known_reasons if reasons & set(active))
         if reasons == {"hw-slowdown"}:  # it comes with the other two, which say why
@@ -297,7 +322,7 @@ def gpu_throttled(gpus: Gpus) -> Iterator[Finding]:
             )
         if hit:
             yield Finding(
-                summary=f"{called(hit)} slowed down: {why} ({'' if len(hit) == 1 else f'GPU {hit[0].index}: '}{_state(hit[0])})",
+                summary=f"{called(hit)} {'runs' if len(hit) == 1 else 'run'} slowed down: {why} ({'' if len(hit) == 1 else f'GPU {hit[0].index}: '}{_state(hit[0])})",
                 evidence=tuple(
                     Evidence(f"GPU {one.index}: {listed(active)}; {_state(one)}", "NVML")
                     for one, active in known_reasons
@@ -313,15 +338,16 @@ def gpu_throttled(gpus: Gpus) -> Iterator[Finding]:
     ]
     if lowered:
         yield Finding(
-            summary=f"{called([one for one, _, _ in lowered])}: power limit {lowered[0][1]:.0f} W of {lowered[0][2]:.0f} W",
-            cause="Somebody lowered it; a DDP step takes as long as the slowest GPU.",
+            summary=f"The power limit of {called([one for one, _, _ in lowered])} was lowered to {lowered[0][1]:.0f} W, from "
+            f"{lowered[0][2]:.0f} W",
+            cause="Somebody set it by hand. A step of DDP takes as long as the slowest GPU.",
             evidence=tuple(
                 Evidence(f"GPU {one.index}: {limit:.0f} W, by default {usual:.0f} W", "NVML")
                 for one, limit, usual in lowered
             ),
             fixes=(
                 Fix(
-                    "If it isn't on purpose (power supply, cooling), raise it again (needs root)",
+                    "Raise it again, unless power supply or cooling need it (needs root, or ask the administrator)",
                     tuple(f"sudo nvidia-smi -i {one.index} -pl {usual:.0f}" for one, _, usual in lowered),
                 ),
             ),
@@ -375,22 +401,29 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
         width = _best(one.link_width_max, one.parent_link_width_max)
         speed = _best(one.link_speed_max, one.parent_link_speed_max)
         has = (
-            f"x{one.link_width} of x{width} lanes"
+            f"{one.link_width} of {width} PCIe lanes"
             if one in narrow
-            else f"{one.link_speed:g} of {speed:g} GT/s, though it is in use"
+            else f"a PCIe link of {one.link_speed:g} of {speed:g} GT/s, though it is in use"
         )
         yield Finding(
-            summary=f"{_kind(one)} {one.address} has {has}",
+            summary=f"{_kind(one)} {one.address} runs with {has}",
             evidence=(
                 Evidence(
                     f"{one.address}: x{one.link_width}, {one.link_speed:g} GT/s; card and slot can do x{width}, "
                     f"{speed:g} GT/s",
                     "/sys/bus/pci/devices",
                 ),
-                *((Evidence(f"utilisation {busy[one.address].utilisation} %", "NVML"),) if one.address in busy else ()),
+                *(
+                    (Evidence(f"the GPU is {busy[one.address].utilisation} % busy", "NVML"),)
+                    if one.address in busy
+                    else ()
+                ),
             ),
             fixes=(
-                Fix("Let the card be reseated, or put into a slot with all lanes", (f"sudo lspci -vvs {one.address}",)),
+                Fix(
+                    "Ask the administrator to reseat the card or to give it a slot with all lanes; this shows its link (LnkSta)",
+                    (f"sudo lspci -vvs {one.address}",),
+                ),
             ),
         )
 
@@ -444,7 +477,8 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     bad = tuple(one for one in watched if one.aer_fatal or one.aer_nonfatal)
     if bad:
         yield Finding(
-            summary=f"PCIe errors since boot at {listed((one.address for one in bad), most=4)}",
+            summary=f"PCIe errors that were not corrected since boot: {plural(sum(one.aer_fatal + one.aer_nonfatal for one in bad), 'error')} at "
+            f"{listed((one.address for one in bad), most=4)}",
             evidence=tuple(
                 Evidence(
                     f"{one.address}: {one.aer_fatal} fatal, {one.aer_nonfatal} not fatal, "
@@ -455,8 +489,9 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
             ),
             fixes=(
                 Fix(
-                    "See when they came; if the count grows, let riser, slot and cable be looked at"
-                    + (" (on the host)" if container.runtime else ""),
+                    "See whether the count grows"
+                    + (", on the host" if container.runtime else "")
+                    + "; if so, have riser, slot and cable looked at",
                     (f"grep TOTAL /sys/bus/pci/devices/{bad[0].address}/aer_dev_*", "sudo dmesg | grep -i aer"),
                 ),
             ),

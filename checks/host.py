@@ -134,7 +134,7 @@ def _more_shared_memory(container: Maybe[Container], plan: Plan, *, has_size: bo
         return (Fix("Start the container with the host's /dev/shm mounted into it (`--bind /dev/shm`)"), *without_it)
     return (
         Fix(
-            "Enlarge it until the next start of the host (needs root, or ask the administrator)",
+            f"{'Enlarge' if has_size else 'Make'} it, until the next start of the host (needs root, or ask the administrator)",
             tuple(f"sudo {one}" for one in commands),
         ),
         *without_it,
@@ -304,7 +304,7 @@ def nofile_limit(
         summary=f"A process may open only {soft} files; {plural(world, 'rank')} with DataLoader workers may need {wanted}",
         evidence=(
             told(limits, "nofile_soft", f"open files (`ulimit -n`): {soft}"),
-            told(limits, "nofile_hard", f"it can be raised to {'any number' if hard == -1 else hard}"),
+            told(limits, "nofile_hard", f"open files at most (`ulimit -Hn`): {'unlimited' if hard == -1 else hard}"),
             planned(plan),
         ),
         fixes=(raise_it, sharing),
@@ -454,7 +454,7 @@ def _short_of(what: str, disks: Sequence[Disk], figures: str) -> Finding:
             )
         )
     return Finding(
-        summary=f"{where} is short of {what}: {figures}; used for {listed([one.purpose for one in disks], 3)}"[:160],
+        summary=f"{where} is short of {what}: {figures}; on it: {listed([one.purpose for one in disks], 3)}"[:160],
         evidence=tuple(_seen(one, figures) for one in disks),
         fixes=tuple(fixes),
         severity=FAIL if fails else WARN,

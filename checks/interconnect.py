@@ -16,12 +16,15 @@ from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.knowledge.evidence import cuda_start, told
 from ddpdoctor.knowledge.nvidia import NO_DRIVER, bus_gpus, called, driver_loaded, nvidia_gpus, older, said
 from ddpdoctor.knowledge.xids import SXID_LINE, reported
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 
-WITHOUT_P2P = Fix("Until then let NCCL go through host memory (slower, but it works)", ("export NCCL_P2P_DISABLE=1",))
+WITHOUT_P2P = Fix(
+    "Let NCCL go through host memory, until this is cured (slower, but it works)", ("export NCCL_P2P_DISABLE=1",)
+)
 
 
 DAY = 86400.0
@@ -74,32 +77,38 @@ def fabric_manager_not_running(
         summary = "CUDA can't start: the NVSwitch fabric is not set up (802, system not yet initialized)"
     elif waiting and (plan.nproc > 1 or initialised != 0):
         summary = (
-            f"{called(waiting)}: not joined to the NVLink fabric ({listed(sorted({_fabric(one) for one in waiting}))})"
+            f"{called(waiting)} didn't join the NVLink fabric ({listed(sorted({_fabric(one) for one in waiting}))})"
         )
         severity = WARN if initialised == 0 else None
     elif here and not done and pci.nvswitches and manager != "active":
         if isinstance(manager, Unknown):
             raise NotKnown(manager.reason)
-        summary = f"{plural(len(pci.nvswitches), 'NVSwitch', 'NVSwitches')} here, but the fabric manager is {manager or 'not installed'}"
+        summary = f"{plural(len(pci.nvswitches), 'NVSwitch', 'NVSwitches')} here, but the fabric manager is {_manager(driver)}"
         severity = WARN if initialised == 0 else None
     elif differs:
-        summary = f"The fabric manager is {theirs}, the driver {driver.version}: after the next restart it won't start"
+        summary = f"The fabric manager is {theirs}, but the driver is {driver.version}: it won't start again"
         severity = WARN
     else:
         return
     yield Finding(
         summary=summary,
-        cause=f"The fabric manager is {theirs} and refuses to work with driver {driver.version}." if differs else "",
+        cause=f"Fabric manager {theirs} refuses to work with driver {driver.version}: the versions must be the same."
+        if differs
+        else "",
         evidence=(
-            driver.seen("cuda_init", said(driver.cuda_init)),
-            driver.seen("fabric_manager", said(manager) if here else "not visible from a container"),
-            driver.seen("fabric_manager_version", theirs or "none"),
-            Evidence(f"driver version: {driver.version}", "/proc/driver/nvidia/version, NVML"),
-            *(Evidence(f"GPU {one.index}: fabric {_fabric(one)}", "NVML") for one in waiting[:8]),
+            cuda_start(driver),
+            *([told(driver, "fabric_manager", f"fabric manager: {_manager(driver)}")] if here else []),
+            *([told(driver, "fabric_manager_version", f"fabric manager's version: {theirs}")] if theirs else []),
+            Evidence(f"driver {driver.version}", "/proc/driver/nvidia/version, NVML"),
+            *(Evidence(f"GPU {one.index}: joining the fabric: {_fabric(one)}", "NVML") for one in waiting[:8]),
         ),
         fixes=_fabric_fixes(driver, machine, here, installed=not here or manager is not None, differs=differs),
         severity=severity,
     )
+
+
+def _manager(driver: Driver) -> str:
+    return "not installed" if driver.fabric_manager is None else said(driver.fabric_manager)
 
 
 def _registration(gpu: Gpu) -> bool:
@@ -115,23 +124,29 @@ def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool,
     if not here:
         return (
             Fix(
-                "Ask for the fabric manager on the host; a container can't do it",
+                "Ask the administrator to start nvidia-fabricmanager on the host, which a container can't do; there, this shows "
+                "its state",
                 ("systemctl status nvidia-fabricmanager",),
             ),
         )
     branch = (driver.version or "").split(".")[0]
     start = "sudo systemctl restart nvidia-fabricmanager"
     look = Fix(
-        "If it doesn't start, it says why", ("systemctl status nvidia-fabricmanager", "tail /var/log/fabricmanager.log")
+        "If it doesn't start, see why", ("systemctl status nvidia-fabricmanager", "tail /var/log/fabricmanager.log")
     )
     if installed and not differs:
-        return (Fix("Start it (needs root)", ("sudo systemctl enable nvidia-fabricmanager", start)), look)
+        return (
+            Fix(
+                "Start it (needs root, or ask the administrator)", ("sudo systemctl enable nvidia-fabricmanager", start)
+            ),
+            look,
+        )
     install = f"dnf install nvidia-fabric-manager-{driver.version}"
     if machine.os_id in DEBIAN:
         install = f"apt-get install nvidia-fabricmanager-{branch}='{driver.version}-*'"
     return (
         Fix(
-            "Install it in the driver's version, and start it (needs root)",
+            "Install it in the driver's version, and start it (needs root, or ask the administrator)",
             (f"sudo {install}", "sudo systemctl enable nvidia-fabricmanager", start),
         ),
         look,
@@ -172,13 +187,19 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog]) -> Iterator
     if fewer:
         which = called([one for one, _, _ in fewer])
         yield Finding(
-            summary=f"{which}: {fewer[0][1]} NVLinks are up, where its sisters have {fewer[0][2]}",
+            summary=f"{which}: only {plural(fewer[0][1], 'NVLink')} up, while the other GPUs have {fewer[0][2]}",
             evidence=tuple(
                 Evidence(f"GPU {one.index}: {active} of {most} NVLinks up", "NVML") for one, active, most in fewer
             ),
             fixes=(
-                Fix("See which links are down", ("nvidia-smi nvlink -s", "nvidia-smi nvlink -e")),
-                Fix("Reboot; if it comes back, report the board", ("sudo reboot",)),
+                Fix(
+                    "See which links are down, and send it to the administrator",
+                    ("nvidia-smi nvlink -s", "nvidia-smi nvlink -e"),
+                ),
+                Fix(
+                    "Reboot (needs root, or ask the administrator); if it comes back, have the board examined",
+                    ("sudo reboot",),
+                ),
             ),
             severity=FAIL if switched and any(not active for _, active, _ in fewer) else None,
         )
@@ -187,9 +208,14 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog]) -> Iterator
         yield Finding(
             summary=f"An NVSwitch reported fatal errors (SXid {listed(numbers)})",
             evidence=tuple(Evidence(one.text, "kernel log") for one in fatal[-3:]),
-            fixes=(Fix("Reboot; if it comes back, report the board", ("sudo dmesg -T | grep SXid", "sudo reboot")),),
+            fixes=(
+                Fix(
+                    "Reboot (needs root, or ask the administrator); if it comes back, have the board examined",
+                    ("sudo dmesg -T | grep SXid", "sudo reboot"),
+                ),
+            ),
         )
-    requires(fatal or any(count for _, count in counts), "no NVLink is up or none exists")
+    requires(fatal or any(count for _, count in counts), "no NVLink between the GPUs")
 
 
 @check(
@@ -221,7 +247,7 @@ def p2p_acs_iommu(
     requires(not machine.wsl, "WSL has no PCI bus of its own")
     requires(plan.nproc > 1 and len(devices) > 1, "no more than one GPU in the job")
     virtual = [one.virtualization for one in devices if not isinstance(one.virtualization, Unknown)]
-    requires(all(one == "none" for one in virtual), "in a virtual machine the host decides")
+    requires(all(one == "none" for one in virtual), "in a virtual machine this is the host's matter")
     linked = all(not isinstance(one.nvlinks_active, Unknown) and one.nvlinks_active for one in devices)
     requires(not linked, "the GPUs reach each other by NVLink")
     requires(not _off(environment, "NCCL_P2P_DISABLE"), "NCCL_P2P_DISABLE is set")
@@ -236,12 +262,13 @@ def p2p_acs_iommu(
         yield Finding(
             summary=f"ACS redirects GPU-to-GPU traffic at {plural(len(bridges), 'PCIe bridge')}: NCCL may hang or be slow",
             evidence=tuple(
-                Evidence(f"{one.address}: ACS redirect is on", "its configuration space") for one in bridges[:8]
+                Evidence(f"PCIe bridge {one.address}: ACS redirect is on", "its configuration space")
+                for one in bridges[:8]
             ),
             fixes=(
                 WITHOUT_P2P,
                 Fix(
-                    "Turn ACS off in the firmware, or until the next boot (needs root)",
+                    "Turn ACS off in the firmware, or with this until the next boot (needs root, or ask the administrator)",
                     tuple(f"sudo setpci -s {one.address} ECAP_ACS+6.w=0000" for one in bridges[:8]),
                 ),
             ),
@@ -250,14 +277,14 @@ def p2p_acs_iommu(
         yield Finding(
             summary="The IOMMU translates GPU-to-GPU traffic (no iommu=pt): NCCL's peer-to-peer copies may hang",
             evidence=(
-                pci.seen("iommu_groups", said(groups)),
-                machine.seen("kernel_command_line", command_line or "unknown"),
-                gpus.seen("p2p", "reported as possible"),
+                told(pci, "iommu_groups", f"the IOMMU is on ({said(groups)} groups)"),
+                *([machine.seen("kernel_command_line", command_line)] if command_line else []),
+                told(gpus, "p2p", "the driver says that the GPUs can reach each other directly"),
             ),
             fixes=(
                 WITHOUT_P2P,
                 Fix(
-                    "Let the IOMMU pass traffic through (needs root, a reboot)",
+                    "Let the IOMMU pass traffic through, and reboot (needs root, or ask the administrator)",
                     (
                         r"""sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&iommu=pt /' /etc/default/grub""",
                         "sudo update-grub && sudo reboot",
@@ -328,12 +355,12 @@ def rtx4000_p2p_unsupported(
         Evidence(f"{len(cards)} x {cards[0].name}", "NVML"),
         Evidence(f"driver {version}", "/proc/driver/nvidia, NVML"),
     )
-    fix = Fix("Say that there is no peer-to-peer", ("export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1",))
-    newer = Fix("Or install a newer driver, 550.40.07 at least")
+    fix = Fix("Turn peer-to-peer and InfiniBand off in NCCL", ("export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1",))
+    newer = Fix("Or install a newer driver, 550.40.07 at least (needs root, or ask the administrator)")
     geforce = any("GeForce" in one.name for one in cards)
     if geforce and older(version, "525.105.17") and not off:
         yield Finding(
-            summary=f"Driver {version} wrongly offers peer-to-peer on {cards[0].name}: NCCL hangs or computes wrongly",
+            summary=f"Driver {version} wrongly offers peer-to-peer on {cards[0].name}: NCCL hangs or gives wrong results",
             evidence=evidence,
             fixes=(fix, newer),
         )
@@ -372,7 +399,10 @@ def nccl_mempool_unsupported(gpus: Gpus, plan: Plan, torch: Maybe[Torch]) -> Ite
     version = () if isinstance(torch, Unknown) or isinstance(torch.nccl_version, Unknown) else torch.nccl_version or ()
     requires(not version or version >= (2, 26), "this NCCL is older than 2.26")
     yield Finding(
-        summary=f"{called(virtual)}: a vGPU; NCCL 2.26 and later can't start there unless its unified memory is on",
-        evidence=(Evidence(f"virtualization of {called(virtual)}: vgpu", "NVML"),),
-        fixes=(Fix("Ask for pciPassthru0.cfg.enable_uvm=1 in this virtual machine's settings"),),
+        summary=f"{called(virtual)} {'is a vGPU' if len(virtual) == 1 else 'are vGPUs'}: NCCL 2.26 and later can't start there if "
+        "unified memory is off",
+        evidence=(Evidence(f"{called(virtual)}: {'a vGPU' if len(virtual) == 1 else 'vGPUs'}", "NVML"),),
+        fixes=(
+            Fix("Ask the host's administrator for `pciPassthru0.cfg.enable_uvm=1` in this virtual machine's settings"),
+        ),
     )

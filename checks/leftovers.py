@@ -185,7 +185,7 @@ def file_against_environment(environment: Environment) -> Iterator[Conflict]:
     for winner in environment.effective:
         for other in environment.settings:
             if other.name == winner.name and other.origin != winner.origin and other.value != winner.value:
-                yield winner, other, "the first one counts", INFO
+                yield winner, other, "only the first counts", INFO
 
 
 def old_against_new(environment: Environment) -> Iterator[Conflict]:
@@ -193,7 +193,7 @@ def old_against_new(environment: Environment) -> Iterator[Conflict]:
         entry = known_settings().get(old.name)
         new = environment.setting(entry.replaced_by) if entry and entry.reader == "torch" else None
         if new and new.value != old.value:
-            yield new, old, "torch believes the new name", WARN
+            yield new, old, "torch takes the new name", WARN
 
 
 def without_algorithm(environment: Environment) -> Iterator[Conflict]:
@@ -207,7 +207,12 @@ def without_algorithm(environment: Environment) -> Iterator[Conflict]:
         and algorithms <= {"nvls", "collnetdirect", "collnetchain"}
         and not words(protocol.value) & {"simple", ""}
     ):
-        yield algorithm, protocol, "leaves NCCL nothing to work with, since these know Simple only", FAIL
+        yield (
+            algorithm,
+            protocol,
+            "NCCL has nothing to work with, since that algorithm takes the protocol Simple only",
+            FAIL,
+        )
 
 
 def words(value: str) -> set[str]:
@@ -225,7 +230,7 @@ def different_numbers(one: str, other: str) -> bool:
 PAIRS: tuple[tuple[str, str, Callable[[str, str], bool], str, Severity], ...] = (
     ("NCCL_IB_DISABLE", "NCCL_NET", lambda disable, net: on(disable) and net.strip().upper() == "IB",
      "NCCL finds no network and stops", FAIL),
-    ("NCCL_COMM_BLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING", both_on, "one asks for blocking communicators, one against", WARN),
+    ("NCCL_COMM_BLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING", both_on, "one asks for blocking communicators, the other against", WARN),
     ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD",
      lambda threads, sockets: (number(threads) or 0) * (number(sockets) or 0) > 64,
      "their product may be 64 at most; NCCL takes fewer", INFO),

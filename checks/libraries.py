@@ -107,7 +107,7 @@ def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, p
             severity=FAIL if outdated or (import_broken(torch) and _undefined(torch).startswith("nccl")) else WARN,
             cause=f"torch requires {keep}; the file that is there now is {there or 'of unknown version'}.",
             evidence=(
-                told(packages, "installed", f"both are installed: {both}"),
+                told(packages, "installed", f"all are installed: {both}"),
                 told(
                     libraries, "bundled", f"libnccl.so.2 is now {there or 'of unknown version'}, in {group[0].location}"
                 ),
@@ -275,7 +275,9 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
         )
         more = f" and {len(wrong) - 2} more" if len(wrong) > 2 else ""
         yield Finding(
-            summary=f"{plural(len(wrong), 'CUDA package')} in versions that torch doesn't want: {is_where}{more}"[:160],
+            summary=f"{plural(len(wrong), 'CUDA package')} in {'a version' if len(wrong) == 1 else 'versions'} that torch doesn't want: {is_where}{more}"[
+                :160
+            ],
             severity=severity,
             evidence=tuple(
                 told(packages, "installed", f"{one.package} {one.installed}; torch requires {one.wanted}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, Unknown, known
@@ -13,6 +14,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.cuda_stack import import_broken, pin_of, reinstall, without_folder
+from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.wheels import index_options, numbers
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, pip_install
@@ -55,13 +57,23 @@ def cuda_lib_not_found(torch: Torch, packages: Packages, libraries: Libraries, p
     if not missing:
         return
     fix = _bring(missing, torch, packages, patient)
-    evidence = torch.seen("import_error") if named else libraries.seen("missing", listed(missing))
+    evidence = (
+        told(torch, "import_error", f"import torch: {_last_line(torch.import_error)}")
+        if named
+        else told(libraries, "missing", f"needed, and not found: {listed(missing)}")
+    )
     yield Finding(
-        summary=f"torch needs {listed(missing, most=3)}, and nothing here provides it"[:160],
+        summary=f"torch needs {listed(missing, most=3)}, which {'is' if len(missing) == 1 else 'are'} not found here"[
+            :160
+        ],
         severity=FAIL if named or import_broken(torch) else WARN,
-        evidence=(evidence, torch.seen("version")),
+        evidence=(evidence, torch_version(torch)),
         fixes=(fix,),
     )
+
+
+def _last_line(error: str) -> str:
+    return (error.strip().splitlines() or [""])[-1]
 
 
 def _bring(missing: list[str], torch: Torch, packages: Packages, patient: Patient) -> Fix:
@@ -70,9 +82,11 @@ def _bring(missing: list[str], torch: Torch, packages: Packages, patient: Patien
     version = packages.version("torch") or torch.version or ""
     named = (f"torch=={version}" if version else "torch", *index_options(version))
     if any(pin.installed is None for pin in wanted.values()):
-        return Fix("Let pip install what this torch requires and is absent", (pip_install(patient, *named),))
+        return Fix(
+            "Let pip install the packages that torch requires and that are missing", (pip_install(patient, *named),)
+        )
     if wanted:
-        return Fix("Install again what torch requires", (reinstall(patient, *wanted.values()),))
+        return Fix("Install the packages that bring them again", (reinstall(patient, *wanted.values()),))
     again = pip_install(patient, "--force-reinstall", *named)
     return Fix("Install torch anew with all that it requires", (again,))
 
@@ -110,7 +124,9 @@ def glibcxx_too_old(
     )
     if said:
         by = said[3] or "torch"
-        yield _too_old(f"{said[1]}_{said[2]}", by, libraries, patient, torch.seen("import_error", said[0]))
+        yield _too_old(
+            f"{said[1]}_{said[2]}", by, libraries, patient, told(torch, "import_error", f"import torch: {said[0]}")
+        )
         return
     have = known(provided)
     requires(have is not None, "the interpreter gets no libstdc++.so.6")
@@ -127,23 +143,30 @@ def glibcxx_too_old(
 
 
 def _too_old(needed: str, by: str, libraries: Libraries, patient: Patient, seen: Evidence) -> Finding:
-    have = libraries.glibcxx_provided if isinstance(libraries.glibcxx_provided, str) else "an unknown version"
+    known_version = isinstance(libraries.glibcxx_provided, str)
+    have = str(libraries.glibcxx_provided).removeprefix("GLIBCXX_")
     path = libraries.glibcxx_path or "libstdc++.so.6"
     folder = path.rpartition("/")[0]
     if folder and folder in [one.rstrip("/") for one in libraries.search_path]:
-        fix = Fix(f"Leave {folder} out of LD_LIBRARY_PATH", without_folder(libraries, folder))
+        fix = Fix(f"Take {folder} out of LD_LIBRARY_PATH for this job", without_folder(libraries, folder))
     elif patient.environment_kind == "conda":
         fix = Fix(
-            "Bring conda's libstdc++ up to date",
-            (f"conda install -p {patient.prefix} -c conda-forge 'libstdcxx-ng>=13'",),
+            "Install a newer libstdc++ with conda",
+            (f"conda install -p {shlex.quote(patient.prefix)} -c conda-forge 'libstdcxx-ng>=13'",),
         )
     else:
         fix = Fix(
-            "Take a newer base image or distribution, or rebuild what needs it with this system's compiler",
-            (f"strings {path} | grep GLIBCXX | sort -V | tail -1",),
+            "Take a newer base image or distribution, or rebuild what needs it with this system's compiler; this shows the "
+            "newest version that is here",
+            (f"grep -ao 'GLIBCXX_[0-9.]*' {shlex.quote(path)} | sort -Vu | tail -n 1",),
         )
     return Finding(
-        summary=f"{by.rpartition('/')[2]} needs {needed}, and {path} has {have} at most"[:160],
-        evidence=(seen, libraries.seen("glibcxx_provided", have), libraries.seen("glibcxx_path", path)),
+        summary=f"{by.rpartition('/')[2]} needs {needed}, but {path} is older"
+        + (f" (GLIBCXX_{have})" if known_version else ""),
+        evidence=(
+            seen,
+            *([told(libraries, "glibcxx_provided", f"newest that is there: GLIBCXX_{have}")] if known_version else []),
+            told(libraries, "glibcxx_path", f"libstdc++ in use: {path}"),
+        ),
         fixes=(fix,),
     )

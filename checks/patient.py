@@ -11,6 +11,7 @@ from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, listed
 
@@ -37,16 +38,16 @@ def python_unusable(patient: Patient) -> Iterator[Finding]:
     yield Finding(
         summary=f"{_short(patient.python)} can't be used: {_short(patient.detail, 80)}",
         cause=_CAUSES.get(patient.state, ""),
-        evidence=(patient.seen("state", f"{patient.state} ({patient.detail})"), patient.seen("chosen_by")),
+        evidence=(told(patient, "state", f"{patient.python}: {patient.detail}"), patient.seen("chosen_by")),
         fixes=(*_repairs(patient), ANOTHER),
     )
 
 
 _CAUSES = {
-    "missing": "Nothing is there any more, or the name is misspelt. A virtual environment only links to the Python that "
+    "missing": "The name is misspelt, or what it named was removed. A virtual environment only links to the Python that "
     "it was made from: when that is removed or upgraded, the environment is dead.",
     "not-executable": "The system refuses to run it.",
-    "too-old": "No torch of the last years runs on it. Where `python` still is Python 2, the right one is `python3`.",
+    "too-old": "No torch of the last years runs on it. Where `python` is still Python 2, `python3` is the right name.",
     "not-python": "It runs, but doesn't do what Python does when it is given a script.",
     "hangs": "It doesn't get through its own start: a file system that doesn't answer, or a sitecustomize or .pth file "
     "that waits for something.",
@@ -60,22 +61,22 @@ def _repairs(patient: Patient) -> Iterator[Fix]:
     if patient.state == "missing" and "link to" in patient.detail and patient.python.endswith("/bin/python"):
         folder = shlex.quote(patient.python.removesuffix("/bin/python"))
         yield Fix(
-            "Make the environment anew (its packages have to be installed again)",
+            "Make the environment anew, and install its packages again",
             (f"python3 -m venv --clear {folder}",),
         )
     elif patient.chosen_by == "VIRTUAL_ENV":
-        yield Fix("Leave the environment that is active", ("deactivate",))
+        yield Fix("Leave the active environment", ("deactivate",))
     elif patient.chosen_by == "CONDA_PREFIX":
-        yield Fix("Leave the environment that is active", ("conda deactivate",))
+        yield Fix("Leave the active environment", ("conda deactivate",))
     if patient.state == "not-executable" and "may not execute" in patient.detail:
-        yield Fix("If it really is a Python: make it executable", (f"chmod +x {python}",))
+        yield Fix("If it really is a Python, make it executable", (f"chmod +x {python}",))
     if patient.state in ("hangs", "dies"):
         yield Fix(
             "See whether it starts without settings, site-packages and sitecustomize", (f"{python} -I -S -c pass",)
         )
-        yield Fix("If it does: see at which module it stops with them", (f"{python} -v -c pass 2>&1 | tail -n 20",))
+        yield Fix("If it does, see at which module it stops with them", (f"{python} -v -c pass 2>&1 | tail -n 20",))
     if patient.state == "dies":
-        yield Fix("Try without settings of another Python", (f"env -u PYTHONHOME -u PYTHONPATH {python} -c pass",))
+        yield Fix("Try it without PYTHONHOME and PYTHONPATH", (f"env -u PYTHONHOME -u PYTHONPATH {python} -c pass",))
 
 
 def _short(text: str, most: int = 56) -> str:
@@ -112,13 +113,13 @@ def torch_shadowed(torch: Torch, patient: Patient, packages: Maybe[Packages]) ->
     what = "something that isn't PyTorch" if not_torch else f"torch {torch.version}"
     behind = f", not {_described(torch.hidden, packages)}" if torch.hidden else ""
     yield Finding(
-        summary=f"import torch finds {what} through {torch.found_through}{behind}",
-        cause="" if torch.hidden else "No PyTorch is installed besides.",
+        summary=f"import torch finds {what} through {torch.found_through}{behind}"[:160],
+        cause="" if torch.hidden else "Nor is PyTorch itself installed in this Python.",
         severity=FAIL if not_torch else WARN,
         evidence=(
-            torch.seen("location"),
-            torch.seen("found_through"),
-            *([torch.seen("hidden")] if torch.hidden else []),
+            told(torch, "location", f"import torch finds {torch.location}"),
+            told(torch, "found_through", f"it is found through {torch.found_through}"),
+            *([told(torch, "hidden", f"it hides {torch.hidden}")] if torch.hidden else []),
         ),
         fixes=tuple(_out_of_the_way(torch, patient, not_torch)),
     )
@@ -135,12 +136,12 @@ def _out_of_the_way(torch: Torch, patient: Patient, not_torch: bool) -> Iterator
     folder, _, name = torch.location.rpartition("/")
     if not_torch and name == "torch.py":
         moved = shlex.join(["mv", torch.location, f"{folder}/my_torch.py"])
-        yield Fix("If the file is yours: give it another name (and change what imports it)", (moved,))
+        yield Fix("If the file is yours, give it another name, and change what imports it", (moved,))
     if torch.found_through == "PYTHONPATH":
-        yield Fix("Take it out of PYTHONPATH", ("unset PYTHONPATH",))
+        yield Fix("Unset PYTHONPATH, or take that folder out of it", ("unset PYTHONPATH",))
     else:
         yield Fix(
-            "Start from another folder; this shows which one is found there",
+            "Start training from another folder; this shows which torch is found there",
             (f"cd ~ && {in_patient(patient, '-c', 'import torch; print(torch.__file__)')}",),
         )
 
@@ -172,19 +173,19 @@ def user_site_shadows(patient: Patient, packages: Packages) -> Iterator[Finding]
         return
     pairs.sort(key=lambda pair: (pair[0].name != "torch", pair[0].name))
     yield Finding(
-        summary=f"{patient.user_site} hides the environment's {listed((_hidden(*pair) for pair in pairs), 2)}"[:160],
+        summary=f"~/.local hides the environment's {listed((_hidden(*pair) for pair in pairs), 2)}"[:160],
         evidence=(
-            patient.seen("user_site"),
+            told(patient, "user_site", f"packages in your home: {patient.user_site}"),
             *(
-                packages.seen("installed", f"{one.name} {one.version} in {one.location}")
+                told(packages, "installed", f"{one.name} {one.version} in {one.location}")
                 for pair in pairs
                 for one in pair
             ),
         ),
         fixes=(
-            Fix("Keep ~/.local out of the path, in every job", ("export PYTHONNOUSERSITE=1",)),
+            Fix("Keep Python out of ~/.local, in every job", ("export PYTHONNOUSERSITE=1",)),
             Fix(
-                "Or remove them from there (pip takes those it finds first)",
+                "Or remove those in ~/.local, which pip finds first",
                 (in_patient(patient, "-m", "pip", "uninstall", "-y", *(one.name for one, _ in pairs)),),
             ),
         ),
@@ -197,7 +198,7 @@ _FIT_TOGETHER = re.compile(
 
 
 def _hidden(one: Package, other: Package) -> str:
-    return f"{one.name} {other.version} with {one.version}"
+    return f"{one.name} {other.version} behind {one.version}"
 
 
 @check(
@@ -220,13 +221,19 @@ def pip_missing(patient: Patient) -> Iterator[Finding]:
     if known(patient.pip_version) is not None:
         return
     if patient.environment_kind == "conda":
-        fix = Fix("Let conda bring it", (shlex.join(["conda", "install", "--prefix", patient.prefix, "pip"]),))
+        fix = Fix("Install pip with conda", (shlex.join(["conda", "install", "--prefix", patient.prefix, "pip"]),))
     elif patient.externally_managed:
-        fix = Fix("Let the system bring it, or better make a virtual environment", ("sudo apt install python3-pip",))
+        fix = Fix(
+            "Make a virtual environment, which has pip (on Debian and Ubuntu the package python3-venv must be there)",
+            (in_patient(patient, "-m", "venv", "ddp-env"), "ddpdoctor check --python ddp-env/bin/python"),
+        )
     else:
-        fix = Fix("Python brings its own", (in_patient(patient, "-m", "ensurepip", "--upgrade"),))
+        fix = Fix("Install the pip that comes with Python", (in_patient(patient, "-m", "ensurepip", "--upgrade"),))
     yield Finding(
         summary=f"{_short(patient.python)} has no pip",
-        evidence=(patient.seen("pip_version", "none"), patient.seen("environment_kind")),
+        evidence=(
+            told(patient, "pip_version", "no package called pip is found"),
+            told(patient, "environment_kind", f"kind of environment: {patient.environment_kind}"),
+        ),
         fixes=(fix,),
     )

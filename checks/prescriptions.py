@@ -25,6 +25,7 @@ from ddpdoctor.knowledge.building import (
     toolkit_fixes,
     wheel_fix,
 )
+from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
 from ddpdoctor.registry import prescription, requires
 from ddpdoctor.wording import listed, pip_install
 
@@ -93,7 +94,7 @@ def apex(
     elif isinstance(toolchain, Unknown):
         yield Finding(
             summary=f"Whether Apex can be built here isn't known: {toolchain.reason}"[:160],
-            evidence=(torch.seen("version"), torch.seen("cuda")),
+            evidence=(torch_version(torch), torch_cuda(torch)),
             fixes=(Fix(f"It takes an nvcc of exactly CUDA {minor_only(torch.cuda)}", ("nvcc --version",)),),
         )
     else:
@@ -101,7 +102,7 @@ def apex(
     yield Finding(
         summary="torch itself has what most programs use Apex for",
         cause="Nothing to build, and nothing that breaks when torch is upgraded.",
-        evidence=(torch.seen("version"),),
+        evidence=(torch_version(torch),),
         fixes=REPLACEMENTS,
     )
 
@@ -110,7 +111,7 @@ def _rocm(patient: Patient, torch: Torch) -> Finding:
     return Finding(
         summary=f"torch {torch.version} is built for ROCm: AMD's fork of Apex is the one to build",
         cause="Its branches follow torch's releases; take the one that its README names for this torch.",
-        evidence=(torch.seen("hip"),),
+        evidence=(told(torch, "hip", f"torch is built for ROCm (HIP {torch.hip})"),),
         fixes=(
             Fix(
                 "Build AMD's Apex",
@@ -130,7 +131,7 @@ def _without_cuda(torch: Torch, gpus: Maybe[Gpus]) -> Finding:
         summary=f"torch {torch.version} is built without CUDA; Apex has nothing to offer there",
         cause="All of Apex's kernels are CUDA kernels. What torch has itself runs on a CPU too."
         + (" There is an NVIDIA GPU here: a torch with CUDA comes first (`ddpdoctor check`)." if gpu else ""),
-        evidence=(torch.seen("version"),),
+        evidence=(torch_version(torch),),
         fixes=REPLACEMENTS,
     )
 
@@ -153,7 +154,10 @@ def _toolkit_first(patient: Patient, torch: Torch, cuda: str, toolchain: Toolcha
             found = f"{toolchain.cuda_home} holds no headers" if nvcc.version else f"{nvcc.path} fails: {nvcc.error}"
         return Finding(
             summary=f"Apex needs an nvcc of CUDA {minor_only(cuda)}, and {found}"[:160],
-            evidence=(torch.seen("cuda"), toolchain.seen("cuda_home", toolchain.cuda_home or "not found")),
+            evidence=(
+                torch_cuda(torch),
+                told(toolchain, "cuda_home", f"folder in which torch looks for nvcc: {toolchain.cuda_home or 'none'}"),
+            ),
             fixes=toolkit_fixes(toolchain, patient, cuda),
         )
     wheel = wheel_fix(patient, nvcc.version)
@@ -161,7 +165,7 @@ def _toolkit_first(patient: Patient, torch: Torch, cuda: str, toolchain: Toolcha
         summary=f"Apex can't be built yet: nvcc is of CUDA {nvcc.version}, torch of CUDA {cuda}",
         cause="Apex's setup.py stops at any difference. There are two ways out; then ask again for the build command.",
         evidence=(
-            torch.seen("cuda"),
+            torch_cuda(torch),
             Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
         ),
         fixes=(*toolkit_fixes(toolchain, patient, cuda), *((wheel,) if wheel else ())),
@@ -191,7 +195,7 @@ def _with_cuda(
         summary=f"Apex can be built here: nvcc {nvcc.version} is of torch's CUDA version",
         cause=" ".join(notes),
         evidence=(
-            torch.seen("cuda"),
+            torch_cuda(torch),
             Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
         ),
         fixes=(

@@ -12,9 +12,10 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.known_settings import KnownSetting, in_a_known_family, known_settings, read_by_nothing
 from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wording import dotted
+from ddpdoctor.wording import dotted, listed
 
 
 def evidence_of(*settings: Setting) -> tuple[Evidence, ...]:
@@ -36,18 +37,26 @@ def take_away(*settings: Setting) -> Fix:
     commands = [
         f"unset {shlex.quote(one.name)}"
         if one.origin == "environment"
-        else f"sed -i '/^{re.escape(one.name)}=/d' {shlex.quote(one.origin)}"
+        else f"sed -i {shlex.quote(f'/^{re.escape(one.name)}=/d')} {shlex.quote(one.origin)}"
         for one in settings
     ]
-    return Fix("take it away" if len(settings) == 1 else "take them away", tuple(commands))
+    names = listed(plain(one.name) for one in settings)
+    files = listed(dict.fromkeys(one.origin for one in settings if one.origin != "environment"))
+    if not files:
+        return Fix(f"Unset {names}", tuple(commands))
+    needed = " (needs root, or ask the administrator)" if files.startswith("/etc/") else ""
+    return Fix(f"Take {names} out of {files}{needed}", tuple(commands))
 
 
 def set_instead(name: str, value: str, old: Setting) -> Fix:
     """How to set another name or value in the place where the old one is set."""
     if old.origin == "environment":
         unset = f"unset {shlex.quote(old.name)}; " if name != old.name else ""
-        return Fix(f"set {name}", (f"{unset}export {name}={shlex.quote(value)}",))
-    return Fix(f"in {old.origin}, write", (f"{name}={value}",))
+        return Fix(
+            f"Set {name}" if name == old.name else f"Set {name} instead",
+            (f"{unset}export {name}={shlex.quote(value)}",),
+        )
+    return Fix(f"Write this line into {old.origin}, in place of the old one", (f"{name}={value}",))
 
 
 @check("setting-misspelt", severity=WARN)
@@ -84,7 +93,7 @@ def nearest(name: str) -> str:
 
 
 def misspelt(one: Setting, meant: str, why: str) -> Finding:
-    hint = f"; {meant} is the name" if meant else ""
+    hint = f"; the right name is {meant}" if meant else ""
     what = known_settings()[meant].what if meant in known_settings() else ""
     return Finding(
         summary=f"{plain(one.name)} is set, but nothing reads it{hint}",
@@ -141,7 +150,7 @@ def setting_deprecated(environment: Environment, torch: Maybe[Torch], nccl: Mayb
             continue
         if knows(new, version_of(new.reader, torch, nccl)):
             yield Finding(
-                summary=f"{one.name} is the old name of {new.name}",
+                summary=f"{one.name} is an old name; today it is {new.name}",
                 evidence=evidence_of(one),
                 fixes=(set_instead(new.name, one.value, one),),
             )
@@ -158,13 +167,13 @@ def setting_removed(environment: Environment, torch: Maybe[Torch]) -> Iterator[F
     It was copied from an old recipe; NCCL has dropped it since.
 
     ## Fix
-    Take it away, or use what came after it.
+    Unset it, or use what came after it.
     """
     for one, old in outdated(environment, torch):
         if old.removed:
-            instead = f"; {old.replaced_by} came after it" if old.replaced_by else ""
+            instead = f" ({old.replaced_by} came after it)" if old.replaced_by else ""
             yield Finding(
-                summary=f"{one.name} has no effect: current {old.reader} doesn't read it any more{instead}",
+                summary=f"{one.name} has no effect: {old.reader} no longer reads it{instead}",
                 evidence=evidence_of(one),
                 fixes=(take_away(one),),
             )
@@ -179,7 +188,7 @@ def outdated(environment: Environment, torch: Maybe[Torch]) -> Iterator[tuple[Se
 
 @check("setting-too-new", severity=INFO)
 def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -> Iterator[Finding]:
-    """A setting came later than the patient's torch or NCCL.
+    """A setting is newer than the installed torch or NCCL.
 
     ## What breaks
     It has no effect.
@@ -201,8 +210,8 @@ def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -
             continue
         old = older.get(one.name)
         yield Finding(
-            summary=f"{one.name} has no effect on {entry.reader} {dotted(version)}: it needs {entry.since} or newer",
-            evidence=(*evidence_of(one), torch.seen("version")),
+            summary=f"{one.name} has no effect on {entry.reader} {dotted(version)}: it takes {entry.since} or later",
+            evidence=(*evidence_of(one), torch_version(torch)),
             fixes=(set_instead(old.name, one.value, one),) if old and knows(old, version) else (take_away(one),),
         )
 
@@ -276,8 +285,13 @@ def setting_undecodable(environment: Environment) -> Iterator[Finding]:
         found = environment.setting(name)
         yield Finding(
             summary=f"{plain(name)} holds bytes that aren't UTF-8",
-            evidence=evidence_of(found) if found else (environment.seen("undecodable", name),),
-            fixes=(take_away(found or Setting(name, "")), Fix("and set it anew, by hand")),
+            evidence=evidence_of(found)
+            if found
+            else (told(environment, "undecodable", f"bytes that aren't UTF-8: {name}"),),
+            fixes=(
+                take_away(found or Setting(name, "")),
+                Fix("Set it anew, in UTF-8, where your job script or start-up file sets it"),
+            ),
         )
 
 
@@ -299,12 +313,12 @@ def nccl_conf_unreadable(environment: Environment) -> Iterator[Finding]:
     for one in environment.unreadable_files:
         named = environment.get("NCCL_CONF_FILE") == one.path
         path = shlex.quote(one.path)
-        fixes = [Fix("look at it", (f"ls -l {path}",))]
+        fixes = [Fix("Correct the path or the permissions; this shows what is there", (f"ls -l {path}",))]
         if named:
-            fixes.append(Fix("or do without it", ("unset NCCL_CONF_FILE",)))
+            fixes.append(Fix("Or do without the file", ("unset NCCL_CONF_FILE",)))
         yield Finding(
-            summary=f"NCCL can't use its configuration file {one.path[-70:]}: {one.reason[:60]}",
-            evidence=(environment.seen("unreadable_files", f"{one.path}: {one.reason}"),),
+            summary=f"NCCL can't read its configuration file {one.path[-70:]}: {one.reason[:60]}",
+            evidence=(told(environment, "unreadable_files", f"{one.path}: {one.reason}"),),
             fixes=tuple(fixes),
         )
 
@@ -327,7 +341,7 @@ def nccl_conf_ignored_line(environment: Environment) -> Iterator[Finding]:
     requires(files, "no configuration file of NCCL's")
     for one in environment.ignored_lines:
         yield Finding(
-            summary=f"Line {one.number} of {one.path[-60:]} doesn't do what it says: {one.why}",
-            evidence=(environment.seen("ignored_lines", f"{one.path}:{one.number}: {one.text}"),),
-            fixes=(Fix("correct the line", (f"${{EDITOR:-vi}} +{one.number} {shlex.quote(one.path)}",)),),
+            summary=f"NCCL doesn't take line {one.number} of {one.path[-60:]} as it was meant: {one.why}"[:160],
+            evidence=(told(environment, "ignored_lines", f"{one.path}, line {one.number}: {one.text}"),),
+            fixes=(Fix("Correct the line", (f"${{EDITOR:-vi}} +{one.number} {shlex.quote(one.path)}",)),),
         )

@@ -12,6 +12,8 @@ from ddpdoctor.facts.base import Maybe, known
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.nvidia import NO_GPU
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 
@@ -36,7 +38,7 @@ def what_cuda_shows(value: str, gpus: Sequence[Gpu] | None) -> Shown:
             return Shown(len(taken), problem)
         key = entry if by_name else str(int(re.match(r"[0-9]{1,9}", entry)[0]))  # type: ignore[index]
         if key in taken:
-            return Shown(0, f"{entry[:40]} is in it twice, and then CUDA shows none")
+            return Shown(0, f"{entry[:40]} stands in it twice, and then CUDA shows none")
         taken.append(key)
         if not by_name and not (entry.isascii() and entry.isdigit()):
             return Shown(len(taken), f"CUDA reads {quoted(entry)} as {key}; entries are separated by commas")
@@ -48,15 +50,15 @@ def wrong_index(entry: str, gpus: Sequence[Gpu] | None) -> str:
     if not entry:
         return "there is an empty entry"
     if not found:
-        return f"{quoted(entry)} is no GPU"
+        return f"{quoted(entry)} names no GPU"
     if gpus is not None and int(found[0]) >= len(gpus):
-        return f"there is no GPU {int(found[0])}, only {plural(len(gpus), 'GPU')}"
+        return f"there is no GPU {int(found[0])} (they count from 0)"
     return ""
 
 
 def wrong_uuid(entry: str, gpus: Sequence[Gpu] | None) -> str:
     if not entry.startswith(("GPU-", "MIG-")):
-        return f"{quoted(entry)} is no UUID, unlike the first entry"
+        return f"{quoted(entry)} is no UUID, but the first entry is one"
     # An older form of a slice's name: MIG-GPU-<UUID>/<instance>/<compute instance>.
     if gpus is None or entry.startswith("MIG-GPU-"):
         return ""
@@ -96,7 +98,7 @@ def cuda_visible_devices_wrong(environment: Environment, gpus: Maybe[Gpus]) -> I
     assert found is not None
     devices: Sequence[Gpu] | None = None
     if isinstance(gpus, Gpus):
-        requires(gpus.devices and gpus.vendor != "amd", "no NVIDIA GPU on this host")
+        requires(gpus.devices and gpus.vendor != "amd", NO_GPU)
         devices = gpus.devices
     value = found.value.strip()
     if value in ("", "-1", "NoDevFiles"):
@@ -115,9 +117,9 @@ def hidden(found: Setting, devices: Sequence[Gpu]) -> Finding:
         cause="That is right for a run on the CPU alone."
         + (" Slurm sets it where the job asked for no GPU." if found.value == "NoDevFiles" else ""),
         severity=WARN,
-        evidence=(*evidence_of(found), Evidence(f"GPUs: {len(devices)}", "NVML")),
+        evidence=(*evidence_of(found), Evidence(f"GPUs on this host: {len(devices)}", "NVML")),
         fixes=(
-            Fix("ask Slurm for GPUs", (f"srun --gpus-per-node={len(devices)} python train.py",))
+            Fix(f"Ask Slurm for GPUs when you submit the job: `--gpus-per-node={len(devices)}`")
             if found.value == "NoDevFiles"
             else take_away(found),
         ),
@@ -129,12 +131,14 @@ def partly_hidden(found: Setting, shown: Shown, devices: Sequence[Gpu] | None) -
     fixes = [take_away(found)]
     if devices:
         everything = ",".join(str(index) for index in range(len(devices)))
-        fixes.append(Fix("or name those that you want", (f"export CUDA_VISIBLE_DEVICES={everything}",)))
+        fixes.append(
+            Fix("Or name the GPUs that you want; these are all", (f"export CUDA_VISIBLE_DEVICES={everything}",))
+        )
     return Finding(
         summary=f"CUDA_VISIBLE_DEVICES={quoted(found.value)} leaves {left}: {shown.stopped}",
         evidence=(
             *evidence_of(found),
-            *((Evidence(f"GPUs: {len(devices)}", "NVML"),) if devices is not None else ()),
+            *((Evidence(f"GPUs on this host: {len(devices)}", "NVML"),) if devices is not None else ()),
         ),
         fixes=tuple(fixes),
     )
@@ -155,7 +159,7 @@ def cuda_device_order(environment: Environment, gpus: Gpus) -> Iterator[Finding]
     `export CUDA_DEVICE_ORDER=PCI_BUS_ID`.
     """
     kinds = sorted({one.name for one in gpus.devices if one.name})
-    requires(gpus.vendor != "amd" and gpus.devices, "no NVIDIA GPU on this host")
+    requires(gpus.vendor != "amd" and gpus.devices, NO_GPU)
     requires(len(kinds) > 1, "all GPUs are alike")
     listing = environment.setting("CUDA_VISIBLE_DEVICES")
     requires(listing and listing.value.strip()[:1].isdigit(), "CUDA_VISIBLE_DEVICES holds no numbers")
@@ -164,7 +168,7 @@ def cuda_device_order(environment: Environment, gpus: Gpus) -> Iterator[Finding]
     if environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(listing.value.split(",")) >= len(gpus.devices):
         return
     yield Finding(
-        summary=f"GPUs of {len(kinds)} kinds: CUDA's numbers in CUDA_VISIBLE_DEVICES aren't those of nvidia-smi",
-        evidence=(*evidence_of(listing), gpus.seen("devices", listed(kinds))),
-        fixes=(Fix("number them as nvidia-smi does", ("export CUDA_DEVICE_ORDER=PCI_BUS_ID",)),),
+        summary=f"{len(kinds)} kinds of GPUs: CUDA counts them in another order than nvidia-smi, so CUDA_VISIBLE_DEVICES may mean others",
+        evidence=(*evidence_of(listing), told(gpus, "devices", f"GPUs: {listed(kinds)}")),
+        fixes=(Fix("Number them as nvidia-smi does", ("export CUDA_DEVICE_ORDER=PCI_BUS_ID",)),),
     )

@@ -96,21 +96,22 @@ def toolkit_fixes(toolchain: Toolchain, patient: Patient, torch_cuda: str) -> tu
         return (
             Fix(
                 f"Use the CUDA {wanted} toolkit that is here already",
-                (f"export CUDA_HOME={home} PATH={home}/bin:$PATH",),
+                (f"export CUDA_HOME={shlex.quote(home)} PATH={shlex.quote(home + '/bin')}:$PATH",),
             ),
         )
-    conda = f"conda install -p {patient.prefix} -c nvidia/label/cuda-{wanted}.0 cuda-toolkit"
+    prefix = shlex.quote(patient.prefix)
+    conda = f"conda install -p {prefix} -c nvidia/label/cuda-{wanted}.0 cuda-toolkit"
     if patient.environment_kind == "conda":
         return (
             Fix(
-                f"Install the CUDA {wanted} toolkit into the patient's conda environment",
-                (conda, f"export CUDA_HOME={patient.prefix}"),
+                f"Install the CUDA {wanted} toolkit into your conda environment",
+                (conda, f"export CUDA_HOME={prefix}"),
             ),
         )
     return (
         Fix(
-            f"Install the CUDA {wanted} toolkit into your home folder; the runfile from "
-            f"https://developer.nvidia.com/cuda-{wanted.replace('.', '-')}-0-download-archive needs no root for that",
+            f"Install the CUDA {wanted} toolkit into your home folder, which needs no root; download the runfile first: "
+            f"https://developer.nvidia.com/cuda-{wanted.replace('.', '-')}-0-download-archive",
             (
                 f"sh cuda_{wanted}.*_linux.run --silent --toolkit --toolkitpath=$HOME/cuda-{wanted}",
                 f"export CUDA_HOME=$HOME/cuda-{wanted} PATH=$HOME/cuda-{wanted}/bin:$PATH",
@@ -125,7 +126,7 @@ def wheel_fix(patient: Patient, nvcc: str) -> Fix | None:
         return None
     index = f"https://download.pytorch.org/whl/cu{nvcc.replace('.', '')}"
     return Fix(
-        f"Or change torch: the newest wheel for CUDA {nvcc}; its companions have to come from there too",
+        f"Or change torch: install the newest wheel for CUDA {nvcc} (torchvision and torchaudio from there, too)",
         (pip_install(patient, "--force-reinstall", "torch", "--index-url", index),),
     )
 
@@ -134,11 +135,11 @@ def gcc_fixes(limit: int) -> tuple[Fix, ...]:
     """How to come to a gcc that nvcc takes."""
     return (
         Fix(
-            f"With root: install gcc {limit} beside it, and name it in the shell that builds",
-            (f"apt install gcc-{limit} g++-{limit}", f"export CC=gcc-{limit} CXX=g++-{limit}"),
+            f"Install gcc {limit} beside it (needs root), and name it in the shell that builds",
+            (f"sudo apt-get install gcc-{limit} g++-{limit}", f"export CC=gcc-{limit} CXX=g++-{limit}"),
         ),
         Fix(
-            f"Without root: gcc {limit} from conda-forge; its activation sets CC and CXX",
+            f"Or, without root, install gcc {limit} from conda-forge; activating the environment again sets CC and CXX",
             (f"conda install -c conda-forge gxx_linux-64={limit}",),
         ),
     )

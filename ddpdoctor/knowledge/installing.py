@@ -10,6 +10,7 @@ from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.findings import Evidence, Fix
+from ddpdoctor.knowledge.evidence import libcuda, told
 from ddpdoctor.knowledge.nvidia import own_gpus
 from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, JETSON_INDEX, best_tag, index_url, numbers, tag_cuda
 from ddpdoctor.wording import dotted, in_patient, pip_install, plural
@@ -26,11 +27,13 @@ def nvidia_hardware(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver]) -
     """
     if not isinstance(pci, Unknown) and own_gpus(pci):
         found = own_gpus(pci)
-        return pci.seen("devices", f"{plural(len(found), 'NVIDIA GPU')}, the first at {found[0].address}")
+        return told(
+            pci, "devices", f"{plural(len(found), 'NVIDIA GPU')} on the PCI bus, the first at {found[0].address}"
+        )
     if not isinstance(gpus, Unknown) and gpus.vendor == "nvidia" and gpus.devices:
-        return gpus.seen("devices", f"{len(gpus.devices)} x {gpus.devices[0].name}")
+        return told(gpus, "devices", f"GPUs: {len(gpus.devices)} x {gpus.devices[0].name}")
     if not isinstance(driver, Unknown) and "/dev/dxg" in driver.device_nodes and isinstance(driver.libcuda_path, str):
-        return driver.seen("libcuda_path")
+        return libcuda(driver)
     return None
 
 
@@ -39,13 +42,13 @@ def amd_accelerator(pci: Maybe[Pci], gpus: Maybe[Gpus]) -> Evidence | None:
     if not isinstance(pci, Unknown):
         instinct = [one for one in pci.amd_gpus if one.class_code >> 8 == 0x1200]
         if instinct:
-            return pci.seen(
-                "devices", f"{plural(len(instinct), 'AMD accelerator')}, the first at {instinct[0].address}"
+            return told(
+                pci, "devices", f"{plural(len(instinct), 'AMD accelerator')}, the first at {instinct[0].address}"
             )
     if not isinstance(gpus, Unknown) and gpus.vendor == "amd":
         for one in gpus.devices:
             if isinstance(one.memory_total, int) and one.memory_total >= ACCELERATOR_MEMORY:
-                return gpus.seen("devices", f"{len(gpus.devices)} x {one.name}")
+                return told(gpus, "devices", f"GPUs: {len(gpus.devices)} x {one.name}")
     return None
 
 
@@ -82,7 +85,7 @@ def install_torch(
     """Installs the newest torch that this host's driver and GPUs can run, with those of its companions that are there."""
     if patient.externally_managed:
         return Fix(
-            "The operating system keeps pip out of its own Python (PEP 668): make an environment and look at that",
+            "Make an environment, since this system keeps pip out of its own Python (PEP 668), and check that one",
             (in_patient(patient, "-m", "venv", "ddp-env"), "ddpdoctor check --python ddp-env/bin/python"),
         )
     names = replacing(packages)
@@ -93,15 +96,18 @@ def install_torch(
         tag = best_tag(cuda, capabilities(gpus))
         if tag is None:
             return Fix(
-                "No current build of torch serves this driver and these GPUs: ask for a newer driver first",
+                "Ask the administrator for a newer driver first, and send what this prints: no current build of torch works "
+                "with this driver and these GPUs",
                 ("nvidia-smi",),
             )
-        served = f"The driver serves CUDA {dotted(cuda)}" if cuda else "Without a driver to ask, by the GPU"
+        reason = (
+            f"the driver serves CUDA {dotted(cuda)}" if cuda else "chosen by the GPU, since no driver could be asked"
+        )
         name = dotted(tag_cuda(tag) or ())
-        return Fix(f"{served}: install the build for CUDA {name}", _pip(patient, index_url(tag), names))
+        return Fix(f"Install the build for CUDA {name} ({reason})", _pip(patient, index_url(tag), names))
     if amd_accelerator(pci, gpus):
         return rocm_fix(patient, packages)
-    return Fix("There is no GPU here: install the CPU build", _pip(patient, index_url("cpu"), names))
+    return Fix("Install the CPU build (there is no GPU here)", _pip(patient, index_url("cpu"), names))
 
 
 def replacing(packages: Maybe[Packages], torch: str = "torch") -> tuple[str, ...]:
@@ -127,7 +133,7 @@ def jetson_fix(patient: Patient, driver: Maybe[Driver], packages: Maybe[Packages
     if cuda == (12, 6):
         return Fix("Install NVIDIA's build for JetPack 6", _pip(patient, JETSON_INDEX, replacing(packages)))
     return Fix(
-        "Jetsons need NVIDIA's own build of torch for their JetPack: find this one's release, then its wheel",
+        "Install NVIDIA's own build of torch for this Jetson's JetPack (https://pypi.jetson-ai-lab.io); this shows its release",
         ("cat /etc/nv_tegra_release",),
     )
 

@@ -13,9 +13,9 @@ XID_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<numb
 SXID_LINE = re.compile(r"SXid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal")
 
 RESTART = "start the job again"
-DEBUG = "run one rank under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1, to find the kernel that does it"
-RESET = "reset the GPU or reboot; if it comes back, report the GPU to whoever owns the machine"
-REBOOT = "reboot the machine; if it comes back, let its slot, power and cooling be looked at"
+DEBUG = "run the job again with CUDA_LAUNCH_BLOCKING=1 (or under compute-sanitizer) to find the kernel that does it"
+RESET = "reset the GPU or reboot (needs root, or ask the administrator); if it comes back, have the GPU examined"
+REBOOT = "reboot (needs root, or ask the administrator); if it comes back, have slot, power and cooling looked at"
 
 
 class Xid(msgspec.Struct, frozen=True):
@@ -27,7 +27,12 @@ class Xid(msgspec.Struct, frozen=True):
     action: str
 
 
-APPLICATION, HARDWARE, DRIVER, FOLLOWS = "the application's", "hardware", "driver or firmware", "follows another error"
+APPLICATION, HARDWARE, DRIVER, FOLLOWS = (
+    "the program",
+    "the hardware",
+    "the driver or firmware",
+    "follows another error",
+)
 
 CATALOGUE: dict[int, Xid] = {
     8: Xid("the GPU stopped processing", APPLICATION, WARN, RESTART),
@@ -46,7 +51,7 @@ CATALOGUE: dict[int, Xid] = {
     45: Xid("a process was torn down, by a kill or an earlier error", FOLLOWS, INFO, RESTART),
     46: Xid("the GPU stopped processing", HARDWARE, FAIL, RESET),
     48: Xid("uncorrectable memory error (double bit ECC)", HARDWARE, FAIL, RESET),
-    54: Xid("the GPU's extra power is not connected", HARDWARE, FAIL, "plug in the GPU's power cables"),
+    54: Xid("the GPU's extra power is not connected", HARDWARE, FAIL, "have the GPU's power cables plugged in"),
     62: Xid("the GPU's power controller halted", HARDWARE, FAIL, RESET),
     63: Xid("a bad memory row was remapped, or a page retired: it repaired itself", HARDWARE, INFO, RESTART),
     64: Xid("a bad memory row could not be remapped", HARDWARE, FAIL, RESET),
@@ -82,17 +87,19 @@ CATALOGUE: dict[int, Xid] = {
     154: Xid("the driver says what the GPU needs to recover", FOLLOWS, INFO, "do what the line says"),
     155: Xid("an NVLink link went down", HARDWARE, WARN, RESET),
     156: Xid("a part of the GPU was retired: it repaired itself", HARDWARE, WARN, RESET),
-    157: Xid("a part of the GPU could not be retired", HARDWARE, WARN, "report the GPU to whoever owns the machine"),
+    157: Xid("a part of the GPU could not be retired", HARDWARE, WARN, "report the GPU to the administrator"),
     158: Xid("fatal timeout in the GPU", HARDWARE, FAIL, RESET),
     160: Xid("a memory channel was retired", HARDWARE, INFO, RESTART),
-    161: Xid("a memory channel could not be retired", HARDWARE, WARN, "report the GPU to whoever owns the machine"),
+    161: Xid("a memory channel could not be retired", HARDWARE, WARN, "report the GPU to the administrator"),
     167: Xid("fatal timeout on the PCIe link", HARDWARE, FAIL, REBOOT),
     168: Xid("the GPU has less memory than it should", HARDWARE, WARN, "turn ECC on, so that bad rows can be remapped"),
     169: Xid("the GPU's security controller halted", HARDWARE, FAIL, RESET),
     171: Xid("details of an uncorrectable memory error (DRAM)", FOLLOWS, INFO, RESET),
     172: Xid("details of an uncorrectable memory error (SRAM)", FOLLOWS, INFO, RESET),
 }
-UNLISTED = Xid("an error that this table doesn't list", "unknown", WARN, "look it up in NVIDIA's Xid catalogue")
+UNLISTED = Xid(
+    "an error that this table doesn't list", "unknown", WARN, "look it up: https://docs.nvidia.com/deploy/xid-errors"
+)
 
 
 class Reported(msgspec.Struct, frozen=True):
