@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +28,6 @@ def real_libraries() -> list[Path]:
 
 def build_speechless(folder: Path) -> Path:
     """A libnccl that refuses whatever it is asked, so that nothing but our prediction counts."""
-    assert shutil.which("gcc"), "gcc missing: apt-get install -y gcc"
     (folder / "nccl.c").write_text(SPEECHLESS)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libnccl.so.2", folder / "nccl.c"], check=True)
     return folder / "libnccl.so.2"

@@ -27,13 +27,6 @@ NETNS_ETC = Path("/etc/netns")
 _numbers = count(1)
 
 
-def need(*tools: str) -> None:
-    """Fails the test, rather than skip it, where a tool is missing."""
-    missing = [tool for tool in tools if not shutil.which(tool)]
-    assert not missing, f"{', '.join(missing)} missing: apt-get install -y iproute2 nftables iptables"
-    assert os.geteuid() == 0, "network namespaces need root"
-
-
 class Host:
     """One host: its network namespace, hostname and /etc/hosts."""
 
@@ -86,7 +79,6 @@ def network(*hostnames: str) -> Iterator[list[Host]]:
 
     Each has a loopback, /etc/hosts that names them all, and no name server.
     """
-    need("ip", "unshare")
     hosts = [Host(name) for name in hostnames]
     switch = Host("switch")
     try:

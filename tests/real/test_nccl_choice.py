@@ -25,6 +25,7 @@ LIBRARIES = real_libraries()
 
 pytestmark = [
     pytest.mark.root,
+    pytest.mark.tool("ip", "unshare"),
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not LIBRARIES, reason=HOW_TO_GET_ONE),

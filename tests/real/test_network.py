@@ -17,9 +17,9 @@ from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
-from tests.real.namespaces import LISTENER, PROBE, TWO_NODES, Host, drop_input, found, look, need, network
+from tests.real.namespaces import LISTENER, PROBE, TWO_NODES, Host, drop_input, found, look, network
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
 
 
 def net(snapshot: Snapshot) -> Network:
@@ -114,8 +114,8 @@ def test_a_hostname_that_nobody_knows(host: Host) -> None:
     assert (snapshot.nccl.gloo_interface, snapshot.nccl.gloo_address) == ("lo", "127.0.0.1")
 
 
+@pytest.mark.tool("nft")
 def test_a_name_server_that_does_not_answer(pair: list[Host]) -> None:
-    need("nft")
     first, second = pair
     first.etc("resolv.conf", "nameserver 10.77.0.12\noptions timeout:20 attempts:3\n")
     drop_input(second, "udp dport 53 drop")
@@ -185,6 +185,7 @@ def test_rank_zero_of_this_very_job_is_no_illness(host: Host) -> None:
         holder.wait()
 
 
+@pytest.mark.tool("nft")
 @pytest.mark.parametrize(
     ("rules", "policy", "drops"),
     [
@@ -198,7 +199,6 @@ def test_rank_zero_of_this_very_job_is_no_illness(host: Host) -> None:
     ],
 )
 def test_nft_rules_are_read_right(pair: list[Host], rules: tuple[str, ...], policy: str, drops: bool | None) -> None:
-    need("nft")
     drop_input(pair[0], *rules, policy=policy)
     snapshot = look(pair[0], MASTER_ADDR="n2", **TWO_NODES)
     assert wall(snapshot).drops_new is drops
@@ -223,8 +223,8 @@ def connects(client: Host, server: Host, port: int) -> bool:
         holder.wait()
 
 
+@pytest.mark.tool("nft")
 def test_the_firewall_fix_works(pair: list[Host]) -> None:
-    need("nft")
     drop_input(pair[0], "iif lo accept", "tcp dport 22 accept", policy="drop")
     snapshot = look(pair[0], MASTER_ADDR="n2", **TWO_NODES)
     assert not connects(pair[1], pair[0], 40500)
@@ -248,11 +248,10 @@ def test_the_firewall_fix_works(pair: list[Host]) -> None:
         (("-P FORWARD DROP", "-N DOCKER", "-A FORWARD -o docker0 -j DOCKER"), False),
     ],
 )
-@pytest.mark.parametrize("flavour", ["iptables-nft"])
-def test_iptables_rules_are_read_right(pair: list[Host], flavour: str, rules: tuple[str, ...], drops: bool) -> None:
-    need(flavour, "iptables-save")
+@pytest.mark.tool("iptables-nft", "iptables-save", "nft")
+def test_iptables_rules_are_read_right(pair: list[Host], rules: tuple[str, ...], drops: bool) -> None:
     for rule in rules:
-        pair[0].run(flavour, *rule.split())
+        pair[0].run("iptables-nft", *rule.split())
     snapshot = look(pair[0], MASTER_ADDR="n2", **TWO_NODES)
     assert wall(snapshot).drops_new is drops
     assert connects(pair[1], pair[0], 40500) is not drops

@@ -12,9 +12,9 @@ import pytest
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.snapshot import Snapshot
 from tests.real.libnccl import build_speechless, real_libraries
-from tests.real.namespaces import LISTENER, TWO_NODES, Host, drop_input, found, look, need, network
+from tests.real.namespaces import LISTENER, TWO_NODES, Host, drop_input, found, look, network
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
 
 JOB = {"MASTER_ADDR": "n2", **TWO_NODES}
 """Two nodes of two ranks, the store on the other one."""
@@ -29,7 +29,7 @@ def first() -> Iterator[Host]:
         yield one
 
 
-@pytest.fixture(params=["the rules alone", *real_libraries()], ids=str)
+@pytest.fixture(params=[pytest.param("the rules alone", marks=pytest.mark.tool("gcc")), *real_libraries()], ids=str)
 def nccl(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """The setting by which a libnccl is found: one that answers nothing, and each real one that is here."""
     library = request.param if isinstance(request.param, Path) else build_speechless(tmp_path)
@@ -64,7 +64,7 @@ def commands(snapshot: Snapshot, slug: str) -> list[str]:
 
 
 def test_a_host_with_bridges_of_all_kinds_is_healthy(nccl: dict[str, str]) -> None:
-    """As on most workstations: Docker's and libvirt's bridges before eth0, one of Docker Compose behind it."""
+    """As on many workstations: Docker's and libvirt's bridges before eth0, one of Docker Compose behind it."""
     with network("n1", "n2") as hosts:
         for one in hosts:
             bridge(one, "docker0", "172.17.0.1/16", 5)
@@ -227,8 +227,8 @@ def test_a_master_that_nobody_knows(first: Host, variable: str) -> None:
     assert finding["master-addr-unresolvable"].summary.startswith(f"{variable} names nowhere.example")
 
 
+@pytest.mark.tool("nft")
 def test_a_packet_filter_by_nft(first: Host) -> None:
-    need("nft")
     drop_input(first, "iif lo accept", "tcp dport { 22, 29500 } accept", policy="drop")
     assert set(found(look(first, **JOB))) == {"local-firewall"}
     drop_input(first, "ip saddr 10.77.0.0/24 accept")
@@ -236,8 +236,8 @@ def test_a_packet_filter_by_nft(first: Host) -> None:
     assert found(look(first, **JOB)) == {}
 
 
+@pytest.mark.tool("iptables-nft", "iptables-save", "nft")
 def test_a_packet_filter_by_iptables(first: Host) -> None:
-    need("iptables-nft", "iptables-save")
     for rule in ("-A INPUT -i lo -j ACCEPT", "-A INPUT -p tcp --dport 22 -j ACCEPT", "-A INPUT -p tcp -j REJECT"):
         first.run("iptables-nft", *rule.split())
     snapshot = look(first, **JOB)
