@@ -15,9 +15,10 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.building import build_commands, home_of, matching_nvcc, serves
 from ddpdoctor.knowledge.evidence import told, torch_version
+from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.nvidia import NO_GPU
 from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wording import dotted, in_patient, listed
+from ddpdoctor.wording import dotted, listed
 
 USES = {
     "amp_C": "FusedAdam, FusedLAMB, FusedSGD and clip_grad_norm_",
@@ -53,7 +54,7 @@ def prescription_for(patient: Patient) -> Fix:
 
 
 def removal(patient: Patient) -> Fix:
-    return Fix("Remove this Apex", (in_patient(patient, "-m", "pip", "uninstall", "-y", "apex"),))
+    return Fix("Remove this Apex", (uninstall(patient, "apex"),))
 
 
 def where(apex: Apex) -> Evidence:

@@ -121,7 +121,7 @@ def _more_cores(container: Maybe[Container], environment: Maybe[Environment], pl
     ),
 )
 def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environment, plan: Plan) -> Iterator[Finding]:
-    """The ranks' OpenMP threads together are more than the cores.
+    """The ranks start more OpenMP threads than there are cores.
 
     ## What breaks
     Everything on the CPU (loading, augmentation, gloo, the optimizer of a CPU run) gets many times slower, although all
@@ -132,7 +132,7 @@ def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environmen
     then each rank takes all the cores that it sees.
 
     ## Fix
-    Cores divided by ranks: on 96 cores with 8 ranks `export OMP_NUM_THREADS=12`.
+    Set it to cores divided by ranks: on 96 cores with 8 ranks `export OMP_NUM_THREADS=12`.
     """
     if plan.nproc == 1:
         return
@@ -186,7 +186,7 @@ def dataloader_oversubscribed(
     the rest is for workers.
 
     ## Fix
-    At most cores / ranks - 1 workers. More cores: Slurm `--cpus-per-task`, Docker `--cpus`, Kubernetes `limits.cpu`.
+    Use at most cores / ranks - 1 workers. More cores: Slurm `--cpus-per-task`, Docker `--cpus`, Kubernetes `limits.cpu`.
     """
     share = share_of(machine, cgroup, environment, plan)
     requires(share.cores >= 1 or not share.limited, "there are fewer cores than ranks: see cgroup-cpu-limit")

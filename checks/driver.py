@@ -491,7 +491,7 @@ def cuda_unknown_error(driver: Driver, container: Container, machine: Machine) -
     """CUDA can't start: "unknown error".
 
     ## What breaks
-    `nvidia-smi` looks well, and every CUDA program stops with "CUDA unknown error" (999).
+    `nvidia-smi` looks fine, and every CUDA program stops with "CUDA unknown error" (999).
 
     ## Why
     Nearly always the nvidia_uvm module: not loaded, its device node missing, or stuck after the machine slept.

@@ -25,6 +25,7 @@ from ddpdoctor.knowledge.building import (
     wheel_fix,
 )
 from ddpdoctor.knowledge.evidence import told, torch_cuda
+from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install
 
@@ -133,7 +134,7 @@ def reinstall(package: Extension, patient: Patient, torch: Torch) -> Fix:
     if package.package == "torchtext":
         return Fix(
             "Remove it: torchtext 0.18, for torch 2.3, was its last release",
-            (in_patient(patient, "-m", "pip", "uninstall", "-y", "torchtext"),),
+            (uninstall(patient, "torchtext"),),
         )
     if package.package in OFFICIAL:
         release = (torch.version or "").partition("+")[0]
@@ -141,7 +142,7 @@ def reinstall(package: Extension, patient: Patient, torch: Torch) -> Fix:
         return Fix(
             f"Install the {package.package} that was made for this torch",
             (
-                in_patient(patient, "-m", "pip", "uninstall", "-y", package.package),
+                uninstall(patient, package.package),
                 pip_install(patient, "--no-cache-dir", *pinned, package.package, *torch_index(torch)),
             ),
         )

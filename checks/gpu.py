@@ -34,7 +34,7 @@ def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
 def nproc_exceeds_gpus(
     gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch]
 ) -> Iterator[Finding]:
-    """More ranks are planned than there are GPUs to see.
+    """More ranks are planned than there are visible GPUs.
 
     ## What breaks
     The ranks past the last GPU die with "invalid device ordinal", or two ranks land on one GPU, which NCCL refuses

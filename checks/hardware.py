@@ -373,7 +373,7 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
 
     ## Why
     The card sits badly, in the wrong slot, or on a bad riser; or the firmware gave its lanes to something else. An idle
-    GPU that lowers its generation to save power is well.
+    GPU that lowers its generation to save power is fine.
 
     ## Fix
     Reseat the card, use a slot that is wired to the processor with all lanes, set the slot to its full generation in

@@ -269,7 +269,7 @@ NOFILE_WANTED = 4096
 def nofile_limit(
     limits: Limits, container: Maybe[Container], environment: Maybe[Environment], plan: Plan
 ) -> Iterator[Finding]:
-    """Few files may be open at once for a job of this size.
+    """Too few files may be open at once for a job of this size.
 
     ## What breaks
     After minutes or hours the DataLoader fails with "Too many open files" or "received 0 items of ancdata".

@@ -50,7 +50,7 @@ def fabric_manager_not_running(
     """The NVSwitch fabric isn't ready: its manager doesn't run, or has another version than the driver.
 
     ## What breaks
-    `nvidia-smi` looks well, and every CUDA program stops with "system not yet initialized" (802). On newer boards CUDA
+    `nvidia-smi` looks fine, and every CUDA program stops with "system not yet initialized" (802). On newer boards CUDA
     starts, but without NVLink.
 
     ## Why
@@ -135,9 +135,11 @@ def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool,
         "If it doesn't start, see why", ("systemctl status nvidia-fabricmanager", "tail /var/log/fabricmanager.log")
     )
     if installed and not differs:
+        again = "Restart" if driver.fabric_manager == "active" else "Start"
         return (
             Fix(
-                "Start it (needs root, or ask the administrator)", ("sudo systemctl enable nvidia-fabricmanager", start)
+                f"{again} the fabric manager (needs root, or ask the administrator)",
+                ("sudo systemctl enable nvidia-fabricmanager", start),
             ),
             look,
         )

@@ -26,6 +26,7 @@ from ddpdoctor.knowledge.cuda_stack import (
     without_folder,
 )
 from ddpdoctor.knowledge.evidence import told, torch_version
+from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.wheels import numbers, older, same_version
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
@@ -116,7 +117,7 @@ def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, p
                 Fix(
                     "Remove them all, and install the one that torch requires",
                     (
-                        in_patient(patient, "-m", "pip", "uninstall", "-y", *names),
+                        uninstall(patient, *names),
                         pip_install(patient, "--no-deps", keep),
                     ),
                 ),
@@ -300,7 +301,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
                 Fix(
                     "Remove them all, and install what torch requires",
                     (
-                        in_patient(patient, "-m", "pip", "uninstall", "-y", *(one.name for one in group)),
+                        uninstall(patient, *(one.name for one in group)),
                         reinstall(patient, *needed),
                     ),
                 ),

@@ -12,6 +12,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, listed
 
@@ -186,7 +187,7 @@ def user_site_shadows(patient: Patient, packages: Packages) -> Iterator[Finding]
             Fix("Keep Python out of ~/.local, in every job", ("export PYTHONNOUSERSITE=1",)),
             Fix(
                 "Or remove those in ~/.local, which pip finds first",
-                (in_patient(patient, "-m", "pip", "uninstall", "-y", *(one.name for one, _ in pairs)),),
+                (uninstall(patient, *(one.name for one, _ in pairs)),),
             ),
         ),
     )
@@ -213,7 +214,7 @@ def pip_missing(patient: Patient) -> Iterator[Finding]:
     Nothing in training. Commands of the form `python -m pip install ...`, as in the fixes of other findings, don't run.
 
     ## Why
-    uv makes environments without pip, and so does `python -m venv --without-pip`; Debian packs it apart.
+    uv makes environments without pip, and so does `python -m venv --without-pip`; Debian ships it in a package of its own.
 
     ## Fix
     `python -m ensurepip --upgrade`.

@@ -43,7 +43,7 @@ def take_away(*settings: Setting) -> Fix:
     names = listed(plain(one.name) for one in settings)
     files = listed(dict.fromkeys(one.origin for one in settings if one.origin != "environment"))
     if not files:
-        return Fix(f"Unset {names}", tuple(commands))
+        return Fix(f"Unset {names}, also in the script or start-up file that sets it", tuple(commands))
     needed = " (needs root, or ask the administrator)" if files.startswith("/etc/") else ""
     return Fix(f"Take {names} out of {files}{needed}", tuple(commands))
 
@@ -210,7 +210,7 @@ def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -
             continue
         old = older.get(one.name)
         yield Finding(
-            summary=f"{one.name} has no effect on {entry.reader} {dotted(version)}: it takes {entry.since} or later",
+            summary=f"{one.name} has no effect on {entry.reader} {dotted(version)}: it takes {entry.reader} {entry.since} or later",
             evidence=(*evidence_of(one), torch_version(torch)),
             fixes=(set_instead(old.name, one.value, one),) if old and knows(old, version) else (take_away(one),),
         )

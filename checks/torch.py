@@ -197,7 +197,7 @@ def torch_cpu_only(
     GPU, or from a conda solver that settled for it.
 
     ## Fix
-    Install the build for the driver's CUDA; `--force-reinstall`, since pip takes the version that is there for the same.
+    Install the build for the driver's CUDA; `--force-reinstall`, since pip takes the installed one for the same version.
     """
     requires(torch.installed, "torch is not installed")
     if not torch.cpu_only:
@@ -262,7 +262,7 @@ def nccl_not_built(
     `init_process_group("nccl")` ends with "Distributed package doesn't have NCCL built in".
 
     ## Why
-    NCCL is a Linux library: Windows builds have none, Jetson builds mostly none, and one's own build only if it was found.
+    NCCL is a Linux library: Windows builds have none, Jetson builds mostly none, and a build of your own only if NCCL was found then.
 
     ## Fix
     On Linux take PyTorch's own wheel. Where there is no NCCL, use `init_process_group("gloo")`, which moves GPU tensors
@@ -278,7 +278,7 @@ def nccl_not_built(
     alone = ranks == 1
     requires(not (alone and elsewhere), "one rank, on a kind of host for which there is no NCCL")
     gloo = Fix(
-        "Use gloo in your script, `torch.distributed.init_process_group('gloo')`; this shows whether it is there",
+        f"{'Use' if elsewhere else 'Or use'} gloo in your script, `torch.distributed.init_process_group('gloo')`; this shows whether it is there",
         (in_patient(patient, "-c", "import torch.distributed as d; print(d.is_gloo_available())"),),
     )
     yield Finding(

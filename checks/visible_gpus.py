@@ -81,7 +81,7 @@ def wrong_uuid(entry: str, gpus: Sequence[Gpu] | None) -> str:
     ),
 )
 def cuda_visible_devices_wrong(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Finding]:
-    """CUDA_VISIBLE_DEVICES hides GPUs that it was to show.
+    """CUDA_VISIBLE_DEVICES hides GPUs that it was meant to show.
 
     ## What breaks
     "No CUDA GPUs are available", or "invalid device ordinal" on the ranks whose GPU is hidden.
@@ -91,7 +91,7 @@ def cuda_visible_devices_wrong(environment: Environment, gpus: Maybe[Gpus]) -> I
     empty value, or -1, hides all.
 
     ## Fix
-    Numbers from 0 or UUIDs as `nvidia-smi -L` prints them, separated by commas; or unset it to see all GPUs.
+    List numbers from 0, or UUIDs as `nvidia-smi -L` prints them, separated by commas; or unset it to see all GPUs.
     """
     found = environment.setting("CUDA_VISIBLE_DEVICES")
     requires(found, "CUDA_VISIBLE_DEVICES is not set")
@@ -146,7 +146,7 @@ def partly_hidden(found: Setting, shown: Shown, devices: Sequence[Gpu] | None) -
 
 @check("cuda-device-order", severity=INFO)
 def cuda_device_order(environment: Environment, gpus: Gpus) -> Iterator[Finding]:
-    """CUDA numbers these unlike GPUs in another order than nvidia-smi.
+    """CUDA numbers these GPUs in another order than nvidia-smi.
 
     ## What breaks
     `CUDA_VISIBLE_DEVICES=0` and `cuda:0` are not the GPU that `nvidia-smi` calls 0, so another job's GPU is taken.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.facts.base import Facts, Unknown, sources
+from ddpdoctor.facts.base import Facts, Maybe, Unknown, sources
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
@@ -49,24 +49,18 @@ def libcuda(driver: Driver) -> Evidence:
 
 def cuda_start(driver: Driver) -> Evidence:
     """What became of CUDA's own start, apart from torch."""
-    code = driver.cuda_init
-    if isinstance(code, Unknown):
-        text = f"CUDA's start (cuInit) was not tried: {code.reason}"
-    elif code is None:
-        text = "CUDA can't start: there is no libcuda.so.1"
-    else:
-        text = f"CUDA's start (cuInit) fails with code {code}" if code else "CUDA's start (cuInit) works"
-    return told(driver, "cuda_init", text)
+    return told(driver, "cuda_init", _outcome("CUDA's start (cuInit)", driver.cuda_init, "libcuda.so.1"))
 
 
 def nvml_start(driver: Driver) -> Evidence:
     """What became of NVML's start."""
-    status = driver.nvml_status
-    if isinstance(status, Unknown):
-        text = f"NVML was not asked: {status.reason}"
-    elif status is None:
-        text = "NVML can't start: there is no libnvidia-ml.so.1"
-    else:
-        words = f" ({driver.nvml_message})" if driver.nvml_message else ""
-        text = f"NVML fails with code {status}{words}" if status else "NVML works"
-    return told(driver, "nvml_status", text)
+    words = f" ({driver.nvml_message})" if driver.nvml_status and driver.nvml_message else ""
+    return told(driver, "nvml_status", _outcome("NVML's start", driver.nvml_status, "libnvidia-ml.so.1") + words)
+
+
+def _outcome(what: str, code: Maybe[int | None], library: str) -> str:
+    if isinstance(code, Unknown):
+        return f"{what} was not tried: {code.reason}"
+    if code is None:
+        return f"{what} fails: there is no {library}"
+    return f"{what} fails with code {code}" if code else f"{what} works"

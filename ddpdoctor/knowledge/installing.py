@@ -122,6 +122,11 @@ def replacing(packages: Maybe[Packages], torch: str = "torch") -> tuple[str, ...
     return (*(["--force-reinstall"] if packages.version("torch") else []), torch, *companions)
 
 
+def uninstall(patient: Patient, *names: str) -> str:
+    """The command that removes packages from the patient, and from nowhere else."""
+    return in_patient(patient, "-m", "pip", "uninstall", "-y", *names)
+
+
 def rocm_fix(patient: Patient, packages: Maybe[Packages]) -> Fix:
     """Installs the build for AMD GPUs."""
     return Fix("Install the build for ROCm", _pip(patient, index_url(ROCM_TAG), replacing(packages)))

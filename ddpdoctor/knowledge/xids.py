@@ -46,7 +46,7 @@ CATALOGUE: dict[int, Xid] = {
     39: Xid("copy engine error", DRIVER, WARN, RESTART),
     40: Xid("copy engine error", DRIVER, WARN, RESTART),
     41: Xid("copy engine error", DRIVER, WARN, RESTART),
-    43: Xid("a process hit an error and was ended; the GPU is well", APPLICATION, INFO, RESTART),
+    43: Xid("a process hit an error and was ended; the GPU is fine", APPLICATION, INFO, RESTART),
     44: Xid("fault while switching between programs", APPLICATION, INFO, RESTART),
     45: Xid("a process was torn down, by a kill or an earlier error", FOLLOWS, INFO, RESTART),
     46: Xid("the GPU stopped processing", HARDWARE, FAIL, RESET),
