@@ -175,6 +175,7 @@ def _missing_names(
     severity=FAIL,
     log_signs=(
         LogSign("NCCL_SOCKET_IFNAME set by environment to lo"),
+        LogSign("Bootstrap: Using lo:127.0.0.1"),
         LogSign("Bootstrap : Using lo:127.0.0.1"),
         LogSign("Bootstrap : Using [0]lo:127.0.0.1"),
     ),
@@ -214,6 +215,8 @@ def loopback_ifname(network: Network, environment: Environment, nccl: Nccl) -> I
     severity=FAIL,
     log_signs=(
         LogSign("socketStartConnect: Connect to", why="names the address that could not be reached"),
+        LogSign("NCCL INFO Bootstrap: Using docker0"),
+        LogSign("NCCL INFO Bootstrap: Using br-"),
         LogSign("NCCL INFO Bootstrap : Using docker0", why=UNVERIFIED),
         LogSign("NCCL INFO Bootstrap : Using veth", why=UNVERIFIED),
     ),
@@ -229,7 +232,9 @@ def nccl_wrong_interface(
 
     ## Why
     Without settings NCCL takes the first interface whose name begins with `ib`, else the first in the kernel's order that
-    isn't docker, lo or (since 2.28.3) virbr. Other bridges (br-*, cni0), VPNs and tunnels count as good.
+    isn't docker, lo or (since 2.28.3) virbr. Other bridges (br-*, cni0), VPNs and tunnels count as good. Where a libnccl is
+    installed, ddpdoctor asks it: a subprocess calls ncclGetUniqueId, and for some milliseconds NCCL listens on the interface
+    that it takes. Nothing is sent.
 
     ## Fix
     `export NCCL_SOCKET_IFNAME==NAME`: the second `=` makes it the exact name rather than a prefix.

@@ -21,7 +21,14 @@ from ddpdoctor.knowledge.job_intent import (
     several_nodes,
     way_to_the_others,
 )
-from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, first_set
+from ddpdoctor.knowledge.launchers import (
+    BACKEND,
+    MASTER_ADDRESS,
+    first_set,
+    master_port,
+    split_endpoint,
+    store_endpoint,
+)
 from ddpdoctor.knowledge.network_fixes import (
     addresses,
     hosts_fix,
@@ -237,15 +244,16 @@ def rdzv_hostname_not_self(network: Network, environment: Environment) -> Iterat
     requires(endpoint, "neither MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
     assert endpoint is not None
     by_rendezvous = endpoint == network.rendezvous
-    backend = environment.get("PET_RDZV_BACKEND")
-    requires(not (by_rendezvous and backend == "static"), "the rendezvous is static")
+    # torchrun reads PET_MASTER_ADDR for a static rendezvous alone.
+    static = environment.get(BACKEND) == "static" if by_rendezvous else _is_torchruns_own(environment)
+    requires(not static, "the rendezvous is static")
     requires(by_rendezvous or not environment.get("RANK"), "the ranks were started without a c10d rendezvous")
     if "is_host" in environment.get("PET_RDZV_CONF") or not is_here(endpoint, network):
         return
     if _recognised(endpoint, network):
         return
     own = known(network.own_name)
-    port = next((one for one in network.wanted_ports[2:]), 29400)
+    port = (split_endpoint(store_endpoint(environment))[1] if by_rendezvous else master_port(environment)) or 29400
     told = f"--rdzv-conf is_host=1 --local-addr={endpoint.name}"
     fixes = [
         Fix(
@@ -263,6 +271,10 @@ def rdzv_hostname_not_self(network: Network, environment: Environment) -> Iterat
         # With MASTER_ADDR alone, the rendezvous may well be static, where --node-rank decides.
         severity=FAIL if by_rendezvous else INFO,
     )
+
+
+def _is_torchruns_own(environment: Environment) -> bool:
+    return first_set(environment, MASTER_ADDRESS).startswith("PET_")
 
 
 def _recognised(endpoint: Resolution, network: Network) -> bool:

@@ -86,7 +86,7 @@ def _ports_that_matter(network: Network, environment: Environment) -> list[tuple
     """The defaults only count where nothing names another port."""
     master = launchers.master_port(environment)
     named = [port for port in network.wanted_ports if port not in (29400, 29500) or port == master]
-    endpoint = environment.get(launchers.ENDPOINT)
+    endpoint = launchers.store_endpoint(environment)
     if named or endpoint:
         _, in_endpoint = launchers.split_endpoint(endpoint)
         setting = launchers.first_set(environment, launchers.MASTER_PORT)

@@ -64,7 +64,7 @@ class Network(Facts, frozen=True, kw_only=True):
     master: Annotated[Maybe[Resolution | None], Source("getaddrinfo of MASTER_ADDR")] = None
     """None: neither MASTER_ADDR nor, for torchrun, PET_MASTER_ADDR is set."""
     rendezvous: Annotated[Maybe[Resolution | None], Source("getaddrinfo of the rendezvous endpoint")] = None
-    """None: PET_RDZV_ENDPOINT isn't set."""
+    """None: PET_RDZV_ENDPOINT isn't set, or names an etcd server, which isn't torch's store."""
     interfaces: Annotated[tuple[Interface, ...], Source("getifaddrs, /sys/class/net")] = ()
     """In the kernel's order, which is the one NCCL walks."""
     default_interface: Annotated[Maybe[str | None], Source("/proc/net/route")] = None

@@ -38,8 +38,8 @@ MASTER_ADDRESS = ("MASTER_ADDR", "PET_MASTER_ADDR")
 MASTER_PORT = ("MASTER_PORT", "PET_MASTER_PORT")
 """What a rank reads, and what torchrun reads for --master-addr and --master-port before there are any ranks."""
 
-ENDPOINT = "PET_RDZV_ENDPOINT"
-"""What torchrun reads for --rdzv-endpoint."""
+ENDPOINT, BACKEND = "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"
+"""What torchrun reads for --rdzv-endpoint and --rdzv-backend."""
 
 
 def first_set(settings: Settings, names: Sequence[str]) -> str:
@@ -58,6 +58,11 @@ def master_address(settings: Settings) -> str:
 def master_port(settings: Settings) -> int | None:
     """The store's port as the settings name it; None where they don't, or it is no number."""
     return number(settings.get(first_set(settings, MASTER_PORT), ""))
+
+
+def store_endpoint(settings: Settings) -> str:
+    """The rendezvous endpoint where torch's own store is to listen, or "": etcd is a server of its own."""
+    return "" if settings.get(BACKEND, "").startswith("etcd") else settings.get(ENDPOINT, "")
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int | None]:

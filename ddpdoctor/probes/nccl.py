@@ -1,4 +1,8 @@
-"""Asks libnccl which interface it takes, in a subprocess, and predicts the same for NCCL and gloo from the rules."""
+"""Asks libnccl which interface it takes, in a subprocess, and predicts the same for NCCL and gloo from the rules.
+
+To answer, ncclGetUniqueId listens on a random TCP port of the interface that it takes, as rank 0 does when a job starts
+(with NCCL_COMM_ID set, it doesn't). The subprocess ends right after the answer, some milliseconds later; nothing is sent.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.knowledge.interface_choice import NEWEST, gloo_choice, interface_with, nccl_choices
 from ddpdoctor.probes import nccl_inquiry
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import isfile
 from ddpdoctor.probes.subprocesses import Ended, Started, start
 
 SECONDS = 10.0
@@ -70,7 +75,7 @@ def probe(context: Context) -> Nccl | Unknown:
 
 def find_library(context: Context) -> Path | None:
     """The libnccl.so.2 that the patient's torch would load: pip's, torch's own, its environment's, the system's."""
-    return next((folder / "libnccl.so.2" for folder in _folders(context) if (folder / "libnccl.so.2").is_file()), None)
+    return next((folder / "libnccl.so.2" for folder in _folders(context) if isfile(folder / "libnccl.so.2")), None)
 
 
 def _folders(context: Context) -> Iterator[Path]:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.knowledge.interface_choice import interface_with
-from ddpdoctor.knowledge.launchers import ENDPOINT, master_address, master_port, split_endpoint
+from ddpdoctor.knowledge.launchers import master_address, master_port, split_endpoint, store_endpoint
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.interfaces import read_interfaces
 from ddpdoctor.probes.ports import error_of_bind, holders
@@ -69,7 +69,7 @@ def probe(context: Context) -> Network | Unknown:
     fqdn = _Asked(socket.getfqdn)
     master_name = master_address(context.environ)
     master = _ask_resolver(master_name) if master_name else lambda: None
-    rendezvous_name, rendezvous_port = split_endpoint(context.environ.get(ENDPOINT, ""))
+    rendezvous_name, rendezvous_port = split_endpoint(store_endpoint(context.environ))
     rendezvous = _ask_resolver(rendezvous_name) if rendezvous_name else lambda: None
 
     interfaces = read_interfaces(context)

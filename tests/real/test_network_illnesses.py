@@ -191,6 +191,24 @@ def test_an_endpoint_that_torchrun_does_not_know_as_its_own(first: Host, own: st
     assert first.run(sys.executable, "-c", MATCHES, endpoint, seconds=60).stdout == f"{not ill}\n"
 
 
+def test_a_look_sends_nothing(first: Host, nccl: dict[str, str]) -> None:
+    """Neither the probes nor NCCL: the names are in /etc/hosts, so not even the resolver has to ask."""
+    sysctl(first, "net/ipv6/conf/all/disable_ipv6", "1")  # Or the kernel itself would look for routers.
+    before = sent(first)
+    assert found(look(first, **nccl, **JOB)) == {}
+    assert sent(first) == before
+    first.run(
+        sys.executable, "-c", "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'.', ('10.77.0.12', 9))"
+    )
+    assert sent(first) > before
+
+
+def sent(host: Host) -> int:
+    """How many packets have left it by eth0, as the kernel counts them."""
+    rows = host.run("cat", "/proc/net/dev").stdout.splitlines()
+    return next(int(row.split()[10]) for row in rows if row.split()[0] == "eth0:")
+
+
 def test_few_ephemeral_ports(first: Host) -> None:
     sysctl(first, "net/ipv4/ip_local_port_range", "40000 40031")
     assert set(found(look(first, **JOB))) == {"port-range-too-small"}

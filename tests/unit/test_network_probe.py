@@ -93,6 +93,25 @@ def test_a_master_port_that_is_none(port: str, tmp_path: Path) -> None:
     assert probed(context).wanted_ports == (29400, 29500)
 
 
+@pytest.mark.parametrize(
+    ("settings", "ports"),
+    [
+        ({"PET_MASTER_PORT": "1234"}, (29400, 29500, 1234)),
+        ({"PET_RDZV_ENDPOINT": "localhost:1234"}, (29400, 29500, 1234)),
+        ({"PET_RDZV_ENDPOINT": "localhost:0"}, (29400, 29500)),
+        ({"PET_RDZV_ENDPOINT": "localhost:2379", "PET_RDZV_BACKEND": "etcd-v2"}, (29400, 29500)),
+    ],
+)
+def test_the_ports_that_torchruns_settings_name(
+    settings: dict[str, str], ports: tuple[int, ...], tmp_path: Path
+) -> None:
+    context = tree(tmp_path, {})
+    context.environ.update(settings)
+    found = probed(context)
+    assert found.wanted_ports == ports
+    assert (found.rendezvous is None) is ("localhost:2379" in settings.values() or "PET_MASTER_PORT" in settings)
+
+
 def test_the_table_of_sockets(tmp_path: Path) -> None:
     head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
     tcp = head + (
