@@ -16,7 +16,7 @@ from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.building import build_commands, home_of, matching_nvcc, serves
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
-from ddpdoctor.knowledge.nvidia import NO_GPU
+from ddpdoctor.knowledge.nvidia import NO_GPU, compute_capability
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, listed
 
@@ -276,7 +276,7 @@ def apex_arch_missing(extensions: Extensions, torch: Torch, gpus: Gpus, patient:
     )
     requires(gpus.vendor != "amd" and gpus.answering, NO_GPU)
     for gpu in gpus.answering:
-        capability = known(gpu.compute_capability)
+        capability = compute_capability(gpu)
         for one in apex.objects:
             if one.architectures and not any(serves(each, capability) for each in one.architectures):
                 yield Finding(

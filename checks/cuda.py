@@ -21,7 +21,7 @@ from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import cuda_start, libcuda, told, torch_cuda
 from ddpdoctor.knowledge.installing import capabilities, driver_cuda, jetson_fix, replacing
-from ddpdoctor.knowledge.nvidia import NO_DRIVER, SHUT, called, nvidia_gpus
+from ddpdoctor.knowledge.nvidia import NO_DRIVER, SHUT, called, compute_capability, nvidia_gpus
 from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
@@ -210,9 +210,7 @@ def gpu_arch_unsupported(
     jit = served is None or served >= numbers(cuda)[:2]
     unsupported = []
     for gpu in usable:
-        if gpu not in unsupported and not runs_on(
-            known(gpu.compute_capability), arch_list, tegra=machine.jetson, jit=jit
-        ):
+        if gpu not in unsupported and not runs_on(compute_capability(gpu), arch_list, tegra=machine.jetson, jit=jit):
             unsupported.append(gpu)
     if not unsupported:
         return
@@ -228,7 +226,7 @@ def gpu_arch_unsupported(
         severity=WARN if supported else FAIL,
         evidence=(
             told(torch, "arch_list", f"torch has code for {listed(arch_list, most=9)}"),
-            told(gpus, "devices", f"{first.name} has compute capability {dotted(known(first.compute_capability))}"),
+            told(gpus, "devices", f"{first.name} has compute capability {dotted(compute_capability(first))}"),
         ),
         fixes=(jetson_fix(patient, driver, packages),)
         if machine.jetson
@@ -237,7 +235,7 @@ def gpu_arch_unsupported(
 
 
 def _sm(gpu: Gpu) -> str:
-    return "".join(str(part) for part in known(gpu.compute_capability))
+    return "".join(str(part) for part in compute_capability(gpu))
 
 
 def _order_is_certain(environment: Maybe[Environment], chosen: str) -> bool:
@@ -254,7 +252,7 @@ def _for_these_gpus(
     supported: list[Gpu],
     packages: Maybe[Packages],
 ) -> Iterator[Fix]:
-    tag = best_tag(served, [known(one.compute_capability) for one in usable])
+    tag = best_tag(served, [compute_capability(one) for one in usable])
     if tag:
         command = pip_install(patient, *replacing(packages), "--index-url", index_url(tag))
         yield Fix(f"Install the build that has code for it ({tag})", (command,))
@@ -304,7 +302,7 @@ def cuda_unavailable(
         }
         requires(driver.cuda_init not in other, f"CUDA itself can't start: see {other.get(driver.cuda_init)}")
     requires(not driver.unreadable_nodes, SHUT)
-    message = (torch.cuda_error.strip().splitlines() or ["no reason given"])[-1]
+    message = (torch.cuda_error.strip().splitlines() or ["no reason given"])[-1].rstrip(".")
     yield Finding(
         summary=f"torch {torch.version} can't use the {plural(len(gpus.answering), 'GPU')} that the driver shows: {message}"[
             :160

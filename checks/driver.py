@@ -382,11 +382,11 @@ def nvml_unavailable(driver: Driver, container: Container, machine: Machine, pla
     """
     requires(not machine.jetson, "a Jetson has no full NVML")
     requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
-    requires(known(driver.libcuda_path) is not None, "there is no libcuda.so.1 here")
+    requires(known(driver.libcuda_path) is not None, "there is no libcuda.so.1")
     status = driver.nvml_status
     if isinstance(status, Unknown):
         raise NotKnown(status.reason)
-    requires(status != 18, "its version differs from the driver's: see nvml-driver-mismatch")
+    requires(status != 18, "NVML's version differs from the driver's: see nvml-driver-mismatch")
     requires(status != 15, "a GPU is lost: see gpu-fell-off-bus")
     requires(status != 999 or container.runtime is None, "the container lost its GPUs: see container-lost-gpu")
     requires(status != 4 or not driver.unreadable_nodes, SHUT)
@@ -501,7 +501,7 @@ def cuda_unknown_error(driver: Driver, container: Container, machine: Machine) -
     """
     requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
     code = known(driver.cuda_init)
-    requires(code is not None, "there is no libcuda.so.1 here")
+    requires(code is not None, "there is no libcuda.so.1")
     nvml = None if isinstance(driver.nvml_status, Unknown) else driver.nvml_status
     requires(nvml in (0, None), "NVML fails, too: see nvml-unavailable")
     requires(not _shut(driver), SHUT)

@@ -50,7 +50,7 @@ def nproc_exceeds_gpus(
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
     requires(gpus.answering, "no GPU answers")
     seen = visible_gpus(gpus, environment)
-    requires(not any(one.slice for one in seen), "MIG slices are judged by mig-multi-instance")
+    requires(not any(one.slice for one in seen), "only MIG slices are visible: see mig-multi-instance")
     visible = len(seen)
     name = selector(gpus, environment)
     requires(visible, "no GPU is visible to torch")
@@ -167,7 +167,7 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
     """
     devices = nvidia_gpus(gpus)
     whole = _whole(visible_gpus(gpus, environment))
-    requires(whole, "no whole GPU is visible")
+    requires(whole, "no whole GPU is visible (only MIG slices, or none)")
     asked = tuple(one for one in whole if not isinstance(one.compute_mode, Unknown))
     if not asked:
         raise NotKnown("the compute mode of the visible GPUs is not reported")
@@ -315,7 +315,7 @@ def gpu_memory_in_use(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
     """
     devices = nvidia_gpus(gpus)
     visible = _whole(visible_gpus(gpus, environment))
-    requires(visible, "no whole GPU is visible")
+    requires(visible, "no whole GPU is visible (only MIG slices, or none)")
     asked = tuple(one for one in visible if not one.integrated and _share(one) is not None)
     if not asked:
         raise NotKnown("the memory in use on the visible GPUs is not reported")

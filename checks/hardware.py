@@ -174,7 +174,7 @@ def gpu_fell_off_bus(
                     ("sudo reboot",),
                 ),
                 Fix(
-                    "If it happens again: have cables, riser and slot looked at, and lower the power limit; the kernel log tells more",
+                    "If it happens again: have cables, riser and slot looked at, and lower the power limit; the kernel log tells more (needs root, or ask the administrator)",
                     ("sudo dmesg | grep -iE 'xid|aer|pcieport'",),
                 ),
             ),
@@ -491,7 +491,7 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
                 Fix(
                     "See whether the count grows"
                     + (", on the host" if container.runtime else "")
-                    + "; if so, have riser, slot and cable looked at",
+                    + " (the log needs root, or ask the administrator); if so, have riser, slot and cable looked at",
                     (f"grep TOTAL /sys/bus/pci/devices/{bad[0].address}/aer_dev_*", "sudo dmesg | grep -i aer"),
                 ),
             ),

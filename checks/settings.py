@@ -53,7 +53,7 @@ def set_instead(name: str, value: str, old: Setting) -> Fix:
     if old.origin == "environment":
         unset = f"unset {shlex.quote(old.name)}; " if name != old.name else ""
         return Fix(
-            f"Set {name}" if name == old.name else f"Set {name} instead",
+            f"Set {name} to {value}" if name == old.name else f"Set {name} instead",
             (f"{unset}export {name}={shlex.quote(value)}",),
         )
     return Fix(f"Write this line into {old.origin}, in place of the old one", (f"{name}={value}",))

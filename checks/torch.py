@@ -357,7 +357,9 @@ def torch_torchvision_mismatch(torch: Torch, packages: Packages, patient: Patien
     requires(companions, "neither torchvision nor torchaudio is installed")
     version = release(torch.version)
     if version is None:
-        raise NotKnown(f"torch's version {torch.version!r} isn't a usual one")
+        raise NotKnown(
+            f"torch's version {torch.version} is no usual one" if torch.version else "torch doesn't tell its version"
+        )
     for one in companions:
         judged = _not_its_torch(one, version) or _not_its_cuda(one, torch)
         if judged:

@@ -36,6 +36,17 @@ def nvidia_gpus(gpus: Gpus) -> tuple[Gpu, ...]:
     return gpus.answering
 
 
+def compute_capability(gpu: Gpu) -> tuple[int, int]:
+    """A GPU's compute capability.
+
+    Raises:
+        NotKnown: it isn't reported; says so in words that need no knowledge of NVML.
+    """
+    if isinstance(gpu.compute_capability, Unknown):
+        raise NotKnown(f"the compute capability of GPU {gpu.index} is not reported")
+    return gpu.compute_capability
+
+
 def own_gpus(pci: Pci) -> tuple[PciDevice, ...]:
     """The NVIDIA GPUs on the bus that this system itself may use: those lent to virtual machines don't count."""
     return tuple(one for one in pci.nvidia_gpus if one.driver not in ("vfio-pci", "pci-stub"))
