@@ -26,7 +26,7 @@ def selector(gpus: Gpus, environment: Maybe[Environment]) -> str | None:
     """The variable that chooses among these GPUs, None where all are visible."""
     if isinstance(environment, Unknown):
         return None
-    return next((name for name in SELECTORS[gpus.vendor or "nvidia"] if name in environment), None)
+    return next((name for name in SELECTORS.get(gpus.vendor or "nvidia", ()) if name in environment), None)
 
 
 def visible_gpus(gpus: Gpus, environment: Maybe[Environment]) -> tuple[VisibleGpu, ...]:

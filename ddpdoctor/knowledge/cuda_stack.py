@@ -11,6 +11,7 @@ import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from ddpdoctor.facts.base import NotKnown
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
@@ -147,7 +148,9 @@ def needs_cuda_build(torch: Torch) -> str:
     requires(torch.installed, "torch is not installed")
     requires(torch.hip is None, "torch is built for ROCm")
     requires(torch.cuda is not None, "torch is a CPU-only build")
-    return torch.cuda or ""
+    if not torch.cuda or not numbers(torch.cuda):
+        raise NotKnown("torch doesn't say for which CUDA it was built")
+    return torch.cuda
 
 
 def import_broken(torch: Torch) -> bool:

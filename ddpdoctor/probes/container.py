@@ -10,6 +10,7 @@ from pathlib import Path
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.container import Container
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
+from ddpdoctor.probes.files import exists, isdir, isfile
 
 TOOLKIT = ("nvidia-ctk", "nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli")
 
@@ -64,16 +65,16 @@ def _runtime(context: Context) -> str | None:
     if _is_booted_disk(context, root):
         # A virtual machine made from a container image keeps the image's marks.
         return None
-    if context.path("/.singularity.d").is_dir():
+    if isdir(context.path("/.singularity.d")):
         return "apptainer"
-    if context.path("/run/secrets/kubernetes.io/serviceaccount").exists():
+    if exists(context.path("/run/secrets/kubernetes.io/serviceaccount")):
         return "kubernetes"
     # Without any mark the variable is left over in a shell on a node.
-    if "KUBERNETES_SERVICE_HOST" in environ and (_is_overlay(root) or context.path("/dev/termination-log").exists()):
+    if "KUBERNETES_SERVICE_HOST" in environ and (_is_overlay(root) or exists(context.path("/dev/termination-log"))):
         return "kubernetes"
-    if context.path("/.dockerenv").exists():
+    if exists(context.path("/.dockerenv")):
         return "docker"
-    if context.path("/run/.containerenv").exists():
+    if exists(context.path("/run/.containerenv")):
         return "podman"
     return _by_cgroup(context) or _by_name(context) or _by_root(root)
 
@@ -140,7 +141,7 @@ def _on_path(context: Context, *names: str) -> str | None:
 
 
 def _is_command(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
+    return isfile(path) and os.access(path, os.X_OK)
 
 
 def _docker_runtimes(context: Context) -> Maybe[tuple[str, ...]]:

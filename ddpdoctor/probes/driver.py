@@ -9,6 +9,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.probes import driver_daemons, driver_module, libcuda, nvml
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import exists
 
 DEADLINE = 25.0
 """Both libraries are asked side by side, each for 10 s at most."""
@@ -52,7 +53,7 @@ def probe(context: Context) -> Driver | Unknown:
         nouveau_blacklisted=driver_module.nouveau_blacklisted(context),
         fabric_manager=driver_daemons.fabric_manager(context) if present else None,
         fabric_manager_version=driver_daemons.fabric_manager_version(context) if present else None,
-        persistence_daemon=context.path("/run/nvidia-persistenced/socket").exists(),
+        persistence_daemon=exists(context.path("/run/nvidia-persistenced/socket")),
     )
 
 
@@ -68,7 +69,7 @@ def _kernel_side(context: Context) -> tuple[str | Unknown | None, str | None]:
     """Version and flavour of the loaded module, from a line such as
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build"."""
     file = "/proc/driver/nvidia/version"
-    if not context.path(file).exists():
+    if not exists(context.path(file)):
         return None, None
     text = context.read(file)
     if isinstance(text, Unknown):

@@ -7,6 +7,7 @@ import shutil
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import exists, isdir
 from ddpdoctor.probes.subprocesses import run
 
 UNIT = "nvidia-fabricmanager.service"
@@ -17,8 +18,8 @@ SECONDS = 3.0
 
 def fabric_manager(context: Context) -> str | Unknown | None:
     """ "active", "inactive", "failed", "activating"; None: it isn't installed here and doesn't run."""
-    unit = any(context.path(f"{folder}/{UNIT}").exists() for folder in UNIT_FOLDERS)
-    if unit and context.path("/run/systemd/system").is_dir():
+    unit = any(exists(context.path(f"{folder}/{UNIT}")) for folder in UNIT_FOLDERS)
+    if unit and isdir(context.path("/run/systemd/system")):
         systemctl = shutil.which("systemctl", path=context.environ.get("PATH"))
         if systemctl:
             ended = run([systemctl, "is-active", UNIT], SECONDS, environ=context.environ)
@@ -28,7 +29,7 @@ def fabric_manager(context: Context) -> str | Unknown | None:
             return Unknown("systemctl gave no answer" if not ended.timed_out else "systemctl did not answer")
     if _runs(context):
         return "active"
-    return "inactive" if unit or context.path(BINARY).exists() else None
+    return "inactive" if unit or exists(context.path(BINARY)) else None
 
 
 def _runs(context: Context) -> bool:
@@ -45,7 +46,7 @@ def _runs(context: Context) -> bool:
 def fabric_manager_version(context: Context) -> str | Unknown | None:
     """As the program on disk says it; None: there is none."""
     binary = context.path(BINARY)
-    if not binary.exists():
+    if not exists(binary):
         return None
     ended = run([str(binary), "--version"], SECONDS, environ=context.environ)
     found = re.search(rb"\d{3,}(?:\.\d+)+", ended.stdout + ended.stderr)

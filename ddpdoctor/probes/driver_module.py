@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import exists, isdir
 from ddpdoctor.probes.subprocesses import run
 
 USUAL_FOLDERS = ("updates/dkms", "updates", "extra", "extra/nvidia", "weak-updates/nvidia", "kernel/drivers/video")
@@ -21,7 +22,7 @@ def version_on_disk(context: Context) -> str | Unknown | None:
     if isinstance(release, Unknown):
         return release
     folder = f"/lib/modules/{release.strip()}"
-    if not context.path(folder).is_dir():
+    if not isdir(context.path(folder)):
         return Unknown(f"{folder} is not here")
     module = _find(context, folder)
     return None if module is None else _version(context, module)
@@ -31,7 +32,7 @@ def _find(context: Context, folder: str) -> Path | None:
     listed = context.read(f"{folder}/modules.dep")
     if not isinstance(listed, Unknown):
         found = re.search(r"^(\S*\bnvidia\.ko(?:\.\w+)?):", listed, re.MULTILINE)
-        if found and (module := context.path(f"{folder}/{found[1]}")).exists():
+        if found and exists(module := context.path(f"{folder}/{found[1]}")):
             return module
     for usual in USUAL_FOLDERS:
         for module in sorted(context.path(f"{folder}/{usual}").glob("nvidia.ko*")):

@@ -13,6 +13,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.extensions import Apex, Extension, Extensions, SharedObject
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, SharedLibrary, opened
+from ddpdoctor.probes.files import isdir, isfile
 from ddpdoctor.probes.site_packages import TORCH_LIBRARY, SitePackages, names_in, site_packages
 
 PACKAGES = (
@@ -155,7 +156,7 @@ def _apexes(site: SitePackages, reader: _Reader) -> Iterator[Apex]:
     seen = set()
     for folder in site.folders:
         location = folder / "apex"
-        if location in seen or not (location / "__init__.py").is_file():
+        if location in seen or not isfile(location / "__init__.py"):
             continue
         seen.add(location)
         is_nvidia = len(APEX_PARTS & set(names_in(location))) >= 2
@@ -174,7 +175,7 @@ def _apexes(site: SitePackages, reader: _Reader) -> Iterator[Apex]:
 
 def _packages(site: SitePackages, reader: _Reader) -> Iterator[Extension]:
     for package in PACKAGES:
-        folder = next((one for one in site.folders if (one / package).is_dir()), None)
+        folder = next((one for one in site.folders if isdir(one / package)), None)
         if folder is None:
             continue
         objects = reader.read(_shared_objects(folder / package), folder)

@@ -12,6 +12,7 @@ from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.probes import amd, nvml
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import exists
 
 DEADLINE = 25.0
 
@@ -28,7 +29,7 @@ def probe(context: Context) -> Gpus | Unknown:
         gpu = Gpu(index=0, name=jetson, integrated=True)
         return Gpus(devices=(gpu,), vendor="nvidia", p2p=(("self",),))
     pci = context.facts(Pci)
-    if failure and context.path("/dev/dxg").exists() and answers.path:
+    if failure and exists(context.path("/dev/dxg")) and answers.path:
         return Unknown(failure)
     if isinstance(pci, Unknown):
         return Unknown(f"{failure or 'NVML lists no GPU'}; {pci.reason}")

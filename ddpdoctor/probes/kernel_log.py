@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import exists, isdir
 from ddpdoctor.probes.subprocesses import run
 
 MOST_LINES = 200
@@ -95,7 +96,7 @@ SYSLOG_READ_ALL, SYSLOG_SIZE = 3, 10
 
 def _ring_buffer(context: Context) -> bytes | Unknown:
     """All of the kernel's buffer in one system call: /dev/kmsg would take one for each line."""
-    if not context.path("/dev/kmsg").exists():
+    if not exists(context.path("/dev/kmsg")):
         return Unknown("there is no /dev/kmsg here, as in most containers")
     try:
         call: Callable[..., int] = ctypes.CDLL(None, use_errno=True).klogctl
@@ -111,7 +112,7 @@ def _ring_buffer(context: Context) -> bytes | Unknown:
 
 
 def _journal(context: Context) -> bytes | Unknown:
-    if not context.path("/run/systemd/system").is_dir():
+    if not isdir(context.path("/run/systemd/system")):
         return Unknown("systemd doesn't run here")
     journalctl = shutil.which("journalctl", path=context.environ.get("PATH"))
     if journalctl is None:

@@ -13,6 +13,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, opened
+from ddpdoctor.probes.files import exists
 from ddpdoctor.probes.library_search import (
     DEFAULT_FOLDERS,
     library_path,
@@ -223,7 +224,7 @@ def _missing(context: Context, interpreter: Answer, bundled: Iterable[Library]) 
                 seen.add(ours[name])
                 waiting.append(ours[name])
             elsewhere = name in had or name in OF_THE_DRIVER or OF_PYTHON.match(name)
-            if not (name in ours or elsewhere or any((folder / name).exists() for folder in rpath)):
+            if not (name in ours or elsewhere or any(exists(folder / name) for folder in rpath)):
                 missing.add(name)
     if missing and isinstance(cache, Unknown):
         return cache

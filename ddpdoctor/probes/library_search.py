@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import exists, isdir
 
 CACHE = "/etc/ld.so.cache"
 CACHE_MAGIC = b"glibc-ld.so.cache1.1"
@@ -86,15 +87,15 @@ def patients_libstdcxx(context: Context, base_prefix: str) -> str | Unknown | No
     for one in preloaded(context):
         if Path(one).name.startswith(name):
             return one
-    if Path(base_prefix, "conda-meta").is_dir() and own.exists():
+    if isdir(Path(base_prefix, "conda-meta")) and exists(own):
         return str(own)
     for folder in library_path(context):
-        if place(context, folder).joinpath(name).exists():
+        if exists(place(context, folder).joinpath(name)):
             return str(Path(folder, name))
     cache = loader_cache(context)
     if not isinstance(cache, Unknown) and name in cache:
         return cache[name]
     for folder in DEFAULT_FOLDERS:
-        if place(context, folder).joinpath(name).exists():
+        if exists(place(context, folder).joinpath(name)):
             return str(Path(folder, name))
     return cache if isinstance(cache, Unknown) else None

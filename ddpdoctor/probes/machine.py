@@ -10,6 +10,7 @@ import shlex
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import exists
 
 
 def probe(context: Context) -> Machine:
@@ -86,11 +87,11 @@ def _kibibytes(text: str | Unknown, name: str) -> Maybe[int]:
 def _is_wsl(context: Context, kernel: str) -> bool:
     # Azure's own kernels say "microsoft" nowhere in their release; WSL 1 says "Microsoft", WSL 2 "microsoft-standard".
     # A kernel that somebody built for WSL may say neither, but WSL always brings its interop handler.
-    return "microsoft" in kernel.lower() or context.path("/proc/sys/fs/binfmt_misc/WSLInterop").exists()
+    return "microsoft" in kernel.lower() or exists(context.path("/proc/sys/fs/binfmt_misc/WSLInterop"))
 
 
 def _is_jetson(context: Context) -> bool:
-    if context.path("/etc/nv_tegra_release").exists():
+    if exists(context.path("/etc/nv_tegra_release")):
         return True
     compatible = context.read("/proc/device-tree/compatible")
     return isinstance(compatible, str) and "nvidia,tegra" in compatible

@@ -31,6 +31,26 @@ LINK_ERRORS = (0, 1, 2)
 """Replay, recovery and flow control CRC."""
 
 
+class FabricInfo(ctypes.Structure):
+    """nvmlGpuFabricInfo_t of nvml.h; nvidia-ml-py before 13.615 gives its UUID a wrong length."""
+
+    _fields_ = (
+        ("cluster", ctypes.c_ubyte * 16),
+        ("status", ctypes.c_int),
+        ("clique", ctypes.c_uint),
+        ("state", ctypes.c_ubyte),
+    )
+
+
+class FabricInfoV(ctypes.Structure):
+    """nvmlGpuFabricInfo_v2_t of nvml.h; wrong in nvidia-ml-py before 13.580."""
+
+    _fields_ = (("version", ctypes.c_uint), *FabricInfo._fields_, ("health", ctypes.c_uint))
+
+
+FABRIC_VERSION = ctypes.sizeof(FabricInfoV) | 2 << 24
+
+
 def tell(what: str, value: object, **more: object) -> None:
     print(json.dumps({what: value, **more}), flush=True)
 
@@ -171,13 +191,13 @@ class Gpu:
         )
 
     def fabric(self) -> dict[str, Any]:
+        info: FabricInfo | FabricInfoV = FabricInfoV(FABRIC_VERSION)
         try:
-            info = self.nvml.c_nvmlGpuFabricInfo_v2_t()
             self.nvml.nvmlDeviceGetGpuFabricInfoV(self.handle, ctypes.byref(info))
         except (self.nvml.NVMLError, AttributeError) as error:
             if getattr(error, "value", FUNCTION_NOT_FOUND) != FUNCTION_NOT_FOUND:
                 raise
-            info = self.nvml.c_nvmlGpuFabricInfo_t()
+            info = FabricInfo()
             self.nvml.nvmlDeviceGetGpuFabricInfo(self.handle, ctypes.byref(info))
         return {"fabric_state": word(FABRIC_STATES, info.state), "fabric_status": info.status}
 

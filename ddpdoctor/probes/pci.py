@@ -9,6 +9,7 @@ from pathlib import Path
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import isdir
 
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 NVIDIA, AMD, MELLANOX = 0x10DE, 0x1002, 0x15B3
@@ -26,7 +27,7 @@ def probe(context: Context) -> Pci | Unknown:
     try:
         names = {entry.name for entry in bus.iterdir() if ADDRESS.fullmatch(entry.name)}
     except FileNotFoundError:
-        if not context.path("/sys/bus").is_dir():
+        if not isdir(context.path("/sys/bus")):
             return Unknown("/sys is not mounted here")
         names = set()  # A machine without a PCI bus.
     except OSError as error:

@@ -14,6 +14,7 @@ import msgspec
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import isfile
 
 METADATA = re.compile(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>[0-9][^-]*)(?:-[^/]*)?\.(?:dist|egg)-info")
 
@@ -35,7 +36,7 @@ class SitePackages(msgspec.Struct, frozen=True):
 
         Wheels keep them in torch/lib, conda-forge in the environment's own lib folder.
         """
-        torch = next((one for one in self.folders if (one / "torch" / "__init__.py").is_file()), None)
+        torch = next((one for one in self.folders if isfile(one / "torch" / "__init__.py")), None)
         if torch is None:
             return {}
         found: dict[str, Path] = {}

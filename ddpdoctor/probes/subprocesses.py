@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
 MAX_OUTPUT = 16 * 1024 * 1024
+"""Bytes of each stream that are kept: one half from its start, the other from its end, since an answer may follow a flood."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -64,6 +66,8 @@ class Started:
             )
         except (OSError, ValueError) as error:
             self._failure = getattr(error, "strerror", None) or str(error)
+            if getattr(error, "filename", None) == os.devnull:
+                self._failure += f" ({os.devnull})"
             return
         _alive.add(self)
         self._readers = [
@@ -83,14 +87,20 @@ class Started:
             pass  # It ended without reading; its exit code says why.
 
     def _read(self, name: str) -> None:
-        pipe = getattr(self._process, name)
-        kept: list[bytes] = []
-        size = 0
-        while chunk := pipe.read1(65536):
-            size += len(chunk)
-            if size <= MAX_OUTPUT:
-                kept.append(chunk)
-        self._output[name] = b"".join(kept)
+        start: list[bytes] = []
+        end: deque[bytes] = deque()
+        started = ended = 0
+        with getattr(self._process, name) as pipe:
+            while chunk := pipe.read1(65536):
+                if started < MAX_OUTPUT // 2:
+                    start.append(chunk)
+                    started += len(chunk)
+                    continue
+                end.append(chunk)
+                ended += len(chunk)
+                while ended > MAX_OUTPUT // 2:
+                    ended -= len(end.popleft())
+        self._output[name] = b"".join((*start, *end))
 
     def wait(self, seconds: float) -> Ended:
         """Waits until it has ended, or kills it and all that it started once the time is up."""

@@ -13,6 +13,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.toolchain import Compiler, Consumer, Nvcc, Toolchain
 from ddpdoctor.probes import subprocesses
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import exists, isdir, isfile
 from ddpdoctor.probes.site_packages import SitePackages, names_in, site_packages
 
 SECONDS = 8.0
@@ -52,7 +53,7 @@ def probe(context: Context) -> Toolchain:
         compiler=compiler.answer(until),
         nvcc_compiler=nvcc_compiler.answer(until),
         ninja=_ninja(until.wait(ninja)) if ninja else None,
-        ninja_beside_python=(context.path(context.python).parent / "ninja").is_file(),
+        ninja_beside_python=isfile(context.path(context.python).parent / "ninja"),
         max_jobs=context.environ.get("MAX_JOBS"),
         arch_list=context.environ.get("TORCH_CUDA_ARCH_LIST"),
         unsupported_allowed="allow-unsupported-compiler" in flags,
@@ -80,7 +81,7 @@ def _which(context: Context, name: str) -> str | None:
         path = PurePosixPath(folder or ".") / name
         found = context.path(str(path)) if path.is_absolute() else Path(path)
         try:
-            if found.is_file() and found.stat().st_mode & 0o111:
+            if isfile(found) and found.stat().st_mode & 0o111:
                 return str(path)
         except OSError:
             continue
@@ -94,7 +95,7 @@ def _cuda_home(context: Context) -> tuple[str | None, str]:
             return value, name
     if path := _which(context, "nvcc"):
         return str(PurePosixPath(path).parent.parent), "PATH"
-    if context.path("/usr/local/cuda").exists():
+    if exists(context.path("/usr/local/cuda")):
         return "/usr/local/cuda", "/usr/local/cuda"
     return None, ""
 
@@ -104,7 +105,7 @@ def _nvccs(context: Context, home: str | None, found: str) -> Iterator[tuple[str
     seen = set()
     for path, by in _nvcc_places(context, home, found):
         real = context.path(path)
-        if real.is_file() and (key := real.resolve()) not in seen:
+        if isfile(real) and (key := real.resolve()) not in seen:
             seen.add(key)
             yield path, by
 
@@ -164,7 +165,7 @@ def _gcc_max(context: Context, path: str, version: str) -> int | None:
 def _has_headers(home: Path) -> bool:
     """conda keeps them below targets and has its compilers look there."""
     return any(
-        (home / include / "cuda_runtime.h").is_file()
+        isfile(home / include / "cuda_runtime.h")
         for include in ("include", *(f"targets/{name}/include" for name in names_in(home / "targets")))
     )
 
@@ -181,7 +182,7 @@ def _nvcc_host(context: Context, nvccs: list[tuple[str, str]]) -> tuple[str | No
     for name in ("CC", "NVCC_CCBIN"):
         if context.environ.get(name):
             return _compiler_in(context, name), name
-    if nvccs and nvccs[0][0] == "/usr/bin/nvcc" and context.path(DEBIAN_COMPILER).exists():
+    if nvccs and nvccs[0][0] == "/usr/bin/nvcc" and exists(context.path(DEBIAN_COMPILER)):
         return DEBIAN_COMPILER, "the distribution's nvcc"
     return _which(context, "gcc"), "PATH"
 
@@ -236,7 +237,7 @@ def _ninja(ended: subprocesses.Ended) -> str | Unknown | None:
 def _consumers(context: Context, site: SitePackages | Unknown, apex_source: str | None) -> Iterator[Consumer]:
     if apex_source:
         yield Consumer(name="apex", reason=f"an Apex source tree lies in {apex_source}")
-    if isinstance(site, SitePackages) and any((folder / "deepspeed").is_dir() for folder in site.folders):
+    if isinstance(site, SitePackages) and any(isdir(folder / "deepspeed") for folder in site.folders):
         version = site.version("deepspeed")
         yield Consumer(
             name="deepspeed",

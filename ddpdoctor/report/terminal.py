@@ -28,7 +28,8 @@ VERDICT_STYLES = {
 
 def make_console(file: TextIO, width: int | None = None) -> Console:
     """A console that guesses nothing about what it prints: no markup, no emoji, no highlighting of numbers."""
-    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+    # With a height, rich asks no further: on a terminal that calls itself dumb it would take 80 columns, whatever COLUMNS says.
+    return Console(file=file, width=width, height=25, markup=False, emoji=False, highlight=False)
 
 
 def show(

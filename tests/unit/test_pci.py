@@ -174,13 +174,19 @@ def test_capability_list_that_bites_its_tail_ends(tmp_path: Path) -> None:
 
 
 def test_iommu_groups_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "sys/bus").mkdir(parents=True)
     for group in range(3):
         (tmp_path / f"sys/kernel/iommu_groups/{group}").mkdir(parents=True)
     assert look(tmp_path).iommu_groups == 3
 
 
 def test_host_without_a_pci_bus(tmp_path: Path) -> None:
+    (tmp_path / "sys/bus").mkdir(parents=True)
     assert look(tmp_path) == Pci(devices=(), iommu_groups=0)
+
+
+def test_host_without_sysfs_is_unknown_rather_than_without_gpus(tmp_path: Path) -> None:
+    assert pci.probe(Context("python", root=tmp_path)) == Unknown("/sys is not mounted here")
 
 
 def test_bus_that_is_no_folder_is_unknown(tmp_path: Path) -> None:
