@@ -14,6 +14,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import kernel_module, libcuda, nvml_start, told
 from ddpdoctor.knowledge.nvidia import IN_CONTAINER, NO_DRIVER, NO_GPU, NO_NODES, bus_gpus, driver_loaded, own_gpus
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 
@@ -94,16 +95,15 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
             told(container, "toolkit", f"NVIDIA's container toolkit: {toolkit or 'not found'}"),
         ),
         fixes=(
-            Fix(
+            by_root(
                 "Install Docker from its own packages (https://docs.docker.com/engine/install) in place of the snap; removing "
-                "the snap removes its images and containers, too (needs root, or ask the administrator)",
+                "the snap removes its images and containers, too",
                 ("sudo snap remove docker",),
             )
             if container.docker_is_snap
-            else Fix(
+            else by_root(
                 "If you train in containers: add NVIDIA's package source "
-                "(https://docs.nvidia.com/datacenter/cloud-native/container-toolkit), then install the toolkit (needs root, "
-                "or ask the administrator)",
+                "(https://docs.nvidia.com/datacenter/cloud-native/container-toolkit), then install the toolkit",
                 (
                     f"sudo {install}",
                     "sudo nvidia-ctk runtime configure --runtime=docker",
@@ -220,8 +220,8 @@ def container_lost_gpu(container: Container, driver: Driver) -> Iterator[Finding
         ),
         fixes=(
             Fix("Stop the container, and start it anew on the host"),
-            Fix(
-                "To keep it from happening again, on the host (needs root, or ask the administrator)",
+            by_root(
+                "To keep it from happening again, on the host",
                 ("sudo nvidia-ctk system create-dev-char-symlinks --create-all",),
             ),
             Fix(

@@ -22,6 +22,7 @@ from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import cuda_start, libcuda, told, torch_cuda
 from ddpdoctor.knowledge.installing import capabilities, driver_cuda, jetson_fix, replacing
 from ddpdoctor.knowledge.nvidia import NO_DRIVER, SHUT, called, compute_capability, nvidia_gpus
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
@@ -148,7 +149,6 @@ def cuda_compat_unsupported(
         search = () if isinstance(libraries, Unknown) else libraries.search_path
         kept = [one for one in search if "/compat" not in one]
         unset = f"export LD_LIBRARY_PATH={shlex.quote(':'.join(kept))}" if kept else "unset LD_LIBRARY_PATH"
-        by_root = ("grep -rl compat /etc/ld.so.conf.d", "sudo ldconfig")
         yield Finding(
             summary=f"CUDA can't start (code {code}): it loads a forward-compatibility libcuda, {path}"[:160],
             cause=why,
@@ -160,10 +160,9 @@ def cuda_compat_unsupported(
             fixes=(
                 Fix("Take the compat folder out of LD_LIBRARY_PATH", (unset,))
                 if len(kept) < len(search)
-                else Fix(
-                    "Delete the file, found by the first command, that puts the compat folder on the loader's path (needs root, "
-                    "or ask the administrator)",
-                    by_root,
+                else by_root(
+                    "Delete the file, found by the first command, that puts the compat folder on the loader's path",
+                    ("grep -rl compat /etc/ld.so.conf.d", "sudo ldconfig"),
                 ),
             ),
         )

@@ -16,6 +16,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import cuda_start, kernel_module, libcuda, nvml_start, told
 from ddpdoctor.knowledge.nvidia import IN_CONTAINER, NO_DRIVER, NO_GPU, NO_NODES, SHUT, bus_gpus, driver_loaded, said
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 
@@ -118,12 +119,9 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
                 libcuda(driver),
             ),
             fixes=(
-                Fix("Install the driver and reboot (needs root, or ask the administrator)", INSTALL[name])
+                by_root("Install the driver and reboot", INSTALL[name])
                 if name in INSTALL
-                else Fix(
-                    "Install the driver (needs root, or ask the administrator): "
-                    "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide"
-                ),
+                else by_root("Install the driver: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide"),
             ),
         )
 
@@ -175,8 +173,8 @@ def nvidia_module_not_loaded(
                 libcuda(driver),
             ),
             fixes=(
-                Fix(
-                    "Build the module for this kernel and load it (needs root, or ask the administrator)",
+                by_root(
+                    "Build the module for this kernel and load it",
                     (
                         f"sudo {package}",
                         f"sudo dkms autoinstall -k {machine.kernel}",
@@ -193,14 +191,13 @@ def nvidia_module_not_loaded(
         cause="The kernel refused the module, because its signature isn't trusted (Secure Boot)." if refused else "",
         evidence=(*evidence, told(driver, "module_on_disk", f"kernel module on disk: {on_disk}"), *refused),
         fixes=(
-            Fix(
-                "Enrol the key that signed the module, or turn Secure Boot off in the firmware "
-                "(needs root and a reboot, or ask the administrator)",
+            by_root(
+                "Enrol the key that signed the module, or turn Secure Boot off in the firmware, and reboot",
                 ("mokutil --sb-state", "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der", "sudo reboot"),
             )
             if refused
-            else Fix(
-                "Load the module (needs root, or ask the administrator); if that fails, the kernel log says why",
+            else by_root(
+                "Load the module; if that fails, see the kernel log",
                 ("sudo modprobe nvidia", "sudo modprobe nvidia_uvm", "sudo dmesg | tail -n 20"),
             ),
         ),
@@ -251,8 +248,8 @@ def nouveau_conflict(
             evidence=(_addresses(pci.nvidia_gpus),),
             fixes=(
                 Fix("Train in the virtual machine that owns the GPUs"),
-                Fix(
-                    "Or give one back to this host (needs root, or ask the administrator; no virtual machine may be using it)",
+                by_root(
+                    "Or give one back to this host, while no virtual machine uses it",
                     (
                         f"echo {pci.nvidia_gpus[0].address} | sudo tee /sys/bus/pci/drivers/vfio-pci/unbind",
                         f"echo | sudo tee /sys/bus/pci/devices/{pci.nvidia_gpus[0].address}/driver_override",
@@ -271,8 +268,8 @@ def nouveau_conflict(
         f"{'none' if len(held) == len(pci.nvidia_gpus) else 'only the rest'}",
         evidence=(_addresses(held), _blacklist(driver)),
         fixes=(
-            Fix(
-                "Keep nouveau from loading, and reboot (needs root, or ask the administrator)",
+            by_root(
+                "Keep nouveau from loading, and reboot",
                 (
                     r"printf 'blacklist nouveau\noptions nouveau modeset=0\n' "
                     "| sudo tee /etc/modprobe.d/blacklist-nouveau.conf",
@@ -351,7 +348,7 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
             )
             if container.runtime
             else (
-                Fix("Reboot (needs root, or ask the administrator)", ("sudo reboot",)),
+                by_root("Reboot", ("sudo reboot",)),
                 Fix(
                     "Or, while no process uses the GPUs, reload the modules (needs root)",
                     (
@@ -408,11 +405,7 @@ def nvml_unavailable(driver: Driver, container: Container, machine: Machine, pla
             )
         ]
     elif missing:
-        fixes = [
-            Fix(
-                "Install the driver's libraries, in the version of the kernel module (needs root, or ask the administrator)"
-            )
-        ]
+        fixes = [by_root("Install the driver's libraries, in the version of the kernel module")]
     elif status == 4:
         fixes.insert(
             0, Fix("See who may open the device nodes, and which groups you are in", ("ls -l /dev/nvidia*", "id"))
@@ -461,8 +454,8 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
     if not closed:
         return
     fixes = [
-        Fix(
-            "Join the group that owns them (needs root, or ask the administrator), and log in again",
+        by_root(
+            "Join the group that owns them, and log in again",
             ("ls -l " + " ".join(closed[:3]), "sudo usermod -aG video,render $USER"),
         ),
         Fix("Or, in a batch system, ask for GPUs when you submit the job (Slurm: `--gpus-per-node`)"),
@@ -527,8 +520,8 @@ def cuda_unknown_error(driver: Driver, container: Container, machine: Machine) -
         fixes=(
             Fix("Start the container anew with the GPUs given by NVIDIA's toolkit (Docker: `--gpus all`)")
             if container.runtime
-            else Fix(
-                "Reload the module while no process uses the GPUs, or reboot (needs root, or ask the administrator)",
+            else by_root(
+                "Reload the module while no process uses the GPUs, or reboot",
                 ("sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm", "sudo nvidia-modprobe -u -c=0"),
             ),
         ),

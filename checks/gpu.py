@@ -13,6 +13,7 @@ from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned
 from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import human, listed, plural
 
@@ -138,8 +139,8 @@ def mig_multi_instance(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) 
                 "Run one rank on one slice: `torchrun --nproc-per-node=1` after",
                 (f"export CUDA_VISIBLE_DEVICES={first.uuid if first else ''}",),
             ),
-            Fix(
-                "Or switch MIG off to have the whole GPU (needs root, or ask the administrator; no process may be using it)",
+            by_root(
+                "Or switch MIG off to have the whole GPU, while no process uses it",
                 tuple(f"sudo nvidia-smi -i {one} -mig 0" for one in sliced),
             ),
         ),
@@ -213,8 +214,8 @@ def _closed(bad: tuple[Gpu, ...], devices: tuple[Gpu, ...], summary: str, taken:
                 if taken
                 else ()
             ),
-            Fix(
-                "Set the compute mode back (needs root, or ask the administrator)",
+            by_root(
+                "Set the compute mode back",
                 (f"sudo nvidia-smi -i {chosen} -c DEFAULT",),
             ),
             *((Fix("Or use only the other GPUs", (f"export CUDA_VISIBLE_DEVICES={','.join(left)}",)),) if left else ()),

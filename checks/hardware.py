@@ -15,6 +15,7 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.nvidia import NO_GPU, bus_gpus, called, nvidia_gpus, own_gpus, without
+from ddpdoctor.knowledge.root import NEEDS_ROOT, by_root
 from ddpdoctor.knowledge.xids import DEBUG, FOLLOWS, REBOOT, RESET, UNLISTED, Reported, normal_address, reported
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
@@ -25,9 +26,8 @@ DAY = 86400.0
 
 def _reset(gpus: tuple[Gpu, ...]) -> Fix:
     chosen = ",".join(str(one.index) for one in gpus)
-    return Fix(
-        f"Reset {called(gpus)} while no process uses {'it' if len(gpus) == 1 else 'them'}, or reboot "
-        "(needs root, or ask the administrator)",
+    return by_root(
+        f"Reset {called(gpus)} while no process uses {'it' if len(gpus) == 1 else 'them'}, or reboot",
         (f"sudo nvidia-smi --gpu-reset -i {chosen}",),
     )
 
@@ -169,12 +169,12 @@ def gpu_fell_off_bus(
                 *((Evidence("NVML can't start: a GPU is lost (15)", "nvmlInit"),) if status == 15 else ()),
             ),
             fixes=(
-                Fix(
-                    "Reboot, and if that doesn't bring it back, switch the power off and on (needs root, or ask the administrator)",
+                by_root(
+                    "Reboot, and if that doesn't bring it back, switch the power off and on",
                     ("sudo reboot",),
                 ),
-                Fix(
-                    "If it happens again: have cables, riser and slot looked at, and lower the power limit; the kernel log tells more (needs root, or ask the administrator)",
+                by_root(
+                    "If it happens again, see the kernel log, have cables, riser and slot looked at, or lower the power limit",
                     ("sudo dmesg | grep -iE 'xid|aer|pcieport'",),
                 ),
             ),
@@ -346,8 +346,8 @@ def gpu_throttled(gpus: Gpus) -> Iterator[Finding]:
                 for one, limit, usual in lowered
             ),
             fixes=(
-                Fix(
-                    "Raise it again, unless power supply or cooling need it (needs root, or ask the administrator)",
+                by_root(
+                    "Raise it again, unless power supply or cooling need it",
                     tuple(f"sudo nvidia-smi -i {one.index} -pl {usual:.0f}" for one, _, usual in lowered),
                 ),
             ),
@@ -491,7 +491,7 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
                 Fix(
                     "See whether the count grows"
                     + (", on the host" if container.runtime else "")
-                    + " (the log needs root, or ask the administrator); if so, have riser, slot and cable looked at",
+                    + f"; if so, have riser, slot and cable looked at; the kernel log tells more {NEEDS_ROOT}",
                     (f"grep TOTAL /sys/bus/pci/devices/{bad[0].address}/aer_dev_*", "sudo dmesg | grep -i aer"),
                 ),
             ),

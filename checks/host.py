@@ -19,6 +19,7 @@ from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severit
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.knowledge.nvidia import NO_GPU
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import human, listed, plural
 
@@ -73,8 +74,8 @@ def shm_too_small(
             summary="This user may not write to /dev/shm: NCCL and DataLoader workers can't share memory",
             evidence=(told(shared_memory, "writable", "/dev/shm is not writable"),),
             fixes=(
-                Fix(
-                    "Give it its usual permissions (needs root, or ask the administrator)",
+                by_root(
+                    "Give it its usual permissions",
                     ("sudo chmod 1777 /dev/shm",),
                 ),
             ),
@@ -133,8 +134,8 @@ def _more_shared_memory(container: Maybe[Container], plan: Plan, *, has_size: bo
     if runtime is not None:
         return (Fix("Start the container with the host's /dev/shm mounted into it (`--bind /dev/shm`)"), *without_it)
     return (
-        Fix(
-            f"{'Enlarge' if has_size else 'Make'} it, until the next start of the host (needs root, or ask the administrator)",
+        by_root(
+            f"{'Enlarge' if has_size else 'Make'} it, until the next start of the host",
             tuple(f"sudo {one}" for one in commands),
         ),
         *without_it,
@@ -246,8 +247,8 @@ def _lock_more(limits: Limits, container: Maybe[Container]) -> tuple[Fix, ...]:
         )
     line = "* soft memlock unlimited\\n* hard memlock unlimited\\n"
     return (
-        Fix(
-            "Raise it for new logins (needs root, or ask the administrator), then log in again",
+        by_root(
+            "Raise it for new logins, then log in again",
             (f"printf '{line}' | sudo tee /etc/security/limits.d/90-rdma.conf",),
         ),
         Fix("In Slurm jobs: ask the administrator for `LimitMEMLOCK=infinity` in the unit of slurmd"),
@@ -296,8 +297,8 @@ def nofile_limit(
         raise_it = Fix("Start the container with `--ulimit nofile=65536:65536`")
     else:
         line = "* soft nofile 65536\\n* hard nofile 1048576\\n"
-        raise_it = Fix(
-            "Raise it for new logins (needs root, or ask the administrator), then log in again",
+        raise_it = by_root(
+            "Raise it for new logins, then log in again",
             (f"printf '{line}' | sudo tee /etc/security/limits.d/90-nofile.conf",),
         )
     yield Finding(

@@ -18,6 +18,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.evidence import cuda_start, told
 from ddpdoctor.knowledge.nvidia import NO_DRIVER, bus_gpus, called, driver_loaded, nvidia_gpus, older, said
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.knowledge.xids import SXID_LINE, reported
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
@@ -137,8 +138,8 @@ def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool,
     if installed and not differs:
         again = "Restart" if driver.fabric_manager == "active" else "Start"
         return (
-            Fix(
-                f"{again} the fabric manager (needs root, or ask the administrator)",
+            by_root(
+                f"{again} the fabric manager",
                 ("sudo systemctl enable nvidia-fabricmanager", start),
             ),
             look,
@@ -147,8 +148,8 @@ def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool,
     if machine.os_id in DEBIAN:
         install = f"apt-get install nvidia-fabricmanager-{branch}='{driver.version}-*'"
     return (
-        Fix(
-            "Install it in the driver's version, and start it (needs root, or ask the administrator)",
+        by_root(
+            "Install it in the driver's version, and start it",
             (f"sudo {install}", "sudo systemctl enable nvidia-fabricmanager", start),
         ),
         look,
@@ -198,8 +199,8 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog]) -> Iterator
                     "See which links are down, and send it to the administrator",
                     ("nvidia-smi nvlink -s", "nvidia-smi nvlink -e"),
                 ),
-                Fix(
-                    "Reboot (needs root, or ask the administrator); if it comes back, have the board examined",
+                by_root(
+                    "Reboot, and if it comes back, have the board examined",
                     ("sudo reboot",),
                 ),
             ),
@@ -211,8 +212,8 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog]) -> Iterator
             summary=f"An NVSwitch reported fatal errors (SXid {listed(numbers)})",
             evidence=tuple(Evidence(one.text, "kernel log") for one in fatal[-3:]),
             fixes=(
-                Fix(
-                    "Reboot (needs root, or ask the administrator); if it comes back, have the board examined",
+                by_root(
+                    "Reboot, and if it comes back, have the board examined",
                     ("sudo dmesg -T | grep SXid", "sudo reboot"),
                 ),
             ),
@@ -269,8 +270,8 @@ def p2p_acs_iommu(
             ),
             fixes=(
                 WITHOUT_P2P,
-                Fix(
-                    "Turn ACS off in the firmware, or with this until the next boot (needs root, or ask the administrator)",
+                by_root(
+                    "Turn ACS off in the firmware, or with this until the next boot",
                     tuple(f"sudo setpci -s {one.address} ECAP_ACS+6.w=0000" for one in bridges[:8]),
                 ),
             ),
@@ -285,8 +286,8 @@ def p2p_acs_iommu(
             ),
             fixes=(
                 WITHOUT_P2P,
-                Fix(
-                    "Let the IOMMU pass traffic through, and reboot (needs root, or ask the administrator)",
+                by_root(
+                    "Let the IOMMU pass traffic through, and reboot",
                     (
                         r"""sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&iommu=pt /' /etc/default/grub""",
                         "sudo update-grub && sudo reboot",
@@ -358,7 +359,7 @@ def rtx4000_p2p_unsupported(
         Evidence(f"driver {version}", "/proc/driver/nvidia, NVML"),
     )
     fix = Fix("Turn peer-to-peer and InfiniBand off in NCCL", ("export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1",))
-    newer = Fix("Or install a newer driver, 550.40.07 at least (needs root, or ask the administrator)")
+    newer = by_root("Or install a newer driver, 550.40.07 at least")
     geforce = any("GeForce" in one.name for one in cards)
     if geforce and older(version, "525.105.17") and not off:
         yield Finding(

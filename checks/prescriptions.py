@@ -189,7 +189,7 @@ def _with_cuda(
     room = jobs(machine, cgroup)
     unknown = [] if architectures else ["the GPUs (set TORCH_CUDA_ARCH_LIST yourself if you build for another machine)"]
     unknown += [] if room else ["memory and cores (set MAX_JOBS to a third of the free GiB)"]
-    notes = [f"MAX_JOBS by {room[1]}."] if room else []
+    notes = [f"MAX_JOBS={room[0]} fits this host: {room[1]}."] if room else []
     notes += [f"Not known: {listed(unknown)}."] if unknown else []
     return Finding(
         summary=f"Apex can be built here: nvcc {nvcc.version} is of torch's CUDA version",

@@ -14,6 +14,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.known_settings import KnownSetting, in_a_known_family, known_settings, read_by_nothing
+from ddpdoctor.knowledge.root import NEEDS_ROOT
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, listed
 
@@ -44,7 +45,7 @@ def take_away(*settings: Setting) -> Fix:
     files = listed(dict.fromkeys(one.origin for one in settings if one.origin != "environment"))
     if not files:
         return Fix(f"Unset {names}, also in the script or start-up file that sets it", tuple(commands))
-    needed = " (needs root, or ask the administrator)" if files.startswith("/etc/") else ""
+    needed = f" {NEEDS_ROOT}" if files.startswith("/etc/") else ""
     return Fix(f"Take {names} out of {files}{needed}", tuple(commands))
 
 

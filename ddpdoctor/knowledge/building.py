@@ -178,7 +178,7 @@ def jobs(machine: Maybe[Machine], cgroup: Maybe[Cgroup]) -> tuple[int, str] | No
         return None
     by_memory, by_cores = min(room) // JOB_MEMORY, int(min(limits))
     count = max(1, min(by_memory, by_cores, 32))
-    return count, f"{by_cores} cores, {min(room) / 1024**3:.0f} GiB free, about 3 GiB a compiler"
+    return count, f"{by_cores} cores, {min(room) / 1024**3:.0f} GiB free, and about 3 GiB for each compiler"
 
 
 def serves(architecture: str, capability: tuple[int, int]) -> bool:

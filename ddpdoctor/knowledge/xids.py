@@ -8,14 +8,15 @@ import msgspec
 
 from ddpdoctor.facts.kernel_log import KernelLog
 from ddpdoctor.findings import FAIL, INFO, WARN, Severity
+from ddpdoctor.knowledge.root import NEEDS_ROOT
 
 XID_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+)")
 SXID_LINE = re.compile(r"SXid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal")
 
 RESTART = "start the job again"
 DEBUG = "run the job again with CUDA_LAUNCH_BLOCKING=1 (or under compute-sanitizer) to find the kernel that does it"
-RESET = "reset the GPU or reboot (needs root, or ask the administrator); if it comes back, have the GPU examined"
-REBOOT = "reboot (needs root, or ask the administrator); if it comes back, have slot, power and cooling looked at"
+RESET = f"reset the GPU or reboot, and if it comes back, have the GPU examined {NEEDS_ROOT}"
+REBOOT = f"reboot, and if it comes back, have slot, power and cooling looked at {NEEDS_ROOT}"
 
 
 class Xid(msgspec.Struct, frozen=True):
