@@ -46,7 +46,8 @@ def environments_of(command: list[str], folder: Path, environ: dict[str, str]) -
 @pytest.mark.slow
 def test_a_rank_of_torchrun_is_judged_clean(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    for rank, environ in enumerate(environments_of(command, tmp_path, clean_environment())):
+    ours = clean_environment() | {"TMPDIR": str(tmp_path)}  # torchrun leaves its folder for logs behind.
+    for rank, environ in enumerate(environments_of(command, tmp_path, ours)):
         found = probe(Context(sys.executable, environ=environ, root=tmp_path))
         launch = current_launch(found)
         assert launch is not None
