@@ -155,7 +155,7 @@ def gpu_fell_off_bus(
     listed_gpus = () if isinstance(gpus, Unknown) else gpus.devices
     for one in listed_gpus:
         if one.lost:
-            gone[one.bus_id or f"GPU {one.index}"] = "NVML says that this GPU is lost"
+            gone[one.bus_id or str(one.index)] = "NVML says that this GPU is lost"
     if not isinstance(kernel_log, Unknown):
         for line in _still_gone(kernel_log, gpus, driver):
             gone.setdefault(line.gpu + ".0", line.text)
@@ -165,7 +165,7 @@ def gpu_fell_off_bus(
         yield Finding(
             summary=f"{names} no longer {'answer' if len(gone) > 1 else 'answers'} (fell off the bus)",
             evidence=(
-                *(Evidence(f"{where}: {how}", "sysfs, NVML, kernel log") for where, how in sorted(gone.items())),
+                *(Evidence(f"GPU {where}: {how}", "sysfs, NVML, kernel log") for where, how in sorted(gone.items())),
                 *((Evidence("NVML can't start: a GPU is lost (15)", "nvmlInit"),) if status == 15 else ()),
             ),
             fixes=(

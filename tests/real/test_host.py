@@ -96,7 +96,7 @@ def test_full_working_folder(tmp_path: Path) -> None:
         unshared=True,
     )
     summaries = [one.summary for one in judged(snapshot, "disk-full", 1).findings if one.severity is FAIL]
-    assert summaries == [f"{tmp_path} is short of space: 0 B of 4 MiB free, and working folder lies there"]
+    assert summaries == [f"{tmp_path} is short of space: 0 B of 4 MiB free; on it: working folder"]
 
 
 @pytest.mark.root
@@ -146,7 +146,7 @@ def test_a_file_system_that_never_answers(tmp_path: Path) -> None:
     assert time.monotonic() - start < 20, "the thread that hangs must not keep the others, or the end, waiting"
     snapshot = msgspec.json.decode(ended.stdout, type=Snapshot)
     summaries = [one.summary for one in judged(snapshot, "disk-unanswered", 1).findings]
-    assert summaries == [f"The file system of {tmp_path} does not answer"]
+    assert summaries == [f"The file system of {tmp_path} doesn't answer"]
     assert isinstance(snapshot.disks, Disks)
     assert "home" in [one.purpose for one in snapshot.disks.folders]
 
