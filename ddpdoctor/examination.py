@@ -65,6 +65,16 @@ def examine(snapshot: Snapshot, nproc: int | None, checks: Iterable[Check]) -> E
     return Examination(snapshot, plan, diagnose(snapshot, plan, checks))
 
 
+def node_names(examinations: Sequence[Examination]) -> list[str]:
+    """What to call each of them: its host's name, and where two snapshots are of one host a number behind it."""
+    names: list[str] = []
+    for one in examinations:
+        host = one.snapshot.host or "unnamed"
+        earlier = sum(name == host or name.startswith(f"{host} (") for name in names)
+        names.append(f"{host} ({earlier + 1})" if earlier else host)
+    return names
+
+
 def overall(examinations: Sequence[Examination]) -> Verdict:
     """The worst verdict; one host without any is worse than a warning elsewhere, and not as bad as a failure."""
     order = [Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN, Verdict.OK]

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ddpdoctor import __version__
-from ddpdoctor.examination import Examination, Verdict, overall
+from ddpdoctor.examination import Examination, Verdict, node_names, overall
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Evidence, Fix, Severity
 from ddpdoctor.registry import Why
@@ -62,8 +62,9 @@ def build_report(
     several = len(examinations) > 1
     findings = []
     not_tested = []
-    for one in examinations:
-        node = one.snapshot.host if several else UNSET
+    names = node_names(examinations)
+    for one, name in zip(examinations, names, strict=True):
+        node = name if several else UNSET
         findings += [
             ReportedFinding(
                 check.slug,
@@ -91,13 +92,13 @@ def build_report(
     verdict = overall(examinations)
     return Report(
         command=command,
-        host=", ".join(one.snapshot.host for one in examinations),
+        host=", ".join(names),
         verdict=Verdict.UNKNOWN if problems and verdict is not Verdict.FAIL else verdict,
         findings=tuple(sorted(findings, key=lambda finding: finding.severity.rank)),
         not_tested=tuple(not_tested),
         passed=tuple(passed),
         problems=tuple(problems),
-        facts={one.snapshot.host: one.snapshot for one in examinations} if with_facts else UNSET,
+        facts={name: one.snapshot for name, one in zip(names, examinations, strict=True)} if with_facts else UNSET,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TextIO
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from ddpdoctor.examination import Examination, Verdict, overall
+from ddpdoctor.examination import Examination, Verdict, node_names, overall
 from ddpdoctor.findings import Evidence, Finding, Fix, Severity
 from ddpdoctor.registry import Check, Why
 from ddpdoctor.report.plain import one_line, plain
@@ -41,9 +41,9 @@ def show(
     quiet: bool = False,
 ) -> None:
     """Prints the report. `quiet`: a line a finding and the verdict; `verbose`: what passed and had nothing to test, by name."""
-    for one in examinations:
+    for one, name in zip(examinations, node_names(examinations), strict=True):
         if quiet:
-            _show_lines(console, one, several=len(examinations) > 1)
+            _show_lines(console, one, f"{one_line(name)}: " if len(examinations) > 1 else "")
         else:
             _show_host(console, one, verbose=verbose)
     for problem in problems:
@@ -85,11 +85,10 @@ def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = 
     return line
 
 
-def _show_lines(console: Console, one: Examination, *, several: bool) -> None:
+def _show_lines(console: Console, one: Examination, node: str) -> None:
     for check, severity, finding in one.findings:
         line = Text().append(f"{severity.value.upper():<5}", STYLES[severity])
-        line.append(f"{one_line(one.snapshot.host)}: " if several else "")
-        line.append(f"{check.slug}: {one_line(finding.summary)}")
+        line.append(f"{node}{check.slug}: {one_line(finding.summary)}")
         console.print(line, soft_wrap=True)
 
 

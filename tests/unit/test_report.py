@@ -199,6 +199,15 @@ def test_several_hosts_name_the_node() -> None:
     assert report.passed == ()
 
 
+def test_two_snapshots_of_one_host_are_told_apart() -> None:
+    report = build_report("check", [made(FINDING), made(), made(FINDING)], with_facts=True)
+    assert report.host == "node01, node01 (2), node01 (3)"
+    assert [one.node for one in report.findings] == ["node01", "node01 (3)"]
+    assert isinstance(report.facts, dict)
+    assert list(report.facts) == ["node01", "node01 (2)", "node01 (3)"]
+    assert "node01 (3): made-up: it broke" in on_terminal(made(FINDING), made(), made(FINDING), quiet=True)
+
+
 def test_markdown_names_neither_people_nor_hosts() -> None:
     finding = Finding(
         "node01.cluster.example and node01 of /home/ada/x", "8.8.8.8 and 10.0.0.5, fe80::1, 2001:4860:4860::8888", ()
