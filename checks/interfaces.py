@@ -14,12 +14,13 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.interface_choice import (
     FELL_BACK,
-    NEWEST,
     as_address,
+    left_out_by_family,
     names_in,
     nccl_choices,
     nccl_ifname_counts,
     parse_nccl_filter,
+    version_of,
 )
 from ddpdoctor.knowledge.job_intent import ONE_NODE, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved, setting
@@ -28,6 +29,7 @@ from ddpdoctor.wording import listed
 
 UNVERIFIED = "not verified against a release"
 NO_NCCL = "no libnccl on this host"
+FAMILY = "NCCL_SOCKET_FAMILY leaves NCCL no interface"
 
 INTERNAL = (
     "docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "cilium", "lxc", "lxdbr", "podman", "kube-", "nodelocaldns",
@@ -42,10 +44,10 @@ def needs_nccl(nccl: Nccl, torch: Maybe[Torch]) -> None:
     requires(nccl.library is not None or rocm, NO_NCCL)
 
 
-def _version(nccl: Nccl) -> tuple[int, ...]:
-    if not isinstance(nccl.version, str):
-        return NEWEST
-    return tuple(int(part) for part in nccl.version.split(".") if part.isdecimal())
+def _family_is_to_blame(nccl: Nccl, network: Network, environment: Environment) -> bool:
+    """Then ipv6-mismatch speaks."""
+    family, ifname = environment.get("NCCL_SOCKET_FAMILY"), environment.get("NCCL_SOCKET_IFNAME")
+    return left_out_by_family(network.interfaces, ifname=ifname, family=family, version=version_of(nccl.version))
 
 
 def _named(name: str, network: Network) -> Interface | None:
@@ -94,8 +96,8 @@ def nccl_ifname_not_found(
     needs_nccl(nccl, torch)
     if nccl.answer_status == 0:
         return
-    family = environment.get("NCCL_SOCKET_FAMILY")
-    if nccl_choices(network.interfaces, ifname=value, family=family, version=_version(nccl)):
+    requires(not _family_is_to_blame(nccl, network, environment), FAMILY)
+    if nccl_choices(network.interfaces, ifname=value, version=version_of(nccl.version)):
         return
     wanted = parse_nccl_filter(value)
     passed = [one.name for one in network.interfaces if wanted.takes(one.name)]
@@ -310,6 +312,7 @@ def nccl_no_interface(
     """
     needs_nccl(nccl, torch)
     requires(not nccl_ifname_counts(environment.get("NCCL_SOCKET_IFNAME")), "NCCL_SOCKET_IFNAME is set")
+    requires(not _family_is_to_blame(nccl, network, environment), FAMILY)
     taken = nccl.answer_interface or known(nccl.predicted_interface)
     sign = several_nodes(environment, network)
     found = _named(taken, network) if taken else None

@@ -11,13 +11,20 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.knowledge.interface_choice import as_address
+from ddpdoctor.knowledge.interface_choice import (
+    as_address,
+    left_out_by_family,
+    nccl_family,
+    nccl_ifname_counts,
+    version_of,
+)
 from ddpdoctor.knowledge.job_intent import (
     ONE_NODE,
     address_of,
     is_here,
     is_loopback,
     named_hosts,
+    no_family_in_common,
     several_nodes,
     way_to_the_others,
 )
@@ -181,6 +188,7 @@ def master_addr_unreachable(network: Network, environment: Environment) -> Itera
     master = known(network.master)
     requires(master is not None and master.addresses, "MASTER_ADDR isn't set, or doesn't resolve")
     assert master is not None
+    requires(not no_family_in_common(master, network), "MASTER_ADDR is of another family, IPv4 or IPv6, than this host")
     sign = several_nodes(environment, network)
     variable = first_set(environment, MASTER_ADDRESS)
     if network.master_route_error:
@@ -310,34 +318,29 @@ def ipv6_mismatch(network: Network, environment: Environment, nccl: Nccl) -> Ite
     ## Fix
     Use an IPv4 address for MASTER_ADDR, and `NCCL_SOCKET_FAMILY=AF_INET`.
     """
-    routable = [as_address(one) for interface in network.interfaces for one in interface.addresses]
-    families = {one.version for one in routable if not one.is_loopback and not one.is_link_local}
     yield from _family_of_nccl(network, environment, nccl)
     for name, resolution in named_hosts(environment, network).items():
-        if not isinstance(resolution, Resolution) or not resolution.addresses or is_here(resolution, network):
+        if not isinstance(resolution, Resolution) or is_here(resolution, network):
             continue
-        wanted = {as_address(address).version for address in resolution.addresses}
-        if families and not wanted & families:
+        if no_family_in_common(resolution, network):
+            theirs = as_address(resolution.addresses[0]).version
+            ours = 10 - theirs
             yield Finding(
-                summary=f"{name} {resolution.name} has only IPv{min(wanted)} addresses, this host only IPv{min(families)}",
+                summary=f"{name} {resolution.name} has only IPv{theirs} addresses, this host only IPv{ours}",
                 evidence=(resolved(resolution), addresses(network)),
-                fixes=(
-                    Fix(f"Show the master's IPv{min(families)} address there, and use it for {name}", ("hostname -I",)),
-                ),
+                fixes=(Fix(f"Show the master's IPv{ours} address there, and use it for {name}", ("hostname -I",)),),
             )
     yield from _family_of_gloo(network, environment, nccl)
 
 
 def _family_of_nccl(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
-    wanted = {"AF_INET": 4, "AF_INET6": 6}.get(environment.get("NCCL_SOCKET_FAMILY"))
-    if wanted is None or nccl.library is None:
+    family, ifname = environment.get("NCCL_SOCKET_FAMILY"), environment.get("NCCL_SOCKET_IFNAME")
+    if nccl.library is None:
         return
-    there = [
-        as_address(one) for interface in network.interfaces for one in interface.addresses if not interface.loopback
-    ]
-    if not any(one.version == wanted for one in there):
+    if left_out_by_family(network.interfaces, ifname=ifname, family=family, version=version_of(nccl.version)):
+        named = f" that NCCL_SOCKET_IFNAME={ifname} names" if nccl_ifname_counts(ifname) else " here"
         yield Finding(
-            summary=f"NCCL_SOCKET_FAMILY={environment.get('NCCL_SOCKET_FAMILY')}, but no interface here has an IPv{wanted} address",
+            summary=f"NCCL_SOCKET_FAMILY={family}, but no interface{named} has an IPv{nccl_family(family)} address",
             evidence=(setting(environment, "NCCL_SOCKET_FAMILY"), addresses(network)),
             fixes=(Fix("Let NCCL use what there is", ("unset NCCL_SOCKET_FAMILY",)),),
         )

@@ -13,7 +13,7 @@ from functools import cache
 
 import msgspec
 
-from ddpdoctor.facts.base import NotKnown
+from ddpdoctor.facts.base import Maybe, NotKnown
 from ddpdoctor.facts.network import Interface
 
 NEWEST = (99,)
@@ -58,6 +58,13 @@ def as_address(text: str) -> Address:
         return ipaddress.ip_address(re.sub(r"%[^/]*", "", text).partition("/")[0])
     except ValueError as error:
         raise NotKnown(f"{text[:60]!r} is no IP address") from error
+
+
+def version_of(version: Maybe[str | None]) -> tuple[int, ...]:
+    """ "2.28.9" as (2, 28, 9); `NEWEST` where it isn't known."""
+    if not isinstance(version, str):
+        return NEWEST
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
 
 
 def in_kernel_order(interfaces: Sequence[Interface]) -> list[Candidate]:
@@ -171,6 +178,14 @@ def nccl_choices(
         if choices := _passed(candidates, parse_nccl_filter(text), reason):
             return choices
     return []
+
+
+def left_out_by_family(
+    interfaces: Sequence[Interface], *, ifname: str, family: str, version: Sequence[int] = NEWEST
+) -> bool:
+    """Whether NCCL_SOCKET_FAMILY alone leaves NCCL without an interface."""
+    found = nccl_choices(interfaces, ifname=ifname, family=family, version=version)
+    return not found and bool(nccl_choices(interfaces, ifname=ifname, version=version))
 
 
 def _passed(candidates: Sequence[Candidate], wanted: NcclFilter, reason: str) -> list[Choice]:

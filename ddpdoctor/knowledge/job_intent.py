@@ -39,6 +39,14 @@ def is_here(resolution: Resolution, network: Network) -> bool:
     return any(interface_with(address, network.interfaces) for address in resolution.addresses)
 
 
+def no_family_in_common(resolution: Resolution, network: Network) -> bool:
+    """Whether it has addresses of one family (IPv4, IPv6) alone, and this host, link-local ones apart, of the other."""
+    own = [as_address(one) for interface in network.interfaces for one in interface.addresses]
+    families = {one.version for one in own if not one.is_loopback and not one.is_link_local}
+    wanted = {as_address(address).version for address in resolution.addresses}
+    return bool(families and wanted) and not wanted & families
+
+
 def hosts_the_store(network: Network) -> bool:
     """Whether the job's store is to listen on this host: nothing names another one."""
     named = [one for one in (network.master, network.rendezvous) if isinstance(one, Resolution) and one.addresses]

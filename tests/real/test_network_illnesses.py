@@ -150,17 +150,21 @@ def test_gloo_takes_an_address_that_is_not_the_hosts_own(first: Host, address: s
 def test_a_master_of_the_other_family(first: Host) -> None:
     sysctl(first, "net/ipv6/conf/all/disable_ipv6", "1")
     first.hosts("127.0.0.1 localhost\n10.77.0.11 n1\nfd00:7::12 n2\n")
-    assert "ipv6-mismatch" in found(look(first, **JOB))
+    assert set(found(look(first, **JOB))) == {"ipv6-mismatch"}
     first.hosts("127.0.0.1 localhost\n10.77.0.11 n1\nfd00:7::12 n2\n10.77.0.12 n2\n")
     assert found(look(first, **JOB)) == {}
 
 
-def test_nccl_is_told_a_family_that_is_not_here(first: Host, nccl: dict[str, str]) -> None:
+@pytest.mark.parametrize("named", [{}, {"NCCL_SOCKET_IFNAME": "eth0"}])
+def test_nccl_is_told_a_family_that_is_not_here(first: Host, nccl: dict[str, str], named: dict[str, str]) -> None:
     sysctl(first, "net/ipv6/conf/all/disable_ipv6", "1")
-    snapshot = look(first, **nccl, **JOB, NCCL_SOCKET_FAMILY="AF_INET6")
-    assert "ipv6-mismatch" in found(snapshot)
+    snapshot = look(first, **nccl, **JOB, **named, NCCL_SOCKET_FAMILY="AF_INET6")
+    assert set(found(snapshot)) == {"ipv6-mismatch"}
     assert taken(snapshot) is None
-    assert found(look(first, **nccl, **JOB, NCCL_SOCKET_FAMILY="AF_INET")) == {}
+    assert found(look(first, **nccl, **JOB, **named, NCCL_SOCKET_FAMILY="AF_INET")) == {}
+    first.ip("link delete eth0")
+    # The loopback's IPv4 address is one, too.
+    assert found(look(first, **nccl, **ONE_NODE, NCCL_SOCKET_FAMILY="AF_INET")) == {}
 
 
 MATCHES = """
