@@ -24,8 +24,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int | None = None
     local_world_size: int | None = None
     node_rank: int | None = None
-    master_address: str = ""
-    master_port: int | None = None
 
 
 class Settings(Protocol):
@@ -208,8 +206,6 @@ def _kubernetes(environment: Environment) -> Launch | None:
     return Launch(
         launcher="Kubernetes",
         node_rank=number(index),
-        master_address=master_address(environment),
-        master_port=master_port(environment),
     )
 
 
@@ -227,6 +223,4 @@ def _from_settings(environment: Environment, launcher: str) -> Launch:
         local_rank=number(environment.get("LOCAL_RANK")),
         local_world_size=number(environment.get("LOCAL_WORLD_SIZE")),
         node_rank=number(environment.get("GROUP_RANK") or environment.get("NODE_RANK")),
-        master_address=master_address(environment),
-        master_port=master_port(environment),
     )
