@@ -18,7 +18,7 @@ import msgspec
 from ddpdoctor.facts.base import NotKnown, Unknown
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
-from ddpdoctor.findings import Finding, Severity
+from ddpdoctor.findings import Evidence, Finding, Severity
 
 Predicate = Callable[..., Iterator[Finding]]
 
@@ -216,6 +216,16 @@ def diagnose(snapshot: Snapshot, plan: Plan, checks: Iterable[Check]) -> tuple[R
     return tuple(_judge(one, snapshot, plan) for one in checks)
 
 
+def _short_enough(finding: Finding) -> Finding:
+    """The finding without the middle of texts that nobody would read: a setting may be 128 KiB long."""
+    evidence = tuple(Evidence(_cut(one.text, 4000), one.source) for one in finding.evidence)
+    return msgspec.structs.replace(finding, summary=_cut(finding.summary, 400), evidence=evidence)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
 def _judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
     findings: list[Finding] = []
     try:
@@ -225,7 +235,7 @@ def _judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
             if must_be_known and isinstance(value, Unknown):
                 raise NotKnown(value.reason)
             arguments[name] = value
-        findings.extend(one.predicate(**arguments))
+        findings.extend(_short_enough(found) for found in one.predicate(**arguments))
     except NotKnown as missing:
         return Result(one, tuple(findings), NotTested(Why.UNKNOWN, str(missing)))
     except NotApplicable as reason:
