@@ -14,6 +14,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.interface_choice import (
     FELL_BACK,
+    Choice,
     as_address,
     left_out_by_family,
     names_in,
@@ -292,6 +293,9 @@ def _internal(interface: Interface, address: str | None) -> bool:
     severity=FAIL,
     log_signs=(
         LogSign("Bootstrap : no socket interface found"),
+        LogSign(
+            "NET/Socket : No usable listening interface found", why="NCCL_COMM_ID names an address in no subnet here"
+        ),
         LogSign("Socket creation failed : Address family not supported by protocol", why=UNVERIFIED),
     ),
 )
@@ -305,15 +309,19 @@ def nccl_no_interface(
     job over several nodes can't connect.
 
     ## Why
-    A container with `--network=none`, a host without a network, or interfaces without an address or a carrier.
+    A container with `--network=none`, a host without a network, or interfaces without an address or a carrier. Or
+    NCCL_COMM_ID, left over or copied, names an address that is in no subnet of this host's.
 
     ## Fix
     Bring an interface up (`ip link set lo up` is enough for one node), or start the container with `--network=host`.
     """
     needs_nccl(nccl, torch)
+    taken = nccl.answer_interface or known(nccl.predicted_interface)
+    if taken is None and _choices_by_name(nccl, network, environment) and "NCCL_COMM_ID" in environment:
+        yield _comm_id_elsewhere(network, environment)
+        return
     requires(not nccl_ifname_counts(environment.get("NCCL_SOCKET_IFNAME")), "NCCL_SOCKET_IFNAME is set")
     requires(not _family_is_to_blame(nccl, network, environment), FAMILY)
-    taken = nccl.answer_interface or known(nccl.predicted_interface)
     sign = several_nodes(environment, network)
     found = _named(taken, network) if taken else None
     fixes: list[Fix] = []
@@ -330,6 +338,22 @@ def nccl_no_interface(
         summary=summary,
         evidence=(nccl.seen("predicted_interface"), addresses(network), *((intent(sign),) if sign else ())),
         fixes=(Fix("Look which interfaces are down or have no address", ("ip -br address",)), *fixes),
+    )
+
+
+def _choices_by_name(nccl: Nccl, network: Network, environment: Environment) -> list[Choice]:
+    """What NCCL would take if there were no NCCL_COMM_ID."""
+    family, ifname = environment.get("NCCL_SOCKET_FAMILY"), environment.get("NCCL_SOCKET_IFNAME")
+    return nccl_choices(network.interfaces, ifname=ifname, family=family, version=version_of(nccl.version))
+
+
+def _comm_id_elsewhere(network: Network, environment: Environment) -> Finding:
+    value = environment.get("NCCL_COMM_ID")
+    return Finding(
+        summary=f"NCCL_COMM_ID={value[:80]} is in no subnet of this host's, so NCCL finds no interface",
+        cause="With NCCL_COMM_ID, NCCL takes the interface in whose subnet that address is, whatever else is set.",
+        evidence=(setting(environment, "NCCL_COMM_ID"), addresses(network)),
+        fixes=(Fix("torch tells NCCL the address itself", ("unset NCCL_COMM_ID",)),),
     )
 
 
