@@ -21,8 +21,18 @@ from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import cuda_start, libcuda, told, torch_cuda
 from ddpdoctor.knowledge.installing import capabilities, driver_cuda, jetson_fix, replacing
-from ddpdoctor.knowledge.nvidia import NO_DRIVER, SHUT, called, compute_capability, nvidia_gpus
+from ddpdoctor.knowledge.nvidia import (
+    NO_DRIVER,
+    SHUT,
+    called,
+    compute_capability,
+    driver_loaded,
+    is_compat,
+    nvidia_gpus,
+    shut_nodes,
+)
 from ddpdoctor.knowledge.root import by_root
+from ddpdoctor.knowledge.stuck_driver import IN_TORCH, torch_cut_short
 from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
@@ -114,9 +124,7 @@ def _for_older_driver(
     severity=FAIL,
     log_signs=(LogSign("Error 804: forward compatibility was attempted on non supported HW"),),
 )
-def cuda_compat_unsupported(
-    driver: Driver, gpus: Maybe[Gpus], machine: Machine, libraries: Maybe[Libraries]
-) -> Iterator[Finding]:
+def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[Libraries]) -> Iterator[Finding]:
     """A forward-compatibility libcuda is loaded that doesn't go with this GPU or driver.
 
     ## What breaks
@@ -131,11 +139,8 @@ def cuda_compat_unsupported(
     """
     path = known(driver.libcuda_path)
     requires(path is not None, NO_DRIVER)
-    path = path or ""
-    if "/compat" not in path or machine.jetson:
-        return
     code = known(driver.cuda_init)
-    if code == 0:
+    if code == 0 or (code != 804 and not is_compat(path)):
         return
     kernel = driver.kernel_version if isinstance(driver.kernel_version, str) else driver.nvml_driver_version
     library = driver.libcuda_version
@@ -147,10 +152,12 @@ def cuda_compat_unsupported(
         if behind:
             why = f"It belongs to driver {library}, which is older than the loaded driver {kernel}, so it isn't needed."
         search = () if isinstance(libraries, Unknown) else libraries.search_path
-        kept = [one for one in search if "/compat" not in one]
+        kept = [one for one in search if not is_compat(f"{one}/")]
         unset = f"export LD_LIBRARY_PATH={shlex.quote(':'.join(kept))}" if kept else "unset LD_LIBRARY_PATH"
         yield Finding(
-            summary=f"CUDA can't start (code {code}): it loads a forward-compatibility libcuda, {path}"[:160],
+            summary=f"CUDA can't start (code {code}): it loads {'a forward-compatibility libcuda, ' * is_compat(path)}{path}"[
+                :160
+            ],
             cause=why,
             evidence=(
                 libcuda(driver),
@@ -163,6 +170,11 @@ def cuda_compat_unsupported(
                 else by_root(
                     "Delete the file, found by the first command, that puts the compat folder on the loader's path",
                     ("grep -rl compat /etc/ld.so.conf.d", "sudo ldconfig"),
+                )
+                if is_compat(path)
+                else Fix(
+                    "Find out where this libcuda comes from, and let the driver's own be found before it",
+                    ("ldconfig -p | grep libcuda.so", "echo $LD_LIBRARY_PATH"),
                 ),
             ),
         )
@@ -270,12 +282,12 @@ def _for_these_gpus(
 
 @check("cuda-unavailable", severity=FAIL)
 def cuda_unavailable(
-    torch: Torch, gpus: Gpus, driver: Driver, machine: Machine, patient: Patient, environment: Maybe[Environment]
+    torch: Torch, gpus: Maybe[Gpus], driver: Driver, machine: Machine, patient: Patient, environment: Maybe[Environment]
 ) -> Iterator[Finding]:
     """torch has CUDA, the driver shows GPUs, and yet torch can't use them.
 
     ## What breaks
-    `torch.cuda.is_available()` is False: training falls back to the processor or stops.
+    `torch.cuda.is_available()` is False, hangs or kills the process: training falls back to the processor or stops.
 
     ## Why
     CUDA failed to start for a reason of its own; torch's message says more than `nvidia-smi` does.
@@ -284,6 +296,12 @@ def cuda_unavailable(
     Read the message. Without one, start a fresh process: CUDA started once before a fork stays broken in the child.
     """
     cuda = needs_cuda_build(torch)
+    if torch.cuda_error.startswith(IN_TORCH):
+        own = driver.cuda_end and (driver_loaded(driver) or machine.wsl)
+        requires(not own, "CUDA itself can't start: see cuda-unknown-error")
+        yield torch_cut_short(torch, driver, patient)
+        return
+    gpus = known(gpus)
     nvidia_gpus(gpus)
     if known(torch.cuda_available):
         return
@@ -295,12 +313,12 @@ def cuda_unavailable(
     if isinstance(driver.cuda_init, int):
         other = {
             802: "fabric-manager-not-running",
-            803: "nvml-driver-mismatch",
+            803: "cuda-compat-unsupported" if is_compat(str(driver.libcuda_path)) else "nvml-driver-mismatch",
             804: "cuda-compat-unsupported",
             999: "cuda-unknown-error",
         }
         requires(driver.cuda_init not in other, f"CUDA itself can't start: see {other.get(driver.cuda_init)}")
-    requires(not driver.unreadable_nodes, SHUT)
+    requires(not shut_nodes(driver), SHUT)
     message = (torch.cuda_error.strip().splitlines() or ["no reason given"])[-1].rstrip(".")
     yield Finding(
         summary=f"torch {torch.version} can't use the {plural(len(gpus.answering), 'GPU')} that the driver shows: {message}"[

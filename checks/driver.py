@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.kernel_log import KernelLog
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.pci import Pci, PciDevice
@@ -15,8 +16,21 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import cuda_start, kernel_module, libcuda, nvml_start, told
-from ddpdoctor.knowledge.nvidia import IN_CONTAINER, NO_DRIVER, NO_GPU, NO_NODES, SHUT, bus_gpus, driver_loaded, said
+from ddpdoctor.knowledge.nvidia import (
+    IN_CONTAINER,
+    NO_DRIVER,
+    NO_GPU,
+    NO_NODES,
+    SHUT,
+    bus_gpus,
+    driver_loaded,
+    is_compat,
+    own_gpus,
+    said,
+    shut_nodes,
+)
 from ddpdoctor.knowledge.root import by_root
+from ddpdoctor.knowledge.stuck_driver import cuda_cut_short, nvml_cut_short
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 
@@ -34,12 +48,13 @@ NVML_CODES = {
     14: "the information ROM of a GPU is corrupted",
     16: "a GPU needs a reset before it can be used again",
     17: "the operating system (a cgroup) blocks access to the GPU",
+    18: "the driver's libraries and its kernel part are of different versions",
     20: "there is not enough memory",
     23: "the driver ran out of resources",
     27: "the system is not ready yet",
     999: "the driver reports an error without a name",
 }
-"""NVML return codes in plain words; 15 and 18 have checks of their own."""
+"""NVML return codes in plain words; 15 has a check of its own, and so has 18 but under WSL."""
 
 INSTALL = {
     "ubuntu": ("sudo ubuntu-drivers install --gpgpu", "sudo reboot"),
@@ -63,7 +78,7 @@ def _judged_here(pci: Pci, machine: Machine, container: Container) -> tuple[PciD
 def _user_space(driver: Driver) -> bool:
     """Whether the driver's libraries are installed: forward-compatibility packages and stubs are no driver."""
     path = known(driver.libcuda_path)
-    return path is not None and "compat" not in path and "/stubs/" not in path
+    return path is not None and not is_compat(path) and "/stubs/" not in path
 
 
 def _distribution(machine: Machine) -> str:
@@ -319,8 +334,8 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
     path = "" if isinstance(driver.libcuda_path, Unknown) else driver.libcuda_path or ""
     initialised = None if isinstance(driver.cuda_init, Unknown) else driver.cuda_init
     # Newer libraries out of a compat folder may serve an older module: that is what they are for.
-    differs = loaded is not None and library is not None and loaded != library and "compat" not in path
-    if status != 18 and not (differs and initialised != 0) and not (initialised == 803 and "compat" not in path):
+    differs = loaded is not None and library is not None and loaded != library and not is_compat(path)
+    if status != 18 and not (differs and initialised != 0) and not (initialised == 803 and not is_compat(path)):
         return
     yield Finding(
         summary=f"The loaded kernel module is {loaded}, the driver's libraries are {library}"
@@ -362,7 +377,15 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
 
 
 @check("nvml-unavailable", severity=FAIL)
-def nvml_unavailable(driver: Driver, container: Container, machine: Machine, plan: Plan) -> Iterator[Finding]:
+def nvml_unavailable(
+    driver: Driver,
+    container: Container,
+    machine: Machine,
+    plan: Plan,
+    pci: Maybe[Pci],
+    gpus: Maybe[Gpus],
+    torch: Maybe[Torch],
+) -> Iterator[Finding]:
     """The driver's management library (NVML) doesn't work.
 
     ## What breaks
@@ -378,15 +401,19 @@ def nvml_unavailable(driver: Driver, container: Container, machine: Machine, pla
     On a host: `sudo dmesg | grep NVRM`, and a reboot if the driver is stuck.
     """
     requires(not machine.jetson, "a Jetson has no full NVML")
+    if driver.nvml_end:
+        requires(driver.device_nodes or driver_loaded(driver) or own_gpus(known(pci)), NO_GPU)
+        yield nvml_cut_short(driver, gpus, not isinstance(torch, Unknown) and torch.cuda_available is True)
+        return
     requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
-    requires(known(driver.libcuda_path) is not None, "there is no libcuda.so.1")
+    requires(driver.libcuda_path is not None, "there is no libcuda.so.1")
     status = driver.nvml_status
     if isinstance(status, Unknown):
         raise NotKnown(status.reason)
-    requires(status != 18, "NVML's version differs from the driver's: see nvml-driver-mismatch")
+    requires(status != 18 or machine.wsl, "NVML's version differs from the driver's: see nvml-driver-mismatch")
     requires(status != 15, "a GPU is lost: see gpu-fell-off-bus")
     requires(status != 999 or container.runtime is None, "the container lost its GPUs: see container-lost-gpu")
-    requires(status != 4 or not driver.unreadable_nodes, SHUT)
+    requires(status != 4 or not shut_nodes(driver), SHUT)
     if status == 0:
         return
     several = plan.nproc > 1 or sum(bool(re.fullmatch(r"/dev/nvidia\d+", one)) for one in driver.device_nodes) > 1
@@ -406,6 +433,8 @@ def nvml_unavailable(driver: Driver, container: Container, machine: Machine, pla
         ]
     elif missing:
         fixes = [by_root("Install the driver's libraries, in the version of the kernel module")]
+    elif status == 18:
+        fixes = [Fix("Restart WSL, from Windows: its driver was changed meanwhile", ("wsl.exe --shutdown",))]
     elif status == 4:
         fixes.insert(
             0, Fix("See who may open the device nodes, and which groups you are in", ("ls -l /dev/nvidia*", "id"))
@@ -420,17 +449,6 @@ def nvml_unavailable(driver: Driver, container: Container, machine: Machine, pla
         fixes=tuple(fixes),
         severity=None if several else WARN,
     )
-
-
-def _shut(driver: Driver) -> list[str]:
-    """The nodes without which CUDA can't work and that this user may not open.
-
-    A batch system shuts the other jobs' GPUs: as long as one is open, that is as it should be.
-    """
-    shut = set(driver.unreadable_nodes)
-    numbered = {one for one in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", one)}
-    needed = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/dxg", "/dev/nvmap"} & shut
-    return sorted(needed | (numbered & shut)) if needed or (numbered and numbered <= shut) else []
 
 
 @check("gpu-device-permission", severity=FAIL)
@@ -450,7 +468,7 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
     requires(driver.device_nodes, NO_NODES)
     lost = not isinstance(driver.nvml_status, Unknown) and driver.nvml_status == 999 and container.runtime
     requires(not lost, "the container lost its GPUs: see container-lost-gpu")
-    closed = _shut(driver)
+    closed = shut_nodes(driver)
     if not closed:
         return
     fixes = [
@@ -480,11 +498,14 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
         LogSign("cuInit returned 999", why="not verified against a release"),
     ),
 )
-def cuda_unknown_error(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
-    """CUDA can't start: "unknown error".
+def cuda_unknown_error(
+    driver: Driver, container: Container, machine: Machine, torch: Maybe[Torch]
+) -> Iterator[Finding]:
+    """CUDA can't start: "unknown error", or its start hangs or crashes.
 
     ## What breaks
-    `nvidia-smi` looks fine, and every CUDA program stops with "CUDA unknown error" (999).
+    `nvidia-smi` looks fine, and every CUDA program stops with "CUDA unknown error" (999), never gets past its first call, or
+    is killed in it.
 
     ## Why
     Nearly always the nvidia_uvm module: not loaded, its device node missing, or stuck after the machine slept.
@@ -493,12 +514,15 @@ def cuda_unknown_error(driver: Driver, container: Container, machine: Machine) -
     Reload it: `sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm; sudo nvidia-modprobe -u -c=0`. Else reboot.
     """
     requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
-    code = known(driver.cuda_init)
-    requires(code is not None, "there is no libcuda.so.1")
+    requires(driver.cuda_init is not None, "there is no libcuda.so.1")
     nvml = None if isinstance(driver.nvml_status, Unknown) else driver.nvml_status
-    requires(nvml in (0, None), "NVML fails, too: see nvml-unavailable")
-    requires(not _shut(driver), SHUT)
-    if code != 999:
+    requires((nvml in (0, None) and not driver.nvml_end) or machine.jetson, "NVML fails, too: see nvml-unavailable")
+    requires(not shut_nodes(driver), SHUT)
+    if driver.cuda_end:
+        if isinstance(torch, Unknown) or torch.cuda_available is not True:
+            yield cuda_cut_short(driver, container)
+        return
+    if known(driver.cuda_init) != 999:
         return
     loaded = () if isinstance(driver.loaded_modules, Unknown) else driver.loaded_modules
     reasons = []

@@ -31,10 +31,15 @@ class Driver(Facts, frozen=True, kw_only=True):
     """The newest CUDA that this libcuda serves, as (13, 0); None: there is no libcuda."""
     cuda_init: Annotated[Maybe[int | None], Source("cuInit in a subprocess")] = None
     """None: there is no libcuda. Asked without CUDA_VISIBLE_DEVICES. Else the return code of cuInit(0): 0 is good, 100 no device, 802 not yet initialised, 803 mismatch, 804 compat unsupported, 999 unknown."""
+    cuda_end: Annotated[str, Source("cuInit in a subprocess")] = ""
+    """How it ended where libcuda got stuck or killed the process before cuInit returned: "hangs" (our deadline passed),
+    "crashes: SIGSEGV"; else ""."""
     nvml_status: Annotated[Maybe[int | None], Source("nvmlInit in a subprocess")] = None
     """Return code of nvmlInit: 0 is good, 9 driver not loaded, 18 version mismatch, 999 unknown ...; None: there is no
     libnvidia-ml.so.1 and nothing was asked; 12: the file is there and the loader can't load it."""
     nvml_message: Annotated[str, Source("nvmlErrorString")] = ""
+    nvml_end: Annotated[str, Source("NVML's answers in a subprocess")] = ""
+    """As `cuda_end`, for NVML; nvmlInit may have worked, and a question about one GPU have hung."""
     nvml_path: Annotated[str | None, Source("memory map of a process that loaded NVML")] = None
     """Real path of libnvidia-ml.so.1."""
     nvml_version: Annotated[str | None, Source("nvmlSystemGetNVMLVersion, or the file name of NVML")] = None

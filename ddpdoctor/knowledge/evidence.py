@@ -60,7 +60,7 @@ def nvml_start(driver: Driver) -> Evidence:
 
 def _outcome(what: str, code: Maybe[int | None], library: str) -> str:
     if isinstance(code, Unknown):
-        return f"{what} was not tried: {code.reason}"
+        return f"{what}: {code.reason}"
     if code is None:
         return f"{what} fails: there is no {library}"
     return f"{what} fails with code {code}" if code else f"{what} works"

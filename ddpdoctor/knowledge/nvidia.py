@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from packaging.version import InvalidVersion, Version
@@ -69,6 +70,22 @@ def driver_loaded(driver: Driver) -> bool:
     """Whether the nvidia kernel module is loaded, by either of its two traces."""
     loaded = () if isinstance(driver.loaded_modules, Unknown) else driver.loaded_modules
     return isinstance(driver.kernel_version, str) or "nvidia" in loaded
+
+
+def shut_nodes(driver: Driver) -> list[str]:
+    """The nodes without which CUDA can't work and that this user may not open.
+
+    A batch system shuts the other jobs' GPUs: as long as one is open, that is as it should be.
+    """
+    shut = set(driver.unreadable_nodes)
+    numbered = {one for one in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", one)}
+    needed = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/dxg", "/dev/nvmap"} & shut
+    return sorted(needed | (numbered & shut)) if needed or (numbered and numbered <= shut) else []
+
+
+def is_compat(path: str | None) -> bool:
+    """Whether a libcuda is one for forward compatibility: /usr/local/cuda/compat/..., conda's /opt/conda/cuda-compat/..."""
+    return path is not None and re.search(r"[/-]compat/", path) is not None
 
 
 def called(gpus: Sequence[Gpu]) -> str:

@@ -26,6 +26,7 @@ class CudaAnswers(msgspec.Struct, frozen=True, kw_only=True):
     path: str | Unknown | None = None
     version: tuple[int, int] | Unknown | None = None
     init: int | Unknown | None = None
+    end: str = ""
 
 
 class Asked:
@@ -64,6 +65,7 @@ def _read(ended: subprocesses.Ended) -> CudaAnswers:
         path=said.get("path", why),
         version=(version // 1000, version % 1000 // 10) if isinstance(version, int) else why,
         init=said.get("init", why),
+        end="" if "init" in said else ended.cut_short,
     )
 
 

@@ -33,6 +33,8 @@ class NvmlAnswers(msgspec.Struct, frozen=True, kw_only=True):
     p2p: Any = ()
     failure: str = ""
     """Why there is no full answer: it hung, it crashed."""
+    end: str = ""
+    """As `nvml_end` in facts/driver.py."""
 
 
 def ask(context: Context) -> NvmlAnswers:
@@ -76,6 +78,7 @@ def _read(ended: Ended) -> NvmlAnswers:
         gpus=tuple(gpus),
         p2p=said.get("p2p", ()),
         failure=_failure(ended, said),
+        end=ended.cut_short,
     )
 
 

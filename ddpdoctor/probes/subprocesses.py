@@ -39,6 +39,13 @@ class Ended(msgspec.Struct, frozen=True):
         except ValueError:
             return f"signal {-self.returncode}"
 
+    @property
+    def cut_short(self) -> str:
+        """ "hangs" where its time was up, "crashes: SIGSEGV" where a signal ended it, else ""."""
+        if self.timed_out:
+            return "hangs"
+        return f"crashes: {self.signal_name}" if self.signal_name else ""
+
 
 _alive: set[Started] = set()
 

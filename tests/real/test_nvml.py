@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.facts.base import Facts, Unknown
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpu, Gpus, MigInstance
 from ddpdoctor.facts.pci import Pci, PciDevice
+from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.probes import driver, gpus, libcuda, nvml
 from ddpdoctor.probes.context import Context
+from ddpdoctor.registry import diagnose, find_check
+from tests.fixture_hosts import healthy_facts, to_snapshot
 from tests.real.nvml import FakeNvidia
 
 pytestmark = pytest.mark.tool("gcc")
@@ -344,6 +348,39 @@ def test_cu_init_that_hangs_or_crashes(
         assert found.cuda_init == Unknown(reason)
         assert found.cuda_version == (13, 0)
         assert found.libcuda_version == "580.95.05"
+
+
+@pytest.mark.parametrize(
+    ("library", "slug", "summary"),
+    [
+        ({"init_does": "hang"}, "nvml-unavailable", "NVML did not answer in time: nvidia-smi and NCCL need it"),
+        (
+            {"of_gpu": {3: {"power": "hang"}}},
+            "nvml-unavailable",
+            "NVML did not answer in time, asked about GPU 3: nvidia-smi and NCCL need it",
+        ),
+        ({"init_does": "crash"}, "nvml-unavailable", "NVML crashed with SIGSEGV: nvidia-smi and NCCL need it"),
+        ({"cuda_does": "hang"}, "cuda-unknown-error", "CUDA can't start: it hangs, apart from torch, too"),
+        ({"cuda_does": "crash"}, "cuda-unknown-error", "CUDA can't start: it crashes (SIGSEGV), apart from torch, too"),
+    ],
+    ids=str,
+)
+def test_driver_that_is_stuck_is_an_illness(
+    fake_nvidia: FakeNvidia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Any, slug: str, summary: str
+) -> None:
+    monkeypatch.setattr(nvml, "SECONDS", 2.0)
+    monkeypatch.setattr(libcuda, "SECONDS", 2.0)
+    version = tmp_path / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n")
+    one = context(tmp_path, fake_nvidia.environ(**library))
+    not_imported = {"cuda_available": Unknown("torch was not imported")}
+    host = to_snapshot(healthy_facts("h100x8-bare-metal"))
+    host = replace(host, driver=driver.probe(one), gpus=gpus.probe(one), torch=replace(host.torch, **not_imported))
+    results = diagnose(host, plan_for(host), [find_check("nvml-unavailable"), find_check("cuda-unknown-error")])
+    found = {result.check.slug: finding for result in results for finding in result.findings}
+    assert {name: (each.summary, each.severity) for name, each in found.items()} == {slug: (summary, None)}
+    assert len(results) == 2
 
 
 def test_library_that_is_no_library(tmp_path: Path) -> None:
