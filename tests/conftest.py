@@ -7,7 +7,12 @@ import shutil
 import subprocess
 from functools import cache
 
+import hypothesis
 import pytest
+
+# How long one example takes is the machine's load to say; tests of speed measure it themselves.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -109,5 +110,17 @@ def to_json(report: Report) -> str:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of `Report`, as it is published."""
-    schema = msgspec.json.schema(Report)
+    schema = _cleaned(msgspec.json.schema(Report))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ddpdoctor report", **schema}
+
+
+def _cleaned(schema: Any) -> Any:
+    """Descriptions come from docstrings, whose indentation Python keeps before 3.13 and drops from then on."""
+    if isinstance(schema, dict):
+        return {
+            key: inspect.cleandoc(value) if key == "description" and isinstance(value, str) else _cleaned(value)
+            for key, value in schema.items()
+        }
+    if isinstance(schema, list | tuple):
+        return [_cleaned(one) for one in schema]
+    return schema
