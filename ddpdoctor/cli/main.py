@@ -58,6 +58,12 @@ def _run() -> int:
         if hasattr(error, "show") and hasattr(error, "exit_code"):
             error.show(sys.stderr)
             return int(error.exit_code)
+        if str(error) == "can't start new thread":
+            return _say(
+                "ddpdoctor could not go on: it may start no more threads. The limit of processes (ulimit -u, pids.max of the "
+                "container or job) or of memory (ulimit -v) is reached, and training would not start here either.",
+                2,
+            )
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(where.filename)}, line {where.lineno}"  # noqa: PTH119
         return _say(

@@ -80,10 +80,14 @@ class Started:
         self._readers = [
             threading.Thread(target=self._read, args=(name,), daemon=True) for name in ("stdout", "stderr")
         ]
-        for reader in self._readers:
-            reader.start()
-        if stdin:
-            threading.Thread(target=self._feed, args=(stdin,), daemon=True).start()
+        try:
+            for reader in self._readers:
+                reader.start()
+            if stdin:
+                threading.Thread(target=self._feed, args=(stdin,), daemon=True).start()
+        except RuntimeError as error:  # The limit of threads is reached.
+            self.kill()
+            self._failure = str(error)
 
     def _feed(self, stdin: bytes) -> None:
         assert self._process.stdin is not None

@@ -195,7 +195,8 @@ def test_nvidia_gpu_on_the_bus_without_a_driver_and_a_torch_without_cuda() -> No
 # What the system shows.
 
 EMPTY_DEV = """
-kept=$(mktemp -d)
+kept=$PWD/kept
+mkdir "$kept"
 mount -t tmpfs none "$kept"
 for name in null zero random urandom; do : >"$kept/$name"; mount --bind /dev/$name "$kept/$name"; done
 mount --rbind "$kept" /dev
@@ -219,8 +220,8 @@ do if test -f /proc/$file; then mount --bind /dev/null /proc/$file; fi; done
     ],
     ids=["proc", "sys", "etc", "dev", "empty-files", "all-four"],
 )
-def test_system_that_shows_little(mounts: str, slug: str, says: str) -> None:
-    told = check(*OURS, around=with_mounts(mounts))
+def test_system_that_shows_little(mounts: str, slug: str, says: str, tmp_path: Path) -> None:
+    told = check(*OURS, around=with_mounts(mounts), cwd=tmp_path)
     assert says in told.found.get(slug, "") + told.not_tested.get(slug, "")
     assert "setting-misspelt" in told.passed
 
@@ -274,6 +275,16 @@ def test_folders_that_may_not_be_entered(tmp_path: Path) -> None:
     told = check(*OURS, environ=environ, around=NOBODY)
     assert "Permission denied" in told.found["nccl-conf-unreadable"]
     assert "torch-missing" in told.passed
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("quick", [OURS, OURS[1:]], ids=["quick", "with-torch"])
+def test_user_who_may_start_no_more_processes(quick: tuple[str, ...], tmp_path: Path) -> None:
+    ended = run("check", *quick, around=[*SOMEBODY, "prlimit", "--nproc=1"], cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("ddpdoctor could not go on: it may start no more threads. The limit of processes")
+    assert ended.stderr.count("\n") == 1
 
 
 # What the shell hands on.
