@@ -6,12 +6,14 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.checks.extensions import cudart_major, other_python, unresolved
-from ddpdoctor.facts.base import Unknown, known
+from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Toolchain
 from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.building import build_commands, home_of, matching_nvcc, serves
 from ddpdoctor.knowledge.evidence import told, torch_version
@@ -257,7 +259,9 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient
     severity=FAIL,
     log_signs=(LogSign("no kernel image is available for execution on the device", why="torch itself says this too"),),
 )
-def apex_arch_missing(extensions: Extensions, torch: Torch, gpus: Gpus, patient: Patient) -> Iterator[Finding]:
+def apex_arch_missing(
+    extensions: Extensions, torch: Torch, gpus: Gpus, patient: Patient, environment: Maybe[Environment]
+) -> Iterator[Finding]:
     """Apex's extensions hold no code for this GPU.
 
     ## What breaks
@@ -271,24 +275,33 @@ def apex_arch_missing(extensions: Extensions, torch: Torch, gpus: Gpus, patient:
     Build it again with `TORCH_CUDA_ARCH_LIST` naming every GPU it shall run on: `TORCH_CUDA_ARCH_LIST="8.0;9.0"`.
     """
     apex = installed(extensions, torch)
-    requires(
-        any(one.architectures for one in apex.objects), "Apex is installed without extensions: see apex-missing-ext"
-    )
+    loadable = [one for one in apex.objects if one.architectures and not other_python(one, patient)]
+    requires(loadable, "Apex is installed without extensions: see apex-missing-ext")
     requires(gpus.vendor != "amd" and gpus.answering, NO_GPU)
-    for gpu in gpus.answering:
-        capability = compute_capability(gpu)
-        for one in apex.objects:
-            if one.architectures and not any(serves(each, capability) for each in one.architectures):
-                yield Finding(
-                    summary=f"Apex's {one.module} is built for {listed(one.architectures)}, not for GPU {gpu.index}, "
-                    f"{gpu.name} (sm_{capability[0]}{capability[1]})",
-                    evidence=(
-                        Evidence(f"{one.module}: {listed(one.architectures)}", f"fat binary of {one.path}"),
-                        Evidence(f"GPU {gpu.index} has compute capability {dotted(capability)}", "NVML"),
-                    ),
-                    fixes=(prescription_for(patient),),
-                )
-                return
+    usable = [one.gpu for one in visible_gpus(gpus, environment)]
+    requires(usable, "no GPU is visible to torch")
+    without = [
+        (gpu, one, gpu.compute_capability)
+        for gpu in usable
+        for one in loadable
+        if isinstance(gpu.compute_capability, tuple)
+        and not any(serves(each, gpu.compute_capability) for each in one.architectures)
+    ]
+    if without:
+        gpu, one, capability = without[0]
+        yield Finding(
+            summary=f"Apex's {one.module} is built for {listed(one.architectures)}, not for GPU {gpu.index}, "
+            f"{gpu.name} (sm_{capability[0]}{capability[1]})",
+            severity=FAIL if all(any(gpu is other for other, _, _ in without) for gpu in usable) else WARN,
+            evidence=(
+                Evidence(f"{one.module}: {listed(one.architectures)}", f"fat binary of {one.path}"),
+                Evidence(f"GPU {gpu.index} has compute capability {dotted(capability)}", "NVML"),
+            ),
+            fixes=(prescription_for(patient),),
+        )
+        return
+    for gpu in usable:
+        compute_capability(gpu)  # One that doesn't tell leaves the check untested.
 
 
 @check(
@@ -320,7 +333,8 @@ def apex_build_isolation(
     requires(torch.installed, "torch is not installed")
     requires(toolchain.apex_source, "no Apex source tree in the working folder")
     found = extensions.apex
-    requires(isinstance(found, Unknown) or not any(one.objects for one in found), "Apex is built already")
+    if not isinstance(found, Unknown) and any(not other_python(each, patient) for one in found for each in one.objects):
+        return  # It was built, and with its extensions.
     pip = known(patient.pip_version)
     requires(pip, "there is no pip: see pip-missing")
     nvcc = matching_nvcc(toolchain, torch.cuda) if torch.cuda else None
