@@ -6,8 +6,12 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.facts.base import Unknown, known
+from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
@@ -16,6 +20,7 @@ from ddpdoctor.knowledge.building import (
     gcc_fixes,
     gcc_limit,
     home_of,
+    minor_only,
     old_strings,
     readable,
     rejects,
@@ -154,7 +159,9 @@ def reinstall(package: Extension, patient: Patient, torch: Torch) -> Fix:
             (in_patient(patient, "-c", ask),),
         )
     options = ("--force-reinstall", "--no-deps", "--no-build-isolation", "--no-cache-dir")
-    return Fix(f"Build {name} again for this torch", (pip_install(patient, *options, f"{name}=={package.version}"),))
+    version, _, local = package.version.partition("+")
+    source = f", from PyPI's source (the wheel with +{local} came from elsewhere)" if local else ""
+    return Fix(f"Build {name} again for this torch{source}", (pip_install(patient, *options, f"{name}=={version}"),))
 
 
 def compiling(toolchain: Toolchain, torch: Torch) -> str:
@@ -189,7 +196,15 @@ def why_compiling(toolchain: Toolchain) -> tuple[Evidence, ...]:
         LogSign("does not match the version torch was compiled with"),
     ),
 )
-def cuda_toolkit_mismatch(toolchain: Toolchain, torch: Torch, patient: Patient) -> Iterator[Finding]:
+def cuda_toolkit_mismatch(
+    toolchain: Toolchain,
+    torch: Torch,
+    patient: Patient,
+    driver: Maybe[Driver],
+    gpus: Maybe[Gpus],
+    machine: Maybe[Machine],
+    packages: Maybe[Packages],
+) -> Iterator[Finding]:
     """The nvcc that would compile extensions is of another CUDA version than torch.
 
     ## What breaks
@@ -206,22 +221,25 @@ def cuda_toolkit_mismatch(toolchain: Toolchain, torch: Torch, patient: Patient) 
     """
     cuda = compiling(toolchain, torch)
     nvcc = working_nvcc(toolchain)
-    for consumer in toolchain.compiles:
-        reason = rejects(consumer.name, nvcc.version, cuda, skips_check=toolchain.skips_cuda_check)
-        if not reason:
-            continue
-        wheel = wheel_fix(patient, nvcc.version)
-        yield Finding(
-            summary=f"nvcc is of CUDA {nvcc.version}, but torch of CUDA {cuda}: {reason}"[:160],
-            evidence=(
-                Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
-                torch_cuda(torch),
-                told(toolchain, "compiles", consumer.reason),
-            ),
-            fixes=(*toolkit_fixes(toolchain, patient, cuda), *((wheel,) if wheel else ())),
-            severity=FAIL if consumer.name == "apex" else WARN,
-        )
-        return  # One nvcc is at fault, whoever else it doesn't suit.
+    refusals = [
+        (consumer, reason)
+        for consumer in toolchain.compiles
+        if (reason := rejects(consumer.name, nvcc.version, cuda, skips_check=toolchain.skips_cuda_check))
+    ]
+    if not refusals:
+        return
+    wheel = wheel_fix(patient, nvcc.version, torch, driver, gpus, machine, packages)
+    yield Finding(
+        summary=f"nvcc is of CUDA {nvcc.version}, but torch of CUDA {cuda}: {refusals[0][1]}"[:160],
+        evidence=(
+            Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
+            torch_cuda(torch),
+            *(told(toolchain, "compiles", consumer.reason) for consumer, _ in refusals),
+        ),
+        fixes=(*toolkit_fixes(toolchain, patient, cuda), *((wheel,) if wheel else ())),
+        # DeepSpeed compiles only those of its ops that a program uses; a build that is at hand stops at once.
+        severity=WARN if all(consumer.name == "deepspeed" for consumer, _ in refusals) else FAIL,
+    )
 
 
 @check(
@@ -238,26 +256,32 @@ def cuda_home_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> I
 
     ## What breaks
     Building Apex or an extension, and DeepSpeed when it first uses an op, stop with "CUDA_HOME environment variable is
-    not set" or "No such file or directory: .../bin/nvcc".
+    not set", "No such file or directory: .../bin/nvcc" or "cannot find -lcudart".
 
     ## Why
     torch brings the CUDA runtime, not the compiler. Its build tools take `CUDA_HOME`, else `CUDA_PATH`, else the folder
     above an nvcc on PATH (which goes wrong where that nvcc is a script of the system's), else /usr/local/cuda, and don't
-    look what is in it. Container images called "runtime" have no nvcc, those called "devel" do.
+    look what is in it. Container images called "runtime" have no nvcc, those called "devel" do. pip's packages of nvcc
+    lack the libcudart.so that the linker asks for.
 
     ## Fix
     `export CUDA_HOME=/usr/local/cuda-13.0` (the version of torch's CUDA), or install that toolkit; with conda:
     `conda install -c nvidia/label/cuda-13.0.0 cuda-toolkit`.
     """
     cuda = compiling(toolchain, torch)
-    if toolchain.nvcc is not None and toolchain.has_headers:
+    nvcc = toolchain.nvcc
+    if nvcc is not None and nvcc.whole:
         return
     home = toolchain.cuda_home
-    lacks = "an nvcc but not its headers" if toolchain.nvcc else "no bin/nvcc"
-    here = f"torch takes {home} as CUDA_HOME, which has {lacks}" if home else "there is no nvcc"
+    lacks = f"has an nvcc but lacks {nvcc.lacks}" if nvcc else "has no bin/nvcc"
+    here = (
+        f"torch takes {home if len(home) <= 40 else '...' + home[-37:]} as CUDA_HOME, which {lacks}"
+        if home
+        else "there is no nvcc where torch looks"
+    )
     fixes = toolkit_fixes(toolchain, patient, cuda)
-    if toolchain.nvccs and not any(one.version == ".".join(cuda.split(".")[:2]) for one in toolchain.nvccs):
-        other = toolchain.nvccs[0]
+    other = next((one for one in toolchain.nvccs if one.whole), None)
+    if other and not any(one.version == minor_only(cuda) for one in toolchain.nvccs):
         text = f"Or try the nvcc that is here, of CUDA {other.version or 'an unknown version'} (torch wants {cuda})"
         fixes = (*fixes, Fix(text, (f"export CUDA_HOME={home_of(other)}",)))
     yield Finding(
@@ -320,7 +344,7 @@ def ninja_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Itera
         LogSign("is greater than the maximum required version by CUDA"),
     ),
 )
-def gcc_too_new(toolchain: Toolchain, torch: Torch) -> Iterator[Finding]:
+def gcc_too_new(toolchain: Toolchain, torch: Torch, machine: Maybe[Machine]) -> Iterator[Finding]:
     """The C++ compiler is newer than nvcc takes.
 
     ## What breaks
@@ -328,7 +352,7 @@ def gcc_too_new(toolchain: Toolchain, torch: Torch) -> Iterator[Finding]:
 
     ## Why
     nvcc reads the compiler's own headers and knows only those that were there when it was made; each release has its
-    newest gcc (CUDA 11.8: 11, 12.3: 12, 12.6: 13, 12.8: 14, 13.0: 15). New distributions come with newer ones.
+    newest gcc (CUDA 11.8: 11, 12.2: 12, 12.6: 13, 12.8: 14, 13.0: 15). New distributions come with newer ones.
 
     ## Fix
     Install an older one beside it and name it: `export CC=gcc-13 CXX=g++-13`; conda:
@@ -353,6 +377,6 @@ def gcc_too_new(toolchain: Toolchain, torch: Torch) -> Iterator[Finding]:
                     Evidence(f"{nvcc.path} is of CUDA {nvcc.version}", "nvcc --version"),
                     *why_compiling(toolchain),
                 ),
-                fixes=gcc_fixes(limit),
+                fixes=gcc_fixes(limit, machine),
             )
             return

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
@@ -69,6 +72,9 @@ def apex(
     gpus: Maybe[Gpus],
     machine: Maybe[Machine],
     cgroup: Maybe[Cgroup],
+    driver: Maybe[Driver],
+    packages: Maybe[Packages],
+    environment: Maybe[Environment],
 ) -> Iterator[Finding]:
     """How to get NVIDIA Apex to work in this very environment, or what to use in its stead.
 
@@ -97,8 +103,13 @@ def apex(
             evidence=(torch_version(torch), torch_cuda(torch)),
             fixes=(Fix(f"It takes an nvcc of exactly CUDA {minor_only(torch.cuda)}", ("nvcc --version",)),),
         )
+    elif nvcc := matching_nvcc(toolchain, torch.cuda):
+        yield _build(patient, torch, toolchain, nvcc, architecture_list(gpus, environment), machine, cgroup)
+    elif toolchain.nvcc is None or toolchain.nvcc.version in ("", minor_only(torch.cuda)):
+        yield _toolkit_first(patient, torch, torch.cuda, toolchain)
     else:
-        yield _with_cuda(patient, torch, torch.cuda, toolchain, gpus, machine, cgroup)
+        wheel = wheel_fix(patient, toolchain.nvcc.version, torch, driver, gpus, machine, packages)
+        yield _two_ways(patient, torch, torch.cuda, toolchain, toolchain.nvcc, wheel)
     yield Finding(
         summary="torch itself has what most programs use Apex for",
         cause="Nothing to build, and nothing that breaks when torch is upgraded.",
@@ -136,34 +147,39 @@ def _without_cuda(torch: Torch, gpus: Maybe[Gpus]) -> Finding:
     )
 
 
-def _compiler_first(toolchain: Toolchain, nvcc: Nvcc) -> tuple[Fix, ...]:
+def _compiler_first(toolchain: Toolchain, nvcc: Nvcc, machine: Maybe[Machine]) -> tuple[Fix, ...]:
     """What to do about a compiler that this nvcc won't take."""
     limit = gcc_limit(nvcc)
     found = limit is not None and any(
         too_new(compiler, limit) for compiler in (toolchain.compiler, toolchain.nvcc_compiler)
     )
-    return gcc_fixes(limit) if found and limit is not None else ()
+    return gcc_fixes(limit, machine) if found and limit is not None else ()
 
 
 def _toolkit_first(patient: Patient, torch: Torch, cuda: str, toolchain: Toolchain) -> Finding:
-    """There is no nvcc of torch's version: the ways to one, or to a torch of nvcc's version."""
+    """There is no nvcc that could be used."""
     nvcc = toolchain.nvcc
-    if nvcc is None or not nvcc.version or nvcc.version == minor_only(cuda):
-        found = "there is no nvcc where torch looks for it"
-        if nvcc:
-            found = f"{toolchain.cuda_home} holds no headers" if nvcc.version else f"{nvcc.path} fails: {nvcc.error}"
-        return Finding(
-            summary=f"Apex needs an nvcc of CUDA {minor_only(cuda)}, and {found}"[:160],
-            evidence=(
-                torch_cuda(torch),
-                told(toolchain, "cuda_home", f"folder in which torch looks for nvcc: {toolchain.cuda_home or 'none'}"),
-            ),
-            fixes=toolkit_fixes(toolchain, patient, cuda),
-        )
-    wheel = wheel_fix(patient, nvcc.version)
+    found = "there is no nvcc where torch looks for it"
+    if nvcc:
+        found = f"{toolchain.cuda_home} lacks {nvcc.lacks}" if nvcc.version else f"{nvcc.path} fails: {nvcc.error}"
+    return Finding(
+        summary=f"Apex needs an nvcc of CUDA {minor_only(cuda)}, and {found}"[:160],
+        evidence=(
+            torch_cuda(torch),
+            told(toolchain, "cuda_home", f"folder in which torch looks for nvcc: {toolchain.cuda_home or 'none'}"),
+        ),
+        fixes=toolkit_fixes(toolchain, patient, cuda),
+    )
+
+
+def _two_ways(
+    patient: Patient, torch: Torch, cuda: str, toolchain: Toolchain, nvcc: Nvcc, wheel: Fix | None
+) -> Finding:
+    """nvcc is of another version than torch: the ways to one of torch's, or to a torch of nvcc's."""
+    ways = "There are two ways out; then" if wheel else "Once there is one of torch's version,"
     return Finding(
         summary=f"Apex can't be built yet: nvcc is of CUDA {nvcc.version}, torch of CUDA {cuda}",
-        cause="Apex's setup.py stops at any difference. There are two ways out; then ask again for the build command.",
+        cause=f"Apex's setup.py stops at any difference. {ways} ask again for the build command.",
         evidence=(
             torch_cuda(torch),
             Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
@@ -172,20 +188,16 @@ def _toolkit_first(patient: Patient, torch: Torch, cuda: str, toolchain: Toolcha
     )
 
 
-def _with_cuda(
+def _build(
     patient: Patient,
     torch: Torch,
-    cuda: str,
     toolchain: Toolchain,
-    gpus: Maybe[Gpus],
+    nvcc: Nvcc,
+    architectures: str | None,
     machine: Maybe[Machine],
     cgroup: Maybe[Cgroup],
 ) -> Finding:
-    """The build command, or first a toolkit."""
-    nvcc = matching_nvcc(toolchain, cuda)
-    if nvcc is None:
-        return _toolkit_first(patient, torch, cuda, toolchain)
-    architectures = architecture_list(gpus)
+    """The command that builds with this nvcc."""
     room = jobs(machine, cgroup)
     unknown = [] if architectures else ["the GPUs (set TORCH_CUDA_ARCH_LIST yourself if you build for another machine)"]
     unknown += [] if room else ["memory and cores (set MAX_JOBS to a third of the free GiB)"]
@@ -199,7 +211,7 @@ def _with_cuda(
             Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
         ),
         fixes=(
-            *_compiler_first(toolchain, nvcc),
+            *_compiler_first(toolchain, nvcc, machine),
             Fix(
                 "Build it, then see that it loads",
                 build_commands(toolchain, patient, home_of(nvcc), architectures, room and room[0]),

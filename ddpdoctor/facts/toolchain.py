@@ -17,7 +17,21 @@ class Nvcc(msgspec.Struct, frozen=True, kw_only=True):
     """"CUDA_HOME", "CUDA_PATH", "PATH", "/usr/local/cuda", "/usr/local/cuda-*", "conda", "pip"."""
     gcc_max: int | None = None
     """Newest major version of gcc that its crt/host_config.h lets pass; None: not found there."""
+    has_headers: bool = True
+    """Whether there is a cuda_runtime.h where torch lets the C++ compiler look if the folder above is CUDA_HOME."""
+    has_libcudart: bool = True
+    """Whether there is a libcudart.so to link with; pip's packages hold libcudart.so.13 alone, which -lcudart misses."""
     error: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether an extension can be compiled and linked with its folder as CUDA_HOME."""
+        return self.has_headers and self.has_libcudart
+
+    @property
+    def lacks(self) -> str:
+        """What its folder doesn't have, after "lacks"; "" if it is whole."""
+        return "" if self.whole else "a libcudart.so to link with" if self.has_headers else "CUDA's headers"
 
 
 class Compiler(Facts, frozen=True, kw_only=True):
@@ -45,8 +59,6 @@ class Toolchain(Facts, frozen=True, kw_only=True):
     """In the order in which torch would take them; the first lies in `cuda_home` only if that holds an nvcc at all."""
     cuda_home: Annotated[str | None, Source("CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda")] = None
     """What torch.utils.cpp_extension would use, whether there is an nvcc in it or not."""
-    has_headers: Annotated[bool, Source("include and targets/*/include of cuda_home")] = True
-    """Whether there is a cuda_runtime.h where torch lets the C++ compiler look; True without a cuda_home."""
     compiler: Annotated[Maybe[Compiler | None], Source("CXX, c++ on PATH")] = None
     """What torch.utils.cpp_extension compiles C++ with."""
     nvcc_compiler: Annotated[Maybe[Compiler | None], Source("CC, NVCC_CCBIN, gcc on PATH")] = None

@@ -10,28 +10,36 @@ import shlex
 
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Compiler, Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.findings import Fix
-from ddpdoctor.wording import in_patient, pip_install
+from ddpdoctor.knowledge.installing import capabilities, driver_cuda, replacing
+from ddpdoctor.knowledge.root import NEEDS_ROOT
+from ddpdoctor.knowledge.wheels import ARCHITECTURES, CUDA_TAGS, cuda_tag, index_url, release, tag_cuda
+from ddpdoctor.wording import dotted, in_patient, pip_install
 
 APEX_REPOSITORY = "https://github.com/NVIDIA/apex"
 
 GCC_MAX = {
     "11.0": 9, "11.1": 10, "11.2": 10, "11.3": 10, "11.4": 11, "11.5": 11, "11.6": 11, "11.7": 11, "11.8": 11,
-    "12.0": 12, "12.1": 12, "12.2": 12, "12.3": 12, "12.4": 13, "12.5": 13, "12.6": 13, "12.8": 14, "12.9": 14,
-    "13.0": 15,
+    "12.0": 12, "12.1": 12, "12.2": 12, "12.3": 13, "12.4": 13, "12.5": 13, "12.6": 13, "12.7": 13, "12.8": 14,
+    "12.9": 14, "13.0": 15,
 }  # fmt: skip
-"""Newest major gcc per nvcc, from NVIDIA's installation guides; the header in the toolkit itself goes before it."""
+"""Newest major gcc per nvcc: torch 2.13's own table (torch.utils.cpp_extension.CUDA_GCC_VERSIONS, whose upper bounds are
+exclusive); 11.8, which it lacks, as 11.7. The header in the toolkit itself goes before it."""
 
-TORCH_INDEXES = ("11.8", "12.1", "12.4", "12.6", "12.8", "12.9", "13.0")
-"""CUDA versions for which download.pytorch.org has wheels."""
+APT, DNF = ("debian", "ubuntu", "linuxmint", "pop"), ("rhel", "centos", "rocky", "almalinux", "ol")
+"""Distributions (ID in /etc/os-release) with packages gcc-13 and gcc-toolset-13."""
 
 JOB_MEMORY = 3 * 1024**3
-"""What one nvcc at work on a kernel for a few architectures takes at its peak."""
+"""What we reckon one nvcc at work on a kernel for a few architectures takes at its peak: a rule of thumb."""
 
 
 def same_major(one: str, other: str) -> bool:
@@ -46,8 +54,9 @@ def minor_only(version: str) -> str:
 def rejects(consumer: str, nvcc: str, torch_cuda: str, *, skips_check: bool = False) -> str:
     """Why that consumer won't build with this nvcc for a torch of that CUDA, or "".
 
-    torch.utils.cpp_extension rejects another major and warns of another minor; DeepSpeed (0.19) takes any pair within
-    10, 11 or 12 and only equals elsewhere, unless DS_SKIP_CUDA_CHECK=1; Apex's setup.py takes nothing but equals.
+    torch.utils.cpp_extension rejects another major with a RuntimeError and only warns of another minor; DeepSpeed (0.19)
+    takes any pair within 10, 11 or 12 and only equals elsewhere, unless DS_SKIP_CUDA_CHECK=1; Apex's setup.py takes
+    nothing but equals.
     """
     torch_cuda = minor_only(torch_cuda)
     if nvcc == torch_cuda:
@@ -80,12 +89,9 @@ def home_of(nvcc: Nvcc) -> str:
 
 
 def matching_nvcc(toolchain: Toolchain, torch_cuda: str) -> Nvcc | None:
-    """An nvcc of exactly that CUDA version: torch's own choice if it is one and whole, else another on this host."""
+    """A whole nvcc of exactly that CUDA version: torch's own choice if it is one, else another on this host."""
     wanted = minor_only(torch_cuda)
-    chosen = toolchain.nvcc
-    if chosen and chosen.version == wanted and toolchain.has_headers:
-        return chosen
-    return next((one for one in toolchain.nvccs if one.version == wanted and one != chosen), None)
+    return next((one for one in toolchain.nvccs if one.version == wanted and one.whole), None)
 
 
 def toolkit_fixes(toolchain: Toolchain, patient: Patient, torch_cuda: str) -> tuple[Fix, ...]:
@@ -120,28 +126,61 @@ def toolkit_fixes(toolchain: Toolchain, patient: Patient, torch_cuda: str) -> tu
     )
 
 
-def wheel_fix(patient: Patient, nvcc: str) -> Fix | None:
-    """Taking the torch that was made with this nvcc's CUDA instead, where there are such wheels."""
-    if nvcc not in TORCH_INDEXES:
+def wheel_fix(
+    patient: Patient,
+    nvcc: str,
+    torch: Torch,
+    driver: Maybe[Driver],
+    gpus: Maybe[Gpus],
+    machine: Maybe[Machine],
+    packages: Maybe[Packages],
+) -> Fix | None:
+    """Taking the torch that was made with this nvcc's CUDA instead; None where there is none, or it wouldn't run on this
+    driver and these GPUs."""
+    tag = cuda_tag(nvcc)
+    releases = sorted(one for one, tags in CUDA_TAGS.items() if tag in tags)
+    jetson = not isinstance(machine, Unknown) and machine.jetson
+    if not releases or jetson or not _runs_here(tag, driver_cuda(driver, machine), capabilities(gpus)):
         return None
-    index = f"https://download.pytorch.org/whl/cu{nvcc.replace('.', '')}"
-    return Fix(
-        f"Or change torch: install the newest wheel for CUDA {nvcc} (torchvision and torchaudio from there, too)",
-        (pip_install(patient, "--force-reinstall", "torch", "--index-url", index),),
-    )
+    parsed = release(torch.version)
+    if parsed and (parsed.major, parsed.minor) in releases:
+        wanted, text = f"torch=={parsed.public}", f"the build of torch {parsed.public} for CUDA {nvcc}"
+    elif releases[-1] == max(CUDA_TAGS):
+        wanted, text = "torch", f"the newest torch, whose wheels for CUDA {nvcc} begin with {dotted(releases[0])}"
+    else:
+        last = dotted(releases[-1])
+        wanted, text = f"torch=={last}.*", f"torch {last}, the last with wheels for CUDA {nvcc}"
+    names = replacing(packages, wanted)
+    return Fix(f"Or change torch: install {text}", (pip_install(patient, *names, "--index-url", index_url(tag)),))
 
 
-def gcc_fixes(limit: int) -> tuple[Fix, ...]:
-    """How to come to a gcc that nvcc takes."""
+def _runs_here(tag: str, served: tuple[int, int] | None, gpus: list[tuple[int, int]]) -> bool:
+    """Whether wheels of an index run on a driver that serves this CUDA (None: not known) and on GPUs of these compute
+    capabilities. An index that the table lacks is taken for the one before it."""
+    cuda = tag_cuda(tag)
+    assert cuda is not None
+    if served is not None and cuda[0] > served[0]:
+        return False
+    oldest, newest = ARCHITECTURES[max((one for one in ARCHITECTURES if one <= tag), default="cu118")]
+    return all(oldest <= one <= newest for one in gpus)
+
+
+def gcc_fixes(limit: int, machine: Maybe[Machine]) -> tuple[Fix, ...]:
+    """How to come to a gcc that nvcc takes, with this host's own package manager or without root."""
+    os_id = "" if isinstance(machine, Unknown) or isinstance(machine.os_id, Unknown) else machine.os_id
+    architecture = "x86_64" if isinstance(machine, Unknown) else machine.architecture
+    install: tuple[str, ...] = ()
+    if os_id in APT:
+        install = (f"sudo apt-get install gcc-{limit} g++-{limit}", f"export CC=gcc-{limit} CXX=g++-{limit}")
+    elif os_id in DNF:
+        install = (f"sudo dnf install gcc-toolset-{limit}", f"source /opt/rh/gcc-toolset-{limit}/enable")
+    conda = f"gxx_linux-{'64' if architecture == 'x86_64' else architecture}={limit}"
     return (
         Fix(
-            f"Install gcc {limit} beside it (needs root), and name it in the shell that builds",
-            (f"sudo apt-get install gcc-{limit} g++-{limit}", f"export CC=gcc-{limit} CXX=g++-{limit}"),
+            f"Without root, install gcc {limit} from conda-forge; activating the environment again sets CC and CXX",
+            (f"conda install -c conda-forge {conda}",),
         ),
-        Fix(
-            f"Or, without root, install gcc {limit} from conda-forge; activating the environment again sets CC and CXX",
-            (f"conda install -c conda-forge gxx_linux-64={limit}",),
-        ),
+        Fix(f"Or install gcc {limit} beside the other {NEEDS_ROOT}, and name it in the shell that builds", install),
     )
 
 
@@ -153,11 +192,12 @@ def torch_index(torch: Torch) -> tuple[str, ...]:
     )
 
 
-def architecture_list(gpus: Maybe[Gpus]) -> str | None:
-    """TORCH_CUDA_ARCH_LIST for the GPUs of this host ("8.0;9.0"), None where they aren't known."""
+def architecture_list(gpus: Maybe[Gpus], environment: Maybe[Environment]) -> str | None:
+    """TORCH_CUDA_ARCH_LIST for the GPUs that training sees ("8.0;9.0"), None where they aren't known."""
     if isinstance(gpus, Unknown):
         return None
-    found = {one.compute_capability for one in gpus.devices if not isinstance(one.compute_capability, Unknown)}
+    seen = [one.gpu.compute_capability for one in visible_gpus(gpus, environment)]
+    found = {one for one in seen if not isinstance(one, Unknown)}
     return ";".join(f"{major}.{minor}" for major, minor in sorted(found)) or None
 
 
@@ -173,7 +213,8 @@ def jobs(machine: Maybe[Machine], cgroup: Maybe[Cgroup]) -> tuple[int, str] | No
     room = [] if memory is None or isinstance(memory, Unknown) else [memory]
     if not isinstance(cgroup, Unknown) and isinstance(cgroup.memory_limit, int):
         used = cgroup.memory_used if isinstance(cgroup.memory_used, int) else 0
-        room.append(cgroup.memory_limit - used)
+        cache = cgroup.memory_reclaimable if isinstance(cgroup.memory_reclaimable, int) else 0
+        room.append(cgroup.memory_limit - max(0, used - cache))
     if not limits or not room:
         return None
     by_memory, by_cores = min(room) // JOB_MEMORY, int(min(limits))
@@ -222,7 +263,10 @@ def build_commands(
     """The commands that build Apex for this patient with the toolkit in `home`, from the source tree at hand or a fresh
     clone."""
     folder = toolchain.apex_source
-    settings = [f"CUDA_HOME={shlex.quote(home)}"] if home else []
+    settings = []
+    if patient.environment_kind in ("venv", "conda"):  # Its ninja is on PATH only while it is activated.
+        settings.append(f"PATH={shlex.quote(patient.prefix + '/bin')}:$PATH")
+    settings += [f"CUDA_HOME={shlex.quote(home)}"] if home else []
     settings += [f"TORCH_CUDA_ARCH_LIST={shlex.quote(architectures)}"] if architectures else []
     settings += [f"MAX_JOBS={count}"] if count else []
     options = ["-v", "--no-build-isolation", "--no-cache-dir"]

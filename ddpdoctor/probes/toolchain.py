@@ -49,7 +49,6 @@ def probe(context: Context) -> Toolchain:
             _nvcc(context, path, by, until.wait(one)) for (path, by), one in zip(candidates, asked, strict=True)
         ),
         cuda_home=home,
-        has_headers=home is None or _has_headers(context.path(home) if home.startswith("/") else Path(home)),
         compiler=compiler.answer(until),
         nvcc_compiler=nvcc_compiler.answer(until),
         ninja=_ninja(until.wait(ninja)) if ninja else None,
@@ -136,7 +135,21 @@ def _nvcc(context: Context, path: str, found_by: str, ended: subprocesses.Ended)
         last = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip().splitlines()[-1:]
         error = _why_not(ended) or "".join(last) or "it names no release"
     number = version[1].decode() if version else ""
-    return Nvcc(path=path, version=number, found_by=found_by, gcc_max=_gcc_max(context, path, number), error=error)
+    home = (context.path(path) if path.startswith("/") else Path(path)).parent.parent
+    return Nvcc(
+        path=path,
+        version=number,
+        found_by=found_by,
+        gcc_max=_gcc_max(context, path, number),
+        has_headers=_holds(home, ("include", "targets/*/include"), "cuda_runtime.h"),
+        has_libcudart=_holds(home, ("lib64", "lib", "lib/*-linux-gnu", "targets/*/lib"), "libcudart.so")
+        or any(
+            isfile(context.path(folder) / "libcudart.so")
+            for folder in context.environ.get("LIBRARY_PATH", "").split(":")
+            if folder.startswith("/")
+        ),
+        error=error,
+    )
 
 
 def _why_not(ended: subprocesses.Ended) -> str:
@@ -162,12 +175,13 @@ def _gcc_max(context: Context, path: str, version: str) -> int | None:
     return None
 
 
-def _has_headers(home: Path) -> bool:
-    """conda keeps them below targets and has its compilers look there."""
-    return any(
-        isfile(home / include / "cuda_runtime.h")
-        for include in ("include", *(f"targets/{name}/include" for name in names_in(home / "targets")))
-    )
+def _holds(home: Path, folders: tuple[str, ...], name: str) -> bool:
+    """Whether the file is in one of the folders. conda keeps its own below targets and has its compilers look there;
+    Debian's toolkit lies in /usr, where every linker looks."""
+    try:
+        return any(isfile(found) for folder in folders for found in home.glob(f"{folder}/{name}"))
+    except OSError:
+        return False
 
 
 def _cxx(context: Context) -> tuple[str | None, str]:

@@ -48,7 +48,7 @@ def test_every_host_gets_something_to_type_and_torchs_own_way(host: str) -> None
 def test_the_build_on_eight_h100() -> None:
     build = the_build(prescribed("h100x8-bare-metal"))
     assert shlex.split(build) == [
-        "CUDA_HOME=/usr/local/cuda-13.0", "TORCH_CUDA_ARCH_LIST=9.0", "MAX_JOBS=32", "APEX_CPP_EXT=1", "APEX_CUDA_EXT=1",
+        "PATH=/opt/conda/envs/train/bin:$PATH", "CUDA_HOME=/usr/local/cuda-13.0", "TORCH_CUDA_ARCH_LIST=9.0", "MAX_JOBS=32", "APEX_CPP_EXT=1", "APEX_CUDA_EXT=1",
         "/opt/conda/envs/train/bin/python", "-m", "pip", "install", "-v", "--no-build-isolation", "--no-cache-dir", ".",
     ]  # fmt: skip
 
@@ -88,20 +88,28 @@ def test_the_right_toolkit_lies_beside_the_wrong_one() -> None:
 
 
 def test_a_home_that_cannot_be_used_as_it_is() -> None:
-    script = {**NVCC, "path": "/usr/local/bin/nvcc", "found_by": "PATH"}
-    without = prescribed(
-        "h100x8-container", toolchain={"cuda_home": "/usr/local", "has_headers": False, "nvccs": [script]}
-    )
+    script = {**NVCC, "path": "/usr/local/bin/nvcc", "found_by": "PATH", "has_headers": False}
+    without = prescribed("h100x8-container", toolchain={"cuda_home": "/usr/local", "nvccs": [script]})
     assert not any("APEX_CUDA_EXT" in one for one in commands(without))
-    assert "/usr/local holds no headers" in without.findings[0].summary
-    beside = {"cuda_home": "/usr/local", "has_headers": False, "nvccs": [script, NVCC]}
+    assert "/usr/local lacks CUDA's headers" in without.findings[0].summary
+    beside = {"cuda_home": "/usr/local", "nvccs": [script, NVCC]}
     assert "CUDA_HOME=/usr/local/cuda " in the_build(prescribed("h100x8-container", toolchain=beside))
+
+
+def test_pips_nvcc_without_a_library_to_link_with_is_no_way() -> None:
+    pip = {**NVCC, "path": "/env/site-packages/nvidia/cu13/bin/nvcc", "found_by": "pip", "has_libcudart": False}
+    result = prescribed("h100x8-container", toolchain={"cuda_home": None, "nvccs": [pip]})
+    assert "there is no nvcc where torch looks" in result.findings[0].summary
+    assert not any("APEX_CUDA_EXT" in one for one in commands(result))
+    home = prescribed("h100x8-container", toolchain={"cuda_home": "/env/site-packages/nvidia/cu13", "nvccs": [pip]})
+    assert "lacks a libcudart.so to link with" in home.findings[0].summary
 
 
 def test_a_compiler_that_nvcc_refuses_comes_first() -> None:
     gcc = {"type": "compiler", "path": "/usr/bin/c++", "kind": "gcc", "version": "16.1.0", "found_by": "PATH"}
     first = prescribed("h100x8-bare-metal", toolchain={"compiler": gcc}).findings[0]
-    assert "gcc-15" in " ".join(first.fixes[0].commands)
+    assert first.fixes[0].commands == ("conda install -c conda-forge gxx_linux-64=15",)
+    assert "gcc-15" in " ".join(first.fixes[1].commands)
     assert "APEX_CUDA_EXT=1" in " ".join(first.fixes[-1].commands)
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import subprocess
 
+import msgspec
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Package, Packages
+from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Compiler, Nvcc
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.building import (
     GCC_MAX,
     architecture_list,
+    gcc_fixes,
     gcc_limit,
     jobs,
     old_strings,
@@ -23,7 +29,9 @@ from ddpdoctor.knowledge.building import (
     serves,
     too_new,
     torch_index,
+    wheel_fix,
 )
+from tests.fixture_hosts import healthy_facts, to_snapshot
 
 GIB = 1024**3
 
@@ -119,14 +127,11 @@ def test_compilers_and_limits() -> None:
     assert gcc_limit(Nvcc(path="", version="19.0", found_by="")) is None
 
 
-def test_the_table_of_gcc_is_no_looser_than_torchs() -> None:
+def test_the_table_of_gcc_is_torchs_own() -> None:
     from torch.utils.cpp_extension import CUDA_GCC_VERSIONS
 
     for version, (_, bound) in CUDA_GCC_VERSIONS.items():
-        if version in GCC_MAX:
-            # torch's bound is exclusive; NVIDIA itself stops at gcc 12 for CUDA 12.3, where torch goes on to 13.
-            assert GCC_MAX[version] <= bound[0] - 1
-            assert version == "12.3" or GCC_MAX[version] == bound[0] - 1
+        assert GCC_MAX[version] == bound[0] - 1  # torch's bound is exclusive.
 
 
 def machine(cores: int, available: int) -> Machine:
@@ -144,6 +149,8 @@ def test_jobs_by_memory_and_cores() -> None:
     assert jobs(machine(192, 2000 * GIB), free)[0] == 32
     assert jobs(machine(192, 2000 * GIB), Cgroup(version=2, cpu_limit=6.5))[0] == 6
     assert jobs(machine(192, 2000 * GIB), Cgroup(version=2, memory_limit=16 * GIB, memory_used=8 * GIB))[0] == 2
+    cached = Cgroup(version=2, memory_limit=64 * GIB, memory_used=62 * GIB, memory_reclaimable=60 * GIB)
+    assert jobs(machine(8, 2000 * GIB), cached)[0] == 8
     assert jobs(machine(4, 64 * GIB), Unknown("unreadable"))[0] == 4
     assert jobs(Unknown("unreadable"), free) is None
 
@@ -152,10 +159,71 @@ def test_architectures_of_the_gpus() -> None:
     def host(*capabilities: tuple[int, int]) -> Gpus:
         return Gpus(devices=tuple(Gpu(index=i, compute_capability=one) for i, one in enumerate(capabilities)))
 
-    assert architecture_list(host((9, 0), (8, 0), (9, 0))) == "8.0;9.0"
-    assert architecture_list(host()) is None
-    assert architecture_list(Gpus(devices=(Gpu(index=0),))) is None
-    assert architecture_list(Unknown("no NVML")) is None
+    nothing_set = Environment(settings=())
+    assert architecture_list(host((9, 0), (8, 0), (9, 0)), nothing_set) == "8.0;9.0"
+    assert architecture_list(host(), nothing_set) is None
+    assert architecture_list(Gpus(devices=(Gpu(index=0),)), nothing_set) is None
+    assert architecture_list(Unknown("no NVML"), nothing_set) is None
+    shown = Environment(settings=(Setting("CUDA_VISIBLE_DEVICES", "0,2"),))
+    assert architecture_list(host((9, 0), (7, 5), (9, 0)), shown) == "9.0"
+
+
+@pytest.mark.parametrize(
+    ("nvcc", "torch", "driver_cuda", "gpu", "wanted"),
+    [
+        ("13.0", "2.9.1+cu128", (13, 0), (9, 0), "torch==2.9.1 torchvision --index-url {}/cu130"),
+        ("13.0", "2.9.1+cu128", None, None, "torch==2.9.1 torchvision --index-url {}/cu130"),
+        ("13.2", "2.9.1+cu128", (13, 0), (9, 0), "torch torchvision --index-url {}/cu132"),
+        ("12.4", "2.13.0+cu130", (13, 0), (9, 0), "torch==2.6.* torchvision --index-url {}/cu124"),
+        ("12.9", "2.13.0+cu130", (13, 0), (12, 0), "torch==2.8.* torchvision --index-url {}/cu129"),
+        ("13.0", "2.9.1+cu126", (12, 6), (8, 0), None),
+        ("13.0", "2.9.1+cu126", (13, 0), (7, 0), None),
+        ("13.2", "2.13.0+cu126", (13, 2), (7, 0), None),
+        ("12.4", "2.13.0+cu130", (13, 0), (12, 0), None),
+        ("12.5", "2.13.0+cu130", (13, 0), (9, 0), None),
+        ("11.5", "2.13.0+cu130", (13, 0), (9, 0), None),
+        ("", "2.13.0+cu130", (13, 0), (9, 0), None),
+    ],
+)
+def test_another_torch_for_this_nvcc_only_where_it_would_run(
+    nvcc: str,
+    torch: str,
+    driver_cuda: tuple[int, int] | None,
+    gpu: tuple[int, int] | None,
+    wanted: str | None,
+) -> None:
+    h100s = to_snapshot(healthy_facts("h100x8-bare-metal"))
+    driver: Maybe[Driver] = Unknown("no NVML")
+    if driver_cuda:
+        driver = msgspec.structs.replace(h100s.driver, cuda_version=driver_cuda)
+    gpus = Gpus(devices=(Gpu(index=0, compute_capability=gpu),)) if gpu else Unknown("no NVML")
+    packages = Packages(installed=(Package(name="torch", version=torch), Package(name="torchvision", version="0.24.1")))
+    patient = Patient(python="/env/bin/python", chosen_by="PATH")
+    found = wheel_fix(patient, nvcc, Torch(installed=True, version=torch), driver, gpus, machine(8, GIB), packages)
+    if wanted is None:
+        assert found is None
+        return
+    assert found is not None
+    (command,) = found.commands
+    wanted = wanted.format("https://download.pytorch.org/whl")
+    assert command.replace("'", "") == f"/env/bin/python -m pip install --force-reinstall {wanted}"
+    assert "torch 2." in found.text or "begin with 2.12" in found.text
+
+
+@pytest.mark.parametrize(
+    ("os_id", "architecture", "words"),
+    [
+        ("ubuntu", "x86_64", ("gxx_linux-64=13", "apt-get install gcc-13")),
+        ("rocky", "x86_64", ("gxx_linux-64=13", "dnf install gcc-toolset-13")),
+        ("debian", "aarch64", ("gxx_linux-aarch64=13", "apt-get install gcc-13")),
+        ("sles", "x86_64", ("gxx_linux-64=13", "")),
+    ],
+)
+def test_compilers_come_from_this_hosts_own_packages(os_id: str, architecture: str, words: tuple[str, str]) -> None:
+    conda, by_root = gcc_fixes(13, msgspec.structs.replace(machine(8, GIB), os_id=os_id, architecture=architecture))
+    assert words[0] in conda.commands[0]
+    assert bool(by_root.commands) is bool(words[1])
+    assert words[1] in " ".join(by_root.commands)
 
 
 @pytest.mark.parametrize(

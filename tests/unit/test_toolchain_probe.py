@@ -37,6 +37,8 @@ class Host:
         include = self.root / home.lstrip("/") / "include"
         (include / "crt").mkdir(parents=True, exist_ok=True)
         (include / "cuda_runtime.h").touch()
+        (self.root / home.lstrip("/") / "lib64").mkdir()
+        (self.root / home.lstrip("/") / "lib64" / "libcudart.so").touch()
         if gcc is not None:
             (include / "crt" / "host_config.h").write_text(HEADER.format(gcc))
 
@@ -109,7 +111,6 @@ def test_a_home_without_nvcc_is_still_torchs_choice(host: Host) -> None:
     found = host.look(CUDA_HOME="/usr/local/cuda-12.1")
     assert found.cuda_home == "/usr/local/cuda-12.1"
     assert found.nvcc is None
-    assert not found.has_headers
     assert [(one.path, one.gcc_max) for one in found.nvccs] == [("/usr/local/cuda-12.8/bin/nvcc", 14)]
 
 
@@ -119,7 +120,7 @@ def test_links_to_one_toolkit_count_once(host: Host) -> None:
     found = host.look()
     assert [(one.path, one.gcc_max) for one in found.nvccs] == [("/usr/local/cuda/bin/nvcc", 15)]
     assert found.nvcc == found.nvccs[0]
-    assert found.has_headers
+    assert found.nvcc.whole
 
 
 def test_a_script_that_calls_the_toolkit(host: Host) -> None:
@@ -129,7 +130,30 @@ def test_a_script_that_calls_the_toolkit(host: Host) -> None:
     assert found.cuda_home == "/usr/local"
     assert found.nvcc is not None
     assert found.nvcc.gcc_max == 15
-    assert not found.has_headers
+    assert found.nvcc.lacks == "CUDA's headers"
+    assert found.nvccs[1].whole
+
+
+def test_pips_nvcc_has_nothing_to_link_with(host: Host) -> None:
+    host.nvcc(f"{host.site}/nvidia/cu13", "13.0", gcc=15)
+    library = host.root / str(host.site).lstrip("/") / "nvidia/cu13/lib64/libcudart.so"
+    library.rename(f"{library}.13")
+    (one,) = host.look(CUDA_HOME=f"{host.site}/nvidia/cu13").nvccs
+    assert one.has_headers
+    assert one.lacks == "a libcudart.so to link with"
+    (host.root / "opt").mkdir()
+    (host.root / "opt/libcudart.so").touch()
+    assert host.look(CUDA_HOME=f"{host.site}/nvidia/cu13", LIBRARY_PATH="/usr/lib:/opt").nvccs[0].whole
+
+
+@pytest.mark.parametrize("folder", ["lib", "lib/x86_64-linux-gnu", "targets/x86_64-linux/lib"])
+def test_where_distributions_and_conda_keep_the_library(host: Host, folder: str) -> None:
+    host.nvcc("/usr", "12.4")
+    (host.root / "usr/lib64/libcudart.so").unlink()
+    assert not host.look().nvccs[0].whole
+    (host.root / "usr" / folder).mkdir(parents=True)
+    (host.root / "usr" / folder / "libcudart.so").touch()
+    assert host.look().nvccs[0].whole
 
 
 def test_an_nvcc_that_fails(host: Host) -> None:
