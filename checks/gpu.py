@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.facts.base import Maybe, NotKnown, Unknown
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.plan import Plan
@@ -161,7 +161,8 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
 
     ## Why
     In the mode EXCLUSIVE_PROCESS a GPU takes one process: a second rank, or somebody else's notebook, is refused. In
-    the mode PROHIBITED it takes none. One rank a GPU is fine with EXCLUSIVE_PROCESS.
+    the mode PROHIBITED it takes none. One rank a GPU is fine with EXCLUSIVE_PROCESS, and so are several under CUDA's
+    Multi-Process Service (MPS), whose server is then the one process.
 
     ## Fix
     `sudo nvidia-smi -i N -c DEFAULT`, or no more than one rank a GPU, on GPUs that nobody else uses.
@@ -173,7 +174,11 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
     if not asked:
         raise NotKnown("the compute mode of the visible GPUs is not reported")
     prohibited = tuple(one for one in asked if one.compute_mode == "prohibited")
-    exclusive = tuple(one for one in asked if str(one.compute_mode).startswith("exclusive"))
+    # Under MPS the mode is as recommended: its server is the one process, and lets the ranks in.
+    mps = not isinstance(environment, Unknown) and "CUDA_MPS_PIPE_DIRECTORY" in environment
+    exclusive = tuple(
+        one for one in asked if str(one.compute_mode).startswith("exclusive") and not mps and not one.mps_server
+    )
     taken = tuple(one for one in exclusive if not isinstance(one.processes, Unknown) and one.processes > 0)
     free = len(whole) - len(prohibited) - len(taken)
     if prohibited:
@@ -193,6 +198,11 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
             devices,
             f"{plan.nproc} ranks on {plural(len(whole), 'GPU')} in compute mode EXCLUSIVE_PROCESS, which lets one process in",
         )
+    if len(asked) < len(whole):
+        raise NotKnown("the compute mode of some visible GPUs is not reported")
+    untold = [one.processes for one in exclusive if isinstance(one.processes, Unknown)]
+    if untold and plan.nproc > free - len(untold):
+        known(untold[0])
 
 
 def _closed(bad: tuple[Gpu, ...], devices: tuple[Gpu, ...], summary: str, taken: bool = False) -> Finding:

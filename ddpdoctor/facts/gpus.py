@@ -69,6 +69,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """How many compute processes NVML lists on it. A container sees none but its own."""
     processes_memory: Maybe[int] = NOT_REPORTED
     """What these hold together, in bytes."""
+    mps_server: bool = False
+    """One of these is the server of CUDA's Multi-Process Service, which lets others in through itself."""
     virtualization: Maybe[str] = NOT_REPORTED
     """"none", "passthrough", "vgpu", "host-vgpu", "host-vsga"."""
     architecture: str | None = None

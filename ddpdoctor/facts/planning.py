@@ -30,7 +30,8 @@ def _launched(environment: Environment) -> Plan | None:
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         if count := _number(environment.get(name)):
             return Plan(count, name)
-    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+    # Not SLURM_TASKS_PER_NODE: outside of a step that is a share of `-n`, which says how many cores were asked for.
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
         if count := _tasks_on_node(environment.get(name), _number(environment.get("SLURM_NODEID")) or 0):
             return Plan(count, name)
     return None

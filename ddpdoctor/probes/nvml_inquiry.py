@@ -201,14 +201,27 @@ class Gpu:
             self.nvml.nvmlDeviceGetGpuFabricInfo(self.handle, ctypes.byref(info))
         return {"fabric_state": word(FABRIC_STATES, info.state), "fabric_status": info.status}
 
-    def compute_processes(self) -> dict[str, int]:
+    def compute_processes(self) -> dict[str, Any]:
         try:
             listed = self.nvml.nvmlDeviceGetComputeRunningProcesses_v3(self.handle)
         except (self.nvml.NVMLError, AttributeError) as error:
             if getattr(error, "value", FUNCTION_NOT_FOUND) != FUNCTION_NOT_FOUND:
                 raise
             listed = self.nvml.nvmlDeviceGetComputeRunningProcesses_v2(self.handle)
-        return {"processes": len(listed), "processes_memory": sum(one.usedGpuMemory or 0 for one in listed)}
+        return {
+            "processes": len(listed),
+            "processes_memory": sum(one.usedGpuMemory or 0 for one in listed),
+            "mps_server": any(is_mps_server(one.pid) for one in listed),
+        }
+
+
+def is_mps_server(pid: int) -> bool:
+    """Whether that process is nvidia-cuda-mps-server; the kernel keeps 15 letters of a name."""
+    try:
+        with open(f"/proc/{pid}/comm") as comm:  # noqa: PTH123 (pathlib would be this process's slowest import)
+            return comm.read().strip() == "nvidia-cuda-mps"
+    except OSError:
+        return False
 
 
 def throttle(bits: int) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -348,6 +350,20 @@ def test_cu_init_that_hangs_or_crashes(
         assert found.cuda_init == Unknown(reason)
         assert found.cuda_version == (13, 0)
         assert found.libcuda_version == "580.95.05"
+
+
+def test_server_of_mps_is_known_by_its_name(look: Look, fake_nvidia: FakeNvidia, tmp_path: Path) -> None:
+    for name, expected in (("nvidia-cuda-mps-server", True), ("python", False)):
+        program = shutil.copy("/bin/sleep", tmp_path / name)
+        with subprocess.Popen([program, "60"]) as process:
+            try:
+                found = look(fake_nvidia.environ(gpus=1, all_gpus={"processes": 1, "process_id": process.pid}))
+            finally:
+                process.kill()
+        assert found.devices[0].mps_server is expected
+    assert (
+        not look(fake_nvidia.environ(gpus=1, all_gpus={"processes": 1, "process_id": 2**22 + 1})).devices[0].mps_server
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,13 @@ SEVERITIES = [
     ("shm-stale-segments", "nccl-after-kill", INFO),
     ("shm-stale-segments", "fills-a-quarter", WARN),
     ("memlock-limit", "docker-several-nodes", FAIL),
-    ("memlock-limit", "login-shell", WARN),
-    ("nofile-limit", "eight-ranks", WARN),
+    ("memlock-limit", "master-elsewhere", FAIL),
+    ("memlock-limit", "half-a-gigabyte", WARN),
+    ("memlock-limit", "login-shell", INFO),
+    ("nofile-limit", "256", WARN),
+    ("nofile-limit", "hundreds-of-ranks", WARN),
+    ("nofile-limit", "eight-ranks", INFO),
+    ("nofile-limit", "hard-limit-too", INFO),
     ("pids-limit", "pod", WARN),
     ("disk-full", "root-full", FAIL),
     ("disk-full", "scratch-short", WARN),
@@ -122,6 +127,7 @@ def test_commands_are_for_this_host() -> None:
         ("memlock-limit", "cloud-cpu-mlx5", Why.NOT_APPLICABLE, "no NVIDIA GPU on this host"),
         ("memlock-limit", "root", Why.NOT_APPLICABLE, "this process may lock any amount of memory"),
         ("host-oom-killed", "nobody-can-say", Why.UNKNOWN, "/dev/kmsg: Operation not permitted"),
+        ("host-oom-killed", "counter-alone", Why.UNKNOWN, "the counter of this session, container or job shows none, but the kernel log: dmesg: Operation not permitted (kernel.dmesg_restrict lets only root read it)"),
     ],
 )  # fmt: skip
 def test_what_was_not_tested_is_not_called_fine(slug: str, name: str, why: Why, reason: str) -> None:
@@ -168,6 +174,8 @@ def test_plan_in_slurm() -> None:
     # torchrun is started once a node, and starts the ranks itself.
     assert planned("h100x8-slurm", SLURM_NTASKS_PER_NODE="1") == (8, "the number of GPUs")
     assert planned("cpu-laptop", SLURM_NTASKS_PER_NODE="1") == (1, "SLURM_NTASKS_PER_NODE")
+    # `salloc -n 16` asks for cores, and torchrun decides about the ranks.
+    assert planned("h100x8-bare-metal", SLURM_TASKS_PER_NODE="16") == (8, "the number of GPUs")
 
     def on_node(node: str) -> tuple[int, str]:
         return planned(

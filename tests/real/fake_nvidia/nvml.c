@@ -266,13 +266,14 @@ Return nvmlDeviceGetGpuFabricInfo(Handle h, OldFabric *out) {
 
 typedef struct { unsigned pid; u64 memory; unsigned gpu_instance, compute_instance; } Process;
 Return nvmlDeviceGetComputeRunningProcesses_v3(Handle h, unsigned *count, Process *out) {
-    u64 running, each = 0, space = *count;
+    u64 running, each = 0, first, space = *count;
     Return code = number(h, "processes", 0, &running);
     if (code == OK) code = number(h, "process_memory", 1ull << 30, &each);
+    if (number(h, "process_id", 4000, &first) != OK) first = 4000;
     if (code != OK) return code;
     *count = (unsigned)running;
     if (running > space) return TOO_SMALL;
-    for (u64 i = 0; i < running; i++) out[i] = (Process){4000 + (unsigned)i, each, ~0u, ~0u};
+    for (u64 i = 0; i < running; i++) out[i] = (Process){(unsigned)(first + i), each, ~0u, ~0u};
     return OK;
 }
 
