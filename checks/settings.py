@@ -12,6 +12,7 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.debugging_settings import dangerous
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.known_settings import KnownSetting, in_a_known_family, known_settings, read_by_nothing
 from ddpdoctor.knowledge.root import NEEDS_ROOT
@@ -38,23 +39,37 @@ def take_away(*settings: Setting) -> Fix:
     commands = [
         f"unset {shlex.quote(one.name)}"
         if one.origin == "environment"
-        else f"sed -i {shlex.quote(f'/^{re.escape(one.name)}=/d')} {shlex.quote(one.origin)}"
+        else f"{'sudo ' if of_the_system(one) else ''}sed -i {shlex.quote(f'/^{re.escape(one.name)}=/d')} {shlex.quote(one.origin)}"
         for one in settings
     ]
     names = listed(plain(one.name) for one in settings)
     files = listed(dict.fromkeys(one.origin for one in settings if one.origin != "environment"))
     if not files:
         return Fix(f"Unset {names}, also in the script or start-up file that sets it", tuple(commands))
-    needed = f" {NEEDS_ROOT}" if files.startswith("/etc/") else ""
+    needed = ""
+    if any(of_the_system(one) for one in settings):
+        needed = f" {NEEDS_ROOT}; a value of your own in the environment goes before it"
     return Fix(f"Take {names} out of {files}{needed}", tuple(commands))
 
 
+def of_the_system(one: Setting) -> bool:
+    """Whether it stands in a file that only root may change. NCCL_CONF_FILE takes the place of ~/.nccl.conf alone;
+    /etc/nccl.conf is read all the same, but never goes before the environment."""
+    return one.origin.startswith("/etc/")
+
+
+def instead(name: str, value: str, old: Setting) -> tuple[Fix, ...]:
+    """How to set another name in the old one's stead; taking it away where that value would do harm."""
+    return (take_away(old),) if dangerous(name, value) else (set_instead(name, value, old),)
+
+
 def set_instead(name: str, value: str, old: Setting) -> Fix:
-    """How to set another name or value in the place where the old one is set."""
-    if old.origin == "environment":
-        unset = f"unset {shlex.quote(old.name)}; " if name != old.name else ""
+    """How to set another name or value in the place where the old one is set, or in one that goes before it."""
+    if old.origin == "environment" or of_the_system(old):
+        unset = f"unset {shlex.quote(old.name)}; " if name != old.name and not of_the_system(old) else ""
+        where = f" in your environment, which goes before {old.origin}" if of_the_system(old) else ""
         return Fix(
-            f"Set {name} to {value}" if name == old.name else f"Set {name} instead",
+            (f"Set {name} to {value}" if name == old.name else f"Set {name} instead") + where,
             (f"{unset}export {name}={shlex.quote(value)}",),
         )
     return Fix(f"Write this line into {old.origin}, in place of the old one", (f"{name}={value}",))
@@ -100,7 +115,7 @@ def misspelt(one: Setting, meant: str, why: str) -> Finding:
         summary=f"{plain(one.name)} is set, but nothing reads it{hint}",
         cause=why[:1].upper() + why[1:] + "." if why else f"{meant}: {what}." if what else "",
         evidence=evidence_of(one),
-        fixes=(set_instead(meant, one.value, one), take_away(one)) if meant else (take_away(one),),
+        fixes=tuple(dict.fromkeys((*(instead(meant, one.value, one) if meant else ()), take_away(one)))),
     )
 
 
@@ -147,7 +162,8 @@ def setting_deprecated(environment: Environment, torch: Maybe[Torch], nccl: Mayb
     """
     for one, old in outdated(environment, torch):
         new = known_settings().get(old.replaced_by)
-        if old.removed or new is None or new.name in environment:
+        # A value that does harm is setting-dangerous's matter: nobody should set it by any name.
+        if old.removed or new is None or new.name in environment or dangerous(new.name, one.value):
             continue
         if knows(new, version_of(new.reader, torch, nccl)):
             yield Finding(
@@ -213,7 +229,9 @@ def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -
         yield Finding(
             summary=f"{one.name} has no effect on {entry.reader} {dotted(version)}: it takes {entry.reader} {entry.since} or later",
             evidence=(*evidence_of(one), torch_version(torch)),
-            fixes=(set_instead(old.name, one.value, one),) if old and knows(old, version) else (take_away(one),),
+            fixes=instead(old.name, one.value, one)
+            if old and knows(old, version) and not dangerous(one.name, one.value)
+            else (take_away(one),),
         )
 
 

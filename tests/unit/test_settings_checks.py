@@ -93,9 +93,9 @@ def test_no_valid_value_of_a_known_setting_is_called_invalid(data: st.DataObject
 
 
 def test_the_fix_mends_the_file_that_sets_it() -> None:
-    finding = judged("setting-misspelt", Setting("NCCL_IFNAME", "eth0", "/etc/nccl.conf")).findings[0]
+    finding = judged("setting-misspelt", Setting("NCCL_IFNAME", "eth0", "/home/ada/.nccl.conf")).findings[0]
     assert finding.fixes[0].commands == ("NCCL_SOCKET_IFNAME=eth0",)
-    assert finding.fixes[1].commands == ("sed -i '/^NCCL_IFNAME=/d' /etc/nccl.conf",)
+    assert finding.fixes[1].commands == ("sed -i '/^NCCL_IFNAME=/d' /home/ada/.nccl.conf",)
 
 
 def test_a_value_is_quoted_for_the_shell() -> None:
@@ -150,3 +150,37 @@ def test_what_harm_it_does_is_not_known_without_the_hardware() -> None:
     result = judged("setting-dangerous", Setting("NCCL_P2P_DISABLE", "1"), Setting("CUDA_LAUNCH_BLOCKING", "1"))
     assert [one.evidence[0].text for one in result.findings] == ["CUDA_LAUNCH_BLOCKING=1"]
     assert result.not_tested is not None
+
+
+ASYNC = Setting("NCCL_ASYNC_ERROR_HANDLING", "0")
+
+
+def commands(result: Result) -> list[str]:
+    return [command for finding in result.findings for fix in finding.fixes for command in fix.commands]
+
+
+def test_an_old_name_is_judged_by_its_value_and_never_carried_over() -> None:
+    assert commands(judged("setting-dangerous", ASYNC)) == ["unset NCCL_ASYNC_ERROR_HANDLING"]
+    assert judged("setting-deprecated", ASYNC).passed
+    harmless = Setting("NCCL_ASYNC_ERROR_HANDLING", "1")
+    assert judged("setting-dangerous", harmless).passed
+    (command,) = commands(judged("setting-deprecated", harmless))
+    assert command.endswith("export TORCH_NCCL_ASYNC_ERROR_HANDLING=1")
+
+
+def test_no_fix_sets_a_value_that_does_harm() -> None:
+    assert commands(judged("setting-misspelt", Setting("NCCL_P2P_DISABLED", "1"))) == ["unset NCCL_P2P_DISABLED"]
+    new = Setting("TORCH_NCCL_BLOCKING_WAIT", "1")
+    snapshot = Snapshot(environment=Environment(settings=(new,)), torch=Torch(installed=True, version="2.0.1"))
+    result = diagnose(snapshot, Plan(1, "test"), [find_check("setting-too-new")])[0]
+    assert commands(result) == ["unset TORCH_NCCL_BLOCKING_WAIT"]
+
+
+def test_a_file_of_the_system_is_left_to_root_and_the_environment_goes_before_it() -> None:
+    removal = judged("setting-dangerous", Setting("NCCL_PROTO", "LL", "/etc/nccl.conf"))
+    assert commands(removal) == ["sudo sed -i '/^NCCL_PROTO=/d' /etc/nccl.conf"]
+    assert "a value of your own in the environment" in removal.findings[0].fixes[0].text
+    own = judged("setting-dangerous", Setting("NCCL_PROTO", "LL", "/home/ada/.nccl.conf"))
+    assert commands(own) == ["sed -i '/^NCCL_PROTO=/d' /home/ada/.nccl.conf"]
+    invalid = judged("setting-invalid", Setting("NCCL_IB_DISABLE", "true", "/etc/nccl.conf"))
+    assert commands(invalid)[0] == "export NCCL_IB_DISABLE=1"
