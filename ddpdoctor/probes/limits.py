@@ -9,6 +9,8 @@ from ddpdoctor.facts.limits import Limits
 from ddpdoctor.probes.context import Context
 
 CAP_IPC_LOCK = 14
+INITIAL_NAMESPACE = ["0", "0", "4294967295"]
+"""/proc/self/uid_map of a process in the initial user namespace: all users, each as itself."""
 
 
 def probe(context: Context) -> Limits | Unknown:
@@ -46,7 +48,13 @@ def _may_lock_memory(context: Context) -> Maybe[bool]:
     if isinstance(status, Unknown):
         return status
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return bool(int(found[1], 16) >> CAP_IPC_LOCK & 1) if found else Unknown("/proc/self/status has no CapEff")
+    if not found:
+        return Unknown("/proc/self/status has no CapEff")
+    if not int(found[1], 16) >> CAP_IPC_LOCK & 1:
+        return False
+    # Root of a rootless container has all capabilities, but for locked memory the kernel asks the initial namespace.
+    users = context.read("/proc/self/uid_map")
+    return users if isinstance(users, Unknown) else users.split() == INITIAL_NAMESPACE
 
 
 def _rdma_devices(context: Context) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.disks import Disks
+from ddpdoctor.facts.limits import Limits
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.snapshot import Snapshot
@@ -161,6 +162,18 @@ def test_few_open_files() -> None:
 def test_enough_open_files() -> None:
     snapshot = snapshot_within('ulimit -n 4096; "$@"', "limits")
     assert judged(snapshot, "nofile-limit", 8).passed
+
+
+LOCK = "import ctypes as c; assert c.CDLL(None).mlock(c.create_string_buffer(1 << 20), 1 << 20)"
+
+
+@pytest.mark.tool("unshare")
+def test_root_of_a_user_namespace_is_bound_by_the_limit_on_locked_memory() -> None:
+    script = f"""ulimit -l 64; exec unshare --user --map-root-user bash -euc '{sys.executable} -c "{LOCK}"; "$@"' bash "$@\""""
+    limits = snapshot_within(script, "limits").limits
+    assert isinstance(limits, Limits)
+    assert limits.may_lock_memory is False
+    assert limits.memlock_soft == 64 * 1024
 
 
 def test_one_core() -> None:
