@@ -55,6 +55,15 @@ def share_of(machine: Machine, cgroup: Maybe[Cgroup], environment: Maybe[Environ
     return Share(job / plan.nproc, job, own, limited, tuple(evidence))
 
 
+def _quota_is_known(cgroup: Maybe[Cgroup]) -> None:
+    """Before a check calls the cores enough.
+
+    Raises:
+        NotKnown: there may be a quota that couldn't be read.
+    """
+    known(known(cgroup).cpu_limit)
+
+
 def _cores(count: float) -> str:
     return f"{count:g} {'core' if count == 1 else 'cores'}"
 
@@ -94,6 +103,9 @@ def cgroup_cpu_limit(
             evidence=share.evidence,
             fixes=(_more_cores(container, environment, plan),),
         )
+    else:
+        _quota_is_known(cgroup)
+        known(machine.logical_cores)
 
 
 def _more_cores(container: Maybe[Container], environment: Maybe[Environment], plan: Plan) -> Fix:
@@ -134,8 +146,7 @@ def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environmen
     ## Fix
     Set it to cores divided by ranks: on 96 cores with 8 ranks `export OMP_NUM_THREADS=12`.
     """
-    if plan.nproc == 1:
-        return
+    requires(plan.nproc > 1, "a single rank has the cores to itself")
     share = share_of(machine, cgroup, environment, plan)
     value = environment.get("OMP_NUM_THREADS").split(",")[0].strip()
     if value:
@@ -153,6 +164,8 @@ def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environmen
             evidence=(Evidence(said, "environment"), *share.evidence),
             fixes=(Fix("Divide the cores between the ranks", (f"export OMP_NUM_THREADS={good}",)),),
         )
+    else:
+        _quota_is_known(cgroup)
 
 
 def _other_launcher(environment: Environment) -> bool:
@@ -191,6 +204,7 @@ def dataloader_oversubscribed(
     share = share_of(machine, cgroup, environment, plan)
     requires(share.cores >= 1 or not share.limited, "there are fewer cores than ranks: see cgroup-cpu-limit")
     if share.cores >= 2:
+        _quota_is_known(cgroup)
         return
     has_gpus = isinstance(gpus, Gpus) and bool(gpus.devices)
     workers = max(0, int(share.cores) - 1)

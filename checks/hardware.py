@@ -15,7 +15,7 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.nvidia import NO_GPU, bus_gpus, called, nvidia_gpus, own_gpus, without
-from ddpdoctor.knowledge.root import NEEDS_ROOT, by_root
+from ddpdoctor.knowledge.root import NEEDS_ROOT, by_root, on_the_host
 from ddpdoctor.knowledge.xids import DEBUG, FOLLOWS, REBOOT, RESET, UNLISTED, Reported, normal_address, reported
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
@@ -24,12 +24,13 @@ XID_SIGN = "the number behind it says what happened"
 DAY = 86400.0
 
 
-def _reset(gpus: tuple[Gpu, ...]) -> Fix:
+def _reset(gpus: tuple[Gpu, ...], container: Maybe[Container]) -> Fix:
     chosen = ",".join(str(one.index) for one in gpus)
-    return by_root(
+    reset = by_root(
         f"Reset {called(gpus)} while no process uses {'it' if len(gpus) == 1 else 'them'}, or reboot",
         (f"sudo nvidia-smi --gpu-reset -i {chosen}",),
     )
+    return on_the_host(reset, container)
 
 
 def _leave_out(all_of: tuple[Gpu, ...], bad: tuple[Gpu, ...]) -> tuple[Fix, ...]:
@@ -52,7 +53,7 @@ def _leave_out(all_of: tuple[Gpu, ...], bad: tuple[Gpu, ...]) -> tuple[Fix, ...]
         LogSign("CUDA_ERROR_ECC_UNCORRECTABLE"),
     ),
 )
-def gpu_ecc_error(gpus: Gpus) -> Iterator[Finding]:
+def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     """A GPU's memory had errors that could not be corrected.
 
     ## What breaks
@@ -90,14 +91,14 @@ def gpu_ecc_error(gpus: Gpus) -> Iterator[Finding]:
         yield Finding(
             summary=f"Uncorrectable memory errors since the driver was loaded: {counted}",
             evidence=(Evidence(f"uncorrected ECC errors since the driver was loaded: {counted}", "NVML"),),
-            fixes=(_reset(fresh), *_leave_out(devices, fresh)),
+            fixes=(_reset(fresh, container), *_leave_out(devices, fresh)),
         )
     if waiting:
         yield Finding(
             summary=f"{called(waiting)} found bad memory, and can only replace it by spare memory at the next reset",
             cause="Until then the bad memory stays in use, and a process that touches it may die.",
             evidence=(Evidence(f"remapping of rows or retirement of pages is pending on {called(waiting)}", "NVML"),),
-            fixes=(_reset(waiting),),
+            fixes=(_reset(waiting, container),),
             severity=WARN,
         )
     old = tuple(one for one in devices if _count(one.ecc_uncorrected_aggregate))
@@ -118,6 +119,11 @@ def gpu_ecc_error(gpus: Gpus) -> Iterator[Finding]:
             ),
             severity=INFO,
         )
+    for one in devices:
+        if one.ecc_enabled is True and not (failed or fresh or waiting or old):
+            known(one.ecc_uncorrected_volatile)
+            if isinstance(one.retired_pages_pending, Unknown):  # only GPUs before Ampere retire pages
+                known(one.row_remap_pending)
     asked = (one.ecc_uncorrected_volatile for one in devices)
     requires(any(not isinstance(one, Unknown) for one in asked), "these GPUs have no ECC memory, or it is off")
 
@@ -135,7 +141,7 @@ def _count(value: Maybe[int]) -> int:
     ),
 )
 def gpu_fell_off_bus(
-    gpus: Maybe[Gpus], pci: Pci, driver: Maybe[Driver], kernel_log: Maybe[KernelLog]
+    gpus: Maybe[Gpus], pci: Pci, driver: Maybe[Driver], kernel_log: Maybe[KernelLog], container: Maybe[Container]
 ) -> Iterator[Finding]:
     """A GPU no longer answers on the PCI bus.
 
@@ -169,19 +175,27 @@ def gpu_fell_off_bus(
                 *((Evidence("NVML can't start: a GPU is lost (15)", "nvmlInit"),) if status == 15 else ()),
             ),
             fixes=(
-                by_root(
-                    "Reboot, and if that doesn't bring it back, switch the power off and on",
-                    ("sudo reboot",),
+                on_the_host(
+                    by_root(
+                        "Reboot, and if that doesn't bring it back, switch the power off and on",
+                        ("sudo reboot",),
+                    ),
+                    container,
                 ),
-                by_root(
-                    "If it happens again, see the kernel log, have cables, riser and slot looked at, or lower the power limit",
-                    ("sudo dmesg | grep -iE 'xid|aer|pcieport'",),
+                on_the_host(
+                    by_root(
+                        "If it happens again, see the kernel log, have cables, riser and slot looked at, or lower the power limit",
+                        ("sudo dmesg | grep -iE 'xid|aer|pcieport'",),
+                    ),
+                    container,
                 ),
             ),
         )
     requires(gone or pci.nvidia_gpus or listed_gpus, NO_GPU)
-    if isinstance(gpus, Unknown) and not gone:
-        raise NotKnown(gpus.reason)
+    if not gone and status != 15:
+        known(gpus)
+        known(known(driver).nvml_status)
+        known(kernel_log)  # which alone remembers a GPU that is gone from the bus
 
 
 def _still_gone(log: KernelLog, gpus: Maybe[Gpus], driver: Maybe[Driver]) -> tuple[Reported, ...]:
@@ -203,7 +217,12 @@ def _still_gone(log: KernelLog, gpus: Maybe[Gpus], driver: Maybe[Driver]) -> tup
     ),
 )
 def xid_error(
-    kernel_log: Maybe[KernelLog], pci: Pci, gpus: Maybe[Gpus], driver: Maybe[Driver], machine: Machine
+    kernel_log: Maybe[KernelLog],
+    pci: Pci,
+    gpus: Maybe[Gpus],
+    driver: Maybe[Driver],
+    machine: Machine,
+    container: Maybe[Container],
 ) -> Iterator[Finding]:
     """The NVIDIA driver logged errors (Xid).
 
@@ -234,7 +253,7 @@ def xid_error(
         same = list(group)
         severity = _faded(same[0].means.severity, min(max(one.age, 0.0) for one in same))
         if severity is not None:
-            findings.append(_xid_finding(number, same, hints, severity, log.source))
+            findings.append(_xid_finding(number, same, hints, severity, log.source, container))
     worse = [one for one in findings if one.severity is not INFO]
     yield from sorted(worse or findings, key=lambda one: one.severity.rank if one.severity else 0)
 
@@ -246,12 +265,20 @@ def _faded(severity: Severity, age: float) -> Severity | None:
     return {FAIL: WARN, WARN: INFO, INFO: None}[severity]
 
 
-def _xid_finding(number: int, same: list[Reported], hints: list[Reported], severity: Severity, source: str) -> Finding:
+def _xid_finding(
+    number: int,
+    same: list[Reported],
+    hints: list[Reported],
+    severity: Severity,
+    source: str,
+    container: Maybe[Container],
+) -> Finding:
     means = same[0].means
     where = sorted({one.gpu for one in same})
     newest = min(same, key=lambda one: max(one.age, 0.0))
     advice = [one.text.partition("154,")[2].strip() for one in hints if one.gpu in where]
-    fixes = [Fix(f"{means.action[:1].upper()}{means.action[1:]}", _xid_commands(means.action, where))]
+    fix = Fix(f"{means.action[:1].upper()}{means.action[1:]}", _xid_commands(means.action, where))
+    fixes = [on_the_host(fix, container) if means.action in (RESET, REBOOT) else fix]
     if advice:
         fixes.insert(0, Fix(f"Do what the driver itself says: {advice[-1]}"))
     times = f", {len(same)} times" if len(same) > 1 else ""
@@ -284,7 +311,7 @@ def _xid_commands(action: str, where: list[str]) -> tuple[str, ...]:
 
 
 @check("gpu-throttled", severity=WARN)
-def gpu_throttled(gpus: Gpus) -> Iterator[Finding]:
+def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     """A GPU is slowed down by heat or power.
 
     ## What breaks
@@ -346,14 +373,17 @@ def gpu_throttled(gpus: Gpus) -> Iterator[Finding]:
                 for one, limit, usual in lowered
             ),
             fixes=(
-                by_root(
-                    "Raise it again, unless power supply or cooling need it",
-                    tuple(f"sudo nvidia-smi -i {one.index} -pl {usual:.0f}" for one, _, usual in lowered),
+                on_the_host(
+                    by_root(
+                        "Raise it again, unless power supply or cooling need it",
+                        tuple(f"sudo nvidia-smi -i {one.index} -pl {usual:.0f}" for one, _, usual in lowered),
+                    ),
+                    container,
                 ),
             ),
             severity=INFO,
         )
-    if not known_reasons:
+    if len(known_reasons) < len(devices):
         raise NotKnown("these GPUs don't say why they slow down")
 
 
@@ -426,6 +456,23 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
                 ),
             ),
         )
+    if not narrow and not slow:
+        if unread := [one.address for one in cards if one not in known_links and one.address not in apart]:
+            raise NotKnown(f"sysfs doesn't say how {listed(unread, most=4)} and the slot are linked")
+        _assert_idle(known_links, gpus)
+
+
+def _assert_idle(links: tuple[PciDevice, ...], gpus: Maybe[Gpus]) -> None:
+    """A GPU's slow link is fine while it idles.
+
+    Raises:
+        NotKnown: nobody said whether it does.
+    """
+    lowered = {one.address for one in links if one.link_speed < _best(one.link_speed_max, one.parent_link_speed_max)}
+    if lowered:
+        for gpu in known(gpus).answering:
+            if gpu.bus_id in lowered:
+                known(gpu.utilisation)
 
 
 def _matters(one: PciDevice) -> bool:
@@ -453,10 +500,17 @@ def _best(card: float, slot: float) -> float:
     return min(card, slot) if card and slot else card
 
 
+NONFATAL_FLOOR = 10
+"""Probing of devices at boot leaves one such error or a few (unsupported request); a link that loses packets, dozens."""
+
+
 @check(
     "pcie-aer-errors",
     severity=WARN,
-    log_signs=(LogSign("PCIe Bus Error: severity=Corrected"), LogSign("AER: Corrected error received")),
+    log_signs=(
+        LogSign("PCIe Bus Error: severity=Uncorrected", why="not verified against a release"),
+        LogSign("AER: Uncorrected", why="not verified against a release"),
+    ),
 )
 def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     """A GPU's PCIe link had errors that were not corrected.
@@ -465,7 +519,8 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     Transfers are repeated and slow; often the GPU falls off the bus some hours later.
 
     ## Why
-    A bad riser, slot or cable, or a link that is faster than it can bear.
+    A bad riser, slot or cable, or a link that is faster than it can bear. Errors that were corrected are normal, and so
+    are a few that were not fatal: probing a device that isn't there, at boot, counts as one.
 
     ## Fix
     Reseat the card, replace the riser, or set the slot one generation lower in the firmware.
@@ -474,7 +529,7 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     requires(cards, "no GPU and no InfiniBand card on this host")
     above = {one.parent for one in cards}
     watched = (*cards, *(one for one in pci.devices if one.address in above and one not in cards))
-    bad = tuple(one for one in watched if one.aer_fatal or one.aer_nonfatal)
+    bad = tuple(one for one in watched if one.aer_fatal or one.aer_nonfatal >= NONFATAL_FLOOR)
     if bad:
         yield Finding(
             summary=f"PCIe errors that were not corrected since boot: {plural(sum(one.aer_fatal + one.aer_nonfatal for one in bad), 'error')} at "

@@ -13,11 +13,13 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.limits import Limits
 from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.evidence import planned, told
-from ddpdoctor.knowledge.launchers import number
+from ddpdoctor.knowledge.job_intent import several_nodes
 from ddpdoctor.knowledge.nvidia import NO_GPU
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
@@ -84,6 +86,7 @@ def shm_too_small(
     size, free = known(shared_memory.size), known(shared_memory.free)
     wanted = plan.nproc * SHM_LOADER
     if free >= wanted:
+        known(shared_memory.writable)
         return
     one_host_nccl = plan.nproc > 1 and not (isinstance(gpus, Gpus) and not gpus.devices)
     severity = FAIL if one_host_nccl and free < plan.nproc * SHM_NCCL else WARN
@@ -189,7 +192,7 @@ def shm_stale_segments(shared_memory: SharedMemory) -> Iterator[Finding]:
     ),
 )
 def memlock_limit(
-    limits: Limits, container: Maybe[Container], environment: Maybe[Environment], gpus: Gpus
+    limits: Limits, container: Maybe[Container], environment: Maybe[Environment], network: Maybe[Network], gpus: Gpus
 ) -> Iterator[Finding]:
     """The limit on locked memory is too small for InfiniBand or RoCE.
 
@@ -212,28 +215,29 @@ def memlock_limit(
     soft = known(limits.memlock_soft)
     if soft == -1 or soft >= GIB:
         return
-    several_nodes = _several_nodes(environment)
+    known(limits.may_lock_memory)
+    several_nodes = _several_nodes(environment, network)
     yield Finding(
-        summary=f"A process may lock only {human(soft)} of memory; NCCL over {listed(limits.rdma_devices, 3)} needs it unlimited",
+        summary=f"A process may lock only {human(soft)} of memory; NCCL over {listed(limits.rdma_devices, 3)} needs it unlimited"
+        + ("" if several_nodes else " in jobs over several nodes"),
         evidence=(
             told(limits, "memlock_soft", f"locked memory (`ulimit -l`): {human(soft)}"),
             told(limits, "rdma_devices", f"InfiniBand or RoCE cards: {listed(limits.rdma_devices)}"),
+            *((Evidence(several_nodes, "environment"),) if several_nodes else ()),
         ),
         fixes=_lock_more(limits, container),
-        severity=FAIL if several_nodes and soft < 64 * MIB else WARN,
+        # On one node NCCL registers nothing with the card.
+        severity=INFO if not several_nodes else FAIL if soft < 64 * MIB else WARN,
     )
 
 
-def _several_nodes(environment: Maybe[Environment]) -> bool:
+def _several_nodes(environment: Maybe[Environment], network: Maybe[Network]) -> str:
+    """The sign of a job over several nodes, in words."""
     if isinstance(environment, Unknown):
-        return False
-    if any(_number(environment, name) > 1 for name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "GROUP_WORLD_SIZE")):
-        return True
-    return 0 < _number(environment, "LOCAL_WORLD_SIZE") < _number(environment, "WORLD_SIZE")
-
-
-def _number(environment: Environment, name: str) -> int:
-    return number(environment.get(name)) or 0
+        return ""
+    if isinstance(network, Unknown):
+        return launchers.several_nodes(environment) or ""
+    return several_nodes(environment, network)
 
 
 def _lock_more(limits: Limits, container: Maybe[Container]) -> tuple[Fix, ...]:
@@ -258,6 +262,12 @@ def _lock_more(limits: Limits, container: Maybe[Container]) -> tuple[Fix, ...]:
 NOFILE_WANTED = 4096
 
 
+def _nofile_floor(world: int) -> int:
+    """Files that the simplest job opens: CUDA and torch about 100, the tensors of a few DataLoader workers as many, and
+    gloo keeps a socket to every peer for each process group, of which there may be four."""
+    return max(512, 256 + 4 * world)
+
+
 @check(
     "nofile-limit",
     severity=WARN,
@@ -277,16 +287,17 @@ def nofile_limit(
 
     ## Why
     Every tensor that a DataLoader worker hands over is an open file in the rank until it is freed, and every peer in the
-    job costs NCCL and gloo sockets. The usual limit of 1024 a process is enough for one or two GPUs, and not for many
-    ranks.
+    job costs NCCL and gloo sockets. The usual limit of 1024 a process is enough for most jobs on one host; many DataLoader
+    workers, many small tensors a batch, or hundreds of ranks need more.
 
     ## Fix
     Raise the soft limit to the hard one in the script that starts training: `ulimit -n $(ulimit -Hn)`. Or hand tensors
     over by name: `torch.multiprocessing.set_sharing_strategy("file_system")`.
     """
     soft, hard = known(limits.nofile_soft), known(limits.nofile_hard)
-    world = plan.nproc if isinstance(environment, Unknown) else max(plan.nproc, _number(environment, "WORLD_SIZE"))
-    wanted = NOFILE_WANTED if world >= 4 else 512
+    named = None if isinstance(environment, Unknown) else launchers.number(environment.get("WORLD_SIZE"))
+    world = max(plan.nproc, named or 0)
+    wanted = max(_nofile_floor(world), NOFILE_WANTED if world >= 4 else 0)
     if soft == -1 or soft >= wanted:
         return
     sharing = Fix("Or hand tensors over by name: `torch.multiprocessing.set_sharing_strategy('file_system')`")
@@ -309,6 +320,7 @@ def nofile_limit(
             planned(plan),
         ),
         fixes=(raise_it, sharing),
+        severity=WARN if soft < _nofile_floor(world) else INFO,
     )
 
 
@@ -341,6 +353,8 @@ def pids_limit(cgroup: Cgroup, limits: Limits, machine: Maybe[Machine], plan: Pl
     threads: `OMP_NUM_THREADS=1`, fewer DataLoader workers.
     """
     limit = known(cgroup.pids_limit)
+    if limit is not None and limit >= plan.nproc * THREADS_WANTED:
+        known(cgroup.pids_used)
     used = cgroup.pids_used if isinstance(cgroup.pids_used, int) else 0
     if limit is not None and limit - used < plan.nproc * THREADS_WANTED:
         yield Finding(

@@ -18,7 +18,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.evidence import cuda_start, told
 from ddpdoctor.knowledge.nvidia import NO_DRIVER, bus_gpus, called, driver_loaded, nvidia_gpus, older, said
-from ddpdoctor.knowledge.root import by_root
+from ddpdoctor.knowledge.root import by_root, on_the_host
 from ddpdoctor.knowledge.xids import SXID_LINE, reported
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
@@ -90,6 +90,14 @@ def fabric_manager_not_running(
         summary = f"The fabric manager is {theirs}, but the driver is {driver.version}: it won't start again"
         severity = WARN
     else:
+        requires(not waiting, "a single rank needs no NVLink")
+        if not done:
+            known(driver.cuda_init)
+        for one in nvidia_gpus(known(gpus)):
+            if known(one.fabric_state) == "completed":
+                known(one.fabric_status)
+        if here and manager is not None:
+            known(driver.fabric_manager_version)
         return
     yield Finding(
         summary=summary,
@@ -161,7 +169,7 @@ def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool,
     severity=WARN,
     log_signs=(LogSign("uncorrectable NVLink error detected during the execution"),),
 )
-def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog]) -> Iterator[Finding]:
+def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: Maybe[Container]) -> Iterator[Finding]:
     """NVLinks are down, or an NVSwitch reports fatal errors.
 
     ## What breaks
@@ -199,9 +207,8 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog]) -> Iterator
                     "See which links are down, and send it to the administrator",
                     ("nvidia-smi nvlink -s", "nvidia-smi nvlink -e"),
                 ),
-                by_root(
-                    "Reboot, and if it comes back, have the board examined",
-                    ("sudo reboot",),
+                on_the_host(
+                    by_root("Reboot, and if it comes back, have the board examined", ("sudo reboot",)), container
                 ),
             ),
             severity=FAIL if switched and any(not active for _, active, _ in fewer) else None,
@@ -212,13 +219,21 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog]) -> Iterator
             summary=f"An NVSwitch reported fatal errors (SXid {listed(numbers)})",
             evidence=tuple(Evidence(one.text, "kernel log") for one in fatal[-3:]),
             fixes=(
-                by_root(
-                    "Reboot, and if it comes back, have the board examined",
-                    ("sudo dmesg -T | grep SXid", "sudo reboot"),
+                on_the_host(
+                    by_root(
+                        "Reboot, and if it comes back, have the board examined",
+                        ("sudo dmesg -T | grep SXid", "sudo reboot"),
+                    ),
+                    container,
                 ),
             ),
         )
-    requires(fatal or any(count for _, count in counts), "no NVLink between the GPUs")
+    if not fatal and not fewer:
+        for one in devices:
+            known(one.nvlinks_active)
+        requires(any(count for _, count in counts), "no NVLink between the GPUs")
+        if switched:  # of its own errors a switch only tells the kernel log
+            known(kernel_log)
 
 
 @check(
@@ -231,7 +246,12 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog]) -> Iterator
     ),
 )
 def p2p_acs_iommu(
-    pci: Pci, gpus: Gpus, machine: Machine, plan: Plan, environment: Maybe[Environment]
+    pci: Pci,
+    gpus: Gpus,
+    machine: Machine,
+    container: Maybe[Container],
+    plan: Plan,
+    environment: Maybe[Environment],
 ) -> Iterator[Finding]:
     """PCIe access control (ACS) or the IOMMU stands between the GPUs.
 
@@ -255,11 +275,13 @@ def p2p_acs_iommu(
     requires(not linked, "the GPUs reach each other by NVLink")
     requires(not _off(environment, "NCCL_P2P_DISABLE"), "NCCL_P2P_DISABLE is set")
     matrix = known(gpus.p2p)
-    direct = any(cell == "ok" for row in matrix for cell in row)
-    requires(direct, "peer-to-peer is not possible between these GPUs, and NCCL knows it")
-    bridges = _redirecting(pci)
-    groups = pci.iommu_groups
-    command_line = "" if isinstance(machine.kernel_command_line, Unknown) else machine.kernel_command_line
+    cells = {cell for row in matrix for cell in row}
+    if "ok" not in cells and "unknown" in cells:
+        raise NotKnown("the driver doesn't say whether the GPUs can reach each other directly")
+    requires("ok" in cells, "peer-to-peer is not possible between these GPUs, and NCCL knows it")
+    above = _bridges(pci)
+    bridges = tuple(one for one in above if one.acs_redirect)
+    command_line = machine.kernel_command_line
     translating = _translating(pci, command_line)
     if bridges:
         yield Finding(
@@ -270,60 +292,75 @@ def p2p_acs_iommu(
             ),
             fixes=(
                 WITHOUT_P2P,
-                by_root(
-                    "Turn ACS off in the firmware, or with this until the next boot",
-                    tuple(f"sudo setpci -s {one.address} ECAP_ACS+6.w=0000" for one in bridges[:8]),
+                on_the_host(
+                    by_root(
+                        "Turn ACS off in the firmware, or with this until the next boot",
+                        tuple(f"sudo setpci -s {one.address} ECAP_ACS+6.w=0000" for one in bridges[:8]),
+                    ),
+                    container,
                 ),
             ),
         )
-    if translating:
+    if translating is True:
         yield Finding(
             summary="The IOMMU translates GPU-to-GPU traffic (no iommu=pt): NCCL's peer-to-peer copies may hang",
             evidence=(
-                told(pci, "iommu_groups", f"the IOMMU is on ({said(groups)} groups)"),
-                *([machine.seen("kernel_command_line", command_line)] if command_line else []),
+                told(pci, "iommu_groups", f"the IOMMU is on ({said(pci.iommu_groups)} groups)"),
+                *([machine.seen("kernel_command_line")] if isinstance(command_line, str) and command_line else []),
                 told(gpus, "p2p", "the driver says that the GPUs can reach each other directly"),
             ),
             fixes=(
                 WITHOUT_P2P,
-                by_root(
-                    "Let the IOMMU pass traffic through, and reboot",
-                    (
-                        r"""sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&iommu=pt /' /etc/default/grub""",
-                        "sudo update-grub && sudo reboot",
-                    )
-                    if machine.os_id in DEBIAN
-                    else ("sudo grubby --update-kernel=ALL --args=iommu=pt", "sudo reboot"),
+                on_the_host(
+                    by_root(
+                        "Let the IOMMU pass traffic through, and reboot",
+                        (
+                            r"""sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&iommu=pt /' /etc/default/grub""",
+                            "sudo update-grub && sudo reboot",
+                        )
+                        if machine.os_id in DEBIAN
+                        else ("sudo grubby --update-kernel=ALL --args=iommu=pt", "sudo reboot"),
+                    ),
+                    container,
                 ),
             ),
         )
-    if not bridges and not translating and isinstance(groups, Unknown):
-        raise NotKnown(groups.reason)
+    if not bridges and translating is not True:
+        known(translating)
+        for one in devices:
+            known(one.virtualization)
+        if not pci.nvidia_gpus:
+            raise NotKnown("sysfs doesn't show the GPUs")
+        if any(one.acs_redirect is None for one in above):
+            raise NotKnown("ACS can't be read without root")
 
 
-def _redirecting(pci: Pci) -> tuple[PciDevice, ...]:
-    """The bridges above the GPUs on which ACS redirects."""
+def _bridges(pci: Pci) -> tuple[PciDevice, ...]:
+    """All bridges above the GPUs."""
     by_address = {one.address: one for one in pci.devices}
     found: dict[str, PciDevice] = {}
     for gpu in pci.nvidia_gpus:
         above = by_address.get(gpu.parent or "")
         while above is not None:
-            if above.acs_redirect:
-                found[above.address] = above
+            found[above.address] = above
             above = by_address.get(above.parent or "")
     return tuple(found.values())
 
 
-def _translating(pci: Pci, command_line: str) -> bool:
+def _translating(pci: Pci, command_line: Maybe[str]) -> Maybe[bool]:
     """Whether the IOMMU translates for the GPUs: by the kernel's own word, else by what it was told at boot."""
-    if isinstance(pci.iommu_groups, Unknown) or not pci.iommu_groups:
+    if isinstance(pci.iommu_groups, Unknown):
+        return pci.iommu_groups
+    if not pci.iommu_groups:
         return False
     domains = {one.iommu_domain for one in pci.nvidia_gpus if one.iommu_domain}
     if domains:
         return any(one != "identity" for one in domains)
+    if isinstance(command_line, Unknown):
+        return command_line
     words = command_line.split()
     through = {"iommu=pt", "iommu.passthrough=1", "intel_iommu=off", "amd_iommu=off", "iommu=off"}
-    return bool(words) and not through & set(words)
+    return not through & set(words) if words else Unknown("the kernel doesn't show its command line")
 
 
 @check(
@@ -368,9 +405,10 @@ def rtx4000_p2p_unsupported(
             fixes=(fix, newer),
         )
         return
-    accelerate = None if isinstance(packages, Unknown) else packages.version("accelerate")
     both = off and _off(environment, "NCCL_IB_DISABLE")
-    if accelerate and older(version, "550.40.07") and not both:
+    if both or not older(version, "550.40.07"):
+        return
+    if accelerate := known(packages).version("accelerate"):
         yield Finding(
             summary=f"Accelerate {accelerate} refuses RTX 40 cards with driver {version}, unless `accelerate launch` starts it",
             evidence=(*evidence, Evidence(f"accelerate {accelerate}", "packages of the patient")),
@@ -384,7 +422,7 @@ def rtx4000_p2p_unsupported(
     severity=WARN,
     log_signs=(LogSign("init.cc:416 NCCL WARN Cuda failure 'operation not supported'"),),
 )
-def nccl_mempool_unsupported(gpus: Gpus, plan: Plan, torch: Maybe[Torch]) -> Iterator[Finding]:
+def nccl_mempool_unsupported(gpus: Gpus, plan: Plan, torch: Torch) -> Iterator[Finding]:
     """The GPU is a vGPU, on which NCCL may not start.
 
     ## What breaks
@@ -399,12 +437,17 @@ def nccl_mempool_unsupported(gpus: Gpus, plan: Plan, torch: Maybe[Torch]) -> Ite
     virtual = tuple(one for one in nvidia_gpus(gpus) if one.virtualization == "vgpu")
     requires(virtual, "the GPUs are not virtual ones (vGPU)")
     requires(plan.nproc > 1, "a single rank needs no NCCL")
-    version = () if isinstance(torch, Unknown) or isinstance(torch.nccl_version, Unknown) else torch.nccl_version or ()
-    requires(not version or version >= (2, 26), "this NCCL is older than 2.26")
+    version = known(torch.nccl_version) or ()
+    requires(version, "this torch has no NCCL")
+    if version < (2, 26):
+        return
     yield Finding(
         summary=f"{called(virtual)} {'is a vGPU' if len(virtual) == 1 else 'are vGPUs'}: NCCL 2.26 and later can't start there if "
         "unified memory is off",
-        evidence=(Evidence(f"{called(virtual)}: {'a vGPU' if len(virtual) == 1 else 'vGPUs'}", "NVML"),),
+        evidence=(
+            Evidence(f"{called(virtual)}: {'a vGPU' if len(virtual) == 1 else 'vGPUs'}", "NVML"),
+            told(torch, "nccl_version", f"NCCL {'.'.join(map(str, version))}"),
+        ),
         fixes=(
             Fix("Ask the host's administrator for `pciPassthru0.cfg.enable_uvm=1` in this virtual machine's settings"),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
@@ -60,6 +60,9 @@ def cgroup_memory_limit(
     limit = known(cgroup.memory_limit)
     if limit is None:
         return
+    if limit >= _need(gpus, plan)[1]:  # a smaller one is too small whoever uses it
+        known(cgroup.memory_used)
+        known(cgroup.memory_reclaimable)
     used = cgroup.memory_used if isinstance(cgroup.memory_used, int) else 0
     cache = cgroup.memory_reclaimable if isinstance(cgroup.memory_reclaimable, int) else 0
     room = limit - max(0, used - cache)
@@ -174,8 +177,9 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
             ),
             severity=WARN if limited else INFO,
         )
-    if isinstance(kernel_log, Unknown) and not isinstance(kills, int):
-        known(kernel_log)
+    elif isinstance(kernel_log, Unknown):
+        counted = "the counter of this session, container or job shows none, but the kernel log: " if kills == 0 else ""
+        raise NotKnown(counted + kernel_log.reason)
 
 
 def _killed_by_log(kernel_log: KernelLog) -> Iterator[Finding]:
