@@ -25,6 +25,7 @@ from ddpdoctor.knowledge.interface_choice import (
 )
 from ddpdoctor.knowledge.job_intent import ONE_NODE, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved, setting
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed
 
@@ -326,7 +327,7 @@ def nccl_no_interface(
     found = _named(taken, network) if taken else None
     fixes: list[Fix] = []
     if taken is None:
-        fixes.append(Fix("For ranks on this host alone the loopback is enough", ("sudo ip link set lo up",)))
+        fixes.append(by_root("For ranks on this host alone the loopback is enough", ("sudo ip link set lo up",)))
         summary = "no interface here has an address and a carrier, so NCCL can't start"
     elif found and found.loopback and sign:
         summary = f"NCCL finds nothing but the loopback ({taken}), and the job has several nodes"
@@ -353,7 +354,7 @@ def _comm_id_elsewhere(network: Network, environment: Environment) -> Finding:
         summary=f"NCCL_COMM_ID={value[:80]} is in no subnet of this host's, so NCCL finds no interface",
         cause="With NCCL_COMM_ID, NCCL takes the interface in whose subnet that address is, whatever else is set.",
         evidence=(setting(environment, "NCCL_COMM_ID"), addresses(network)),
-        fixes=(Fix("torch tells NCCL the address itself", ("unset NCCL_COMM_ID",)),),
+        fixes=(Fix("Unset it: torch tells NCCL the address itself", ("unset NCCL_COMM_ID",)),),
     )
 
 

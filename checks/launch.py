@@ -40,7 +40,7 @@ def unset(environment: Environment, *names: str) -> str:
 
 
 def with_torchrun(plan: Plan) -> Fix:
-    return Fix("let torchrun arrange the start", (f"torchrun --nproc-per-node={plan.nproc} train.py",))
+    return Fix("Let torchrun arrange the start", (f"torchrun --nproc-per-node={plan.nproc} train.py",))
 
 
 @check(
@@ -85,10 +85,10 @@ def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Findi
             fixes=(
                 with_torchrun(plan),
                 Fix(
-                    "or set the rest by hand (this is for a single process; each rank needs its own RANK)",
+                    "Or set the rest by hand (this is for a single process; each rank needs its own RANK)",
                     ("export " + " ".join(f"{name}={examples[name]}" for name in missing),),
                 ),
-                Fix("or, if they are left over, take them away", (unset(environment, *ENV_INIT),)),
+                Fix("Or unset them, if they are left over", (unset(environment, *ENV_INIT),)),
             ),
         )
 
@@ -127,7 +127,7 @@ def launcher_env_inconsistent(environment: Environment, gpus: Maybe[Gpus], plan:
             evidence=shown(environment, *involved),
             fixes=(
                 *((remedy,) if remedy else ()),
-                Fix("take away what is wrong", (unset(environment, *involved),)),
+                Fix("Unset what is wrong", (unset(environment, *involved),)),
                 *(() if in_slurm_step(environment) else (with_torchrun(plan),)),
             ),
         )
@@ -156,13 +156,13 @@ def contradictions(environment: Environment) -> Iterator[Contradiction]:
         yield (
             f"MASTER_PORT is {port[:40]!r}, not a port from 1 to 65535",
             ("MASTER_PORT",),
-            Fix("choose one", ("export MASTER_PORT=29500",)),
+            Fix("Choose one", ("export MASTER_PORT=29500",)),
         )
     yield from against_slurm(environment)
 
 
 FROM_SLURM = Fix(
-    "set them in each task rather than before srun",
+    "Set them in each task rather than before srun",
     ("srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS python train.py'",),
 )
 
@@ -199,8 +199,8 @@ def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Itera
         summary=f"LOCAL_RANK is {rank}, but CUDA_VISIBLE_DEVICES leaves {plural(visible, 'GPU')}: cuda:{rank} doesn't exist",
         evidence=shown(environment, "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"),
         fixes=(
-            Fix("start as many ranks as there are GPUs", (f"torchrun --nproc-per-node={visible} train.py",)),
-            Fix("or show the program all GPUs", ("unset CUDA_VISIBLE_DEVICES",)),
+            Fix("Start as many ranks as there are GPUs", (f"torchrun --nproc-per-node={visible} train.py",)),
+            Fix("Or show the program all GPUs", ("unset CUDA_VISIBLE_DEVICES",)),
         ),
     )
 
@@ -253,7 +253,7 @@ def several_torchruns(environment: Environment) -> Iterator[Finding]:
             ),
             fixes=(
                 Fix(
-                    "one torchrun a node",
+                    "One torchrun a node",
                     (f"srun --ntasks-per-node=1 torchrun --nproc-per-node={ranks} train.py",),
                 ),
             ),
@@ -270,7 +270,7 @@ def batch_script_alone(environment: Environment) -> Iterator[Finding]:
         cause="The script runs once, on the first node, with SLURM_PROCID=0; only srun starts the other tasks.",
         severity=INFO,
         evidence=shown(environment, "SLURM_NTASKS", "SLURM_PROCID", "SLURM_JOB_NUM_NODES"),
-        fixes=(Fix("start the training, and this check, through srun", ("srun python train.py",)),),
+        fixes=(Fix("Start the training, and this check, through srun", ("srun python train.py",)),),
     )
 
 
@@ -282,7 +282,7 @@ def more_tasks_than_gpus(environment: Environment) -> Iterator[Finding]:
         summary=f"srun started {plural(tasks, 'task')} on this node, which has {plural(gpus, 'GPU')} for the job",
         cause="With one rank a task, two ranks share a GPU, which NCCL refuses.",
         evidence=shown(environment, "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-        fixes=(Fix("one task a GPU", (f"srun --ntasks-per-node={gpus} --gpus-per-node={gpus} python train.py",)),),
+        fixes=(Fix("One task a GPU", (f"srun --ntasks-per-node={gpus} --gpus-per-node={gpus} python train.py",)),),
     )
 
 
@@ -310,7 +310,7 @@ def no_gpus_requested(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pc
             Evidence(f"NVIDIA GPUs on the PCI bus: {count}", "/sys/bus/pci/devices"),
             Evidence("GPUs that the job sees: 0", "NVML"),
         ),
-        fixes=(Fix("ask for them", (f"srun --gpus-per-node={count} --ntasks-per-node={count} python train.py",)),),
+        fixes=(Fix("Ask for them", (f"srun --gpus-per-node={count} --ntasks-per-node={count} python train.py",)),),
     )
 
 
@@ -338,9 +338,9 @@ def mpirun_in_slurm(environment: Environment) -> Iterator[Finding]:
         summary=f"mpirun says rank {rank} of {size}; Slurm's stale SLURM_PROCID says {environment.get('SLURM_PROCID')[:20]}",
         evidence=shown(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"),
         fixes=(
-            Fix("start the ranks with Slurm", (f"srun --ntasks={size} python train.py",)),
+            Fix("Start the ranks with Slurm", (f"srun --ntasks={size} python train.py",)),
             Fix(
-                "or keep mpirun, and set torch's settings from its own in the program's wrapper",
+                "Or keep mpirun, and set torch's settings from its own in the program's wrapper",
                 (
                     "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
                     "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK; unset SLURM_PROCID SLURM_LOCALID",
@@ -372,7 +372,7 @@ def torchelastic_leftover(environment: Environment) -> Iterator[Finding]:
     yield Finding(
         summary="TORCHELASTIC_USE_AGENT_STORE=True is set outside of torchrun: no process will host the store",
         evidence=shown(environment, *left),
-        fixes=(Fix("take away what torchrun left", ("unset " + " ".join(left),)),),
+        fixes=(Fix("Unset what torchrun left", ("unset " + " ".join(left),)),),
     )
 
 
@@ -401,7 +401,7 @@ def rank_leftover(environment: Environment, container: Maybe[Container]) -> Iter
         yield Finding(
             summary=f"RANK={launch.rank} and WORLD_SIZE={launch.world_size} are set, but not by a launcher that we know",
             evidence=shown(environment, *ENV_INIT),
-            fixes=(Fix("unless you start every rank by hand", (unset(environment, *ENV_INIT),)),),
+            fixes=(Fix("Unset them, unless you start every rank by hand", (unset(environment, *ENV_INIT),)),),
         )
 
 
@@ -431,7 +431,7 @@ def stale_file_init(environment: Environment, plan: Plan) -> Iterator[Finding]:
             summary=f"The rendezvous file {path[-90:]} exists already ({size} bytes{', on NFS' if on_nfs else ''})",
             evidence=(environment.seen("file_init", f"{path}: {size} bytes on {kind or 'an unknown file system'}"),),
             fixes=(
-                Fix("if no job is using it, remove it before the start", (f"rm -- {shlex.quote(path)}",)),
+                Fix("If no job is using it, remove it before the start", (f"rm -- {shlex.quote(path)}",)),
                 with_torchrun(plan),
             ),
         )

@@ -46,6 +46,7 @@ from ddpdoctor.knowledge.network_fixes import (
     setting,
     without_root,
 )
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed
 
@@ -125,10 +126,12 @@ def hostname_unresolvable(network: Network, environment: Environment) -> Iterato
     sign = several_nodes(environment, network)
     gloo_is_told = bool(environment.get("GLOO_SOCKET_IFNAME"))
     yield Finding(
-        summary=f"this host's own name, {network.hostname}, doesn't resolve: {own.error}",
+        summary=f"This host's own name, {network.hostname}, doesn't resolve: {own.error}",
         evidence=(resolved(own), *((intent(sign),) if sign else ())),
         fixes=hosts_fix(network) + without_root(network)
-        or (Fix("Name the host in /etc/hosts", (f"echo '127.0.0.1 {network.hostname}' | sudo tee -a /etc/hosts",)),),
+        or (
+            by_root("Name the host in /etc/hosts", (f"echo '127.0.0.1 {network.hostname}' | sudo tee -a /etc/hosts",)),
+        ),
         severity=FAIL if sign and not gloo_is_told else WARN if sign or "no answer" in own.error else INFO,
     )
 
@@ -193,7 +196,7 @@ def master_addr_unreachable(network: Network, environment: Environment) -> Itera
     variable = first_set(environment, MASTER_ADDRESS)
     if network.master_route_error:
         yield Finding(
-            summary=f"no route from here to {variable} {master.name}: {network.master_route_error}",
+            summary=f"No route from here to {variable} {master.name}: {network.master_route_error}",
             evidence=(
                 setting(environment, variable),
                 resolved(master),

@@ -15,6 +15,7 @@ from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severit
 from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import intent
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, listed, plural
 
@@ -63,7 +64,7 @@ def port_in_use(network: Network, environment: Environment, patient: Patient) ->
             continue
         holder = max(holders, key=lambda one: (one.listening, one.pid), default=Listener(address="", port=port))
         yield Finding(
-            summary=f"port {port} ({name}) is taken by {_who(holder)}",
+            summary=f"Port {port} ({name}) is taken by {_who(holder)}",
             cause="Another job runs here with the same port, or a crashed run left a process behind."
             if severity is FAIL
             else f"A job that already runs isn't hurt; one that is started now and wants {port} is.",
@@ -75,7 +76,7 @@ def port_in_use(network: Network, environment: Environment, patient: Patient) ->
 
 def _forbidden(port: int, name: str, patient: Patient) -> Finding:
     return Finding(
-        summary=f"port {port} ({name}) is one that this user may not listen on",
+        summary=f"Port {port} ({name}) is one that this user may not listen on",
         cause="Ports below net.ipv4.ip_unprivileged_port_start, 1024 unless somebody changed it, are for root.",
         evidence=(Evidence(f"bind to port {port}: Permission denied", "bind()"),),
         fixes=(_other_port(patient, name),),
@@ -111,7 +112,7 @@ def _holder_seen(holder: Listener) -> tuple[Evidence, ...]:
 
 def _end_it(holder: Listener) -> tuple[Fix, ...]:
     if not holder.pid:
-        return (Fix("Ask root who it is", (f"sudo ss -tlnp 'sport = :{holder.port}'",)),)
+        return (by_root("See who it is", (f"sudo ss -tlnp 'sport = :{holder.port}'",)),)
     look = f"ps -o pid,user,lstart,args -p {holder.pid}"
     return (Fix("If it is a left-over of your own, end it", (look, f"kill {holder.pid}")),)
 
@@ -149,7 +150,7 @@ def port_range_too_small(network: Network, plan: Plan) -> Iterator[Finding]:
         yield Finding(
             summary=f"{there} ephemeral ports ({low}-{high}) for {plural(plan.nproc, 'rank')}, which want about {needed}",
             evidence=(network.seen("ephemeral_range", f"{low}-{high}"),),
-            fixes=(Fix("Widen the range", ('sudo sysctl -w net.ipv4.ip_local_port_range="32768 60999"',)),),
+            fixes=(by_root("Widen the range", ('sudo sysctl -w net.ipv4.ip_local_port_range="32768 60999"',)),),
         )
 
 
@@ -183,9 +184,9 @@ def local_firewall(network: Network, firewall: Firewall, environment: Maybe[Envi
     sign = "" if isinstance(environment, Unknown) else several_nodes(environment, network)
     if not drops or _lets_in_our_network(firewall, network):
         return
-    subnet = _subnet(network) or "the nodes' network"
+    subnet = _subnet(network)
     yield Finding(
-        summary=f"the packet filter ({known(firewall.tool)}) drops new TCP from other hosts; NCCL and gloo listen on random high ports",
+        summary=f"The packet filter ({known(firewall.tool)}) drops new TCP from other hosts; NCCL and gloo listen on random high ports",
         cause="" if sign else "It doesn't touch a job on this host alone, only one over several nodes.",
         evidence=(
             firewall.seen("input_policy"),
@@ -196,7 +197,7 @@ def local_firewall(network: Network, firewall: Firewall, environment: Maybe[Envi
             ),
             *((intent(sign),) if sign else ()),
         ),
-        fixes=(Fix(f"Let in all TCP from {subnet}", _opening(firewall, subnet)),),
+        fixes=(by_root(f"Let in all TCP from {subnet or 'the other nodes'}", _opening(firewall, subnet)),),
         severity=FAIL if sign else INFO,
     )
 
@@ -237,6 +238,8 @@ def _covers(source: str, subnet: str, way: str | None) -> bool:
 
 def _opening(firewall: Firewall, subnet: str) -> tuple[str, ...]:
     tool = known(firewall.tool)
+    if not subnet:
+        return ()
     if tool == "firewalld":
         return (f"sudo firewall-cmd --permanent --zone=trusted --add-source={subnet}", "sudo firewall-cmd --reload")
     if tool == "ufw":

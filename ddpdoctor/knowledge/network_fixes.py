@@ -9,6 +9,7 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.findings import Evidence, Fix
 from ddpdoctor.knowledge.job_intent import address_of, way_to_the_others
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.wording import listed
 
 
@@ -46,11 +47,11 @@ def hosts_fix(network: Network) -> tuple[Fix, ...]:
     line = shlex.quote(" ".join(one for one in (address, long, network.hostname) if one))
     lines = network.hosts_lines
     if isinstance(lines, tuple) and not any(network.hostname in one.split() for one in lines):
-        return (Fix(text, (f"echo {line} | sudo tee -a /etc/hosts",)),)
+        return (by_root(text, (f"echo {line} | sudo tee -a /etc/hosts",)),)
     name = network.hostname.replace(".", r"\.")
     taken_out = rf":a;s/[[:space:]]{name}\(\.[^[:space:]]*\)\{{0,1\}}\([[:space:]]\|$\)/\2/;ta"
     copy = f"{{ sed {shlex.quote(taken_out)} /etc/hosts; echo {line}; }} > ~/hosts.new"
-    return (Fix(text, (copy, "sudo cp ~/hosts.new /etc/hosts")),)
+    return (by_root(text, (copy, "sudo cp ~/hosts.new /etc/hosts")),)
 
 
 def without_root(network: Network) -> tuple[Fix, ...]:

@@ -280,7 +280,7 @@ def test_a_port_in_use(first: Host, variable: str) -> None:
         finding = found(look(first, **job, **{variable: "23456"}))
         assert set(finding) == {"port-in-use"}
         said = finding["port-in-use"]
-        assert said.summary == f"port 23456 ({variable}) is taken by {process} (pid {holder.pid}, root)"
+        assert said.summary == f"Port 23456 ({variable}) is taken by {process} (pid {holder.pid}, root)"
         assert found(look(first, **job, **{variable: "23457"})) == {}
         # Where the store is to be on the other host, the port here doesn't matter.
         assert found(look(first, **{**job, "MASTER_ADDR": "n2"}, **{variable: "23456"})) == {}
