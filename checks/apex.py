@@ -13,12 +13,13 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Toolchain
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.facts.visible import visible_gpus
+from ddpdoctor.facts.visible import needs_certain_order, visible_gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.building import build_commands, home_of, matching_nvcc, serves
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
-from ddpdoctor.knowledge.nvidia import NO_GPU, compute_capability
+from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability
+from ddpdoctor.knowledge.nvidia import without as leave_out
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, listed
 
@@ -288,16 +289,24 @@ def apex_arch_missing(
         and not any(serves(each, gpu.compute_capability) for each in one.architectures)
     ]
     if without:
+        bad = [gpu for gpu in usable if any(gpu is other for other, _, _ in without)]
+        fixes = [prescription_for(patient)]
+        if len(bad) < len(usable):
+            needs_certain_order(gpus, environment)
+            # Each once, though a GPU may stand there for several slices.
+            shown = {each.index: each for each in usable}.values()
+            others = ("export CUDA_DEVICE_ORDER=PCI_BUS_ID", leave_out(shown, bad))
+            fixes.append(Fix(f"Or leave {called(bad)} out", others))
         gpu, one, capability = without[0]
         yield Finding(
             summary=f"Apex's {one.module} is built for {listed(one.architectures)}, not for GPU {gpu.index}, "
             f"{gpu.name} (sm_{capability[0]}{capability[1]})",
-            severity=FAIL if all(any(gpu is other for other, _, _ in without) for gpu in usable) else WARN,
+            severity=WARN if len(bad) < len(usable) else FAIL,
             evidence=(
                 Evidence(f"{one.module}: {listed(one.architectures)}", f"fat binary of {one.path}"),
                 Evidence(f"GPU {gpu.index} has compute capability {dotted(capability)}", "NVML"),
             ),
-            fixes=(prescription_for(patient),),
+            fixes=tuple(fixes),
         )
         return
     for gpu in usable:

@@ -16,7 +16,7 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.facts.visible import selector, visible_gpus
+from ddpdoctor.facts.visible import needs_certain_order, visible_gpus
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import cuda_start, libcuda, told, torch_cuda
@@ -227,11 +227,8 @@ def gpu_arch_unsupported(
         return
     supported = [gpu for gpu in usable if gpu not in unsupported]
     first = unsupported[0]
-    chosen = selector(gpus, environment)
-    if chosen and supported and not _order_is_certain(environment, chosen):
-        raise NotKnown(
-            f"{chosen} holds numbers, which CUDA and the driver count differently unless CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        )
+    if supported:
+        needs_certain_order(gpus, environment)
     yield Finding(
         summary=f"torch {torch.version} has no code for {called(unsupported)}: {first.name}, sm_{_sm(first)}",
         severity=WARN if supported else FAIL,
@@ -247,13 +244,6 @@ def gpu_arch_unsupported(
 
 def _sm(gpu: Gpu) -> str:
     return "".join(str(part) for part in compute_capability(gpu))
-
-
-def _order_is_certain(environment: Maybe[Environment], chosen: str) -> bool:
-    if isinstance(environment, Unknown):
-        return False
-    by_bus = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    return by_bus or not re.search(r"(^|,)\s*\d", environment.get(chosen))
 
 
 def _for_these_gpus(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus, MigInstance
 
@@ -44,6 +46,21 @@ def visible_gpus(gpus: Gpus, environment: Maybe[Environment]) -> tuple[VisibleGp
             break  # CUDA stops at the first that it doesn't know
         chosen.extend(one for one in found if one not in chosen)
     return tuple(chosen)
+
+
+def needs_certain_order(gpus: Gpus, environment: Maybe[Environment]) -> None:
+    """For a verdict on some of several unequal GPUs.
+
+    Raises:
+        NotKnown: numbers choose among them, and CUDA may count in another order than NVML.
+    """
+    name = selector(gpus, environment)
+    if name is None or isinstance(environment, Unknown) or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return
+    if re.search(r"(^|,)\s*\d", environment.get(name)):
+        raise NotKnown(
+            f"{name} holds numbers, which CUDA and the driver count differently unless CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
 
 
 def _whole(gpu: Gpu) -> tuple[VisibleGpu, ...]:

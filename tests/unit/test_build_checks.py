@@ -69,3 +69,4 @@ def test_a_package_is_built_again_from_pypis_version() -> None:
 def test_apex_that_runs_on_some_gpus_only_warns(fixture: str, severity: Severity) -> None:
     (finding,) = judge(HOSTS / "apex-arch-missing" / f"{fixture}.json", "apex-arch-missing").findings
     assert finding.severity is severity
+    assert ("export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6" in commands(finding)) is (severity is WARN)
