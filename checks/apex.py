@@ -47,6 +47,13 @@ def installed(extensions: Extensions, torch: Torch) -> Apex:
     return found[0]
 
 
+def for_this_python(apex: Apex, patient: Patient) -> list[SharedObject]:
+    """The extensions that the patient would load; ends the check where there are none."""
+    found = [one for one in apex.objects if not other_python(one, patient)]
+    requires(found, "Apex is installed without extensions: see apex-missing-ext")
+    return found
+
+
 def prescription_for(patient: Patient) -> Fix:
     """The command that works out how to build Apex for this patient."""
     named = ["--python", patient.python] if patient.chosen_by == "--python" else []
@@ -180,9 +187,9 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, patient: Patient) -
     Remove Apex and build it again with the toolkit of torch's version; its setup.py takes no other.
     """
     apex = installed(extensions, torch)
-    requires(apex.objects, "Apex is installed without extensions: see apex-missing-ext")
+    loadable = for_this_python(apex, patient)
     version = torch.cuda or ""
-    for one in apex.objects:
+    for one in loadable:
         major = cudart_major(one)
         name = one.path.rpartition("/")[2]
         if not torch.cuda and one.missing:
@@ -231,14 +238,10 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient
     Remove Apex and build it again in this environment, with `--no-build-isolation --no-cache-dir`.
     """
     apex = installed(extensions, torch)
-    requires(apex.objects, "Apex is installed without extensions: see apex-missing-ext")
-    for one in apex.objects:
-        if (
-            other_python(one, patient)
-            or one.missing
-            or cudart_major(one) not in ("", (torch.cuda or "").partition(".")[0])
-        ):
-            continue  # Of another Python or CUDA, which other checks say.
+    loadable = for_this_python(apex, patient)
+    for one in loadable:
+        if one.missing or cudart_major(one) not in ("", (torch.cuda or "").partition(".")[0]):
+            continue  # Of another CUDA, which apex-cuda-mismatch says.
         broken = f"can't be loaded: {one.error}"
         found = (broken, broken) if one.error else unresolved(one, torch)
         if found is None:
@@ -276,8 +279,8 @@ def apex_arch_missing(
     Build it again with `TORCH_CUDA_ARCH_LIST` naming every GPU it shall run on: `TORCH_CUDA_ARCH_LIST="8.0;9.0"`.
     """
     apex = installed(extensions, torch)
-    loadable = [one for one in apex.objects if one.architectures and not other_python(one, patient)]
-    requires(loadable, "Apex is installed without extensions: see apex-missing-ext")
+    loadable = [one for one in for_this_python(apex, patient) if one.architectures]
+    requires(loadable, "no extension of Apex tells which GPUs it has code for")
     requires(gpus.vendor != "amd" and gpus.answering, NO_GPU)
     usable = [one.gpu for one in visible_gpus(gpus, environment)]
     requires(usable, "no GPU is visible to torch")

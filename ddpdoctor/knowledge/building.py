@@ -119,7 +119,7 @@ def toolkit_fixes(toolchain: Toolchain, patient: Patient, torch_cuda: str) -> tu
             f"Install the CUDA {wanted} toolkit into your home folder, which needs no root; download the runfile first: "
             f"https://developer.nvidia.com/cuda-{wanted.replace('.', '-')}-0-download-archive",
             (
-                f"sh cuda_{wanted}.*_linux.run --silent --toolkit --toolkitpath=$HOME/cuda-{wanted}",
+                f"sh cuda_{wanted}.*_linux*.run --silent --toolkit --toolkitpath=$HOME/cuda-{wanted}",
                 f"export CUDA_HOME=$HOME/cuda-{wanted} PATH=$HOME/cuda-{wanted}/bin:$PATH",
             ),
         ),
