@@ -143,8 +143,7 @@ def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Mayb
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
     requires(isinstance(torch, Unknown) or not torch.hip, "torch is built for ROCm")
     nodes = _numbered(driver)
-    path = known(driver.libcuda_path)
-    if nodes and path:
+    if nodes and known(driver.libcuda_path) is not None:
         return
     visible = container.nvidia_visible_devices
     capabilities = container.nvidia_driver_capabilities

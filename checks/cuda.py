@@ -219,11 +219,15 @@ def gpu_arch_unsupported(
     requires(usable, "no GPU is visible to torch")
     served = driver_cuda(driver, machine)
     jit = served is None or served >= numbers(cuda)[:2]
-    unsupported = []
+    unsupported: list[Gpu] = []
     for gpu in usable:
         if gpu not in unsupported and not runs_on(compute_capability(gpu), arch_list, tegra=machine.jetson, jit=jit):
             unsupported.append(gpu)
     if not unsupported:
+        if served is None and not all(
+            runs_on(compute_capability(one), arch_list, tegra=machine.jetson, jit=False) for one in usable
+        ):
+            raise NotKnown("the driver doesn't tell which CUDA it serves")
         return
     supported = [gpu for gpu in usable if gpu not in unsupported]
     first = unsupported[0]

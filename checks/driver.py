@@ -331,6 +331,8 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
     requires(not machine.wsl, "WSL takes the NVIDIA driver from Windows")
     requires(loaded is not None or status == 18, NO_DRIVER)
     library = (driver.nvml_version if status == 18 else None) or driver.libcuda_version or driver.nvml_version
+    if status is None and library is None:
+        raise NotKnown("none of the driver's libraries tells its version")
     path = "" if isinstance(driver.libcuda_path, Unknown) else driver.libcuda_path or ""
     initialised = None if isinstance(driver.cuda_init, Unknown) else driver.cuda_init
     # Newer libraries out of a compat folder may serve an older module: that is what they are for.

@@ -60,6 +60,8 @@ def nproc_exceeds_gpus(
         visible = counted
     requires(not (visible == 1 and _one_each(environment)), "Slurm gives each rank a GPU of its own")
     if plan.nproc <= visible:
+        if not counted:
+            known(environment)  # it may hide some
         return
     shown = "" if isinstance(environment, Unknown) or name is None else f" ({name}={environment.get(name)})"
     source = "torch.cuda.device_count()" if counted else "NVML and the environment"
@@ -286,9 +288,9 @@ def _memory(gpu: Gpu) -> int:
 
 
 def _alike(one: Gpu, other: Gpu) -> bool:
-    """Same model, and the same memory but for what ECC or the firmware keeps."""
+    """Same model, and the same memory (where both tell it) but for what ECC or the firmware keeps."""
     mine, theirs = _memory(one), _memory(other)
-    return one.name == other.name and abs(mine - theirs) <= 0.05 * max(mine, theirs)
+    return one.name == other.name and (not mine or not theirs or abs(mine - theirs) <= 0.05 * max(mine, theirs))
 
 
 def _kinds(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
@@ -332,6 +334,8 @@ def gpu_memory_in_use(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
         raise NotKnown("the memory in use on the visible GPUs is not reported")
     full = tuple(one for one in asked if (_share(one) or 0.0) >= 0.1)
     if not full:
+        if len(asked) < sum(not one.integrated for one in visible):
+            raise NotKnown("the memory in use on some visible GPUs is not reported")
         return
     worst = max(full, key=lambda one: _share(one) or 0.0)
     free = [one for one in asked if one not in full]

@@ -56,6 +56,8 @@ def _in_front(pattern: re.Pattern[str], libraries: Libraries) -> list[tuple[Libr
     What was loaded is believed; where nothing was, what LD_PRELOAD and LD_LIBRARY_PATH offer would have been.
     """
     if isinstance(libraries.loaded, Unknown):
+        if any(pattern.match(one.rpartition("/")[2]) for one in libraries.preload):
+            raise NotKnown(libraries.loaded.reason)  # what it is would show only once it is loaded
         taken = list({one.soname: one for one in reversed(libraries.offered)}.values())
     else:
         taken = list(libraries.loaded)

@@ -7,17 +7,41 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.extensions import Extensions
 from ddpdoctor.facts.libraries import Libraries
+from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.cuda_stack import import_broken, pin_of, reinstall, without_folder
 from ddpdoctor.knowledge.evidence import told, torch_version
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.knowledge.wheels import index_options, numbers
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, pip_install
+
+FROM_PIP = re.compile(
+    r"lib(c10|caffe2|torch|shm\b|gomp-|cu[a-z]|nccl|nv[A-Za-z]|magma|roc|rccl|MIOpen|hip|amdhip|aotriton|triton|kineto)"
+)
+"""Libraries of torch's own wheels and of the packages that these require; others are the system's or conda's."""
+
+INTEL = {"libiomp5": "intel-openmp", "libmkl_": "mkl"}
+"""How the libraries begin that Intel ships as packages of Python's."""
+
+OF_THE_SYSTEM = {
+    "libgomp.so.1": ("libgomp1", "libgomp", "libgomp"),
+    "libstdc++.so.6": ("libstdc++6", "libstdc++", "libstdcxx-ng"),
+    "libgfortran.so.5": ("libgfortran5", "libgfortran", "libgfortran5"),
+    "libopenblas.so.0": ("libopenblas0", "openblas", "libopenblas"),
+    "libnuma.so.1": ("libnuma1", "numactl-libs", "numactl"),
+    "libibverbs.so.1": ("libibverbs1", "libibverbs", "rdma-core"),
+    "librdmacm.so.1": ("librdmacm1", "librdmacm", "rdma-core"),
+    "libmpi.so.40": ("openmpi-bin", "openmpi", "openmpi"),
+    "libz.so.1": ("zlib1g", "zlib", "zlib"),
+}
+"""Library to its package in Debian and Ubuntu, in Red Hat's family and Fedora, and on conda-forge."""
 
 
 @check(
@@ -30,7 +54,14 @@ from ddpdoctor.wording import listed, pip_install
         LogSign("libtorch_cuda_cpp.so", why="not verified against a release"),
     ),
 )
-def cuda_lib_not_found(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
+def cuda_lib_not_found(
+    torch: Torch,
+    packages: Packages,
+    libraries: Libraries,
+    patient: Patient,
+    container: Maybe[Container],
+    machine: Maybe[Machine],
+) -> Iterator[Finding]:
     """A shared library that torch needs is nowhere to be found.
 
     ## What breaks
@@ -38,7 +69,7 @@ def cuda_lib_not_found(torch: Torch, packages: Packages, libraries: Libraries, p
 
     ## Why
     torch was installed without its nvidia-* packages (`--no-deps`, a lock file made elsewhere), one was uninstalled, or they
-    are those of another CUDA major.
+    are those of another CUDA major. A torch from conda or from source also needs libraries of the system.
 
     ## Fix
     Install the package that brings it, in the version that torch pins. Don't link one version's file under another's name.
@@ -49,14 +80,17 @@ def cuda_lib_not_found(torch: Torch, packages: Packages, libraries: Libraries, p
         return
     missing = [named[1]] if named else []
     if named and re.match(r"lib(cuda|nvidia-ml)\.so", named[1]):
-        return
+        inside = not isinstance(container, Unknown) and container.runtime
+        requires(False, f"{named[1]} is the driver's: see {'container-no-gpu' if inside else 'no-nvidia-driver'}")
     if not named or not isinstance(libraries.missing, Unknown):
         # The import stops at the first; the files tell what else would be missed.
         others = [one for one in known(libraries.missing) if not re.match(r"lib(cuda|nvidia-.*)\.so", one)]
         missing += [one for one in others if one not in missing]
     if not missing:
         return
-    fix = _bring(missing, torch, packages, patient)
+    from_pip = [one for one in missing if FROM_PIP.match(one)]
+    fixes = [_bring(from_pip, torch, packages, patient)] if from_pip else []
+    fixes += [_other(one, patient, machine) for one in missing if one not in from_pip]
     evidence = (
         told(torch, "import_error", f"import torch: {_last_line(torch.import_error)}")
         if named
@@ -68,8 +102,26 @@ def cuda_lib_not_found(torch: Torch, packages: Packages, libraries: Libraries, p
         ],
         severity=FAIL if named or import_broken(torch) else WARN,
         evidence=(evidence, torch_version(torch)),
-        fixes=(fix,),
+        fixes=tuple(fixes),
     )
+
+
+def _other(soname: str, patient: Patient, machine: Maybe[Machine]) -> Fix:
+    """What brings a library that isn't torch's."""
+    distribution = "" if isinstance(machine, Unknown) or isinstance(machine.os_id, Unknown) else machine.os_id
+    debian, fedora, conda = OF_THE_SYSTEM.get(soname, ("", "", ""))
+    intel = next((package for begin, package in INTEL.items() if soname.startswith(begin)), "")
+    if (conda or intel) and patient.environment_kind == "conda":
+        install = f"conda install -p {shlex.quote(patient.prefix)} -c conda-forge {conda or intel}"
+        return Fix(f"Install the package that brings {soname}", (install,))
+    if intel:
+        return Fix(f"Install the package that brings {soname}", (pip_install(patient, intel),))
+    apt = distribution in ("debian", "ubuntu")
+    if debian and (apt or distribution in ("rhel", "rocky", "almalinux", "centos", "fedora")):
+        install = f"sudo apt-get install {debian}" if apt else f"sudo dnf install {fedora}"
+        return by_root(f"Install the system's package that brings {soname}", (install,))
+    search = f"apt-file search {soname}" if apt else f"dnf provides '*/{soname}'"
+    return Fix(f"Find out which of the system's packages brings {soname}, and have it installed", (search,))
 
 
 def _last_line(error: str) -> str:
@@ -140,6 +192,7 @@ def glibcxx_too_old(
                 seen = Evidence(f"{one.module} needs GLIBCXX_{needed}", one.path)
                 yield _too_old(f"GLIBCXX_{needed}", one.module, libraries, patient, seen)
                 break
+    known(extensions.apex)
 
 
 def _too_old(needed: str, by: str, libraries: Libraries, patient: Patient, seen: Evidence) -> Finding:

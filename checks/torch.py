@@ -95,7 +95,7 @@ def torch_missing(
         LogSign("Error loading", why="also said of other libraries than torch's"),
     ),
 )
-def torch_import_broken(torch: Torch, patient: Patient) -> Iterator[Finding]:
+def torch_import_broken(torch: Torch, patient: Patient, container: Maybe[Container]) -> Iterator[Finding]:
     """PyTorch is installed, but can't be imported.
 
     ## What breaks
@@ -134,6 +134,8 @@ def torch_import_broken(torch: Torch, patient: Patient) -> Iterator[Finding]:
         look = Fix("See the whole traceback", (in_patient(patient, *repeat),))
     text = torch.import_error + torch.import_traceback
     slugs = next((slugs for pattern, *slugs in EXPLAINED_BY if re.search(pattern, text)), [])
+    if slugs == ["no-nvidia-driver"] and not isinstance(container, Unknown) and container.runtime:
+        slugs = ["container-no-gpu"]
     if slugs:
         cause = f"This is what {listed(slugs)} {'looks' if len(slugs) == 1 else 'look'} into."
     yield Finding(
@@ -207,10 +209,11 @@ def torch_cpu_only(
     if seen is None and jetson and not isinstance(machine, Unknown):
         seen = told(machine, "jetson", "this is a Jetson")
     if seen is None:
-        if not isinstance(pci, Unknown) or not isinstance(gpus, Unknown):
-            yield from _cpu_build_beside_amd(torch, patient, pci, gpus, packages)
-            return
-        raise NotKnown(pci.reason)
+        found = tuple(_cpu_build_beside_amd(torch, patient, pci, gpus, packages))
+        if not found:
+            _would_be_seen(pci, gpus, driver, machine)
+        yield from found
+        return
     spared = (
         not isinstance(container, Unknown)
         and container.runtime is not None
@@ -225,6 +228,20 @@ def torch_cpu_only(
         evidence=(torch_version(torch), torch_cuda(torch), seen),
         fixes=(install_torch(patient, driver, gpus, pci, machine, packages),),
     )
+
+
+def _would_be_seen(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver], machine: Maybe[Machine]) -> None:
+    """Whether a GPU, if there were one, would have shown.
+
+    Raises:
+        NotKnown: no, with the reason.
+    """
+    # Neither WSL's GPU nor a Jetson's is on the PCI bus; how much memory an AMD GPU has is not to be seen there.
+    if known(machine).wsl and "/dev/dxg" in known(driver).device_nodes:
+        known(known(driver).libcuda_path)
+    if known(pci).amd_gpus:
+        for one in known(gpus).devices:
+            known(one.memory_total)
 
 
 def _cpu_build_beside_amd(
@@ -276,6 +293,9 @@ def nccl_not_built(
     world = None if isinstance(environment, Unknown) else number(environment.get("WORLD_SIZE"))
     ranks = max(plan.nproc, world or 1)
     alone = ranks == 1
+    if alone:
+        known(environment)
+        known(machine)
     requires(not (alone and elsewhere), "one rank, on a kind of host for which there is no NCCL")
     gloo = Fix(
         f"{'Use' if elsewhere else 'Or use'} gloo in your script, `torch.distributed.init_process_group('gloo')`; this shows whether it is there",

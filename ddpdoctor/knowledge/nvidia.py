@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from packaging.version import InvalidVersion, Version
 
-from ddpdoctor.facts.base import Maybe, NotKnown, Unknown
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.machine import Machine
@@ -67,9 +67,15 @@ def bus_gpus(pci: Pci, machine: Machine) -> tuple[PciDevice, ...]:
 
 
 def driver_loaded(driver: Driver) -> bool:
-    """Whether the nvidia kernel module is loaded, by either of its two traces."""
+    """Whether the nvidia kernel module is loaded, by either of its two traces.
+
+    Raises:
+        NotKnown: neither could be read.
+    """
+    if isinstance(driver.kernel_version, Unknown):
+        return "nvidia" in known(driver.loaded_modules)
     loaded = () if isinstance(driver.loaded_modules, Unknown) else driver.loaded_modules
-    return isinstance(driver.kernel_version, str) or "nvidia" in loaded
+    return driver.kernel_version is not None or "nvidia" in loaded
 
 
 def shut_nodes(driver: Driver) -> list[str]:

@@ -423,3 +423,40 @@ def test_a_broken_import_names_the_check_that_knows_more(error: str, slug: str) 
     assert slug in finding.cause
     assert find_check(slug)
     assert any(f"explain {slug}" in command for fix in finding.fixes for command in fix.commands)
+
+
+def test_libcuda_that_a_container_was_not_given() -> None:
+    error = "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory"
+    facts = {"torch": {"import_state": "fails", "import_error": error}}
+    (finding,) = judged("torch-import-broken", "h100x8-container", facts).findings
+    assert finding.fixes[0].commands == ("ddpdoctor explain container-no-gpu",)
+    for host, slug in (("h100x8-container", "container-no-gpu"), ("h100x8-bare-metal", "no-nvidia-driver")):
+        result = judged("cuda-lib-not-found", host, facts)
+        assert result.not_tested
+        assert result.not_tested.reason == f"libcuda.so.1 is the driver's: see {slug}"
+
+
+@pytest.mark.parametrize(
+    ("host", "library", "command"),
+    [
+        ("h100x8-container", "libgomp.so.1", "sudo apt-get install libgomp1"),
+        ("h100x8-container", "libfoo.so.2", "apt-file search libfoo.so.2"),
+        ("h100x8-container", "libiomp5.so", "/usr/bin/python3 -m pip install intel-openmp"),
+        (
+            "h100x8-bare-metal",
+            "libgomp.so.1",
+            "conda install -p /opt/conda/envs/train -c conda-forge libgomp",
+        ),
+        (
+            "h100x8-container",
+            "libtorch_cuda.so",
+            "/usr/bin/python3 -m pip install --force-reinstall torch==2.13.0+cu130 "
+            "--index-url https://download.pytorch.org/whl/cu130",
+        ),
+    ],
+)
+def test_a_missing_library_comes_from_whom_it_belongs_to(host: str, library: str, command: str) -> None:
+    error = f"ImportError: {library}: cannot open shared object file: No such file or directory"
+    facts = {"torch": {"import_state": "fails", "import_error": error}}
+    (finding,) = judged("cuda-lib-not-found", host, facts).findings
+    assert [one for fix in finding.fixes for one in fix.commands] == [command]
