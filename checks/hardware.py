@@ -500,6 +500,7 @@ def _best(card: float, slot: float) -> float:
     return min(card, slot) if card and slot else card
 
 
+AT_BOOT = "one or a few that are not fatal, while the host starts, are normal"
 NONFATAL_FLOOR = 10
 """Probing of devices at boot leaves one such error or a few (unsupported request); a link that loses packets, dozens."""
 
@@ -508,8 +509,8 @@ NONFATAL_FLOOR = 10
     "pcie-aer-errors",
     severity=WARN,
     log_signs=(
-        LogSign("PCIe Bus Error: severity=Uncorrected", why="not verified against a release"),
-        LogSign("AER: Uncorrected", why="not verified against a release"),
+        LogSign("PCIe Bus Error: severity=Uncorrected", why=AT_BOOT),
+        LogSign("AER: Uncorrected", why=AT_BOOT),
     ),
 )
 def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
@@ -529,25 +530,27 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     requires(cards, "no GPU and no InfiniBand card on this host")
     above = {one.parent for one in cards}
     watched = (*cards, *(one for one in pci.devices if one.address in above and one not in cards))
-    bad = tuple(one for one in watched if one.aer_fatal or one.aer_nonfatal >= NONFATAL_FLOOR)
+    if all(one.aer_fatal is None and one.aer_nonfatal is None for one in watched):
+        raise NotKnown("the kernel doesn't count PCIe errors here")
+    counted = tuple((one, one.aer_fatal or 0, one.aer_nonfatal or 0) for one in watched)
+    bad = tuple(each for each in counted if each[1] or each[2] >= NONFATAL_FLOOR)
     if bad:
         yield Finding(
-            summary=f"PCIe errors that were not corrected since boot: {plural(sum(one.aer_fatal + one.aer_nonfatal for one in bad), 'error')} at "
-            f"{listed((one.address for one in bad), most=4)}",
+            summary=f"PCIe errors that were not corrected since boot: {plural(sum(fatal + nonfatal for _, fatal, nonfatal in bad), 'error')} at "
+            f"{listed((one.address for one, _, _ in bad), most=4)}",
             evidence=tuple(
                 Evidence(
-                    f"{one.address}: {one.aer_fatal} fatal, {one.aer_nonfatal} not fatal, "
-                    f"{one.aer_correctable} corrected",
+                    f"{one.address}: {fatal} fatal, {nonfatal} not fatal, {one.aer_correctable or 0} corrected",
                     f"/sys/bus/pci/devices/{one.address}/aer_dev_*",
                 )
-                for one in bad
+                for one, fatal, nonfatal in bad
             ),
             fixes=(
                 Fix(
                     "See whether the count grows"
                     + (", on the host" if container.runtime else "")
                     + f"; if so, have riser, slot and cable looked at; the kernel log tells more {NEEDS_ROOT}",
-                    (f"grep TOTAL /sys/bus/pci/devices/{bad[0].address}/aer_dev_*", "sudo dmesg | grep -i aer"),
+                    (f"grep TOTAL /sys/bus/pci/devices/{bad[0][0].address}/aer_dev_*", "sudo dmesg | grep -i aer"),
                 ),
             ),
         )

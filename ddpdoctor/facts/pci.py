@@ -36,9 +36,10 @@ class PciDevice(msgspec.Struct, frozen=True, kw_only=True):
     """For bridges: whether ACS sends peer-to-peer traffic up to the root. None: not readable (needs root)."""
     iommu_domain: str | None = None
     """Type of its IOMMU group's domain: "identity" (passed through), "DMA", "DMA-FQ"; None: no group, or not readable."""
-    aer_fatal: int = 0
-    aer_nonfatal: int = 0
-    aer_correctable: int = 0
+    aer_fatal: int | None = 0
+    """Errors since boot; None: the kernel or the firmware doesn't count them for this device."""
+    aer_nonfatal: int | None = 0
+    aer_correctable: int | None = 0
 
     @property
     def is_nvidia_gpu(self) -> bool:

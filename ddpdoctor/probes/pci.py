@@ -154,10 +154,10 @@ def _acs_redirect(folder: Path) -> bool | None:
     return False
 
 
-def _errors(folder: Path, name: str) -> int:
-    """The total of an AER counter file: its last line, "TOTAL_ERR_FATAL 0"."""
+def _errors(folder: Path, name: str) -> int | None:
+    """The total of an AER counter file: its last line, "TOTAL_ERR_FATAL 0". None where there is no such file."""
     total = re.search(r"^TOTAL\S* (\d+)$", _text(folder, name), re.MULTILINE)
-    return int(total[1]) if total else 0
+    return int(total[1]) if total else None
 
 
 def _iommu_groups(context: Context) -> int | Unknown:

@@ -129,7 +129,7 @@ def test_half_broken_files(tmp_path: Path) -> None:
     (tmp_path / "sys/bus/pci/devices/0000:09:00.0").symlink_to("../../../devices/gone")
     gpu = only_gpu(tmp_path)
     assert (gpu.device, gpu.revision, gpu.numa_node, gpu.driver) == (0, 0, -1, None)
-    assert (gpu.link_speed, gpu.link_width, gpu.link_speed_max, gpu.aer_fatal) == (0.0, 0, 0.0, 0)
+    assert (gpu.link_speed, gpu.link_width, gpu.link_speed_max, gpu.aer_fatal) == (0.0, 0, 0.0, None)
 
 
 @pytest.mark.parametrize(("config", "revision"), [(b"\xff" * 64, 0xFF), (b"\xde\x10\x30\x23" + b"\0" * 60, 0xA1)])
