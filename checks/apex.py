@@ -350,7 +350,6 @@ def apex_build_isolation(
     pip = known(patient.pip_version)
     requires(pip, "there is no pip: see pip-missing")
     nvcc = matching_nvcc(toolchain, torch.cuda) if torch.cuda else None
-    home = home_of(nvcc) if nvcc else toolchain.cuda_home
     yield Finding(
         summary=f"A plain `pip install` of the Apex source in {toolchain.apex_source} fails, or builds no extensions"[
             :160
@@ -360,5 +359,7 @@ def apex_build_isolation(
             told(toolchain, "apex_source", f"an Apex source tree lies in {toolchain.apex_source}"),
             patient.seen("pip_version"),
         ),
-        fixes=(Fix("Build it with these commands", build_commands(toolchain, patient, home)),),
+        fixes=(Fix("Build it with these commands", build_commands(toolchain, patient, home_of(nvcc))),)
+        if nvcc
+        else (prescription_for(patient),),
     )

@@ -258,7 +258,7 @@ def old_strings(symbols: tuple[str, ...]) -> bool:
 
 
 def build_commands(
-    toolchain: Toolchain, patient: Patient, home: str | None, architectures: str | None = None, count: int | None = None
+    toolchain: Toolchain, patient: Patient, home: str, architectures: str | None = None, count: int | None = None
 ) -> tuple[str, ...]:
     """The commands that build Apex for this patient with the toolkit in `home`, from the source tree at hand or a fresh
     clone."""
@@ -266,7 +266,7 @@ def build_commands(
     settings = []
     if patient.environment_kind in ("venv", "conda"):  # Its ninja is on PATH only while it is activated.
         settings.append(f"PATH={shlex.quote(patient.prefix + '/bin')}:$PATH")
-    settings += [f"CUDA_HOME={shlex.quote(home)}"] if home else []
+    settings.append(f"CUDA_HOME={shlex.quote(home)}")
     settings += [f"TORCH_CUDA_ARCH_LIST={shlex.quote(architectures)}"] if architectures else []
     settings += [f"MAX_JOBS={count}"] if count else []
     options = ["-v", "--no-build-isolation", "--no-cache-dir"]

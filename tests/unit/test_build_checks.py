@@ -70,3 +70,12 @@ def test_apex_that_runs_on_some_gpus_only_warns(fixture: str, severity: Severity
     (finding,) = judge(HOSTS / "apex-arch-missing" / f"{fixture}.json", "apex-arch-missing").findings
     assert finding.severity is severity
     assert ("export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6" in commands(finding)) is (severity is WARN)
+
+
+def test_a_tree_without_a_toolkit_for_it_gets_no_command_that_fails() -> None:
+    tree = {"apex_source": "/home/ada/apex", "apex_source_style": "environment"}
+    (finding,) = found("apex-build-isolation", toolchain=tree, extensions={"apex": []})
+    assert "CUDA_HOME=/usr/local/cuda-13.0 " in commands(finding)
+    other = {**tree, "nvccs": {"0": {"version": "12.4"}}}
+    (finding,) = found("apex-build-isolation", toolchain=other, extensions={"apex": []})
+    assert commands(finding) == "ddpdoctor explain apex"
