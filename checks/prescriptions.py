@@ -85,7 +85,7 @@ def apex(
     ## Why
     Its setup.py compares nvcc's version with `torch.version.cuda` and stops at any difference; today's runs nvcc even
     when no extension was asked for, so without CUDA_HOME not even the Python part installs. Each of some dozen CUDA
-    files takes up to 3 GiB to compile, and ninja compiles as many at once as there are cores.
+    files takes some 3 GiB to compile, by our reckoning, and ninja compiles as many at once as there are cores.
 
     ## Fix
     Below stands what to type on this host. Where all you need is mixed precision, a fused AdamW, SyncBatchNorm or layer
