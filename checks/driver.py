@@ -405,7 +405,7 @@ def nvml_unavailable(
     requires(not machine.jetson, "a Jetson has no full NVML")
     if driver.nvml_end:
         requires(driver.device_nodes or driver_loaded(driver) or own_gpus(known(pci)), NO_GPU)
-        yield nvml_cut_short(driver, gpus, not isinstance(torch, Unknown) and torch.cuda_available is True)
+        yield nvml_cut_short(driver, container, gpus, not isinstance(torch, Unknown) and torch.cuda_available is True)
         return
     requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
     requires(driver.libcuda_path is not None, "there is no libcuda.so.1")

@@ -24,7 +24,21 @@ def _signal(end: str) -> str:
     return end.partition(": ")[2]
 
 
-def nvml_cut_short(driver: Driver, gpus: Maybe[Gpus], cuda_works: bool) -> Finding:
+def _remedy(container: Container, hangs: bool) -> Fix:
+    """For a driver that hangs, or libraries of it that crash."""
+    if container.runtime and hangs:
+        return Fix("Start the container anew; if it does the same, the host must be rebooted")
+    if container.runtime:
+        return Fix(
+            "Start the container from an image without driver libraries of its own: NVIDIA's toolkit puts in the host's",
+            ("ldconfig -p | grep -E 'libcuda.so|libnvidia-ml'",),
+        )
+    if hangs:
+        return by_root("If it stays so: reboot", ("sudo reboot",))
+    return by_root("Install the driver's libraries anew, in the version of the kernel module")
+
+
+def nvml_cut_short(driver: Driver, container: Container, gpus: Maybe[Gpus], cuda_works: bool) -> Finding:
     """NVML hung or crashed. cuda_works: torch could use the GPUs in the meantime, so that a hang may be mere slowness."""
     hangs = driver.nvml_end == "hangs"
     reasons = [one.reason for one in (driver.nvml_status, gpus) if isinstance(one, Unknown)]
@@ -35,10 +49,10 @@ def nvml_cut_short(driver: Driver, gpus: Maybe[Gpus], cuda_works: bool) -> Findi
         fix = by_root("Switch persistence mode on", ("sudo nvidia-smi -pm 1",))
     elif hangs:
         cause = "The driver or a GPU is stuck; whatever asks for the GPUs, NCCL included, will wait as long."
-        fix = by_root("If it stays so: reboot", ("sudo reboot",))
+        fix = _remedy(container, hangs)
     else:
         cause = "The library is damaged, or isn't the one that belongs to the loaded kernel module."
-        fix = by_root("Install the driver's libraries anew, in the version of the kernel module")
+        fix = _remedy(container, hangs)
     return Finding(
         summary=f"NVML {ends}" + (f", asked about {asked[1]}" if asked else "") + ": nvidia-smi and NCCL need it",
         cause=cause,
@@ -76,11 +90,7 @@ def cuda_cut_short(driver: Driver, container: Container) -> Finding:
                     "sudo dmesg | grep -E 'NVRM|Xid' | tail -n 20",
                 ),
             ),
-            Fix("Then start the container anew; if it does the same, the host must be rebooted")
-            if container.runtime
-            else by_root("Then reboot", ("sudo reboot",))
-            if hangs
-            else by_root("Install the driver's libraries anew, in the version of the kernel module"),
+            _remedy(container, hangs),
         ),
     )
 
