@@ -22,6 +22,40 @@ SHUT = "this user may not open the GPUs' device nodes: see gpu-device-permission
 IN_CONTAINER = "in a container this is the host's matter"
 
 
+NVML_CODES = {
+    1: "NVML says that it was not initialised",
+    2: "NVML got an argument that it doesn't know; its version and the driver's may differ",
+    3: "this NVML doesn't support the call",
+    4: "this user has no permission to talk to the driver",
+    8: "a GPU's extra power cables are not plugged in properly",
+    9: "the NVIDIA driver is not loaded",
+    10: "the driver did not answer in time",
+    11: "the kernel has a problem with the GPU's interrupts",
+    12: "libnvidia-ml.so.1 can't be loaded",
+    13: "this libnvidia-ml.so.1 lacks a function: it is too old, or no driver's",
+    14: "the information ROM of a GPU is corrupted",
+    16: "a GPU needs a reset before it can be used again",
+    17: "the operating system (a cgroup) blocks access to the GPU",
+    18: "the driver's libraries and its kernel part are of different versions",
+    20: "there is not enough memory",
+    23: "the driver ran out of resources",
+    27: "the system is not ready yet",
+    999: "the driver reports an error without a name",
+}
+"""NVML return codes in plain words; 15 has a check of its own, and so has 18 but under WSL."""
+
+INSTALL = {
+    "ubuntu": ("sudo ubuntu-drivers install --gpgpu", "sudo reboot"),
+    "debian": ("sudo apt-get install linux-headers-amd64 nvidia-driver", "sudo reboot"),
+    "rhel": ("sudo dnf module install nvidia-driver:open-dkms", "sudo reboot"),
+    "rocky": ("sudo dnf module install nvidia-driver:open-dkms", "sudo reboot"),
+    "almalinux": ("sudo dnf module install nvidia-driver:open-dkms", "sudo reboot"),
+    "fedora": ("sudo dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda", "sudo reboot"),
+    "arch": ("sudo pacman -S nvidia-open nvidia-utils", "sudo reboot"),
+}
+"""ID of the distribution to the commands that install the driver."""
+
+
 def nvidia_gpus(gpus: Gpus) -> tuple[Gpu, ...]:
     """The NVIDIA GPUs that answer.
 
