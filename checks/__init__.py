@@ -1,4 +1,7 @@
-"""The illnesses: one file a family, one function an illness. Pure functions over facts; nothing here looks at the world."""
+"""The illnesses: one function an illness, one file a family (a large one has several: host.py, host_memory.py).
+
+Pure functions over facts; nothing here looks at the world.
+"""
 
 if __name__ != "ddpdoctor.checks":
     raise ImportError("import this package as ddpdoctor.checks")

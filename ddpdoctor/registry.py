@@ -45,14 +45,17 @@ def requires(condition: object, reason: str) -> None:
 
 
 class Check:
-    """One illness: its slug, family, severity, page (the docstring), log lines and predicate."""
+    """One illness: its slug, family, severity, page (the docstring), log lines and predicate.
+
+    The family is the first word of its file's name: a large one has several files, host.py and host_memory.py.
+    """
 
     def __init__(self, slug: str, severity: Severity, log_signs: tuple[LogSign, ...], predicate: Predicate) -> None:
         self.slug = slug
         self.severity = severity
         self.log_signs = log_signs
         self.predicate = predicate
-        self.family = predicate.__module__.rsplit(".", 1)[-1]
+        self.family = predicate.__module__.rsplit(".", 1)[-1].partition("_")[0]
 
     def __repr__(self) -> str:
         return f"Check({self.slug!r}, family={self.family!r})"

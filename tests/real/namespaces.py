@@ -130,7 +130,7 @@ def look(host: Host, **settings: str) -> Snapshot:
 
 def found(snapshot: Snapshot) -> dict[str, Finding]:
     """Slug to finding, of the checks of the network."""
-    results = diagnose(snapshot, Plan(2, "--nproc"), select(["network", "ports", "interfaces"]))
+    results = diagnose(snapshot, Plan(2, "--nproc"), select(["network"]))
     assert not [one for one in results if one.not_tested and one.not_tested.why == "crashed"]
     return {one.check.slug: one.findings[0] for one in results if one.findings}
 

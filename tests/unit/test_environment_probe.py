@@ -23,7 +23,7 @@ from ddpdoctor.probes.environment import NAMES, PREFIXES, probe
 from ddpdoctor.redaction import REDACTED
 from ddpdoctor.registry import Why, all_checks, diagnose
 
-OURS = [one for one in all_checks() if one.family in ("settings", "leftovers", "visible_gpus", "launch")]
+OURS = [one for one in all_checks() if one.family in ("settings", "launch")]
 
 
 def look(root: Path, **environ: str) -> Environment:

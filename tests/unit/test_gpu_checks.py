@@ -25,7 +25,7 @@ from ddpdoctor.probes.pci import probe as look_at_pci
 from ddpdoctor.registry import Check, Result, Why, all_checks, diagnose, find_check
 from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, healthy_names, read_fixture, to_snapshot
 
-FAMILIES = ("driver", "gpu", "hardware", "interconnect", "container")
+FAMILIES = ("driver", "gpu", "container")
 OURS = [one for one in all_checks() if one.family in FAMILIES]
 SICK = [path for one in OURS for path in sorted((HOSTS / one.slug).glob("sick-*.json"))]
 TWO_CAUSES = {

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.checks.settings import nearest
-from ddpdoctor.checks.visible_gpus import what_cuda_shows
+from ddpdoctor.checks.settings_visible_gpus import what_cuda_shows
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu
 from ddpdoctor.facts.plan import Plan
