@@ -1,4 +1,4 @@
-"""The illnesses: one function an illness, one file a family (a large one has several: host.py, host_memory.py).
+"""The illnesses: one function an illness, one file a family (a large one has several: host_memory.py, host_disks.py).
 
 Pure functions over facts; nothing here looks at the world.
 """

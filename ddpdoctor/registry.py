@@ -47,7 +47,7 @@ def requires(condition: object, reason: str) -> None:
 class Check:
     """One illness: its slug, family, severity, page (the docstring), log lines and predicate.
 
-    The family is the first word of its file's name: a large one has several files, host.py and host_memory.py.
+    The family is the first word of its file's name: a large one has several files, host_memory.py and host_disks.py.
     """
 
     def __init__(self, slug: str, severity: Severity, log_signs: tuple[LogSign, ...], predicate: Predicate) -> None:

@@ -1,0 +1,161 @@
+"""The file systems that training writes to."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.facts.disks import Disk, Disks
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import human, listed
+
+MIB = 1024**2
+GIB = 1024**3
+
+FLOORS: dict[str, tuple[int, int]] = {
+    "working folder": (256 * MIB, 5 * GIB),
+    "temporary files": (16 * MIB, 512 * MIB),
+    "home": (0, 128 * MIB),
+    "torch cache": (0, GIB),
+    "Hugging Face cache": (0, GIB),
+    "Triton cache": (0, GIB // 4),
+}
+"""Free bytes below which it fails, and warns. A checkpoint of a billion parameters with Adam takes 12 GB; a small one 5."""
+INODES_WANTED = 1000
+
+
+def _floors(disk: Disk) -> tuple[int, int]:
+    return FLOORS.get(disk.purpose, (0, 0))
+
+
+@check(
+    "disk-full",
+    severity=FAIL,
+    log_signs=(
+        LogSign("PytorchStreamWriter failed writing file"),
+        LogSign("file write failed"),
+        LogSign("unexpected pos"),
+        LogSign("No space left on device", why="also where /dev/shm or the inodes are full"),
+        LogSign("Disk quota exceeded", why="not verified against a release"),
+        LogSign("failed with Input/output error"),
+    ),
+)
+def disk_full(disks: Disks) -> Iterator[Finding]:
+    """A file system that training writes to is full, or cannot be written to.
+
+    ## What breaks
+    The checkpoint at the end of the first epoch is cut short, torch.compile cannot write its cache, or torchrun cannot
+    make its folder for logs.
+
+    ## Why
+    The working folder, $TMPDIR, the home folder and the caches of torch, Triton and Hugging Face often lie on small or
+    shared file systems. Besides bytes they can run out of inodes, one of which every file takes. A quota for your user or
+    project doesn't show in these figures: ask `quota -s`, `lfs quota -h`, or your cluster's own command.
+
+    ## Fix
+    Make room, keep fewer checkpoints, or move: `TMPDIR`, `HF_HOME`, `TORCH_HOME`, `TRITON_CACHE_DIR`.
+    """
+    requires(disks.folders, "no file system could be asked")
+    by_mount: dict[tuple[str, int], list[Disk]] = {}
+    for disk in disks.folders:
+        by_mount.setdefault((disk.mount or disk.path, disk.total), []).append(disk)
+    for group in by_mount.values():
+        # Images (squashfs, snap) are full by nature; whether they can be written to is judged below.
+        group = [one for one in group if one.total and not one.read_only_mount]
+        short = [one for one in group if one.free < _floors(one)[1]]
+        if short:
+            yield _short_of("space", short, f"{human(short[0].free)} of {human(short[0].total)} free")
+        scarce = [one for one in group if _counts_inodes(one) and one.inodes_free < INODES_WANTED]
+        if scarce:
+            yield _short_of("inodes", scarce, f"{scarce[0].inodes_free} of {scarce[0].inodes_total} inodes free")
+    for disk in disks.folders:
+        if not disk.writable and disk.purpose in ("working folder", "temporary files", "Triton cache"):
+            yield _not_writable(disk)
+
+
+def _counts_inodes(disk: Disk) -> bool:
+    # Of file systems in user space many make these figures up.
+    return disk.inodes_total > 0 and not disk.file_system.startswith("fuse")
+
+
+def _short_of(what: str, disks: Sequence[Disk], figures: str) -> Finding:
+    first = disks[0]
+    fails = any(one.free < _floors(one)[0] for one in disks) if what == "space" else True
+    where = first.mount or first.path
+    if what == "space":
+        look = f"du -xh --max-depth=2 {shlex.quote(where)} 2>/dev/null | sort -h | tail -n 20"
+    else:
+        look = f"du -x --inodes --max-depth=2 {shlex.quote(where)} 2>/dev/null | sort -n | tail -n 20"
+    fixes = [Fix("See what takes the room, and remove what nobody needs", (look,))]
+    moves = {"temporary files": "TMPDIR", "Hugging Face cache": "HF_HOME", "torch cache": "TORCH_HOME"}
+    variables = [moves[one.purpose] for one in disks if one.purpose in moves]
+    if variables:
+        fixes.append(
+            Fix(
+                f"Or set {listed(variables)} to {'a folder' if len(variables) == 1 else 'folders'} on a larger file system"
+            )
+        )
+    return Finding(
+        summary=f"{where} is short of {what}: {figures}; on it: {listed([one.purpose for one in disks], 3)}"[:160],
+        evidence=tuple(_seen(one, figures) for one in disks),
+        fixes=tuple(fixes),
+        severity=FAIL if fails else WARN,
+    )
+
+
+def _not_writable(disk: Disk) -> Finding:
+    why = "is mounted read-only" if disk.read_only_mount else "does not belong to this user"
+    variable = {"temporary files": "TMPDIR", "Triton cache": "TRITON_CACHE_DIR"}.get(disk.purpose)
+    if variable:
+        fix = Fix(
+            f"Set {variable} to a folder that you may write to",
+            (f'mkdir -p "$PWD/tmp" && export {variable}="$PWD/tmp"',),
+        )
+    else:
+        fix = Fix("Start training in a folder that you may write to, or tell your program to write its files to one")
+    severity: Severity = INFO if disk.purpose == "Triton cache" else WARN
+    return Finding(
+        summary=f"This user can't write to {disk.path} ({disk.purpose})"[:160],
+        cause=f"It {why}.",
+        evidence=(_seen(disk, "not writable"),),
+        fixes=(fix,),
+        severity=severity,
+    )
+
+
+def _seen(disk: Disk, figures: str) -> Evidence:
+    return Evidence(f"{disk.purpose} {disk.path} ({disk.file_system or 'file system'}): {figures}", "statvfs")
+
+
+@check("disk-unanswered", severity=FAIL)
+def disk_unanswered(disks: Disks) -> Iterator[Finding]:
+    """A file system does not answer.
+
+    ## What breaks
+    Whatever touches it hangs and can't even be killed: an import, a dataset, a checkpoint, the shell's prompt. The other
+    ranks wait for the one that hangs until their time is up.
+
+    ## Why
+    Its server (NFS, Lustre, a FUSE process) is gone or overloaded, and the kernel waits for it without end.
+
+    ## Fix
+    Tell the administrator, with the mount point. Until then work in a folder on another file system.
+    """
+    for path in disks.unanswered:
+        quoted = shlex.quote(path)
+        yield Finding(
+            summary=f"The file system of {path} doesn't answer"[:160],
+            evidence=(told(disks, "unanswered", f"no answer about {path}"),),
+            fixes=(
+                Fix(
+                    "Work in a folder on another file system, and see from time to time whether this one answers",
+                    (f"timeout -s KILL 5 stat -f {quoted}",),
+                ),
+                Fix(
+                    "Tell the administrator which server it is; these are the network file systems here",
+                    ("grep -E ' (nfs|lustre|fuse|ceph|beegfs|gpfs)' /proc/mounts",),
+                ),
+            ),
+        )

@@ -1,0 +1,172 @@
+"""Shared memory: what ranks and DataLoader workers hand each other."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe, known
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.shared_memory import SharedMemory
+from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.knowledge.evidence import planned, told
+from ddpdoctor.knowledge.root import by_root
+from ddpdoctor.registry import LogSign, check
+from ddpdoctor.wording import human, listed, plural
+
+MIB = 1024**2
+
+SHM_NCCL = 64 * MIB
+"""NCCL's shared memory transport: a segment of up to 32 MiB for sending and one for receiving, a rank."""
+SHM_LOADER = 256 * MIB
+"""NCCL, and four DataLoader workers that each have two batches of 32 float images of 224 x 224 (19 MiB) on the way."""
+
+
+@check(
+    "shm-too-small",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Call to posix_fallocate failed : No space left on device"),
+        LogSign("Error while creating shared memory segment"),
+        LogSign("failed to extend /dev/shm/nccl-"),
+        LogSign("killed by signal: Bus error"),
+        LogSign("It is possible that dataloader's workers are out of shared memory"),
+        LogSign("Unexpected bus error encountered in worker"),
+    ),
+)
+def shm_too_small(
+    shared_memory: SharedMemory, container: Maybe[Container], gpus: Maybe[Gpus], plan: Plan
+) -> Iterator[Finding]:
+    """Shared memory has too little room for these ranks and their DataLoader workers.
+
+    ## What breaks
+    NCCL cannot create its segments and init fails, or a DataLoader worker dies with "Bus error" in the middle of an
+    epoch, and its rank takes the others down.
+
+    ## Why
+    Containers get 64 MiB of /dev/shm unless told otherwise. NCCL needs about 64 MiB a rank there when GPUs can't reach
+    each other directly, and every batch that a DataLoader worker hands over lies there too: some 200 MiB a rank for
+    images. Outside of containers Linux gives half of the memory, which is enough, unless something has filled it.
+
+    ## Fix
+    Docker and Podman: `--ipc=host`, or `--shm-size=16g`. Kubernetes: an emptyDir with `medium: Memory` on /dev/shm. As
+    root: `mount -o remount,size=16g /dev/shm`. Until then `num_workers=0` keeps the DataLoader out of it.
+    """
+    if not shared_memory.exists:
+        yield Finding(
+            summary="/dev/shm doesn't exist: NCCL and DataLoader workers can't share memory",
+            evidence=(told(shared_memory, "exists", "there is no /dev/shm"),),
+            fixes=_more_shared_memory(container, plan, has_size=False),
+        )
+        return
+    if shared_memory.writable is False:
+        yield Finding(
+            summary="This user may not write to /dev/shm: NCCL and DataLoader workers can't share memory",
+            evidence=(told(shared_memory, "writable", "/dev/shm is not writable"),),
+            fixes=(
+                by_root(
+                    "Give it its usual permissions",
+                    ("sudo chmod 1777 /dev/shm",),
+                ),
+            ),
+        )
+        return
+    size, free = known(shared_memory.size), known(shared_memory.free)
+    wanted = plan.nproc * SHM_LOADER
+    if free >= wanted:
+        known(shared_memory.writable)
+        return
+    one_host_nccl = plan.nproc > 1 and not (isinstance(gpus, Gpus) and not gpus.devices)
+    severity = FAIL if one_host_nccl and free < plan.nproc * SHM_NCCL else WARN
+    evidence = (
+        told(shared_memory, "size", f"size of /dev/shm: {human(size)}"),
+        told(shared_memory, "free", f"free in /dev/shm: {human(free)}"),
+        planned(plan),
+    )
+    if size < wanted:
+        yield Finding(
+            summary=f"/dev/shm has only {human(size)}; {plural(plan.nproc, 'rank')} with DataLoader workers may need {human(wanted)}",
+            evidence=evidence,
+            fixes=_more_shared_memory(container, plan, has_size=True),
+            severity=severity,
+        )
+    else:
+        yield Finding(
+            summary=f"/dev/shm is nearly full: {human(free)} of {human(size)} free; "
+            f"{plural(plan.nproc, 'rank')} may need {human(wanted)}",
+            cause="It is large enough; other jobs, or files left behind, fill it.",
+            evidence=evidence,
+            fixes=(Fix("See what fills it, and remove what no job needs", ("ls -lhS /dev/shm | head -n 20",)),),
+            severity=severity,
+        )
+
+
+def _more_shared_memory(container: Maybe[Container], plan: Plan, *, has_size: bool) -> tuple[Fix, ...]:
+    runtime = container.runtime if isinstance(container, Container) else None
+    gibibytes = max(8, 2 * plan.nproc)
+    remount = f"mount -o remount,size={gibibytes}g /dev/shm"
+    mount = f"mount -t tmpfs -o mode=1777,size={gibibytes}g tmpfs /dev/shm"
+    commands = (remount,) if has_size else ("mkdir -p /dev/shm", mount)
+    without_it = (Fix("Until then use `num_workers=0` in every DataLoader, which keeps it out of /dev/shm"),)
+    if runtime in ("docker", "podman", "containerd"):
+        return (
+            Fix(f"Start the container with `--ipc=host`, or with `--shm-size={gibibytes}g`"),
+            Fix("Or, as root in a privileged container, at once", commands),
+            *without_it,
+        )
+    if runtime == "kubernetes":
+        return (
+            Fix(
+                "Add to the pod's `volumes`: `{name: shm, emptyDir: {medium: Memory}}`, and to the container's "
+                "`volumeMounts`: `{name: shm, mountPath: /dev/shm}`"
+            ),
+            *without_it,
+        )
+    if runtime is not None:
+        return (Fix("Start the container with the host's /dev/shm mounted into it (`--bind /dev/shm`)"), *without_it)
+    return (
+        by_root(
+            f"{'Enlarge' if has_size else 'Make'} it, until the next start of the host",
+            tuple(f"sudo {one}" for one in commands),
+        ),
+        *without_it,
+    )
+
+
+MOST_REMOVED = 32
+
+
+@check("shm-stale-segments", severity=INFO)
+def shm_stale_segments(shared_memory: SharedMemory) -> Iterator[Finding]:
+    """Segments of jobs that died lie in shared memory.
+
+    ## What breaks
+    Nothing at first. They take memory that no process uses, and once /dev/shm is full the next job dies with "Bus
+    error" or "No space left on device".
+
+    ## Why
+    NCCL, torch and Python's multiprocessing remove their segments when they end in good order. After `kill -9`, a crash
+    or the OOM killer nobody does, and they stay until the next start of the host.
+
+    ## Fix
+    Remove those that no process maps: `rm` with exactly these names. Those of a running job must stay.
+    """
+    stale = known(shared_memory.stale)
+    if not stale:
+        return
+    size = shared_memory.size
+    heavy = isinstance(size, int) and shared_memory.stale_size > size // 4
+    count = plural(len(stale), "segment")
+    yield Finding(
+        summary=f"{count} of dead jobs {'takes' if len(stale) == 1 else 'take'} {human(shared_memory.stale_size)} of /dev/shm",
+        evidence=(told(shared_memory, "stale", f"no process uses {listed(stale)}"),),
+        fixes=(
+            Fix(
+                "Remove them" if len(stale) <= MOST_REMOVED else f"Remove the first {MOST_REMOVED}, then check again",
+                (shlex.join(["rm", "-f", *stale[:MOST_REMOVED]]),),
+            ),
+        ),
+        severity=WARN if heavy else INFO,
+    )
