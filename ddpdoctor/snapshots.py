@@ -25,23 +25,24 @@ class _Header(msgspec.Struct):
     ddpdoctor_snapshot: int
 
 
-def read_snapshot(path: Path) -> Snapshot:
-    """Reads one snapshot.
+def read_snapshot(path: str | Path) -> Snapshot:
+    """Reads one snapshot from a file, or from standard input where the path is "-".
 
     Raises:
         SnapshotError: it doesn't exist, may not be read, is too large, truncated, not ours, or from a newer ddpdoctor.
     """
-    return decode_snapshot(_read(path), str(path))
+    name = "standard input" if str(path) == "-" else str(path)
+    return decode_snapshot(_read(path, name), name)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: str | Path, name: str) -> bytes:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(0, "rb", closefd=False) if str(path) == "-" else Path(path).open("rb") as file:
             content = file.read(MAX_SIZE + 1)
     except OSError as error:
-        raise SnapshotError(f"{path}: {error.strerror or error}") from error
+        raise SnapshotError(f"{name}: {error.strerror or error}") from error
     if len(content) > MAX_SIZE:
-        raise SnapshotError(f"{path}: larger than {MAX_SIZE >> 20} MiB, so this is no snapshot; nothing of it was used")
+        raise SnapshotError(f"{name}: larger than {MAX_SIZE >> 20} MiB, so this is no snapshot; nothing of it was used")
     return content
 
 
@@ -52,7 +53,7 @@ def decode_snapshot(content: bytes, name: str) -> Snapshot:
         SnapshotError: as in `read_snapshot`.
     """
     if not content.strip():
-        raise SnapshotError(f"{name}: the file is empty; take the snapshot again: ddpdoctor snapshot -o {name}")
+        raise SnapshotError(f"{name}: there is nothing in it; take the snapshot again with ddpdoctor snapshot -o FILE")
     try:
         schema = msgspec.json.decode(content, type=_Header).ddpdoctor_snapshot
     except msgspec.ValidationError as error:

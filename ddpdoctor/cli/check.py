@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,7 +26,12 @@ def check(
     ] = None,
     ignored: Annotated[list[str] | None, typer.Option("--ignore", help="Not these checks or families.")] = None,
     snapshots: Annotated[
-        list[Path] | None, typer.Option("--snapshot", help="Judge this saved snapshot, not this host. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--snapshot",
+            metavar="FILE",
+            help="Judge this saved snapshot (- for standard input), not this host. Repeatable.",
+        ),
     ] = None,
     nproc: Annotated[
         int | None,
@@ -87,7 +91,10 @@ def _selected(chosen: list[str] | None, ignored: list[str] | None) -> tuple[Chec
 
 
 def _names(values: list[str] | None) -> list[str]:
-    return [name.strip() for value in values or () for name in value.split(",") if name.strip()]
+    names = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
+    if values and not names:
+        raise typer.BadParameter("--select or --ignore is empty; is the variable in it set?")
+    return names
 
 
 def _groups(checks: tuple[Check, ...]) -> set[str]:
@@ -96,7 +103,7 @@ def _groups(checks: tuple[Check, ...]) -> set[str]:
     return heading.union(*(one.groups for one in checks))
 
 
-def _read(paths: list[Path]) -> tuple[list[Snapshot], list[str]]:
+def _read(paths: list[str]) -> tuple[list[Snapshot], list[str]]:
     from ddpdoctor.snapshots import SnapshotError, read_snapshot
 
     taken, problems = [], []

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import typer
+
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.patient.asking import ask
 from ddpdoctor.probes.patient.choice import choose_python
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 def begin(python: str | None, *, quick: bool = False) -> Context:
     """Chooses the patient and has it import torch at once: that takes longest, and all else happens meanwhile."""
+    if python is not None and not python.strip():
+        raise typer.BadParameter("--python is empty; is the variable in it set?")
     path, chosen_by = choose_python(python, os.environ)
     context = Context(path, chosen_by, quick=quick)
     if not quick:

@@ -9,6 +9,8 @@ import traceback
 from contextlib import suppress
 from typing import TextIO
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def main() -> None:
     """Runs the command line. Whatever happens, the user sees a sentence and not a traceback."""
@@ -17,7 +19,7 @@ def main() -> None:
         # A terminal that can't show a character gets a "?" and the report goes on.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, _stop)
     code = _run()
     _leave(code)
@@ -31,6 +33,9 @@ def _open_closed_streams() -> None:
 
 
 def _stop(number: int, frame: object) -> None:
+    for one in SIGNALS:
+        # An impatient second Ctrl-C must not break into the clean end.
+        signal.signal(one, signal.SIG_IGN)
     raise _Stopped(128 + number)
 
 
@@ -50,7 +55,8 @@ def _run() -> int:
         return app(standalone_mode=False) or 0
     except _Stopped as stopped:
         return _say("Stopped. Nothing was changed.", stopped.code)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):
+        # Without its standalone mode typer ends the process itself in one case only: the reader of our output has gone.
         return 141
     except OSError as error:
         return _say(f"ddpdoctor could not go on: {error.strerror or error}", 2)
@@ -80,6 +86,8 @@ def _say(text: str, code: int) -> int:
 
 def _leave(code: int) -> None:
     """Ends at once: a probe that hangs in the kernel must not hold us, nor a closed pipe end in a complaint."""
+    for one in SIGNALS:
+        signal.signal(one, signal.SIG_IGN)
     if "ddpdoctor.probes.subprocesses" in sys.modules:
         sys.modules["ddpdoctor.probes.subprocesses"].end_all()
     for stream in (sys.stdout, sys.stderr):

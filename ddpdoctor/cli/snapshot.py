@@ -13,8 +13,14 @@ from ddpdoctor.cli.looking import begin, look
 
 def snapshot(
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The file to write. Default: standard output.", show_default=False),
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The file to write. Default, and for -: standard output.",
+            show_default=False,
+        ),
     ] = None,
     python: Annotated[
         str | None,
@@ -31,11 +37,11 @@ def snapshot(
     from ddpdoctor.snapshots import SnapshotError, encode_snapshot, write_snapshot
 
     taken = look(context, GROUPS)
-    if output is None:
+    if output is None or output == "-":
         sys.stdout.write(encode_snapshot(taken).decode())
         return
     try:
-        write_snapshot(taken, output)
+        write_snapshot(taken, Path(output))
     except SnapshotError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from error

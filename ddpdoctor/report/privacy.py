@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.snapshot import Snapshot
@@ -15,6 +16,12 @@ _MAC = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b")
 _GPU_UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}-[0-9a-fA-F-]{27,}")
 
 
+_NAMES_HOSTS = re.compile(
+    r"(?:PET_)?MASTER_ADDR|PET_RDZV_ENDPOINT|(?:DIST_)?(?:INIT_METHOD|URL)|NCCL_COMM_ID|SLURM\w*NODELIST|SLURMD_NODENAME"
+    r"|SLURM_SRUN_COMM_HOST|SLURM_LAUNCH_NODE_IPADDR|JOBSET_NAME|KUBERNETES_SERVICE_HOST"
+)
+
+
 class Anonymiser:
     """Replaces one host's names wherever they stand, the same name always by the same word."""
 
@@ -23,7 +30,8 @@ class Anonymiser:
         names = {snapshot.host}
         if not isinstance(snapshot.network, Unknown):
             names |= {snapshot.network.hostname, snapshot.network.fqdn}
-        names |= {name.partition(".")[0] for name in names}
+        names |= set(_named_by_settings(snapshot))
+        names |= {name.partition(".")[0] for name in names if not _is_address(name)}
         names -= {"", "localhost", "localhost.localdomain"}
         longest_first = sorted(names, key=len, reverse=True)
         self._names = re.compile(
@@ -38,6 +46,26 @@ class Anonymiser:
         text = _IPV4.sub(_mask_public, text)
         text = _IPV6.sub(_mask_public, text)
         return self._names.sub(self._word, text)
+
+
+def _named_by_settings(snapshot: Snapshot) -> Iterator[str]:
+    """Hosts that the settings name: the master, the rendezvous, Slurm's nodes (a list of them as a whole)."""
+    if isinstance(snapshot.environment, Unknown):
+        return
+    for setting in snapshot.environment.settings:
+        if _NAMES_HOSTS.fullmatch(setting.name):
+            host = setting.value.rpartition("//")[2].partition("/")[0]
+            name = re.sub(r":\d+$", "", host).strip()
+            if not _is_address(name) and not name.isdecimal():
+                yield name
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _mask_public(found: re.Match[str]) -> str:

@@ -46,7 +46,7 @@ def _patient(snapshot: Snapshot) -> str:
         return ""
     if patient.state != "ok":
         return f"{patient.python} can't be asked"
-    text = f"{patient.python} (Python {patient.version}"
+    text = f"{patient.python} (chosen by {patient.chosen_by}; Python {patient.version}"
     torch = snapshot.torch
     if not isinstance(torch, Unknown):
         if not torch.installed:

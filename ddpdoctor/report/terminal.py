@@ -16,6 +16,7 @@ from ddpdoctor.report.summary import summary
 from ddpdoctor.wording import plural
 
 _MOST_REASONS = 5
+_MOST_NAMES = 8
 
 STYLES = {Severity.FAIL: "bold red", Severity.WARN: "bold yellow", Severity.INFO: "bold blue"}
 VERDICT_STYLES = {
@@ -44,6 +45,9 @@ def show(
     for one, name in zip(examinations, node_names(examinations), strict=True):
         if quiet:
             _show_lines(console, one, f"{one_line(name)}: " if len(examinations) > 1 else "")
+        elif len(examinations) > 1 and not verbose and one.verdict is Verdict.OK:
+            console.print(Hanging(Text("OK", VERDICT_STYLES[Verdict.OK]), Text(f"{one_line(name)}: {_counts(one)}"), 6))
+            console.print()
         else:
             _show_host(console, one, verbose=verbose)
     for problem in problems:
@@ -52,37 +56,44 @@ def show(
 
 
 def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = ()) -> Text:
-    """The whole in one sentence, which never says "fine" of what was not tested."""
+    """The whole in one sentence, which never says "fine" of what was not tested; of several hosts, each by name."""
     verdict = overall(examinations)
     if problems and verdict is not Verdict.FAIL:
         verdict = Verdict.UNKNOWN
-    findings = [finding for one in examinations for finding in one.findings]
-    count = {severity: sum(found is severity for _, found, _ in findings) for severity in Severity}
-    reasons = [result.not_tested.why for one in examinations for result in one.results if result.not_tested]
-    idle = reasons.count(Why.NOT_APPLICABLE)
-    passed = sum(len(one.passed) for one in examinations)
+    line = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict])
     if not examinations:
-        return (
-            Text().append("UNKNOWN  ", VERDICT_STYLES[verdict]).append("No verdict: nothing could be judged.", "bold")
-        )
-    if verdict is Verdict.UNKNOWN:
-        text = "No verdict: not a single check could be judged." if not problems else "Not every host could be judged."
-    elif verdict is Verdict.OK:
-        text = "Nothing wrong was found."
+        return line.append("No verdict: nothing could be judged.", "bold")
+    if len(examinations) == 1:
+        line.append(f"{_outcome(examinations[0])}.", "bold").append(f" {_counts(examinations[0])}")
     else:
-        parts = []
-        if count[Severity.FAIL]:
-            parts.append(plural(count[Severity.FAIL], "problem") + " that will stop or spoil training")
-        if count[Severity.WARN]:
-            parts.append(plural(count[Severity.WARN], "warning"))
-        text = " and ".join(parts) + "."
-    line = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict]).append(text, "bold")
-    line.append(f" {plural(passed, 'check')} passed, {len(reasons) - idle} could not be tested")
-    line.append(f", {idle} had nothing to look at.")
-    worst = next((check.slug for check, severity, _ in findings if severity is not Severity.INFO), None)
-    if worst:
-        line.append(f"\nMore on the first: ddpdoctor explain {worst}", "dim")
+        hosts = zip(node_names(examinations), examinations, strict=True)
+        line.append("; ".join(f"{one_line(name)}: {_outcome(one)}" for name, one in hosts) + ".", "bold")
+    if problems:
+        line.append(f" {plural(len(problems), 'snapshot')} could not be read.", "bold")
+    findings = [(severity.rank, check.slug) for one in examinations for check, severity, _ in one.findings]
+    worst = min(findings, key=lambda one: one[0], default=None)
+    if worst and worst[0] < Severity.INFO.rank:
+        line.append(f"\nMore on the first: ddpdoctor explain {worst[1]}", "dim")
     return line
+
+
+def _outcome(one: Examination) -> str:
+    if one.verdict is Verdict.UNKNOWN:
+        return "No verdict: not a single check could be judged"
+    severities = [severity for _, severity, _ in one.findings]
+    parts = []
+    if fails := severities.count(Severity.FAIL):
+        parts.append(plural(fails, "problem") + " that will stop or spoil training")
+    if warns := severities.count(Severity.WARN):
+        parts.append(plural(warns, "warning"))
+    return " and ".join(parts) or "Nothing wrong was found"
+
+
+def _counts(one: Examination) -> str:
+    reasons = [result.not_tested.why for result in one.results if result.not_tested]
+    idle = reasons.count(Why.NOT_APPLICABLE)
+    unknown = len(reasons) - idle
+    return f"{plural(len(one.passed), 'check')} passed, {unknown} could not be tested, {idle} had nothing to look at."
 
 
 def _show_lines(console: Console, one: Examination, node: str) -> None:
@@ -151,7 +162,8 @@ def _show_not_tested(console: Console, one: Examination, *, verbose: bool) -> No
     if reasons:
         console.print(Text("Could not be tested", "bold magenta"))
         for reason, slugs in reasons.items():
-            console.print(Hanging(Text(""), Text(one_line(reason)).append(f": {', '.join(slugs)}", "dim"), 2))
+            names = ", ".join(slugs) if verbose or len(slugs) <= _MOST_NAMES else plural(len(slugs), "check")
+            console.print(Hanging(Text(""), Text(one_line(reason)).append(f": {names}", "dim"), 2))
         console.print()
     idle = _by_reason(one, Why.NOT_APPLICABLE)
     if not idle:

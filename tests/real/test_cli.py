@@ -86,6 +86,10 @@ def test_exit_codes_of_snapshots(sick: Path, healthy: Path) -> None:
         (["check", "--select", "shm-to-small"], "shm-too-small"),
         (["check", "--json", "--markdown"], "exclude"),
         (["check", "-v", "-q"], "exclude"),
+        (["check", "--python", ""], "--python is empty"),
+        (["snapshot", "--python", ""], "--python is empty"),
+        (["check", "--select", ""], "is empty"),
+        (["check", "--ignore", ","], "is empty"),
         (["check", "--nproc", "0"], "--nproc"),
         (["check", "--snapshot", "x.json", "--python", "python3"], "--snapshot"),
         (["check", "--select", "host", "--ignore", "host"], "leave no check"),
@@ -124,15 +128,18 @@ def test_snapshot_file_is_judged_like_the_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [[], ["--json"], ["--markdown"], ["-v"]])
-def test_a_closed_pipe_ends_it_quietly(how: list[str]) -> None:
+def test_a_closed_pipe_ends_it_quietly_and_not_as_a_verdict(how: list[str], healthy: Path) -> None:
     started = subprocess.Popen(
-        command("check", "--select", "host", *how), env=plain_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command("check", "--snapshot", healthy, *how),
+        env=plain_environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert started.stdout is not None
     assert started.stderr is not None
     started.stdout.close()
     stderr = started.stderr.read()
-    assert started.wait(60) in (0, 1, 141)
+    assert started.wait(60) == 141
     assert stderr == b""
 
 
@@ -162,6 +169,35 @@ def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
     _, stderr = started.communicate(timeout=10)
     assert started.returncode == 130
     assert stderr.strip() == "Stopped. Nothing was changed."
+
+
+def test_an_impatient_second_ctrl_c_ends_it_no_worse(tmp_path: Path) -> None:
+    hanging = tmp_path / "torch"
+    hanging.mkdir()
+    (hanging / "__init__.py").write_text("import time\ntime.sleep(60)\n")
+    started = subprocess.Popen(
+        command("check", "--python", sys.executable),
+        env=plain_environ() | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(2)
+    for _ in range(20):
+        started.send_signal(signal.SIGINT)
+        time.sleep(0.003)
+    _, stderr = started.communicate(timeout=10)
+    assert started.returncode == 130
+    assert stderr.strip() == "Stopped. Nothing was changed."
+
+
+def test_a_snapshot_through_a_pipe(sick: Path) -> None:
+    with sick.open() as file:
+        ended = subprocess.run(
+            command("check", "--snapshot", "-", "-q"), env=plain_environ(), stdin=file, capture_output=True, text=True
+        )
+    assert ended.returncode == 1
+    assert "shm-too-small" in ended.stdout
 
 
 def on_pty(*arguments: str | Path, columns: int, environ: dict[str, str]) -> str:

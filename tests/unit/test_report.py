@@ -13,6 +13,7 @@ import pytest
 import ddpdoctor.report
 from ddpdoctor.examination import Examination, Verdict, examine, overall
 from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
@@ -112,6 +113,15 @@ def test_several_hosts_have_the_worst_verdict() -> None:
     assert overall([made(), made(FINDING)]) is Verdict.FAIL
     assert overall([made(), made(not_tested=NotTested(Why.UNKNOWN, "no"))]) is Verdict.UNKNOWN
     assert overall([]) is Verdict.UNKNOWN
+
+
+def test_of_several_hosts_each_is_told_and_the_fine_ones_briefly() -> None:
+    text = on_terminal(made(), made(FINDING), made(FINDING, severity=WARN), width=200)
+    last = [line for line in text.splitlines() if line][-2]
+    assert last == (
+        "FAIL  node01: Nothing wrong was found; node01 (2): 1 problem that will stop or spoil training; node01 (3): 1 warning."
+    )
+    assert text.splitlines()[0].startswith("OK    node01: 1 check passed")
 
 
 def test_no_verdict_is_never_called_fine() -> None:
@@ -218,6 +228,22 @@ def test_markdown_names_neither_people_nor_hosts() -> None:
         assert gone not in text
     for kept in ("10.0.0.5", "fe80::1"):
         assert kept in text
+
+
+def test_markdown_names_no_host_of_the_settings() -> None:
+    settings = (
+        Setting("MASTER_ADDR", "node17.cluster.acme.example"),
+        Setting("PET_RDZV_ENDPOINT", "login3.hpc.example:29400"),
+        Setting("SLURM_JOB_NODELIST", "gpu[01-16]"),
+        Setting("NCCL_COMM_ID", "10.0.0.5:1234"),
+    )
+    finding = Finding("node17.cluster.acme.example and node17 and login3.hpc.example:29400 and 10.0.0.5")
+    snapshot = Snapshot(host="login3", environment=Environment(settings=settings))
+    text = to_markdown([Examination(snapshot, Plan(1, ""), made(finding).results)])
+    for gone in ("node17", "acme", "login3", "gpu["):
+        assert gone not in text
+    assert "NCCL_COMM_ID=10.0.0.5:1234" in text
+    assert "MASTER_ADDR=HOST\n" in text
 
 
 def test_markdown_shows_text_as_it_is() -> None:

@@ -28,8 +28,8 @@ def test_round_trip_keeps_every_fact(name: str, tmp_path: Path) -> None:
 WHOLE = encode_snapshot(Snapshot(host="node01", machine=Unknown("no")))
 
 WRONG = {
-    "empty": (b"", "empty"),
-    "white space": (b" \n", "empty"),
+    "empty": (b"", "nothing in it"),
+    "white space": (b" \n", "nothing in it"),
     "truncated": (WHOLE[: len(WHOLE) // 2], "copied whole"),
     "another JSON": (b'{"name": "x"}', "not a snapshot"),
     "a JSON list": (b"[1, 2]", "not a snapshot"),
