@@ -153,18 +153,24 @@ def test_a_full_disk_is_told(sick: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
-    hanging = tmp_path / "torch"
+def check_of_a_torch_that_hangs(folder: Path) -> subprocess.Popen[str]:
+    """A check that has been waiting for the import for a while."""
+    hanging = folder / "torch"
     hanging.mkdir()
     (hanging / "__init__.py").write_text("import time\ntime.sleep(60)\n")
     started = subprocess.Popen(
         command("check", "--python", sys.executable),
-        env=plain_environ() | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        env=plain_environ() | {"PYTHONPATH": f"{folder}:{ROOT}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     time.sleep(2)
+    return started
+
+
+def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
+    started = check_of_a_torch_that_hangs(tmp_path)
     started.send_signal(signal.SIGINT)
     _, stderr = started.communicate(timeout=10)
     assert started.returncode == 130
@@ -172,17 +178,7 @@ def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
 
 
 def test_an_impatient_second_ctrl_c_ends_it_no_worse(tmp_path: Path) -> None:
-    hanging = tmp_path / "torch"
-    hanging.mkdir()
-    (hanging / "__init__.py").write_text("import time\ntime.sleep(60)\n")
-    started = subprocess.Popen(
-        command("check", "--python", sys.executable),
-        env=plain_environ() | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    time.sleep(2)
+    started = check_of_a_torch_that_hangs(tmp_path)
     for _ in range(20):
         started.send_signal(signal.SIGINT)
         time.sleep(0.003)
