@@ -59,7 +59,7 @@ _CAUSES = {
 
 def _repairs(patient: Patient) -> Iterator[Fix]:
     python = shlex.quote(patient.python)
-    if patient.state == "missing" and "link to" in patient.detail and patient.python.endswith("/bin/python"):
+    if patient.state == "missing" and "doesn't exist any more" in patient.detail and patient.python.endswith("/bin/python"):
         folder = shlex.quote(patient.python.removesuffix("/bin/python"))
         yield Fix(
             "Make the environment anew, and install its packages again",
@@ -71,6 +71,11 @@ def _repairs(patient: Patient) -> Iterator[Fix]:
         yield Fix("Leave the active environment", ("conda deactivate",))
     if patient.state == "not-executable" and "may not execute" in patient.detail:
         yield Fix("If it really is a Python, make it executable", (f"chmod +x {python}",))
+    if patient.state == "not-executable" and "may not enter" in patient.detail:
+        yield Fix(
+            "See who owns that folder, and ask to be let in; or take an environment of this user's own",
+            (f"namei -l {python}",),
+        )
     if patient.state in ("hangs", "dies"):
         yield Fix(
             "See whether it starts without settings, site-packages and sitecustomize", (f"{python} -I -S -c pass",)

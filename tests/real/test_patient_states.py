@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -98,6 +100,36 @@ def test_venv_whose_base_is_gone(tmp_path: Path) -> None:
     found = patient(str(tmp_path / "python"))
     assert found.state == "missing"
     assert "/usr/bin/python3.99" in found.detail
+
+
+@pytest.mark.root
+def test_venv_whose_base_lies_where_this_user_may_not_go() -> None:
+    """The base is there: nothing may be called gone, nor may the environment be cleared."""
+    with tempfile.TemporaryDirectory() as folder:
+        base, python = Path(folder) / "closed" / "bin" / "python3", Path(folder) / "venv" / "bin" / "python"
+        for one in (base, python):
+            one.parent.mkdir(parents=True)
+        Path(folder).chmod(0o755)
+        base.symlink_to(sys.executable)
+        base.parent.parent.chmod(0o700)
+        (python.parent / "python3").symlink_to(base)
+        python.symlink_to("python3")
+        as_nobody = (
+            "import os, sys\n"
+            "from ddpdoctor.probes.context import Context\n"
+            "from ddpdoctor.probes.patient.asking import ask\n"
+            "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "answer = ask(Context(sys.argv[1], environ={}), 'interpreter')\n"
+            "print(answer.state, answer.detail, sep=': ')"
+        )
+        said = subprocess.run([sys.executable, "-c", as_nobody, python], capture_output=True, text=True, check=True)
+    assert said.stdout == f"not-executable: this user may not enter {folder}/closed (it is a link to {base})\n"
+
+
+def test_links_that_lead_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "python").symlink_to("python")
+    found = patient(str(tmp_path / "python"))
+    assert (found.state, found.detail) == ("not-executable", "it can't be looked at: " + os.strerror(errno.ELOOP))
 
 
 def test_folder(tmp_path: Path) -> None:

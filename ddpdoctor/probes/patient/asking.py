@@ -93,18 +93,28 @@ def _unusable(python: str) -> Answer | None:
     """What is wrong with the path itself."""
     if os.path.isdir(python):
         return Answer("not-executable", "it is a folder, without a bin/python in it")
-    if os.path.islink(python) and not os.path.exists(python):
-        return Answer("missing", f"it is a link to {os.readlink(python)}, which doesn't exist any more")
     try:
         os.stat(python)
     except PermissionError:
-        return Answer("not-executable", "the folder that it lies in may not be entered by this user")
-    except (OSError, ValueError):
+        return Answer("not-executable", _closed(python))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        if os.path.islink(python):
+            return Answer("missing", f"it is a link to {os.path.realpath(python)}, which doesn't exist any more")
         where = "there is no such file" if os.sep in python else "there is no such command on PATH"
         return Answer("missing", where)
+    except OSError as error:
+        return Answer("not-executable", f"it can't be looked at: {error.strerror}")
     if not os.access(python, os.X_OK):
         return Answer("not-executable", "it is a file that this user may not execute")
     return None
+
+
+def _closed(python: str) -> str:
+    """Where its links lead, and the first folder on the way that keeps this user out."""
+    target = Path(os.path.realpath(python))
+    folder = next((one for one in reversed(target.parents) if not os.access(one, os.X_OK)), target.parent)
+    leads = "" if os.fspath(target) == python else f" (it is a link to {target})"
+    return f"this user may not enter {folder}{leads}"
 
 
 def _understood(python: str, ended: Ended, words: tuple[str, str], seconds: float) -> Answer:
