@@ -1,4 +1,4 @@
-"""The file systems that training writes to."""
+"""The folders and file systems that training writes to."""
 
 from __future__ import annotations
 
@@ -159,3 +159,30 @@ def disk_unanswered(disks: Disks) -> Iterator[Finding]:
                 ),
             ),
         )
+
+
+@check("working-folder-gone", severity=FAIL, log_signs=(LogSign("getcwd: cannot access parent directories"),))
+def working_folder_gone(disks: Disks) -> Iterator[Finding]:
+    """The folder that this was started in was deleted.
+
+    ## What breaks
+    `import torch` can end without a traceback ("Intel oneMKL FATAL ERROR: Cannot load"), Python says "FileNotFoundError"
+    at `os.getcwd()`, and no relative path can be opened.
+
+    ## Why
+    Something removed the folder while a shell was in it: a job's scratch folder was cleaned up, or a checkout was made
+    anew. A new folder of the same name is another folder: a shell in the old one doesn't notice it.
+
+    ## Fix
+    `cd` to a folder that exists, also where it has the same name (`cd "$PWD"`), and start again.
+    """
+    if not disks.removed:
+        return
+    yield Finding(
+        summary=f"The working folder was deleted: {disks.removed}"[:160],
+        evidence=(told(disks, "removed", f"{disks.removed} was deleted"),),
+        fixes=(
+            Fix("If there is a new folder of that name, enter it", ('cd "$PWD"',)),
+            Fix("Otherwise go to a folder that exists", ("cd ~",)),
+        ),
+    )

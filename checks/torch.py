@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
@@ -95,7 +96,9 @@ def torch_missing(
         LogSign("Error loading", why="also said of other libraries than torch's"),
     ),
 )
-def torch_import_broken(torch: Torch, patient: Patient, container: Maybe[Container]) -> Iterator[Finding]:
+def torch_import_broken(
+    torch: Torch, patient: Patient, container: Maybe[Container], disks: Maybe[Disks]
+) -> Iterator[Finding]:
     """PyTorch is installed, but can't be imported.
 
     ## What breaks
@@ -113,9 +116,14 @@ def torch_import_broken(torch: Torch, patient: Patient, container: Maybe[Contain
     requires(torch.import_state != "not-tried", "torch was not imported")
     if torch.import_state == "ok":
         return
+    requires(isinstance(disks, Unknown) or not disks.removed, "see working-folder-gone")
     line = (torch.import_error.strip().splitlines() or ["it said nothing"])[-1]
     short = re.sub(r"/[^\s:'\"()]+/", "", line)
     evidence = [told(torch, "import_error", f"import torch: {line}"), torch_version(torch)]
+    traceback = "Traceback (most recent call last)" in torch.import_traceback
+    printed = torch.import_traceback.strip().splitlines()
+    if printed and not traceback:
+        evidence.insert(1, told(torch, "import_traceback", f"the last line that it printed: {printed[-1]}"))
     repeat = ("-c", "import torch")
     if torch.import_state == "crashes":
         summary = f"import torch kills Python: {short}"
@@ -130,8 +138,11 @@ def torch_import_broken(torch: Torch, patient: Patient, container: Maybe[Contain
         look = Fix("See how far it gets: the last line names the module", (timed, f"df {shlex.quote(torch.location)}"))
     else:
         summary = f"import torch fails: {short}"
-        cause = "The last line of the traceback says what is missing or doesn't fit."
-        look = Fix("See the whole traceback", (in_patient(patient, *repeat),))
+        if printed and not traceback:
+            cause = f"It ended without a traceback, and printed: {printed[-1]}"
+        else:
+            cause = "The last line of the traceback says what is missing or doesn't fit."
+        look = Fix("See all that it prints", (in_patient(patient, *repeat),))
     text = torch.import_error + torch.import_traceback
     slugs = next((slugs for pattern, *slugs in EXPLAINED_BY if re.search(pattern, text)), [])
     if slugs == ["no-nvidia-driver"] and not isinstance(container, Unknown) and container.runtime:

@@ -37,3 +37,5 @@ class Disks(Facts, frozen=True, kw_only=True):
     folders: Annotated[tuple[Disk, ...], Source("statvfs, mount table")]
     unanswered: Annotated[tuple[str, ...], Source("statvfs with a deadline")] = ()
     """Folders whose file system did not answer in time (a hanging NFS server)."""
+    removed: Annotated[str, Source("getcwd, /proc/self/cwd")] = ""
+    """The working folder, where it was deleted under the process; then it isn't among `folders`."""

@@ -34,7 +34,21 @@ def probe(context: Context) -> Disks:
     return Disks(
         folders=tuple(one.disk for one in asked if one.disk is not None),
         unanswered=tuple(one.path for one in asked if not one.answered.is_set()),
+        removed=_removed(),
     )
+
+
+def _removed() -> str:
+    """The working folder's former path, if it was deleted."""
+    try:
+        os.getcwd()  # noqa: PTH109 (the system call is the question)
+    except FileNotFoundError:
+        with suppress(OSError):
+            return os.readlink("/proc/self/cwd").removesuffix(" (deleted)")  # noqa: PTH115
+        return "the working folder"
+    except OSError:
+        pass  # It may not be looked at, which is another matter.
+    return ""
 
 
 def _folders(context: Context) -> list[tuple[str, str]]:

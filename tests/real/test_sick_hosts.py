@@ -311,6 +311,7 @@ def test_working_folder_that_is_gone(tmp_path: Path) -> None:
     folder.mkdir()
     told = check(*OURS, around=in_shell(f"cd '{folder}'; rmdir '{folder}'"))
     assert "torch-missing" in told.passed
+    assert told.found["working-folder-gone"] == f"fail: The working folder was deleted: {folder}"
     ended = run(
         "snapshot", "-o", "x.json", *OURS, around=in_shell(f"mkdir '{folder}'; cd '{folder}'; rmdir '{folder}'")
     )

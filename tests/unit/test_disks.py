@@ -102,3 +102,16 @@ def test_a_working_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.M
     found = by_purpose(disks.probe(Context("python", environ={"HOME": str(tmp_path)})))
     assert "working folder" not in found
     assert "home" in found
+
+
+def test_working_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    assert disks.probe(Context("python")).removed == ""
+    gone.rmdir()
+    found = disks.probe(Context("python"))
+    assert found.removed == str(gone)
+    assert "working folder" not in by_purpose(found)
+    gone.mkdir()
+    assert disks.probe(Context("python")).removed == str(gone), "a new folder of that name is another one"
