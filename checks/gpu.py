@@ -11,7 +11,7 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.knowledge.evidence import planned
+from ddpdoctor.knowledge.evidence import planned, torch_version
 from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
@@ -47,6 +47,9 @@ def nproc_exceeds_gpus(
     ## Fix
     `torchrun --nproc-per-node=gpu` takes as many as there are; or widen CUDA_VISIBLE_DEVICES.
     """
+    # Where the bus shows a GPU that the driver doesn't, the driver's checks say so.
+    if not gpus.devices and gpus.vendor is None and plan.source == "--nproc":
+        yield from _ranks_without_gpu(plan, environment, torch)
     requires(gpus.devices, "no GPU on this host")
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
     requires(gpus.answering, "no GPU answers")
@@ -79,6 +82,32 @@ def nproc_exceeds_gpus(
                 else ()
             ),
         ),
+    )
+
+
+def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch]) -> Iterator[Finding]:
+    """Ranks that were asked for on a host without any GPU, by a torch that was installed for GPUs."""
+    if isinstance(torch, Unknown) or not (torch.cuda or torch.hip):
+        return
+    hidden = not isinstance(environment, Unknown) and any(
+        name in environment and environment.get(name) in ("", "-1")
+        for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    )
+    if hidden:
+        return
+    built_for = "CUDA" if torch.cuda else "ROCm"
+    yield Finding(
+        summary=f"No GPU was found, and torch is built for {built_for}: "
+        f"{plural(plan.nproc, 'rank')} would have to run on the CPU",
+        cause="This host has no GPU, or the job, container or virtual machine was given none.",
+        evidence=(planned(plan), Evidence("GPUs found: none", "NVML, PCI"), torch_version(torch)),
+        fixes=(
+            Fix(
+                "See whether the system shows any GPU", ("ls /dev/nvidia* /dev/kfd; lspci | grep -iE '3d|vga|display'",)
+            ),
+            Fix("If training is meant for the CPU, say so", ("export CUDA_VISIBLE_DEVICES=",)),
+        ),
+        severity=WARN,
     )
 
 
