@@ -16,6 +16,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import needs_certain_order, visible_gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.building import build_commands, home_of, matching_nvcc, serves
+from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability
@@ -136,7 +137,7 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, patient: Patient) -> 
     `APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install -v --no-build-isolation --no-cache-dir .`
     """
     apex = installed(extensions, torch)
-    requires(torch.cuda, "torch is a CPU-only build")
+    needs_cuda_build(torch)
     fitting = [one for one in apex.objects if not other_python(one, patient)]
     present = {one.module for one in fitting}
     missing = [name for name in USES if name not in present]

@@ -59,7 +59,11 @@ _CAUSES = {
 
 def _repairs(patient: Patient) -> Iterator[Fix]:
     python = shlex.quote(patient.python)
-    if patient.state == "missing" and "doesn't exist any more" in patient.detail and patient.python.endswith("/bin/python"):
+    if (
+        patient.state == "missing"
+        and "doesn't exist any more" in patient.detail
+        and patient.python.endswith("/bin/python")
+    ):
         folder = shlex.quote(patient.python.removesuffix("/bin/python"))
         yield Fix(
             "Make the environment anew, and install its packages again",
@@ -140,9 +144,13 @@ def _described(hidden: str, packages: Maybe[Packages]) -> str:
 
 def _out_of_the_way(torch: Torch, patient: Patient, not_torch: bool) -> Iterator[Fix]:
     folder, _, name = torch.location.rpartition("/")
+    # A whole checkout of PyTorch keeps its name: it is left, not renamed.
     if not_torch and name == "torch.py":
         moved = shlex.join(["mv", torch.location, f"{folder}/my_torch.py"])
         yield Fix("If the file is yours, give it another name, and change what imports it", (moved,))
+    elif not_torch and not torch.location.endswith("/pytorch/torch"):
+        moved = shlex.join(["mv", torch.location, f"{torch.location}_old"])
+        yield Fix("If the folder is yours, give it another name, and change what imports it", (moved,))
     if torch.found_through == "PYTHONPATH":
         yield Fix("Unset PYTHONPATH, or take that folder out of it", ("unset PYTHONPATH",))
     else:

@@ -22,7 +22,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.findings import FAIL, WARN, Finding, Fix, Severity
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
 from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
 from ddpdoctor.knowledge.launchers import number
@@ -75,8 +75,7 @@ def torch_missing(
         cause=f"That is the Python that was examined, chosen by: {patient.chosen_by}. Training may run in another.",
         evidence=(
             told(torch, "installed", "that Python finds no package called torch"),
-            patient.seen("python"),
-            patient.seen("chosen_by"),
+            Evidence(f"python: {patient.python}", patient.chosen_by),
         ),
         fixes=(
             Fix(
@@ -117,6 +116,7 @@ def torch_import_broken(
     if torch.import_state == "ok":
         return
     requires(isinstance(disks, Unknown) or not disks.removed, "see working-folder-gone")
+    requires(not torch.impostor, "see torch-shadowed")
     line = (torch.import_error.strip().splitlines() or ["it said nothing"])[-1]
     short = re.sub(r"/[^\s:'\"()]+/", "", line)
     evidence = [told(torch, "import_error", f"import torch: {line}"), torch_version(torch)]
@@ -163,11 +163,10 @@ def torch_import_broken(
 
 def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]:
     missing = re.search(r"No module named '([A-Za-z0-9_]+)'", line)
-    if torch.found_through:
-        yield Fix(
-            f"Rename this folder, or start elsewhere: Python finds it through {torch.found_through}, before PyTorch",
-            (f"ls -d {shlex.quote(torch.location)}",),
-        )
+    if torch.found_through == "PYTHONPATH":
+        yield Fix("PYTHONPATH brings this torch; try the one without it", ("unset PYTHONPATH",))
+    elif torch.found_through:
+        yield Fix("The working folder brings this torch; start from another folder", ("cd ~",))
     elif missing and missing[1] != "torch":
         yield Fix("Install the module that torch misses", (pip_install(patient, missing[1].replace("_", "-")),))
     elif torch.import_state == "hangs":

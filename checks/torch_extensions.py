@@ -29,6 +29,7 @@ from ddpdoctor.knowledge.building import (
     torch_index,
     wheel_fix,
 )
+from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.registry import LogSign, check, requires
@@ -166,12 +167,9 @@ def reinstall(package: Extension, patient: Patient, torch: Torch) -> Fix:
 
 def compiling(toolchain: Toolchain, torch: Torch) -> str:
     """The CUDA version of a torch for which something compiles on this host; ends the check where nothing does."""
-    requires(torch.installed, "torch is not installed")
-    requires(torch.hip is None, "torch is built for ROCm")
-    requires(torch.cuda, "torch is a CPU-only build")
+    cuda = needs_cuda_build(torch)
     requires(toolchain.compiles, "nothing compiles CUDA code here")
-    assert torch.cuda is not None
-    return torch.cuda
+    return cuda
 
 
 def working_nvcc(toolchain: Toolchain) -> Nvcc:

@@ -57,3 +57,8 @@ class Torch(Facts, frozen=True, kw_only=True):
     def cpu_only(self) -> bool:
         """Built for neither CUDA nor ROCm. Something else by the name of torch, or half of one, has no version."""
         return self.installed and self.version is not None and self.cuda is None and self.hip is None
+
+    @property
+    def impostor(self) -> str:
+        """What is found by the name of torch and isn't PyTorch (a torch.py, a folder without version.py), or ""."""
+        return self.location if self.found_through and self.version is None else ""

@@ -146,6 +146,8 @@ def together(packages: Packages, pattern: str) -> list[tuple[Package, ...]]:
 def needs_cuda_build(torch: Torch) -> str:
     """torch's CUDA version; ends the check where there is none."""
     requires(torch.installed, "torch is not installed")
+    if torch.impostor:
+        raise NotKnown(f"torch is hidden by {torch.impostor}")
     requires(torch.hip is None, "torch is built for ROCm")
     requires(torch.cuda is not None, "torch is a CPU-only build")
     if not torch.cuda or not numbers(torch.cuda):

@@ -51,6 +51,8 @@ def _patient(snapshot: Snapshot) -> str:
     if not isinstance(torch, Unknown):
         if not torch.installed:
             text += ", no torch"
+        elif torch.impostor:
+            text += f", torch hidden by {torch.impostor}"
         else:
             built_for = (
                 f", CUDA {torch.cuda}" if torch.cuda else f", ROCm HIP {torch.hip}" if torch.hip else ", CPU build"
