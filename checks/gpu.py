@@ -49,7 +49,9 @@ def nproc_exceeds_gpus(
     """
     # Where the bus shows a GPU that the driver doesn't, the driver's checks say so.
     if not gpus.devices and gpus.vendor is None and plan.source == "--nproc":
-        yield from _ranks_without_gpu(plan, environment, torch)
+        yield from (lacking := tuple(_ranks_without_gpu(plan, environment, known(torch))))
+        if lacking:
+            return
     requires(gpus.devices, "no GPU on this host")
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
     requires(gpus.answering, "no GPU answers")
@@ -85,9 +87,9 @@ def nproc_exceeds_gpus(
     )
 
 
-def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch]) -> Iterator[Finding]:
+def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch) -> Iterator[Finding]:
     """Ranks that were asked for on a host without any GPU, by a torch that was installed for GPUs."""
-    if isinstance(torch, Unknown) or not (torch.cuda or torch.hip):
+    if not (torch.cuda or torch.hip):
         return
     hidden = not isinstance(environment, Unknown) and any(
         name in environment and environment.get(name) in ("", "-1")
