@@ -9,9 +9,12 @@ from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.interface_choice import in_a_subnet_of
+from ddpdoctor.knowledge.job_intent import address_of, is_here, no_family_in_common, way_to_the_others
 from ddpdoctor.knowledge.launchers import (
     current_launch,
     in_slurm_batch_script,
@@ -20,6 +23,7 @@ from ddpdoctor.knowledge.launchers import (
     slurm_tasks,
     slurm_tasks_here,
 )
+from ddpdoctor.knowledge.network_fixes import addresses, resolved
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 
@@ -76,7 +80,8 @@ def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Findi
     missing = [name for name in ENV_INIT if not environment.get(name)]
     if missing:
         have = [name for name in ENV_INIT if environment.get(name)]
-        examples = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        size = (number(environment.get("RANK")) or 0) + 1
+        examples = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         yield Finding(
             summary=f"{listed(have)} {'is' if len(have) == 1 else 'are'} set, but {listed(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not",
@@ -85,7 +90,7 @@ def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Findi
             fixes=(
                 with_torchrun(plan),
                 Fix(
-                    "Or set the rest by hand (this is for a single process; each rank needs its own RANK)",
+                    "Or set the rest by hand, the same on all ranks of this host; each needs its own RANK, from 0 to WORLD_SIZE - 1",
                     ("export " + " ".join(f"{name}={examples[name]}" for name in missing),),
                 ),
                 Fix("Or unset them, if they are left over", (unset(environment, *ENV_INIT),)),
@@ -106,7 +111,9 @@ def names(environment: Environment) -> set[str]:
         LogSign("CUDA error: invalid device ordinal"),
     ),
 )
-def launcher_env_inconsistent(environment: Environment, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Finding]:
+def launcher_env_inconsistent(
+    environment: Environment, gpus: Maybe[Gpus], network: Maybe[Network], container: Maybe[Container], plan: Plan
+) -> Iterator[Finding]:
     """The settings that say which rank this is contradict each other.
 
     ## What breaks
@@ -114,13 +121,13 @@ def launcher_env_inconsistent(environment: Environment, gpus: Maybe[Gpus], plan:
 
     ## Why
     RANK counts from 0 to WORLD_SIZE - 1, LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1, MASTER_PORT is a free TCP port and
-    MASTER_ADDR a name that every node understands. Values exported in a login shell or a batch script are the same in
-    every process that is started from it.
+    MASTER_ADDR names, for every node, the host on which rank 0 runs: without torchrun, that rank opens the store. Values
+    exported in a login shell or a batch script are the same in every process that is started from it.
 
     ## Fix
     Leave them to the launcher (`torchrun`, or `srun` and SLURM_PROCID), and unset what is exported elsewhere.
     """
-    requires(names(environment) & {*RANK_NUMBERS, "MASTER_PORT"}, NO_LAUNCHER)
+    requires(names(environment) & {*RANK_NUMBERS, "MASTER_PORT", "MASTER_ADDR"}, NO_LAUNCHER)
     for text, involved, remedy in contradictions(environment):
         yield Finding(
             summary=text,
@@ -132,6 +139,43 @@ def launcher_env_inconsistent(environment: Environment, gpus: Maybe[Gpus], plan:
             ),
         )
     yield from local_rank_beyond_gpus(environment, gpus)
+    if opens_the_store(environment):
+        yield from rank_0_elsewhere(environment, known(network), container)
+
+
+def opens_the_store(environment: Environment) -> bool:
+    """Whether this rank listens at MASTER_ADDR. On Kubernetes that is a service's name, and leads back to the pod."""
+    launch = current_launch(environment)
+    other = launch is not None and (launch.launcher in ("torchrun", "Kubernetes") or launch.rank != 0)
+    pods = "KUBERNETES_SERVICE_HOST" in environment or "TORCHELASTIC_USE_AGENT_STORE" in environment
+    return number(environment.get("RANK")) == 0 and bool(environment.get("MASTER_ADDR")) and not other and not pods
+
+
+def rank_0_elsewhere(environment: Environment, network: Network, container: Maybe[Container]) -> Iterator[Finding]:
+    """A host or a container may be known to the others by an address that isn't its own (NAT, published ports): only one
+    from its own subnet is certainly another's."""
+    master = known(network.master)
+    # A name that doesn't resolve, and an address without a route, have checks of their own.
+    if not isinstance(master, Resolution) or not master.addresses or network.master_route_error:
+        return
+    if is_here(master, network) or no_family_in_common(master, network):
+        return
+    neighbour = any(in_a_subnet_of(one, network.interfaces) for one in master.addresses)
+    if not neighbour and (isinstance(container, Unknown) or container.runtime is not None):
+        return
+    way = way_to_the_others(network)
+    own = address_of(way, network) if way else None
+    first = number(environment.get("LOCAL_WORLD_SIZE")) or 1
+    yield Finding(
+        summary=f"RANK is 0, but MASTER_ADDR={master.name[:60]} is another host: rank 0 must run where MASTER_ADDR points",
+        cause="Without torchrun rank 0 itself opens the store, here, while all ranks look for it at MASTER_ADDR.",
+        evidence=(*shown(environment, "RANK", "MASTER_ADDR"), resolved(master), addresses(network)),
+        fixes=(
+            *((Fix("If this is the first node, on all nodes alike", (f"export MASTER_ADDR={own}",)),) if own else ()),
+            Fix("If it isn't, its ranks go on after those of the first; on the second", (f"export RANK={first}",)),
+        ),
+        severity=FAIL if neighbour else WARN,
+    )
 
 
 Contradiction = tuple[str, tuple[str, ...], Fix | None]
@@ -151,6 +195,13 @@ def contradictions(environment: Environment) -> Iterator[Contradiction]:
             yield f"LOCAL_WORLD_SIZE is {low}, more than WORLD_SIZE, which is {high}", (rank, size), None
         elif rank != "LOCAL_WORLD_SIZE" and low >= high:
             yield f"{rank} is {low}, but {size} is {high}: ranks go from 0 to {high - 1}", (rank, size), None
+    address = environment.get("MASTER_ADDR")
+    if address != address.strip() and "TORCHELASTIC_RUN_ID" not in environment:
+        yield (
+            f"MASTER_ADDR is {address[:60]!r}: torch takes the blanks as part of the name",
+            ("MASTER_ADDR",),
+            Fix("Set it without them", (f"export MASTER_ADDR={shlex.quote(address.strip())}",)),
+        )
     port = environment.get("MASTER_PORT")
     if port and not 1 <= (number(port) or 0) <= 65535:
         yield (

@@ -210,6 +210,13 @@ def interface_with(address: str, interfaces: Sequence[Interface]) -> str | None:
     return None
 
 
+def in_a_subnet_of(address: str, interfaces: Sequence[Interface]) -> bool:
+    """Whether an interface other than the loopback leads to that address without a gateway."""
+    wanted = as_address(address)
+    own = (one for interface in interfaces if not interface.loopback for one in interface.addresses if "/" in one)
+    return any(wanted in ipaddress.ip_network(one.partition("%")[0], strict=False) for one in own)
+
+
 FELL_BACK = "no address of the hostname can be bound, so torch falls back to 127.0.0.1"
 RESOLVED = "the hostname resolves to it"
 
