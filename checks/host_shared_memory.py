@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, known
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
@@ -17,6 +19,7 @@ from ddpdoctor.registry import LogSign, check
 from ddpdoctor.wording import human, listed, plural
 
 MIB = 1024**2
+GIB = 1024**3
 
 SHM_NCCL = 64 * MIB
 """NCCL's shared memory transport: a segment of up to 32 MiB for sending and one for receiving, a rank."""
@@ -37,7 +40,7 @@ SHM_LOADER = 256 * MIB
     ),
 )
 def shm_too_small(
-    shared_memory: SharedMemory, container: Maybe[Container], gpus: Maybe[Gpus], plan: Plan
+    shared_memory: SharedMemory, container: Maybe[Container], gpus: Maybe[Gpus], machine: Maybe[Machine], plan: Plan
 ) -> Iterator[Finding]:
     """Shared memory has too little room for these ranks and their DataLoader workers.
 
@@ -58,7 +61,7 @@ def shm_too_small(
         yield Finding(
             summary="/dev/shm doesn't exist: NCCL and DataLoader workers can't share memory",
             evidence=(told(shared_memory, "exists", "there is no /dev/shm"),),
-            fixes=_more_shared_memory(container, plan, has_size=False),
+            fixes=_more_shared_memory(container, machine, plan, has_size=False),
         )
         return
     if shared_memory.writable is False:
@@ -89,7 +92,7 @@ def shm_too_small(
         yield Finding(
             summary=f"/dev/shm has only {human(size)}; {plural(plan.nproc, 'rank')} with DataLoader workers may need {human(wanted)}",
             evidence=evidence,
-            fixes=_more_shared_memory(container, plan, has_size=True),
+            fixes=_more_shared_memory(container, machine, plan, has_size=True),
             severity=severity,
         )
     else:
@@ -103,9 +106,18 @@ def shm_too_small(
         )
 
 
-def _more_shared_memory(container: Maybe[Container], plan: Plan, *, has_size: bool) -> tuple[Fix, ...]:
+def _enough(machine: Maybe[Machine], plan: Plan) -> int:
+    """A size in GiB: twice what the ranks may need, within the machine's memory."""
+    memory = machine.memory_total if isinstance(machine, Machine) else None
+    wanted = max(2, math.ceil(2 * plan.nproc * SHM_LOADER / GIB))
+    return max(1, min(wanted, memory // GIB)) if isinstance(memory, int) else wanted
+
+
+def _more_shared_memory(
+    container: Maybe[Container], machine: Maybe[Machine], plan: Plan, *, has_size: bool
+) -> tuple[Fix, ...]:
     runtime = container.runtime if isinstance(container, Container) else None
-    gibibytes = max(8, 2 * plan.nproc)
+    gibibytes = _enough(machine, plan)
     remount = f"mount -o remount,size={gibibytes}g /dev/shm"
     mount = f"mount -t tmpfs -o mode=1777,size={gibibytes}g tmpfs /dev/shm"
     commands = (remount,) if has_size else ("mkdir -p /dev/shm", mount)

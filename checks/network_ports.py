@@ -38,7 +38,7 @@ PORTS_A_RANK = 64
         LogSign("code: -13, name: EACCES", why="the port is below 1024, and only root may listen there"),
     ),
 )
-def port_in_use(network: Network, environment: Environment, patient: Patient) -> Iterator[Finding]:
+def port_in_use(network: Network, environment: Environment, patient: Patient, plan: Plan) -> Iterator[Finding]:
     """The job's port is taken.
 
     ## What breaks
@@ -56,7 +56,7 @@ def port_in_use(network: Network, environment: Environment, patient: Patient) ->
     requires(hosts_the_store(network), "another host is to host the job's store")
     for port, severity, name in _ports_that_matter(network, environment):
         if port in network.forbidden_ports:
-            yield _forbidden(port, name, patient)
+            yield _forbidden(port, name, patient, plan)
         if port not in taken:
             continue
         holders = [one for one in known(network.listeners) if one.port == port]
@@ -69,17 +69,17 @@ def port_in_use(network: Network, environment: Environment, patient: Patient) ->
             if severity is FAIL
             else f"A job that already runs isn't hurt; one that is started now and wants {port} is.",
             evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
-            fixes=(*_end_it(holder), _other_port(patient, name)),
+            fixes=(*_end_it(holder), _other_port(patient, name, plan)),
             severity=severity,
         )
 
 
-def _forbidden(port: int, name: str, patient: Patient) -> Finding:
+def _forbidden(port: int, name: str, patient: Patient, plan: Plan) -> Finding:
     return Finding(
         summary=f"Port {port} ({name}) is one that this user may not listen on",
         cause="Ports below net.ipv4.ip_unprivileged_port_start, 1024 unless somebody changed it, are for root.",
         evidence=(Evidence(f"bind to port {port}: Permission denied", "bind()"),),
-        fixes=(_other_port(patient, name),),
+        fixes=(_other_port(patient, name, plan),),
     )
 
 
@@ -117,7 +117,7 @@ def _end_it(holder: Listener) -> tuple[Fix, ...]:
     return (Fix("If it is a left-over of your own, end it", (look, f"kill {holder.pid}")),)
 
 
-def _other_port(patient: Patient, name: str) -> Fix:
+def _other_port(patient: Patient, name: str, plan: Plan) -> Fix:
     code = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
     free = in_patient(patient, "-c", code)
     if name == THE_ENDPOINT:
@@ -125,7 +125,10 @@ def _other_port(patient: Patient, name: str) -> Fix:
     variable = name if name in launchers.MASTER_PORT else "MASTER_PORT"
     return Fix(
         "Take a free port, the same on all nodes (on one node, `torchrun --standalone` does so itself)",
-        (f"export {variable}=$({free})", f'torchrun --master-port "${variable}"'),
+        (
+            f"export {variable}=$({free})",
+            f'torchrun --master-port "${variable}" --nproc-per-node={plan.nproc} train.py',
+        ),
     )
 
 
@@ -142,7 +145,8 @@ def port_range_too_small(network: Network, plan: Plan) -> Iterator[Finding]:
     range is often narrowed to what a firewall lets through.
 
     ## Fix
-    Widen it: `sysctl -w net.ipv4.ip_local_port_range="32768 60999"`, and open the same ports in the firewall.
+    Widen it: `sysctl -w net.ipv4.ip_local_port_range="32768 60999"`, and open the same ports in the firewall. A range that
+    takes in 29500 should leave that port to the stores: `net.ipv4.ip_local_reserved_ports`.
     """
     low, high = known(network.ephemeral_range)
     there, needed = high - low + 1, plan.nproc * PORTS_A_RANK
@@ -150,8 +154,25 @@ def port_range_too_small(network: Network, plan: Plan) -> Iterator[Finding]:
         yield Finding(
             summary=f"{there} ephemeral ports ({low}-{high}) for {plural(plan.nproc, 'rank')}, which want about {needed}",
             evidence=(network.seen("ephemeral_range", f"{low}-{high}"),),
-            fixes=(by_root("Widen the range", ('sudo sysctl -w net.ipv4.ip_local_port_range="32768 60999"',)),),
+            fixes=(_wider(low, high, needed, network),),
         )
+
+
+RANGES = ((32768, 60999), (10000, 65535), (1024, 65535))
+"""The kernel's default, and wider ones."""
+
+
+def _wider(low: int, high: int, needed: int, network: Network) -> Fix:
+    """The narrowest of the ranges that takes in what is there and suffices, else the widest."""
+    suffices = (one for one in RANGES if one[0] <= low and high <= one[1] and one[1] - one[0] + 1 >= needed)
+    first, last = next(suffices, RANGES[-1])
+    if (low, high) == (first, last):
+        return Fix("There is no wider range: start fewer ranks on this host")
+    commands = [f'sudo sysctl -w net.ipv4.ip_local_port_range="{first} {last}"']
+    if first <= 29400 and isinstance(network.reserved_ports, str):
+        kept = ",".join(one for one in (network.reserved_ports, "29400,29500") if one)
+        commands.append(f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={kept}")
+    return by_root("Widen the range", tuple(commands))
 
 
 @check(

@@ -110,6 +110,15 @@ def test_commands_are_for_this_host() -> None:
 
     assert commands("nofile-limit", "eight-ranks") == ["ulimit -n 65536"]
     assert commands("omp-threads", "all-cores-each") == ["export OMP_NUM_THREADS=16"]
+    assert commands("shm-too-small", "docker-default") == ["mount -o remount,size=4g /dev/shm"]
+    assert commands("shm-too-small", "more-ranks-than-memory") == ["sudo mount -o remount,size=23g /dev/shm"]
+    assert commands("port-range-too-small", "hundred-ports") == [
+        'sudo sysctl -w net.ipv4.ip_local_port_range="32768 60999"'
+    ]
+    assert commands("port-range-too-small", "default-for-500-ranks") == [
+        'sudo sysctl -w net.ipv4.ip_local_port_range="10000 65535"',
+        "sudo sysctl -w net.ipv4.ip_local_reserved_ports=8080,29400,29500",
+    ]
     assert commands("shm-stale-segments", "nccl-after-kill") == [
         "rm -f /dev/shm/nccl-3XkQz1 /dev/shm/nccl-BfG7pU /dev/shm/nccl-sdW0aN"
     ]
