@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, known
 from ddpdoctor.facts.environment import Environment, Setting
+from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.knowledge.debugging_settings import dangerous
+from ddpdoctor.knowledge.debugging_settings import dangerous, dangerous_here
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.known_settings import KnownSetting, in_a_known_family, known_settings, read_by_nothing
 from ddpdoctor.knowledge.root import NEEDS_ROOT
@@ -58,11 +60,6 @@ def of_the_system(one: Setting) -> bool:
     return one.origin.startswith("/etc/")
 
 
-def instead(name: str, value: str, old: Setting) -> tuple[Fix, ...]:
-    """How to set another name in the old one's stead; taking it away where that value would do harm."""
-    return (take_away(old),) if dangerous(name, value) else (set_instead(name, value, old),)
-
-
 def set_instead(name: str, value: str, old: Setting) -> Fix:
     """How to set another name or value in the place where the old one is set, or in one that goes before it."""
     if old.origin == "environment" or of_the_system(old):
@@ -76,7 +73,7 @@ def set_instead(name: str, value: str, old: Setting) -> Fix:
 
 
 @check("setting-misspelt", severity=WARN)
-def setting_misspelt(environment: Environment) -> Iterator[Finding]:
+def setting_misspelt(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
     """A setting has a name that nothing reads.
 
     ## What breaks
@@ -88,14 +85,30 @@ def setting_misspelt(environment: Environment) -> Iterator[Finding]:
     ## Fix
     Use the right name. Timeouts are no setting at all but an argument of `init_process_group`.
     """
+    strange: list[Setting] = []
     for one in environment.effective:
         nothing = read_by_nothing().get(one.name)
         if nothing is not None and not nothing.harmless:
-            yield misspelt(one, nothing.meant, nothing.why)
+            yield misspelt(one, nothing.meant, nothing.why, gpus, pci)
         elif nothing is None and one.name not in known_settings() and in_a_known_family(one.name):
-            meant = nearest(one.name)
-            if meant:
-                yield misspelt(one, meant, "")
+            strange.append(one)
+    for one in strange[:MOST_COMPARED]:
+        meant = nearest(one.name)
+        if meant:
+            yield misspelt(one, meant, "", gpus, pci)
+    if len(strange) > MOST_COMPARED:
+        first = strange[MOST_COMPARED]
+        yield Finding(
+            summary=f"{len(strange)} settings have unknown names; {len(strange) - MOST_COMPARED} more than were compared "
+            "with the known ones",
+            severity=INFO,
+            evidence=evidence_of(first),
+            fixes=(Fix("See them all", ("env | grep -E '^(NCCL|TORCH|GLOO)'",)),),
+        )
+
+
+MOST_COMPARED = 50
+"""Names compared with all known ones, which takes about a millisecond each."""
 
 
 def nearest(name: str) -> str:
@@ -108,14 +121,15 @@ def nearest(name: str) -> str:
     return close[0] if close else ""
 
 
-def misspelt(one: Setting, meant: str, why: str) -> Finding:
+def misspelt(one: Setting, meant: str, why: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Finding:
     hint = f"; the right name is {meant}" if meant else ""
+    renamed = meant and not dangerous_here(meant, one.value, gpus, pci)
     what = known_settings()[meant].what if meant in known_settings() else ""
     return Finding(
         summary=f"{plain(one.name)} is set, but nothing reads it{hint}",
         cause=why[:1].upper() + why[1:] + "." if why else f"{meant}: {what}." if what else "",
         evidence=evidence_of(one),
-        fixes=tuple(dict.fromkeys((*(instead(meant, one.value, one) if meant else ()), take_away(one)))),
+        fixes=(*((set_instead(meant, one.value, one),) if renamed else ()), take_away(one)),
     )
 
 
@@ -229,7 +243,7 @@ def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -
         yield Finding(
             summary=f"{one.name} has no effect on {entry.reader} {dotted(version)}: it takes {entry.reader} {entry.since} or later",
             evidence=(*evidence_of(one), torch_version(torch)),
-            fixes=instead(old.name, one.value, one)
+            fixes=(set_instead(old.name, one.value, one),)
             if old and knows(old, version) and not dangerous(one.name, one.value)
             else (take_away(one),),
         )
@@ -250,6 +264,7 @@ def setting_invalid(environment: Environment) -> Iterator[Finding]:
 
     ## What breaks
     NCCL reads `true` as 0, so a switch that was to be on stays off; torch stops with "Invalid value for environment variable".
+    OpenMP prints the same and goes on, with as many threads as there are cores.
 
     ## Why
     NCCL's switches are whole numbers and it doesn't complain about words. A few settings know certain words only, some of

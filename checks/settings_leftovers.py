@@ -10,7 +10,7 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Severity
-from ddpdoctor.knowledge.debugging_settings import LEFTOVERS, counting, on
+from ddpdoctor.knowledge.debugging_settings import LEFTOVERS, counting, on, there
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.registry import check
@@ -49,20 +49,6 @@ def setting_dangerous(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pc
     if undecided:
         known(gpus)
         known(pci)
-
-
-def there(hardware: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool | None:
-    """Whether this host has that hardware; None where nobody could say."""
-    if hardware == "nvlink":
-        if isinstance(gpus, Unknown):
-            return None
-        return any(isinstance(one.nvlinks_active, int) and one.nvlinks_active > 0 for one in gpus.devices)
-    if hardware == "infiniband":
-        if isinstance(pci, Unknown):
-            return None
-        # 0x0207 is an InfiniBand controller; a Mellanox Ethernet card (0x0200) may speak RoCE or not.
-        return any(one.class_code >> 8 == 0x0207 for one in pci.devices)
-    return True
 
 
 def one_log_for_all(environment: Environment) -> Iterator[Finding]:
@@ -122,10 +108,11 @@ def conflicts(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Conflict]
 
 
 def file_against_environment(environment: Environment) -> Iterator[Conflict]:
-    for winner in environment.effective:
-        for other in environment.settings:
-            if other.name == winner.name and other.origin != winner.origin and other.value != winner.value:
-                yield winner, other, "only the first counts", INFO
+    winners = {one.name: one for one in environment.effective}
+    for other in environment.settings:
+        winner = winners[other.name]
+        if other.origin != winner.origin and other.value != winner.value:
+            yield winner, other, "only the first counts", INFO
 
 
 def old_against_new(environment: Environment) -> Iterator[Conflict]:

@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.environment import Environment, Setting
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.pci import Pci
 from ddpdoctor.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.knowledge.launchers import number
@@ -74,6 +77,27 @@ LEFTOVERS = (
 def dangerous(name: str, value: str) -> bool:
     """Whether that setting is one of these, by its current name."""
     return any(one.name == name and one.bad(value) for one in LEFTOVERS)
+
+
+def there(hardware: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool | None:
+    """Whether this host has that hardware; None where nobody could say."""
+    if hardware == "nvlink":
+        if isinstance(gpus, Unknown):
+            return None
+        return any(isinstance(one.nvlinks_active, int) and one.nvlinks_active > 0 for one in gpus.devices)
+    if hardware == "infiniband":
+        if isinstance(pci, Unknown):
+            return None
+        # 0x0207 is an InfiniBand controller; a Mellanox Ethernet card (0x0200) may speak RoCE or not.
+        return any(one.class_code >> 8 == 0x0207 for one in pci.devices)
+    return True
+
+
+def dangerous_here(name: str, value: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool:
+    """Whether it does, or may do, harm on this host's hardware."""
+    return any(
+        one.name == name and one.bad(value) and there(one.only_with, gpus, pci) is not False for one in LEFTOVERS
+    )
 
 
 def counting(name: str, environment: Environment) -> Setting | None:

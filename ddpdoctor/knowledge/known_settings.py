@@ -50,6 +50,8 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
             return _LEADING_INTEGER.match(value) is not None
         if self.kind == "torch-bool":
             return value.lower() in _TORCH_BOOLEANS
+        if self.kind == "thread-counts":
+            return _THREAD_COUNTS.fullmatch(value) is not None
         if self.kind == "address":
             return _ADDRESS.fullmatch(value) is not None
         if self.kind == "exact":
@@ -65,6 +67,8 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
     def _reaction(self, value: str) -> str:
         if self.kind == "nccl-int":
             return f"NCCL takes whole numbers only and reads this as {_as_strtoll(value)}"
+        if self.kind == "thread-counts":
+            return f"{self.reader} passes over it, and takes one thread a core; it takes {self.takes}"
         if self.rejects:
             return f"{self.reader} stops with an error; it takes {self.takes}"
         return f"{self.reader} doesn't know that word; it takes {self.takes}"
@@ -79,6 +83,7 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
             "torch-int": "a whole number",
             "nccl-int": "a whole number",
             "address": "host:port",
+            "thread-counts": "a whole number from 1 up",
         }.get(self.kind, "")
 
 
@@ -100,6 +105,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _INTEGER = re.compile(r"\s*[+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\s*")
 _LEADING_INTEGER = re.compile(r"\s*[+-]?[0-9]+")
+_THREAD_COUNTS = re.compile(r"\s*\+?0*[1-9][0-9]*\s*(?:,\s*\+?0*[1-9][0-9]*\s*)*")
 _ADDRESS = re.compile(r"\S+:[0-9]{1,5}")
 _RARE_LEVELS = {"NVB", "C2C", "P2C", "PXN"}
 _TORCH_BOOLEANS = {"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"}

@@ -31,9 +31,18 @@ def test_every_name_that_is_referred_to_is_known() -> None:
 def test_choices_stand_where_the_kind_needs_them() -> None:
     for one in known_settings().values():
         assert bool(one.choices) == (one.kind in ("exact", "word", "words", "level")), one
-        assert one.kind in ("", "nccl-int", "torch-int", "torch-bool", "exact", "word", "words", "level", "address"), (
-            one
-        )
+        assert one.kind in (
+            "",
+            "nccl-int",
+            "torch-int",
+            "torch-bool",
+            "exact",
+            "word",
+            "words",
+            "level",
+            "address",
+            "thread-counts",
+        ), one
 
 
 @pytest.mark.parametrize(
@@ -65,6 +74,8 @@ def valid_value(one: KnownSetting) -> st.SearchStrategy[str]:
         return numbers.map(str)
     if one.kind == "torch-bool":
         return st.sampled_from(["0", "1", "y", "N", "True", "false", "YES", "no", "t", "F"])
+    if one.kind == "thread-counts":
+        return st.lists(st.integers(1, 999), min_size=1).map(lambda counts: ", ".join(map(str, counts)))
     if one.kind == "address":
         return st.sampled_from(["10.0.0.11:40000", "[fe80::1]:40000", "node01:1"])
     if one.kind == "exact":

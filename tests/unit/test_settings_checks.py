@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +15,10 @@ from ddpdoctor.facts.gpus import Gpu
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, WARN, Severity
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.registry import Result, diagnose, find_check
+from tests.fixture_hosts import HOSTS, judge
 from tests.unit.test_known_settings import valid_value
 
 FOUR = [Gpu(index=index, uuid=f"GPU-0000000{index}-aaaa") for index in range(4)]
@@ -184,3 +188,37 @@ def test_a_file_of_the_system_is_left_to_root_and_the_environment_goes_before_it
     assert commands(own) == ["sed -i '/^NCCL_PROTO=/d' /home/ada/.nccl.conf"]
     invalid = judged("setting-invalid", Setting("NCCL_IB_DISABLE", "true", "/etc/nccl.conf"))
     assert commands(invalid)[0] == "export NCCL_IB_DISABLE=1"
+
+
+def prescribed(slug: str, fixture: str) -> list[str]:
+    found = judge(HOSTS / slug / f"sick-{fixture}.json", slug).findings
+    return [command for one in found for fix in one.fixes for command in fix.commands]
+
+
+def test_settings_by_hand_fit_together() -> None:
+    assert "export WORLD_SIZE=2 MASTER_PORT=29500" in prescribed("launcher-env-missing", "rank-1")
+    assert "export MASTER_ADDR=127.0.0.1" in prescribed("launcher-env-inconsistent", "blank-in-address")
+
+
+@pytest.mark.parametrize(("fixture", "severity"), [("rank-0-elsewhere", FAIL), ("rank-0-behind-a-router", WARN)])
+def test_rank_0_runs_where_master_addr_points(fixture: str, severity: Severity) -> None:
+    path = HOSTS / "launcher-env-inconsistent" / f"sick-{fixture}.json"
+    (finding,) = judge(path, "launcher-env-inconsistent").findings
+    assert finding.severity is severity
+    assert [fix.commands for fix in finding.fixes] == [("export MASTER_ADDR=10.0.0.11",), ("export RANK=8",)]
+
+
+def test_a_misspelt_name_is_set_right_unless_that_does_harm() -> None:
+    renamed = "unset NCCL_IB_DISABEL; export NCCL_IB_DISABLE=1"
+    assert renamed in prescribed("setting-misspelt", "harmless-without-infiniband")
+    everywhere = judged("setting-misspelt", Setting("NCCL_SHM_DISABEL", "1")).findings[0]
+    assert [fix.commands for fix in everywhere.fixes] == [("unset NCCL_SHM_DISABEL",)]
+
+
+def test_thousands_of_unknown_names_cost_little() -> None:
+    many = [Setting(f"NCCL_MADE_UP_{index}", "1") for index in range(5000)]
+    started = time.process_time()
+    (rest,) = judged("setting-misspelt", *many).findings
+    judged("setting-conflict", *many)
+    assert time.process_time() - started < 2
+    assert "4950 more than were compared" in rest.summary
