@@ -35,7 +35,7 @@ def interface_settings(name: str) -> tuple[str, ...]:
 def hosts_fix(network: Network) -> tuple[Fix, ...]:
     """Gives the hostname its real address in /etc/hosts; nothing where it has it, or where we don't know it.
 
-    Other names on its lines (often "localhost") stay. Written through a copy, since in containers the file is a mount.
+    Other names on its lines (often "localhost") stay; a line that has none left goes. Written through a copy, since in containers the file is a mount.
     """
     way = way_to_the_others(network)
     address = way and address_of(way, network)
@@ -50,7 +50,9 @@ def hosts_fix(network: Network) -> tuple[Fix, ...]:
         return (by_root(text, (f"echo {line} | sudo tee -a /etc/hosts",)),)
     name = network.hostname.replace(".", r"\.")
     taken_out = rf":a;s/[[:space:]]{name}\(\.[^[:space:]]*\)\{{0,1\}}\([[:space:]]\|$\)/\2/;ta"
-    copy = f"{{ sed {shlex.quote(taken_out)} /etc/hosts; echo {line}; }} > ~/hosts.new"
+    nameless = r"/^[[:space:]]*[0-9a-fA-F:.]\{1,\}[[:space:]]*\(#.*\)\{0,1\}$/d"
+    script = shlex.quote(f"{taken_out};{nameless}")
+    copy = f"{{ sed {script} /etc/hosts; echo {line}; }} > ~/hosts.new"
     return (by_root(text, (copy, "sudo cp ~/hosts.new /etc/hosts")),)
 
 

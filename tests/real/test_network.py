@@ -103,7 +103,7 @@ def test_the_fix_of_the_hosts_file_works(pair: list[Host], tmp_path: Path) -> No
     assert isinstance(net(after).own_name, Resolution)
     assert net(after).own_name.addresses == ("10.77.0.11",)  # type: ignore[union-attr]
     assert first.run("getent", "hosts", "n11").stdout.split()[0] == "10.77.0.12"
-    assert "127.0.0.1 localhost" in (tmp_path / "hosts.new").read_text()
+    assert (tmp_path / "hosts.new").read_text().splitlines()[:2] == ["127.0.0.1 localhost", "10.77.0.12 n2 n11"]
 
 
 def test_a_hostname_that_nobody_knows(host: Host) -> None:
