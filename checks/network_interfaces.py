@@ -40,10 +40,15 @@ INTERNAL = (
 """Names of bridges, tunnels and the like, which lead to this host's own containers or through a private network."""
 
 
+def has_nccl(nccl: Nccl, torch: Maybe[Torch]) -> bool:
+    """Whether NCCL will run, or RCCL, which has the same rules; some builds of torch have it inside."""
+    inside = isinstance(torch, Torch) and (torch.hip is not None or torch.nccl_available is True)
+    return nccl.library is not None or inside
+
+
 def needs_nccl(nccl: Nccl, torch: Maybe[Torch]) -> None:
-    """Ends the check where no NCCL (or RCCL, which has the same rules) will run."""
-    rocm = isinstance(torch, Torch) and torch.hip is not None
-    requires(nccl.library is not None or rocm, NO_NCCL)
+    """Ends the check where no NCCL will run."""
+    requires(has_nccl(nccl, torch), NO_NCCL)
 
 
 def _family_is_to_blame(nccl: Nccl, network: Network, environment: Environment) -> bool:
@@ -95,7 +100,6 @@ def nccl_ifname_not_found(
     """
     value = environment.get("NCCL_SOCKET_IFNAME")
     requires(nccl_ifname_counts(value), "NCCL_SOCKET_IFNAME isn't set")
-    needs_nccl(nccl, torch)
     if nccl.answer_status == 0:
         return
     requires(not _family_is_to_blame(nccl, network, environment), FAMILY)
@@ -109,8 +113,12 @@ def nccl_ifname_not_found(
     )
     yield Finding(
         summary=f"NCCL_SOCKET_IFNAME={value} leaves NCCL no interface: {why}",
+        cause=""
+        if has_nccl(nccl, torch)
+        else "There is no NCCL here, so it only matters where another job brings one.",
         evidence=(setting(environment, "NCCL_SOCKET_IFNAME"), addresses(network), *heard),
         fixes=_name_it(network, "NCCL_SOCKET_IFNAME", next(iter(wanted.names), "")),
+        severity=FAIL if has_nccl(nccl, torch) else INFO,
     )
 
 
