@@ -88,8 +88,8 @@ def apex(
     files takes some 3 GiB to compile, by our reckoning, and ninja compiles as many at once as there are cores.
 
     ## Fix
-    Below stands what to type on this host. Where all you need is mixed precision, a fused AdamW, SyncBatchNorm or layer
-    norm, torch has them itself: nothing to build, and nothing that breaks at the next upgrade.
+    `ddpdoctor explain apex` says what to type on this host. Where all you need is mixed precision, a fused AdamW,
+    SyncBatchNorm or layer norm, torch has them itself: nothing to build, and nothing that breaks at the next upgrade.
     """
     requires(torch.installed, "torch is not installed")
     if torch.hip is not None:

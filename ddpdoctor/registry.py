@@ -145,10 +145,15 @@ class UnknownSelection(ValueError):
         super().__init__(f"There is no check and no family called {name!r}.{hint}")
 
 
+def as_written(name: str) -> str:
+    """A name as the registry writes it: `Shm_Too_Small` is shm-too-small."""
+    return name.strip().lower().replace("_", "-")
+
+
 def nearest_names(name: str, names: Iterable[str]) -> list[str]:
     """Up to three of the names that look most like this one, or contain it."""
     names = sorted(names)
-    wanted = name.lower().replace("_", "-")
+    wanted = as_written(name)
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
     return close or [one for one in names if len(wanted) > 2 and wanted in one][:3]
 
@@ -160,9 +165,9 @@ def find_check(slug: str) -> Check:
         UnknownSelection: there is none; carries the nearest.
     """
     checks = {one.slug: one for one in all_checks()}
-    if slug not in checks:
+    if as_written(slug) not in checks:
         raise UnknownSelection(slug, nearest_names(slug, checks))
-    return checks[slug]
+    return checks[as_written(slug)]
 
 
 def select(chosen: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[Check, ...]:
@@ -173,10 +178,11 @@ def select(chosen: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[Che
     """
     checks = all_checks()
     names = {one.slug for one in checks} | {one.family for one in checks}
-    chosen, ignored = set(chosen), set(ignored)
-    for name in sorted(chosen | ignored):
-        if name not in names:
+    chosen, ignored = tuple(chosen), tuple(ignored)
+    for name in sorted({*chosen, *ignored}):
+        if as_written(name) not in names:
             raise UnknownSelection(name, nearest_names(name, names))
+    chosen, ignored = set(map(as_written, chosen)), set(map(as_written, ignored))
     return tuple(
         one
         for one in checks

@@ -29,16 +29,25 @@ def explain(
 
     `ddpdoctor explain apex` looks at this host and gives the exact build command for it.
     """
-    from ddpdoctor.registry import all_checks, all_prescriptions
+    from ddpdoctor.registry import all_checks, all_prescriptions, as_written
     from ddpdoctor.report.terminal import make_console
 
     console = make_console(sys.stdout)
-    topic = next((one for one in all_prescriptions() if one.slug == slug), None)
-    page = next((one for one in all_checks() if one.slug == slug), None)
-    family = [one for one in all_checks() if one.family == slug]
+    name = as_written(slug)
+    topic = next((one for one in all_prescriptions() if one.slug == name), None)
+    page = next((one for one in all_checks() if one.slug == name), None)
+    family = [one for one in all_checks() if one.family == name]
     if topic is not None:
+        prescribed = _prescribe(console, topic, python, snapshot)
+        console.print()
         _show_page(console, topic)
-        _prescribe(console, topic, python, snapshot)
+        if not prescribed:
+            print(
+                f"Nothing could be worked out for {topic.slug} here: name the Python that training runs in with "
+                f"`ddpdoctor explain {topic.slug} --python PATH`, and see `ddpdoctor check`.",
+                file=sys.stderr,
+            )
+            raise typer.Exit(2)
     elif page is not None:
         _show_page(console, page)
     elif family:
@@ -74,7 +83,8 @@ def _show_page(console: Console, one: Check) -> None:
     console.print()
 
 
-def _prescribe(console: Console, topic: Check, python: str | None, path: Path | None) -> None:
+def _prescribe(console: Console, topic: Check, python: str | None, path: Path | None) -> bool:
+    """Shows what is worked out for the host. False: nothing was, and why is shown."""
     from rich.text import Text
 
     from ddpdoctor.examination import Examination
@@ -94,4 +104,6 @@ def _prescribe(console: Console, topic: Check, python: str | None, path: Path | 
             raise typer.Exit(2) from error
     plan = plan_for(snapshot)
     console.print(Text(f"For {one_line(snapshot.host)}", "bold"))
-    show_findings(console, Examination(snapshot, plan, diagnose(snapshot, plan, [topic])), verbose=True)
+    results = diagnose(snapshot, plan, [topic])
+    show_findings(console, Examination(snapshot, plan, results), verbose=True)
+    return any(one.findings for one in results)

@@ -10,7 +10,7 @@ def list_checks() -> None:
     """List all checks by family. `ddpdoctor explain SLUG` tells more of one."""
     from rich.text import Text
 
-    from ddpdoctor.registry import all_checks
+    from ddpdoctor.registry import all_checks, all_prescriptions
     from ddpdoctor.report.terminal import Hanging, make_console
 
     console = make_console(sys.stdout)
@@ -21,3 +21,6 @@ def list_checks() -> None:
         for one in members:
             console.print(Hanging(Text(f"  {one.slug}"), Text(one.title, "dim"), margin))
     console.print(Text(f"{len(checks)} checks", "dim"))
+    for topic in all_prescriptions():
+        title = topic.title[:1].lower() + topic.title[1:]
+        console.print(Text(f"ddpdoctor explain {topic.slug} works out for this host {title}", "dim"))

@@ -95,6 +95,7 @@ def test_exit_codes_of_snapshots(sick: Path, healthy: Path) -> None:
         (["check", "--select", "host", "--ignore", "host"], "leave no check"),
         (["explain", "shm-to-small"], "shm-too-small"),
         (["explain"], "slug"),
+        (["explain", "apex", "--python", "/nope/python"], "--python PATH"),
         (["chekc"], "chekc"),
         (["check", "--snapshot", "missing.json"], "No such file"),
         (["snapshot", "-o", "/no/such/folder/host.json"], "No such file"),
@@ -257,7 +258,8 @@ def test_list_and_explain_show_every_check() -> None:
     for one in all_checks():
         assert one.slug in listed
     assert f"{len(all_checks())} checks" in listed
-    explained = ddpdoctor("explain", "shm-too-small").stdout
+    assert "ddpdoctor explain apex" in listed
+    explained = ddpdoctor("explain", "Shm_Too_Small").stdout
     for heading in ("What breaks", "Why", "Fix", "How it shows itself"):
         assert heading in explained
 

@@ -98,6 +98,13 @@ def test_a_misspelt_name_gets_the_nearest(name: str, nearest: str) -> None:
     assert nearest in raised.value.nearest
 
 
+@pytest.mark.parametrize("name", ["shm_too_small", "Shm-Too-Small", "SHM_TOO_SMALL"])
+def test_names_may_be_written_as_people_do(name: str) -> None:
+    assert find_check(name).slug == "shm-too-small"
+    assert [one.slug for one in select([name])] == ["shm-too-small"]
+    assert "shm-too-small" not in [one.slug for one in select(["HOST"], [name])]
+
+
 def test_find_check_of_nothing_like_it() -> None:
     with pytest.raises(UnknownSelection, match="ddpdoctor list"):
         find_check("zzzzzzzzzz")
