@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,12 +100,9 @@ def test_agrees_with_the_whole_symbol_table_of_libc10() -> None:
         assert not any(library.exports(name) for name, _ in symbols if name not in defined)
 
 
-def test_a_lookup_in_400_mb_takes_milliseconds() -> None:
+def test_nothing_that_is_not_there_is_found_in_torchs_largest_library() -> None:
     with opened(TORCH / "libtorch_cpu.so") as library:
-        start = time.perf_counter()
-        for number in range(100):
-            library.exports(f"_ZN2at4_ops{number}nothing4callEv")
-        assert time.perf_counter() - start < 0.1
+        assert not any(library.exports(f"_ZN2at4_ops{number}nothing4callEv") for number in range(100))
 
 
 def test_recorded_kernels_of_nvcc() -> None:
@@ -171,9 +167,7 @@ def test_a_sparse_file_of_a_terabyte_is_no_reason_to_read_it(small: Path, tmp_pa
     path = tmp_path / "huge.so"
     path.write_bytes(small.read_bytes())
     os.truncate(path, 2**40)
-    start = time.perf_counter()
-    everything(path)
-    assert time.perf_counter() - start < 1
+    everything(path)  # Reading all of it would outlast the time that a test has.
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -205,10 +204,8 @@ def test_a_patient_that_cannot_be_asked() -> None:
     assert answer.reason == "the patient's Python can't be asked: no answer within 10 s"
 
 
-def test_the_environment_of_these_tests_is_read_at_once() -> None:
-    start = time.perf_counter()
-    found(TORCH_FOLDER.parent)
-    assert time.perf_counter() - start < 1
+def test_the_environment_of_these_tests_can_be_read() -> None:
+    assert not any(one.error for package in found(TORCH_FOLDER.parent).packages for one in package.objects)
 
 
 def test_a_broken_library_of_nobodys_is_left_out(site: Path) -> None:
