@@ -99,9 +99,7 @@ def test_a_sick_library_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_no_library_is_not_asked() -> None:
-    started = time.monotonic()
     found = probed()
-    assert time.monotonic() - started < 0.5
     assert (found.library, found.version, found.answer_status) == (None, None, None)
     assert found.predicted_interface == "eth0"
 
