@@ -64,8 +64,6 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="as the README's table")
     options = parser.parse_args()
     measured = run(options.rounds)
-    separator = " | " if options.markdown else "  "
-    edge = "|" if options.markdown else ""
     rows = [("ours", "against", "ratio", "aim", "peak MiB, ours / theirs")]
     for ours, theirs, aim in RATIOS:
         pairs = list(zip(measured[ours], measured[theirs], strict=True))
@@ -75,7 +73,7 @@ def main() -> None:
     if options.markdown:
         rows.insert(1, ("---",) * 5)
     for row in rows:
-        print(f"{edge}{separator}".strip() + " " * bool(edge) + separator.join(row) + f" {edge}".rstrip())
+        print(f"| {' | '.join(row)} |" if options.markdown else "  ".join(row))
     print()
     for name, values in measured.items():
         print(f"{statistics.median(seconds for seconds, _ in values):6.2f} s  {name}")
