@@ -402,7 +402,7 @@ def nested(snapshot: dict[str, Any]) -> bytes:
     [
         (cut_off, "ends too early"),
         (nested, "not valid JSON"),
-        (lambda snapshot: b"", "the file is empty"),
+        (lambda snapshot: b"", "there is nothing in it"),
         (lambda snapshot: b'{"findings": []}', "not a snapshot of ddpdoctor"),
         (lambda snapshot: b"\xff\xfe\0\0", "not valid JSON"),
         (lambda snapshot: json.dumps(snapshot | {"ddpdoctor_snapshot": 99}).encode(), "taken by a newer ddpdoctor"),
