@@ -1,0 +1,29 @@
+"""Why a checkpoint was left as it is. Each carries a sentence for the user and, where there is one, what to do."""
+
+from __future__ import annotations
+
+
+class CheckpointError(Exception):
+    """The file was not changed.
+
+    text: what is wrong, in one sentence without a full stop.
+    advice: what to do about it, one sentence; commands: exactly what to type.
+    """
+
+    def __init__(self, text: str, advice: str = "", commands: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.text = text
+        self.advice = advice
+        self.commands = commands
+
+
+class Damaged(CheckpointError):
+    """Truncated or corrupt: `text` says what exactly."""
+
+
+class Refused(CheckpointError):
+    """It could be read, and is not touched: suspicious, in use, a link, no permission, or a wish that can't be met."""
+
+
+class NotACheckpoint(CheckpointError):
+    """Something else: `text` says what it is."""

@@ -1,0 +1,102 @@
+"""What is in checkpoint files, read without unpickling them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ddpdoctor.facts.base import Facts, Source
+
+PICKLE = "the file's pickle, read without running it"
+
+
+class Pins(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be restored on one device. bytes: of the storages, each counted once."""
+
+    device: str
+    """As in the file: cuda:3, cpu, mps."""
+    tensors: int
+    bytes: int
+
+
+class GlobalName(msgspec.Struct, frozen=True, kw_only=True):
+    """A class or function outside torch's own short list, which loading the file would import and mostly call."""
+
+    name: str
+    """argparse.Namespace"""
+    meaning: str = ""
+    """What it is, where we know: "runs a command in a shell"."""
+    dangerous: bool = False
+    """Known to run commands or code, or to reach files or the network. False says nothing."""
+
+
+class KeyPrefix(msgspec.Struct, frozen=True, kw_only=True):
+    """A state dict of which every key begins with a wrapper's name."""
+
+    where: str
+    """Path of the dict: "model", or "" for the file's top level."""
+    prefix: str
+    """module. or _orig_mod. ..."""
+    keys: int
+
+
+class DeviceText(msgspec.Struct, frozen=True, kw_only=True):
+    """A string or torch.device that names a device and isn't a tensor's: the user's own code will read it."""
+
+    where: str
+    """Path: hyper_parameters.use_device"""
+    device: str
+
+
+class RankFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of which every rank wrote its own, beside or in what was named. world_size: as many ranks as wrote them."""
+
+    pattern: str
+    """rng_state_*.pth"""
+    world_size: int
+    missing: tuple[int, ...] = ()
+    """Ranks between 0 and the highest without a file."""
+
+
+class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file or folder.
+
+    kind: "zip", "legacy", "torchscript" are read to the ground; any other names what it is ("safetensors", "dcp-folder" ...).
+    problem: why it could not be read, "" where it could; damaged: it is truncated or corrupt; advice, commands: what to do.
+    """
+
+    path: str
+    kind: str
+    called: str
+    """The kind in plain words: "a PyTorch checkpoint (zip)", "a Git LFS pointer"."""
+    size: int
+    """Bytes; of a folder, 0."""
+    problem: str = ""
+    damaged: bool = False
+    advice: str = ""
+    commands: tuple[str, ...] = ()
+    pins: tuple[Pins, ...] = ()
+    globals: tuple[GlobalName, ...] = ()
+    weights_only_blockers: tuple[str, ...] = ()
+    """Globals and opcodes at which torch.load(weights_only=True) stops."""
+    prefixes: tuple[KeyPrefix, ...] = ()
+    whole_module: str = ""
+    """The class, if the file holds a pickled module and not its state dict."""
+    rng_states: tuple[str, ...] = ()
+    """Paths of random number generators' states."""
+    device_texts: tuple[DeviceText, ...] = ()
+    code_devices: tuple[str, ...] = ()
+    """TorchScript only: device literals in the code, "code/__torch__.py:12: cuda:0"."""
+    rank_files: tuple[RankFiles, ...] = ()
+
+    @property
+    def pinned(self) -> tuple[Pins, ...]:
+        """The pins to anything but the CPU (and meta, which holds no data)."""
+        return tuple(one for one in self.pins if one.device not in ("cpu", "meta"))
+
+
+class Checkpoints(Facts):
+    """The files named with --checkpoint; none, if the option wasn't given."""
+
+    files: Annotated[tuple[CheckpointFile, ...], Source(PICKLE)]
