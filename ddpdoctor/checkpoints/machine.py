@@ -219,9 +219,7 @@ class _Machine:
         if len(items) >= 5 and isinstance(items[0], Text) and items[0].value == "storage":
             _, kind, key, location, count, *rest = items
             if isinstance(key, Text) and isinstance(location, Text) and type(count) is int and isinstance(kind, Global):
-                storage = Storage(
-                    kind.name, key.value, location, identity.starts[3], count, rest[0] if rest else None
-                )
+                storage = Storage(kind.name, key.value, location, identity.starts[3], count, rest[0] if rest else None)
                 self.storages.append(storage)
                 return storage
         return Reference(identity)
@@ -511,5 +509,5 @@ def _opcode_name(code: int) -> str:
     # Here and not above: it is needed for suspicious files only, and takes milliseconds to load.
     import pickletools
 
-    known = pickletools.code2op.get(chr(code))
-    return f"the pickle opcode {known.name}" if known else f"the unknown pickle opcode 0x{code:02x}"
+    names = {one.code: one.name for one in pickletools.opcodes}
+    return f"the pickle opcode {names[chr(code)]}" if chr(code) in names else f"the unknown pickle opcode 0x{code:02x}"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ddpdoctor.checkpoints.nodes import Text
 
-_BINPUT, _LONG_BINPUT, _BINGET, _LONG_BINGET, _BININT1, _BININT2, _STOP = b"qrhjKM."
+_BINPUT, _LONG_BINPUT, _BINGET, _LONG_BINGET, _BININT1, _BININT2 = b"qrhjKM"
 
 
 class Splice(NamedTuple):
@@ -129,11 +129,13 @@ def _widened(data: bytes, by: int) -> Splice | None:
     import pickletools
 
     for opcode, argument, position in pickletools.genops(data):
-        assert position is not None
         code = ord(opcode.code)
         if by == 1 and code == _BININT1:
-            return Splice(position, position + 2, bytes([_BININT2, argument, 0]))
-        if by == 3 and code in (_BINPUT, _BINGET):
-            long = _LONG_BINPUT if code == _BINPUT else _LONG_BINGET
-            return Splice(position, position + 2, bytes([long, argument, 0, 0, 0]))
+            wide = struct.pack("<BH", _BININT2, argument)
+        elif by == 3 and code in (_BINPUT, _BINGET):
+            wide = struct.pack("<BI", _LONG_BINPUT if code == _BINPUT else _LONG_BINGET, argument)
+        else:
+            continue
+        assert position is not None
+        return Splice(position, position + 2, wide)
     return None

@@ -96,7 +96,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(one for one in self.pins if one.device not in ("cpu", "meta"))
 
 
-class Checkpoints(Facts):
+class Checkpoints(Facts, frozen=True):
     """The files named with --checkpoint; none, if the option wasn't given."""
 
     files: Annotated[tuple[CheckpointFile, ...], Source(PICKLE)]

@@ -1,0 +1,122 @@
+"""Moving a checkpoint's pins: what torch.load would restore on one device is to be restored on another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ddpdoctor.checkpoints.machine import Program
+from ddpdoctor.checkpoints.nodes import Call, Global, Text, Tuple
+from ddpdoctor.checkpoints.splices import Splice, Wording
+from ddpdoctor.checkpoints.tensors import pairs
+
+DEVICE_ARGUMENTS = {
+    "torch._utils._rebuild_wrapper_subclass": 6,
+    "torch._utils._rebuild_device_tensor_from_numpy": 2,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": 2,
+    "torch._utils._rebuild_xla_tensor": 2,
+}
+"""Functions that make a tensor on a device of their own, beside that of any storage, and which argument says it."""
+
+DEVICE_TYPES = ("cuda", "xpu", "npu", "hpu", "mps", "xla", "mlu", "musa", "mtia", "maia", "hip", "privateuseone", "ipu")
+
+_DEVICE_TEXT = re.compile(rf"(?:cpu|meta|{'|'.join(DEVICE_TYPES)})(?::\d+)?")
+
+
+def is_device(text: str) -> bool:
+    """Whether a text reads like a device: cuda, cuda:3, npu:0."""
+    return _DEVICE_TEXT.fullmatch(text) is not None
+
+
+def pinned(device: str) -> bool:
+    """Whether a location ties a tensor to hardware: neither the CPU nor meta, which holds no data."""
+    return device.partition(":")[0] not in ("cpu", "meta")
+
+
+class DeviceArgument(NamedTuple):
+    """A device that a rebuild function is given, as torch.device(...) or as a text."""
+
+    device: str
+    node: Call | Text
+    position: int
+    """Where this occurrence stands."""
+
+
+def device_arguments(program: Program) -> Iterator[DeviceArgument]:
+    """Every device that is handed to a function which makes a tensor there."""
+    for call in program.calls:
+        name, arguments = call.name, call.arguments
+        if name == "torch._tensor._rebuild_from_type_v2" and isinstance(arguments, Tuple) and len(arguments.items) > 2:
+            function, _, arguments = arguments.items[:3]
+            name = function.full_name if isinstance(function, Global) else ""
+        index = DEVICE_ARGUMENTS.get(name)
+        if index is None or not isinstance(arguments, Tuple) or len(arguments.items) <= index:
+            continue
+        node = arguments.items[index]
+        device = device_of(node)
+        if device:
+            yield DeviceArgument(device, node, arguments.starts[index])
+
+
+def device_of(node: Any) -> str:
+    """The device that a text or a torch.device names; "" for anything else."""
+    if isinstance(node, Text):
+        return node.value if is_device(node.value) else ""
+    if isinstance(node, Call) and node.name == "torch.device" and isinstance(node.arguments, Tuple):
+        parts = [one.value if isinstance(one, Text) else one for one in node.arguments.items]
+        return ":".join(map(str, parts)) if parts and isinstance(parts[0], str) else ""
+    return ""
+
+
+class Moves(NamedTuple):
+    """What moving the pins takes.
+
+    wordings, splices: the edits. devices: by the id of the tuple that a torch.device is called with, the device it
+    is to name.
+    """
+
+    wordings: list[Wording]
+    splices: list[Splice]
+    devices: dict[int, str]
+
+    def __bool__(self) -> bool:
+        return bool(self.wordings or self.splices)
+
+
+def moves(data: bytes, program: Program, to: str, wanted: Callable[[str], bool]) -> Moves:
+    """The edits that bring everything on a device for which `wanted(device)` holds to the device `to`."""
+    found = Moves([], [], {})
+    for storage in program.storages:
+        if storage.location.value != to and wanted(storage.location.value):
+            found.wordings.append(Wording(storage.location, storage.location_start, to))
+    for argument in device_arguments(program):
+        if argument.device == to or not wanted(argument.device):
+            continue
+        if isinstance(argument.node, Text):
+            found.wordings.append(Wording(argument.node, argument.position, to))
+        elif id(argument.node.arguments) not in found.devices:
+            _redirect(data, argument.node.arguments, to, found)
+    for call in program.calls:
+        if call.name == "torch.distributed.device_mesh.DeviceMesh":
+            for pair in pairs(call.state):
+                if isinstance(pair.key, Text) and pair.key.value == "_device_type" and isinstance(pair.value, Text):
+                    kind = to.partition(":")[0]
+                    if pair.value.value != kind and wanted(pair.value.value):
+                        found.wordings.append(Wording(pair.value, pair.value_start, kind))
+    return found
+
+
+def _redirect(data: bytes, arguments: Tuple, to: str, found: Moves) -> None:
+    """torch.device("cuda", 3) becomes torch.device("cpu"); whatever is put into the memo stays there."""
+    kind, _, index = to.partition(":")
+    text, *rest = arguments.items
+    if text.value != kind or ":" in text.value:
+        found.wordings.append(Wording(text, arguments.starts[0], kind))
+    number = b"K" + bytes([int(index)]) if index else b""
+    begin = arguments.starts[1] if rest else arguments.end
+    close = data[arguments.end : arguments.end + 1]
+    if close != b"t":
+        close = b"\x86" if index else b"\x85"
+    found.splices.append(Splice(begin, arguments.end + 1, number + close))
+    found.devices[id(arguments)] = to

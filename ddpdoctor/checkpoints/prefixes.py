@@ -1,0 +1,76 @@
+"""Stripping a wrapper's name ("module.", "_orig_mod.") from the keys of the state dicts in a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddpdoctor.checkpoints.errors import Refused
+from ddpdoctor.checkpoints.machine import Program
+from ddpdoctor.checkpoints.nodes import Call, Text
+from ddpdoctor.checkpoints.splices import Wording
+from ddpdoctor.checkpoints.tensors import Found, is_state_dict, pairs, walk
+from ddpdoctor.wording import listed, plural
+
+WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.")
+"""What DistributedDataParallel and DataParallel, torch.compile, Lightning's Fabric and FSDP put before every key."""
+
+
+def state_dicts(program: Program) -> list[Found]:
+    return [found for found in walk(program.root) if is_state_dict(found.node)]
+
+
+def has_prefix(state_dict: Any, prefix: str) -> bool:
+    """Whether every key begins with it, and has more behind it."""
+    return all(pair.key.value.startswith(prefix) and pair.key.value != prefix for pair in pairs(state_dict))
+
+
+def strip(program: Program, prefixes: tuple[str, ...]) -> list[Wording]:
+    """The edits that take the prefixes, one after the other, from every state dict where each key has them.
+
+    Raises:
+        Refused: no state dict has the prefix on every key, or two keys would become one.
+    """
+    dicts = state_dicts(program)
+    stripped = {id(one.node): "" for one in dicts}
+    for prefix in prefixes:
+        having = [one for one in dicts if has_prefix(one.node, stripped[id(one.node)] + prefix)]
+        if not having:
+            raise Refused(_why_none(dicts, stripped, prefix))
+        for one in having:
+            stripped[id(one.node)] += prefix
+    return [wording for one in dicts for wording in _renamed(one, stripped[id(one.node)])]
+
+
+def _renamed(found: Found, prefix: str) -> list[Wording]:
+    if not prefix:
+        return []
+    keys = pairs(found.node)
+    names = [pair.key.value[len(prefix) :] for pair in keys]
+    if len({*names}) != len({pair.key.value for pair in keys}):
+        raise Refused(f"without {prefix!r} two keys of {found.where or 'the state dict'} would be the same")
+    wordings = [Wording(pair.key, pair.key_start, name) for pair, name in zip(keys, names, strict=True)]
+    # load_state_dict looks versions up by the modules' names, so these must follow.
+    for pair in _metadata(found.node):
+        key = pair.key.value if isinstance(pair.key, Text) else ""
+        if f"{key}.".startswith(prefix):
+            wordings.append(Wording(pair.key, pair.key_start, key[len(prefix) :]))
+    return wordings
+
+
+def _metadata(state_dict: Any) -> list[Any]:
+    if isinstance(state_dict, Call):
+        for pair in pairs(state_dict.state):
+            if isinstance(pair.key, Text) and pair.key.value == "_metadata":
+                return pairs(pair.value)
+    return []
+
+
+def _why_none(dicts: list[Found], stripped: dict[int, str], prefix: str) -> str:
+    if not dicts:
+        return "there is no dict of tensors in it whose keys could have a prefix"
+    counts = []
+    for one in dicts:
+        keys = [pair.key.value[len(stripped[id(one.node)]) :] for pair in pairs(one.node)]
+        having = sum(key.startswith(prefix) for key in keys)
+        counts.append(f"{one.where or 'the top level'}: {having} of {plural(len(keys), 'key')}")
+    return f"no state dict has {prefix!r} before every key ({listed(counts, most=4)})"
