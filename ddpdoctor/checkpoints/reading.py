@@ -1,0 +1,86 @@
+"""Reading from a checkpoint file by position. Never mapped: a mapping kills the reader if somebody cuts the file short."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, NotACheckpoint, Refused
+
+PIECE = 1 << 20
+"""Bytes read at a time where much is read."""
+
+
+class Source:
+    """A regular file, open for reading. `size` is its length in bytes when it was opened."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises Refused if it can't be opened, NotACheckpoint if it is a folder, a pipe or a device."""
+        self.path = path
+        try:
+            # Without O_NONBLOCK, opening a pipe would wait for its writer.
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise unopened(path, error) from None
+        status = os.fstat(self.fd)
+        self.size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise NotACheckpoint(f"{path} is not a regular file")
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`. Raises Damaged if the file ends before, or the disk can't read them."""
+        data = self._read(offset, length)
+        if len(data) == length:
+            return data
+        pieces = [data]
+        missing = length - len(data)
+        while missing:
+            data = self._read(offset + length - missing, missing)
+            if not data:
+                raise Damaged(
+                    f"The file ends at byte {offset + length - missing:,}, within something that goes on to {offset + length:,}"
+                )
+            pieces.append(data)
+            missing -= len(data)
+        return b"".join(pieces)
+
+    def pieces(self, offset: int, length: int) -> Iterator[bytes]:
+        """The same, some at a time."""
+        end = offset + length
+        while offset < end:
+            data = self.read_at(offset, min(PIECE, end - offset))
+            yield data
+            offset += len(data)
+
+    def close(self) -> None:
+        """Any number of times."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self, offset: int, length: int) -> bytes:
+        try:
+            return os.pread(self.fd, length, offset)
+        except OSError as error:
+            raise Damaged(f"Reading {length:,} bytes at {offset:,} failed: {error.strerror}") from None
+
+
+def unopened(path: Path, error: OSError) -> CheckpointError:
+    """Why a file could not be opened, in plain words."""
+    if isinstance(error, FileNotFoundError):
+        return Refused(f"{path} does not exist")
+    if isinstance(error, PermissionError):
+        return Refused(f"{path} may not be read by this user")
+    return Refused(f"{path} could not be opened: {error.strerror}")
