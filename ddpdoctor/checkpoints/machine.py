@@ -28,7 +28,7 @@ class OutOfData(Damaged):
     """The pickle goes on behind the end of the data."""
 
     def __init__(self) -> None:
-        super().__init__("the pickle breaks off in the middle")
+        super().__init__("The pickle breaks off in the middle")
 
 
 class Program(NamedTuple):
@@ -91,9 +91,9 @@ class _Machine:
         except (IndexError, KeyError, _error, UnicodeDecodeError, ValueError) as error:
             if self.pos + _LONGEST_FIXED > len(self.data):
                 raise OutOfData from error
-            raise Damaged(f"the pickle makes no sense at byte {self.pos}") from error
+            raise Damaged(f"The pickle makes no sense at byte {self.pos}") from error
         if len(self.stack) != 1 or self.marks:
-            raise Refused("the pickle ends with things left over on its stack, which no pickler does")
+            raise Refused("The pickle ends with things left over on its stack, which no pickler does")
         return Program(
             self.stack[0],
             self.pos,
@@ -179,7 +179,7 @@ class _Machine:
                 else:
                     other = others.get(op)
                     if other is None:
-                        raise Refused(f"the pickle uses {_opcode_name(op)}, which torch.save never writes")
+                        raise Refused(f"The pickle uses {_opcode_name(op)}, which torch.save never writes")
                     self.pos = pos
                     other(self)
                     pos = self.pos
@@ -303,7 +303,7 @@ def _number_as_text(machine: _Machine) -> None:
     is_float = machine.data[machine.pos] == ord("F")
     machine.opcodes.add({"I": "INT", "L": "LONG", "F": "FLOAT"}[chr(machine.data[machine.pos])])
     if len(text) > 400:
-        raise Refused("the pickle holds a number of more than 400 digits")
+        raise Refused("The pickle holds a number of more than 400 digits")
     value: float = float(text) if is_float else int(text.rstrip("L"))
     machine.push(value, end - machine.pos)
 
@@ -468,7 +468,7 @@ def _stack_global(machine: _Machine) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
     machine.starts.pop()
     if not isinstance(name, Text) or not isinstance(module, Text):
-        raise Refused("the pickle computes the name of a class or function, which no pickler does")
+        raise Refused("The pickle computes the name of a class or function, which no pickler does")
     machine.opcodes.add("STACK_GLOBAL")
     machine.stack.append(machine.global_(module.value, name.value))
     machine.pos += 1
@@ -510,4 +510,4 @@ def _opcode_name(code: int) -> str:
     import pickletools
 
     names = {one.code: one.name for one in pickletools.opcodes}
-    return f"the pickle opcode {names[chr(code)]}" if chr(code) in names else f"the unknown pickle opcode 0x{code:02x}"
+    return f"The pickle opcode {names[chr(code)]}" if chr(code) in names else f"the unknown pickle opcode 0x{code:02x}"

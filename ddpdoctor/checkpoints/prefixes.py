@@ -25,17 +25,18 @@ def has_prefix(state_dict: Any, prefix: str) -> bool:
 
 
 def strip(program: Program, prefixes: tuple[str, ...]) -> list[Wording]:
-    """The edits that take the prefixes, one after the other, from every state dict where each key has them.
+    """The edits that take the prefixes, one after the other, from every state dict where each key has them; none where
+    no key has any.
 
     Raises:
-        Refused: no state dict has the prefix on every key, or two keys would become one.
+        Refused: some keys of a state dict have the prefix and others don't, or two keys would become one.
     """
     dicts = state_dicts(program)
     stripped = {id(one.node): "" for one in dicts}
     for prefix in prefixes:
         having = [one for one in dicts if has_prefix(one.node, stripped[id(one.node)] + prefix)]
         if not having:
-            raise Refused(_why_none(dicts, stripped, prefix))
+            _refuse_partial(dicts, stripped, prefix)
         for one in having:
             stripped[id(one.node)] += prefix
     return [wording for one in dicts for wording in _renamed(one, stripped[id(one.node)])]
@@ -47,7 +48,7 @@ def _renamed(found: Found, prefix: str) -> list[Wording]:
     keys = pairs(found.node)
     names = [pair.key.value[len(prefix) :] for pair in keys]
     if len({*names}) != len({pair.key.value for pair in keys}):
-        raise Refused(f"without {prefix!r} two keys of {found.where or 'the state dict'} would be the same")
+        raise Refused(f"Without {prefix!r} two keys of {found.where or 'the state dict'} would be the same")
     wordings = [Wording(pair.key, pair.key_start, name) for pair, name in zip(keys, names, strict=True)]
     # load_state_dict looks versions up by the modules' names, so these must follow.
     for pair in _metadata(found.node):
@@ -65,12 +66,15 @@ def _metadata(state_dict: Any) -> list[Any]:
     return []
 
 
-def _why_none(dicts: list[Found], stripped: dict[int, str], prefix: str) -> str:
-    if not dicts:
-        return "there is no dict of tensors in it whose keys could have a prefix"
+def _refuse_partial(dicts: list[Found], stripped: dict[int, str], prefix: str) -> None:
     counts = []
     for one in dicts:
         keys = [pair.key.value[len(stripped[id(one.node)]) :] for pair in pairs(one.node)]
         having = sum(key.startswith(prefix) for key in keys)
-        counts.append(f"{one.where or 'the top level'}: {having} of {plural(len(keys), 'key')}")
-    return f"no state dict has {prefix!r} before every key ({listed(counts, most=4)})"
+        if having:
+            counts.append(f"{one.where or 'the top level'}: {having} of {plural(len(keys), 'key')}")
+    if counts:
+        raise Refused(
+            f"No state dict in it has {prefix!r} before every key ({listed(counts, most=4)})",
+            "Strip it from all keys or from none: a model that was wrapped only in part has to be unwrapped in your code",
+        )

@@ -146,7 +146,7 @@ def walk(root: Any) -> Iterator[Found]:
                 continue
             seen.add(id(node))
         yield found
-        if not is_tensor(node):
+        if not is_tensor(node) and not (node.__class__ is Call and node.name == "torch.device"):
             waiting.extend(reversed(list(_children(found))))
 
 

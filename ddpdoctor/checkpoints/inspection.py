@@ -1,0 +1,179 @@
+"""What is in a checkpoint, as facts. Reads; never runs, never changes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpdoctor.checkpoints.archive import Archive
+from ddpdoctor.checkpoints.contents import Part, open_layout, read_parts
+from ddpdoctor.checkpoints.errors import CheckpointError, Damaged
+from ddpdoctor.checkpoints.layouts import Layout
+from ddpdoctor.checkpoints.locations import device_arguments, device_of, pinned
+from ddpdoctor.checkpoints.nodes import Call, Storage, Text, Tuple
+from ddpdoctor.checkpoints.prefixes import WRAPPERS, has_prefix
+from ddpdoctor.checkpoints.recognised import Recognised
+from ddpdoctor.checkpoints.tensors import VIEWS, Found, element_size, is_state_dict, pairs, view, walk
+from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
+
+CPU_RNG_STATE = 5056
+"""Bytes of torch.get_rng_state()."""
+
+_CODE_DEVICE = re.compile(r'"((?:cuda|xpu|npu|hpu|mps|xla)(?::\d+)?)"')
+
+
+def inspect(path: Path) -> CheckpointFile:
+    """The facts of one file or folder. Whatever is wrong with it is a fact, too: nothing is raised."""
+    from ddpdoctor.checkpoints.recognition import recognise
+
+    recognised = recognise(path)
+    if not recognised.rewritable:
+        return unread(path, recognised)
+    try:
+        with open_layout(path, recognised.kind) as layout:
+            return describe(path, recognised, layout, read_parts(layout))
+    except CheckpointError as error:
+        return unread(path, recognised, error)
+
+
+def unread(path: Path, recognised: Recognised, error: CheckpointError | None = None) -> CheckpointFile:
+    """The facts of what isn't read to the ground: recognised as something else, or stopped by an error."""
+    from ddpdoctor.checkpoints.folders import rank_files
+
+    return CheckpointFile(
+        path=str(path),
+        kind=recognised.kind,
+        called=recognised.called,
+        size=_size(path),
+        problem=error.text if error else recognised.problem,
+        damaged=isinstance(error, Damaged) if error else recognised.damaged,
+        advice=error.advice if error else recognised.advice,
+        commands=error.commands if error else recognised.commands,
+        rank_files=rank_files(path),
+    )
+
+
+def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Part]) -> CheckpointFile:
+    """The facts of a checkpoint that was read."""
+    from ddpdoctor.checkpoints.folders import rank_files
+    from ddpdoctor.knowledge.pickle_globals import weights_only_blockers
+
+    found = [one for part in parts for one in walk(part.program.root)]
+    names = {name: None for part in parts for name in part.program.globals}
+    blockers = {reason: None for part in parts for reason in weights_only_blockers(part.program)}
+    return CheckpointFile(
+        path=str(path),
+        kind=recognised.kind,
+        called=recognised.called,
+        size=layout.source.size,
+        advice=recognised.advice,
+        pins=_pins(parts),
+        globals=tuple(_foreign(names)),
+        weights_only_blockers=() if recognised.kind == "torchscript" else tuple(blockers),
+        prefixes=tuple(_prefixes(found)),
+        whole_module=_whole_module(found) if recognised.kind != "torchscript" else "",
+        rng_states=tuple(_rng_states(found)),
+        device_texts=tuple(dict.fromkeys(_device_texts(found))),
+        code_devices=tuple(_code_devices(layout)),
+        rank_files=rank_files(path),
+    )
+
+
+def _size(path: Path) -> int:
+    try:
+        return 0 if path.is_dir() else os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _pins(parts: list[Part]) -> tuple[Pins, ...]:
+    """By device, the most bytes first."""
+    tensors: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for part in parts:
+        seen: set[str] = set()
+        for storage in part.program.storages:
+            device = storage.location.value
+            tensors.setdefault(device, 0)
+            if storage.key not in seen:
+                seen.add(storage.key)
+                sizes[device] = sizes.get(device, 0) + storage.count * element_size(storage)
+        for call in part.program.calls:
+            if call.name in VIEWS and isinstance(call.arguments, Tuple) and call.arguments.items:
+                storage = call.arguments.items[0]
+                if isinstance(storage, Storage):
+                    tensors[storage.location.value] += 1
+        for argument in device_arguments(part.program):
+            if pinned(argument.device):
+                tensors[argument.device] = tensors.get(argument.device, 0) + 1
+    return tuple(
+        Pins(device=device, tensors=tensors[device], bytes=sizes.get(device, 0))
+        for device in sorted(tensors, key=lambda one: (-sizes.get(one, 0), one))
+    )
+
+
+def _foreign(names: dict[str, None]) -> Iterator[GlobalName]:
+    from ddpdoctor.knowledge.pickle_globals import OWN, meaning
+
+    for name in names:
+        if name not in OWN:
+            text, dangerous = meaning(name)
+            yield GlobalName(name=name, meaning=text, dangerous=dangerous)
+
+
+def _prefixes(found: list[Found]) -> Iterator[KeyPrefix]:
+    for one in found:
+        if not is_state_dict(one.node):
+            continue
+        prefix = ""
+        while longer := [prefix + wrapper for wrapper in WRAPPERS if has_prefix(one.node, prefix + wrapper)]:
+            prefix = longer[0]
+        if prefix:
+            yield KeyPrefix(where=one.where, prefix=prefix, keys=len(pairs(one.node)))
+
+
+def _whole_module(found: list[Found]) -> str:
+    """The class of the first object that keeps its state as torch.nn.Module does."""
+    for one in found:
+        if isinstance(one.node, Call):
+            keys = {pair.key.value for pair in pairs(one.node.state) if isinstance(pair.key, Text)}
+            if {"_parameters", "_modules"} <= keys:
+                return _class_name(one.node)
+    return ""
+
+
+def _class_name(call: Call) -> str:
+    if call.name in ("copyreg._reconstructor", "copy_reg._reconstructor") and isinstance(call.arguments, Tuple):
+        return getattr(call.arguments.items[0], "full_name", "")
+    return call.name or "a class"
+
+
+def _rng_states(found: list[Found]) -> Iterator[str]:
+    for one in found:
+        tensor = view(one.node)
+        if tensor is None or tensor.dtype not in ("Byte", "uint8") or len(tensor.size) != 1:
+            continue
+        if tensor.size[0] == CPU_RNG_STATE or any("rng" in part.lower() for part in one.path):
+            yield one.where
+
+
+def _device_texts(found: list[Found]) -> Iterator[DeviceText]:
+    for one in found:
+        device = device_of(one.node)
+        if device and pinned(device) and one.path[-1:] != ("_device_type",):
+            yield DeviceText(where=one.where, device=device)
+
+
+def _code_devices(layout: Layout) -> Iterator[str]:
+    """TorchScript's code is text; what it says of devices is part of the program and stays."""
+    if not isinstance(layout, Archive):
+        return
+    for record in layout.records.values():
+        if not record.name.startswith("code/") or not record.name.endswith(".py"):
+            continue
+        code = layout.read(record).decode("utf-8", "replace")
+        for number, line in enumerate(code.splitlines(), start=1):
+            for device in _CODE_DEVICE.findall(line):
+                yield f"{record.name}:{number}: {device}"
