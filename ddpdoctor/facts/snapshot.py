@@ -6,6 +6,7 @@ import msgspec
 
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.checkpoints import Checkpoints
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.driver import Driver
@@ -63,6 +64,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     network: Maybe[Network] = NOT_PROBED
     nccl: Maybe[Nccl] = NOT_PROBED
     firewall: Maybe[Firewall] = NOT_PROBED
+    checkpoints: Maybe[Checkpoints] = Checkpoints(files=())
+    """Without any file where nobody named one: unlike the host, checkpoints are looked at only where that is asked for."""
 
 
 HEADER = ("ddpdoctor_snapshot", "tool_version", "taken_at", "host")

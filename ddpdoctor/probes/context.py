@@ -22,6 +22,7 @@ class Context:
     python: the patient's interpreter; `chosen_by` says who chose it.
     quick: don't import torch.
     environ: the environment that a rank started now would inherit.
+    checkpoints: paths of files and folders, as the user typed them.
     root: where /proc, /sys, /etc and /dev are looked for; tests put a made-up tree there. Use `path("/proc/modules")`.
     """
 
@@ -32,12 +33,14 @@ class Context:
         *,
         quick: bool = False,
         environ: Mapping[str, str] | None = None,
+        checkpoints: tuple[str, ...] = (),
         root: Path = Path("/"),
     ) -> None:
         self.python = python
         self.chosen_by = chosen_by
         self.quick = quick
         self.environ = dict(os.environ) if environ is None else dict(environ)
+        self.checkpoints = checkpoints
         self.root = root
         self._ask: Callable[[str], Facts | Unknown] | None = None
         self._once: dict[str, Any] = {}

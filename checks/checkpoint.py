@@ -1,0 +1,258 @@
+"""Whether a checkpoint can be read at all, and what torch.load will say to the classes in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from packaging.version import Version
+
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
+from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.checkpoint_files import (
+    NONE_NAMED,
+    all_read,
+    loading,
+    readable,
+    seen,
+    short,
+    subject,
+)
+from ddpdoctor.knowledge.evidence import torch_version
+from ddpdoctor.knowledge.wheels import release
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import human, in_patient, listed
+
+WEIGHTS_ONLY_BY_DEFAULT = Version("2.6")
+"""The release from which on torch.load has weights_only=True unless told otherwise."""
+
+PICKLES = ("zip", "legacy")
+"""Kinds that torch.load unpickles; TorchScript goes to torch.jit.load, which imports nothing."""
+
+
+@check(
+    "ckpt-truncated",
+    severity=FAIL,
+    log_signs=(
+        LogSign("PytorchStreamReader failed reading zip archive: failed finding central directory"),
+        LogSign("PytorchStreamReader failed reading zip archive: invalid header", why="not verified against a release"),
+        LogSign("unexpected EOF, expected"),
+        LogSign("Ran out of input", why="not verified against a release"),
+    ),
+)
+def ckpt_truncated(checkpoints: Checkpoints) -> Iterator[Finding]:
+    """A checkpoint can't be read: it is truncated, corrupt, or no checkpoint at all.
+
+    ## What breaks
+    `torch.load` ends with "failed finding central directory", "unexpected EOF" or "invalid load key", often hours after the
+    job was queued.
+
+    ## Why
+    The save was cut short by a kill, a time limit or a full disk; several ranks wrote to one path; a download was cut short,
+    or brought an error page; Git LFS left its pointer in the file's place.
+
+    ## Fix
+    Resume from the checkpoint before it, or fetch the file anew. So that it doesn't happen again: save on rank 0 alone, to a
+    temporary name in the same folder, and `os.replace` it by the real name when it is whole.
+    """
+    requires(checkpoints.files, NONE_NAMED)
+    alike: dict[tuple[str, str, str], list[CheckpointFile]] = {}
+    for one in checkpoints.files:
+        if one.problem:
+            alike.setdefault((one.kind, one.problem, one.advice), []).append(one)
+    groups = list(alike.values())
+    # A folder of broken shards is one illness, however each of them is broken.
+    if len(groups) > 3:
+        groups = [[one for group in groups for one in group]]
+    for files in groups:
+        yield unreadable(files)
+
+
+def unreadable(files: Sequence[CheckpointFile]) -> Finding:
+    first = files[0]
+    damaged = sum(one.damaged for one in files)
+    if len(files) == 1:
+        outcome = "is damaged" if damaged else "can't be read"
+        summary = f"{short(first.path)} {outcome}: {first.problem}"
+    else:
+        of_them = f" ({damaged} of them damaged)" if damaged else ""
+        summary = f"{len(files)} files can't be read{of_them}; {short(first.path)}: {first.problem}"
+    advice = {one.advice: one.commands for one in reversed(files) if one.advice}
+    fixes = [Fix(text, commands) for text, commands in reversed(advice.items())][:3]
+    if damaged or not fixes:
+        fixes.append(Fix("Resume from the checkpoint before it, or fetch the file anew from where it came"))
+    return Finding(
+        summary=summary[:160],
+        evidence=seen(files, (f"{one.called}, {human(one.size)}: {one.problem}" for one in files)),
+        fixes=tuple(fixes),
+    )
+
+
+@check(
+    "ckpt-weights-only",
+    severity=WARN,
+    log_signs=(
+        LogSign("Weights only load failed"),
+        LogSign(
+            "WeightsUnpickler error: Unsupported global: GLOBAL", why="the rest of the line names the class or function"
+        ),
+        LogSign("Unsupported operand"),
+    ),
+)
+def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator[Finding]:
+    """A checkpoint holds more than tensors: torch.load stops at it, or would run what the file says.
+
+    ## What breaks
+    From torch 2.6 on `torch.load(FILE)` ends with "Weights only load failed"; before, and with `weights_only=False`, loading
+    it imports and calls whatever the file names.
+
+    ## Why
+    A checkpoint is a pickle, and a pickle is a program. With `weights_only=True`, the default since 2.6, torch calls nothing
+    but a short list of its own functions. Saved arguments, configurations and NumPy arrays are outside of that list.
+
+    ## Fix
+    Allow exactly the classes that are in it: `torch.serialization.add_safe_globals([...])`, or for one call
+    `with torch.serialization.safe_globals([...]):`. `weights_only=False` only for a file whose origin you trust as you would
+    a program's. Where a function that runs commands is named, don't load the file at all.
+    """
+    files = readable(checkpoints)
+    dangerous = [one for one in files if any(name.dangerous for name in one.globals)]
+    for one in dangerous:
+        yield hostile(one)
+    blocked = [one for one in files if one.kind in PICKLES and one.weights_only_blockers and one not in dangerous]
+    if blocked:
+        torch = known(torch)
+        requires(torch.installed, "torch is not installed")
+        version = release(torch.version)
+        if version is None:
+            raise NotKnown("this torch doesn't tell its version")
+        if version >= WEIGHTS_ONLY_BY_DEFAULT:
+            yield stops(blocked, torch)
+    all_read(checkpoints)
+
+
+def hostile(one: CheckpointFile) -> Finding:
+    names = [name for name in one.globals if name.dangerous]
+    first = f"{names[0].name[:50]} ({names[0].meaning})" if names[0].meaning else names[0].name[:50]
+    return Finding(
+        summary=f"DANGER: whoever loads {short(one.path)} may run what its author wants: it names {first}"[:160],
+        cause="No training needs that in a checkpoint. torch.load with weights_only=False, pickle.load and joblib.load run it as "
+        "you, with access to your files, keys and network, before the first tensor is there.",
+        evidence=tuple(
+            Evidence(f"{one.path}: {name.name}{f': {name.meaning}' if name.meaning else ''}", PICKLE)
+            for name in names[:8]
+        ),
+        fixes=(
+            Fix("Do not load this file, on any machine and with any option"),
+            Fix("Ask its author for the weights as safetensors, and tell whoever offers the file for download"),
+            Fix("If it was loaded already: change the keys and passwords that your account can read"),
+        ),
+        severity=FAIL,
+    )
+
+
+def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
+    blockers = list(dict.fromkeys(name for one in files for name in one.weights_only_blockers))
+    names = [name for name in blockers if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name)]
+    fixes = []
+    if names and len(names) == len(blockers):
+        fixes.append(
+            Fix(
+                "If you know these classes and what they do: allow exactly them before torch.load, in Python",
+                allowing(names),
+            )
+        )
+    else:
+        fixes.append(Fix("Ask for the file to be saved as a dict of tensors, with torch.save's own pickle protocol"))
+    whole = Fix(
+        "Or, only for a file whose origin you trust as you would a program's: load all that is in it",
+        (loading(files[0], 'map_location="cpu", weights_only=False'),),
+    )
+    return Finding(
+        summary=f"{subject(files)}: torch.load of torch {torch.version} stops at {listed((name[:40] for name in blockers), 3)}"[
+            :160
+        ],
+        cause="Since torch 2.6 torch.load calls nothing but a short list of torch's own functions unless it is told otherwise.",
+        evidence=(
+            *seen(files, (f"outside of that list: {listed(one.weights_only_blockers, 8)}" for one in files)),
+            torch_version(torch),
+        ),
+        fixes=(*fixes, whole),
+    )
+
+
+def allowing(names: Sequence[str]) -> tuple[str, ...]:
+    """The lines of Python that allow these classes and functions to torch.load."""
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in names)
+    entries = [_entry(name) for name in names]
+    imports = f"import {', '.join(['torch', *(module for module in modules if module != '__main__')])}"
+    lines = [imports, f"torch.serialization.add_safe_globals([{', '.join(entries)}])"]
+    if "numpy.dtype" in names:
+        # Each type of number has a class of its own, which is made without being named in the file.
+        codes = '"?" + numpy.typecodes["AllInteger"] + numpy.typecodes["AllFloat"]'
+        lines.append(f"torch.serialization.add_safe_globals([type(numpy.dtype(code)) for code in {codes}])")
+    return tuple(lines)
+
+
+def _entry(name: str) -> str:
+    if name.startswith("__main__."):
+        return name.removeprefix("__main__.")
+    # NumPy 2 knows these by another name, so the one in the file must be given, too.
+    return f'({name}, "{name}")' if name.startswith("numpy.core.") else name
+
+
+@check("ckpt-whole-module", severity=WARN, log_signs=(LogSign("Can't get attribute", why="any pickle can say it"),))
+def ckpt_whole_module(checkpoints: Checkpoints, patient: Maybe[Patient]) -> Iterator[Finding]:
+    """A checkpoint holds a whole model, and not its state dict.
+
+    ## What breaks
+    `torch.load` ends with "Can't get attribute ... on module" or "No module named ..." where the model's source is not
+    importable under the name that it had; from torch 2.6 on it needs `weights_only=False` besides. After the class has
+    changed, it loads and fails later.
+
+    ## Why
+    `torch.save(model)` stores the names of the model's classes and all their attributes, but not their source.
+
+    ## Fix
+    Where the classes can be imported, load it once and save `model.state_dict()`; then build the model from source and
+    `load_state_dict`.
+    """
+    for one in readable(checkpoints):
+        if one.whole_module:
+            yield pickled_module(one, patient)
+    all_read(checkpoints)
+
+
+WRAPPERS = {
+    "torch.nn.parallel.distributed.DistributedDataParallel": "It loads only after init_process_group, in every rank.",
+    "torch.nn.parallel.data_parallel.DataParallel": "It loads only where the GPUs that it was made for exist.",
+}
+"""Modules that want more than their source, and what."""
+
+
+def pickled_module(one: CheckpointFile, patient: Maybe[Patient]) -> Finding:
+    inner = ".module" if one.whole_module in WRAPPERS else ""
+    saved = f"{one.path}.state_dict.pt"
+    code = (
+        "import sys, torch; model = torch.load(sys.argv[1], map_location='cpu', weights_only=False); "
+        f"torch.save(model{inner}.state_dict(), sys.argv[2])"
+    )
+    fix = Fix(
+        "If you trust its origin as you would a program's: load it once where its classes can be imported, and save its state dict"
+    )
+    if not isinstance(patient, Unknown) and one.whole_module != "torch.nn.parallel.distributed.DistributedDataParallel":
+        fix = Fix(fix.text, (in_patient(patient, "-c", code, one.path, saved),))
+    cause = (
+        f"torch.load imports {one.whole_module} and every class below it by name. {WRAPPERS.get(one.whole_module, '')}"
+    )
+    others = [name.name for name in one.globals if name.name != one.whole_module]
+    also = f"; also named: {listed(others, 6)}" if others else ""
+    return Finding(
+        summary=f"{short(one.path)} is a pickled {one.whole_module[-60:]}: loads only where that can be imported"[:160],
+        cause=cause.strip(),
+        evidence=(Evidence(f"{one.path}: an object of {one.whole_module}{also}", PICKLE),),
+        fixes=(fix,),
+    )

@@ -1,0 +1,191 @@
+"""Whether a checkpoint fits the job that is to resume from it: its keys' names, and how many ranks wrote it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints, KeyPrefix, RankFiles
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.knowledge.checkpoint_files import all_read, paths, readable, seen, short, subject
+from ddpdoctor.knowledge.launchers import current_launch, several_nodes
+from ddpdoctor.registry import LogSign, check
+from ddpdoctor.wording import listed, plural
+
+WRITERS = {
+    "module.": "DistributedDataParallel or DataParallel",
+    "_orig_mod.": "torch.compile",
+    "_forward_module.": "Lightning Fabric",
+    "_fsdp_wrapped_module.": "FSDP",
+}
+"""Who puts it before every key."""
+
+
+@check(
+    "ckpt-module-prefix",
+    severity=INFO,
+    log_signs=(
+        LogSign('Unexpected key(s) in state_dict: "module.'),
+        LogSign('Missing key(s) in state_dict: "module.'),
+        LogSign('unexpected key "module.'),
+    ),
+)
+def ckpt_module_prefix(checkpoints: Checkpoints) -> Iterator[Finding]:
+    """Every key of a state dict begins with a wrapper's name.
+
+    ## What breaks
+    `load_state_dict` of the bare model ends with 'Missing key(s) in state_dict' and 'Unexpected key(s) in state_dict:
+    "module.'. With `strict=False` it is worse: nothing is loaded, and training starts from random weights without a word.
+
+    ## Why
+    The state dict is that of the wrapper (DistributedDataParallel, torch.compile), whose keys begin with `module.` or
+    `_orig_mod.`. It fits a model that is wrapped in the same way when it is loaded, and no other.
+
+    ## Fix
+    Where it is to be loaded before the model is wrapped: `ddpdoctor fix-checkpoint --strip-prefix module. FILE`. To save it
+    without: `torch.save(model.module.state_dict(), ...)`.
+    """
+    by_prefix: dict[str, list[tuple[CheckpointFile, KeyPrefix]]] = {}
+    for one in readable(checkpoints):
+        for prefix in one.prefixes:
+            by_prefix.setdefault(prefix.prefix, []).append((one, prefix))
+    for name, found in by_prefix.items():
+        yield prefixed(name, found)
+    all_read(checkpoints)
+
+
+def prefixed(prefix: str, found: Sequence[tuple[CheckpointFile, KeyPrefix]]) -> Finding:
+    files = list(dict.fromkeys(one for one, _ in found))
+    parts = [part + "." for part in prefix.removesuffix(".").split(".")]
+    writers = listed(dict.fromkeys(WRITERS.get(part, part) for part in parts))
+    lines = [
+        listed(
+            (
+                f"all {plural(where.keys, 'key')} of {where.where or 'the top level'}"
+                for one, where in found
+                if one == file
+            ),
+            6,
+        )
+        for file in files
+    ]
+    options = " ".join(f"--strip-prefix {part}" for part in parts)
+    return Finding(
+        summary=f"{subject(files)}: all {sum(where.keys for _, where in found)} keys begin with {prefix}; "
+        f"fits only a model wrapped by {writers} when loaded"[:160],
+        cause=f"It was saved from a model wrapped by {writers}. That is right where the model is wrapped before load_state_dict.",
+        evidence=seen(files, (f"{line} begin with {prefix}" for line in lines)),
+        fixes=(
+            Fix(
+                "Only where you load it into a bare model: take the prefix off",
+                (f"ddpdoctor fix-checkpoint {options} {paths(files)}",),
+            ),
+        ),
+    )
+
+
+class World(msgspec.Struct, frozen=True):
+    """The ranks of the planned job. certain: something says over how many nodes it runs."""
+
+    size: int
+    source: str
+    certain: bool
+
+
+def planned_world(plan: Plan, environment: Environment) -> World:
+    """A launcher's word, for as many ranks on each of its nodes as are planned on this one; else this node alone."""
+    launch = current_launch(environment)
+    if launch and launch.world_size:
+        if launch.local_world_size and launch.world_size % launch.local_world_size == 0:
+            nodes = launch.world_size // launch.local_world_size
+            return World(nodes * plan.nproc, f"{launch.launcher}: {plural(nodes, 'node')}; {plan.source}", True)
+        return World(launch.world_size, f"{launch.launcher}'s world size", True)
+    return World(plan.nproc, plan.source, several_nodes(environment) == "")
+
+
+@check(
+    "ckpt-world-size-mismatch",
+    severity=WARN,
+    log_signs=(
+        LogSign("The checkpoint being loaded used a DP world size of"),
+        LogSign("Didn't find an RNG file for process"),
+        LogSign("Loading a checkpoint with a different", why="not verified against a release"),
+        LogSign("rng_state_", why="a file's name: only where the line says that it is missing"),
+        LogSign("zero_pp_rank_", why="a file's name: only where the line says that it is missing"),
+    ),
+)
+def ckpt_world_size_mismatch(checkpoints: Checkpoints, environment: Environment, plan: Plan) -> Iterator[Finding]:
+    """A checkpoint of which every rank wrote a part is of another number of ranks, or lacks some of them.
+
+    ## What breaks
+    DeepSpeed ends with "The checkpoint being loaded used a DP world size of 8 but the current world size is 4"; the Trainer of
+    transformers goes on with other random numbers; other programs wait for a file that isn't there.
+
+    ## Why
+    Each rank saved its share of the optimizer's state, or its random numbers, under its own number. Another number of ranks
+    has other shares. Single files are missing where a rank was killed while it saved, or where nodes wrote to disks of
+    their own.
+
+    ## Fix
+    Resume with as many ranks as wrote it, or turn it into one file for any number of ranks first (DeepSpeed:
+    `zero_to_fp32.py` in the checkpoint's folder for the weights, a universal checkpoint for the optimizer's state, too). Copy
+    missing files from the other nodes' disks.
+    """
+    found: dict[RankFiles, CheckpointFile] = {}
+    for one in readable(checkpoints):
+        for ranks in one.rank_files:
+            found.setdefault(ranks, one)
+    world = planned_world(plan, environment)
+    for ranks, one in found.items():
+        if ranks.missing:
+            yield incomplete(ranks, one)
+        elif ranks.world_size != world.size:
+            yield of_other_ranks(ranks, one, world, plan)
+    all_read(checkpoints)
+
+
+def is_optimizer_state(ranks: RankFiles) -> bool:
+    """Whether the job stops without it; random numbers are made anew."""
+    return not re.search(r"rng|random", ranks.pattern)
+
+
+def incomplete(ranks: RankFiles, one: CheckpointFile) -> Finding:
+    names = listed((ranks.pattern.replace("*", str(rank)) for rank in ranks.missing), 4)
+    return Finding(
+        summary=f"{short(one.path)}: of {ranks.world_size} ranks' {ranks.pattern} "
+        f"{plural(len(ranks.missing), 'is missing', 'are missing')}: {listed(ranks.missing, 6)}"[:160],
+        evidence=(Evidence(f"beside or in {one.path}: no {names}", "the folder"),),
+        fixes=(
+            Fix("Copy them from the other nodes' disks, if each node wrote to its own"),
+            Fix("Otherwise resume from the checkpoint before it: this one was not saved to the end"),
+        ),
+        severity=FAIL if is_optimizer_state(ranks) else WARN,
+    )
+
+
+def of_other_ranks(ranks: RankFiles, one: CheckpointFile, world: World, plan: Plan) -> Finding:
+    wrote = ranks.world_size
+    nodes, rest = divmod(wrote, plan.nproc)
+    # Nobody says over how many nodes the job is to run, and there is a number that fits.
+    may_fit = not world.certain and nodes > 1 and rest == 0
+    severity: Severity = INFO if may_fit else FAIL if is_optimizer_state(ranks) else WARN
+    if may_fit:
+        fixes = [Fix(f"Resume it on {nodes} nodes with {plural(plan.nproc, 'rank')} each")]
+    else:
+        fixes = [Fix(f"Resume it with {wrote} ranks in all")]
+    if is_optimizer_state(ranks):
+        fixes.append(Fix("Or convert it for any number of ranks first; DeepSpeed calls that a universal checkpoint"))
+    return Finding(
+        summary=f"{short(one.path)}: {ranks.pattern} is of {wrote} ranks, planned are {world.size}"[:160],
+        cause="Every rank wrote its own share, and another number of ranks would need other shares.",
+        evidence=(
+            Evidence(f"{one.path}: {ranks.pattern} of {wrote} ranks", PICKLE),
+            Evidence(f"ranks planned: {world.size}", world.source),
+        ),
+        fixes=tuple(fixes),
+        severity=severity,
+    )

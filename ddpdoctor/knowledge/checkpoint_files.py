@@ -1,0 +1,85 @@
+"""What the checks of checkpoints have in common: which files there are to judge, and how to name them. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+
+from ddpdoctor.facts.base import NotKnown
+from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints
+from ddpdoctor.findings import Evidence
+from ddpdoctor.registry import requires
+from ddpdoctor.wording import human, listed, plural
+
+NONE_NAMED = "no checkpoint was named (--checkpoint FILE)"
+
+_MOST = 5
+"""Files that a finding names one by one."""
+
+
+def readable(checkpoints: Checkpoints) -> tuple[CheckpointFile, ...]:
+    """The named files that could be read; call `all_read` when these are judged.
+
+    Raises:
+        NotApplicable: no file was named.
+    """
+    requires(checkpoints.files, NONE_NAMED)
+    return tuple(one for one in checkpoints.files if not one.problem)
+
+
+def all_read(checkpoints: Checkpoints) -> None:
+    """Raises:
+    NotKnown: some of the named files could not be read, so that nobody can call them fine.
+    """
+    unread = [one for one in checkpoints.files if one.problem]
+    if len(unread) == 1:
+        raise NotKnown(f"{short(unread[0].path)} could not be read: see ckpt-truncated")
+    if unread:
+        raise NotKnown(
+            f"{len(unread)} of the {len(checkpoints.files)} checkpoints could not be read: see ckpt-truncated"
+        )
+
+
+def short(path: str, most: int = 40) -> str:
+    """A file's name for a summary: without its folder, on one line, without its middle if it is long."""
+    name = " ".join(path.rstrip("/").rpartition("/")[2].split()) or path
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
+
+
+def subject(files: Sequence[CheckpointFile]) -> str:
+    """ "model.pt" or "12 files": the beginning of a summary."""
+    return short(files[0].path) if len(files) == 1 else f"{len(files)} files"
+
+
+def verb(files: Sequence[CheckpointFile], one: str, several: str) -> str:
+    return one if len(files) == 1 else several
+
+
+def paths(files: Sequence[CheckpointFile]) -> str:
+    """The files for a shell. Of a folder with many the folder, as fix-checkpoint takes that, too."""
+    every = [one.path for one in files]
+    folders = {path.rpartition("/")[0] for path in every}
+    if len(every) > _MOST and len(folders) == 1 and "" not in folders:
+        every = sorted(folders)
+    return " ".join(shlex.quote(f"./{path}" if path.startswith("-") else path) for path in every)
+
+
+def loading(one: CheckpointFile, arguments: str) -> str:
+    """The Python call that loads it: torch.load("model.pt", map_location="cpu")."""
+    function = "torch.jit.load" if one.kind == "torchscript" else "torch.load"
+    return f"{function}({json.dumps(one.path, ensure_ascii=False)}, {arguments})"
+
+
+def seen(files: Sequence[CheckpointFile], texts: Iterable[str]) -> tuple[Evidence, ...]:
+    """A line a file, of the first few, and how many more there are."""
+    lines = [Evidence(f"{one.path}: {text}", PICKLE) for one, text in zip(files, texts, strict=True)]
+    if len(lines) > _MOST:
+        rest = len(lines) - _MOST + 1
+        lines[_MOST - 1 :] = [Evidence(f"and {plural(rest, 'more file')} of the kind", PICKLE)]
+    return tuple(lines)
+
+
+def pins_of(one: CheckpointFile) -> str:
+    """ "cuda:7 in 390 tensors (4.4 MiB), cpu in 127 tensors (12 KiB)"."""
+    return listed((f"{pin.device} in {plural(pin.tensors, 'tensor')} ({human(pin.bytes)})" for pin in one.pins), 8)
