@@ -1,0 +1,243 @@
+"""Fixing one checkpoint: look, edit, prove the edit, write, read back what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ddpdoctor.checkpoints.changes import Change
+from ddpdoctor.checkpoints.contents import Part, open_layout, read_parts
+from ddpdoctor.checkpoints.editing import Edited, Wishes, edit
+from ddpdoctor.checkpoints.errors import CheckpointError, Refused
+from ddpdoctor.checkpoints.inspection import describe, inspect, unread
+from ddpdoctor.checkpoints.layouts import DATA, Layout
+from ddpdoctor.checkpoints.machine import scan
+from ddpdoctor.checkpoints.outcomes import Action, Moved, Outcome
+from ddpdoctor.checkpoints.recognition import recognise
+from ddpdoctor.facts.checkpoints import CheckpointFile
+
+__all__ = ["Action", "Moved", "Outcome", "Wishes", "fix", "undo"]
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes written so far, and those to write in all."""
+
+
+def _silent(done: int, total: int) -> None:
+    """For who doesn't wait to see."""
+
+
+def fix(
+    path: Path,
+    wishes: Wishes,
+    *,
+    out: Path | None = None,
+    dry_run: bool = False,
+    progress: Progress = _silent,
+) -> Outcome:
+    """Grants the wishes: in place, or in the new file `out`. Whatever stands against it is the outcome; nothing is raised
+    but what ends the process."""
+    attempt = _Attempt(path, wishes, out, dry_run, progress)
+    try:
+        return attempt.run()
+    except CheckpointError as error:
+        return attempt.refused(error)
+    except OSError as error:
+        return attempt.refused(Refused(f"{error.filename or path}: {error.strerror or error}"))
+    except (MemoryError, RecursionError):
+        return attempt.refused(Refused("There is not enough memory to read its pickle"))
+
+
+def undo(path: Path, *, dry_run: bool = False) -> Outcome:
+    """Restores what was fixed in place."""
+    from ddpdoctor.checkpoints import in_place
+
+    try:
+        note = in_place.undo(path, dry_run=dry_run)
+    except CheckpointError as error:
+        return _refused(path, error)
+    except OSError as error:
+        return _refused(path, Refused(f"{error.filename or path}: {error.strerror or error}"))
+    if dry_run:
+        return Outcome(path=str(path), action=Action.WOULD_FIX, notes=(note,))
+    return Outcome(path=str(path), action=Action.UNDONE, after=inspect(path), notes=(note,))
+
+
+def _refused(path: Path, error: CheckpointError) -> Outcome:
+    return Outcome(
+        path=str(path), action=Action.REFUSED, error=error.text, advice=error.advice, commands=error.commands
+    )
+
+
+class _Plan(NamedTuple):
+    """What is to be written. kept: the storages' keys, if some go; None if all stay."""
+
+    edited: list[Edited]
+    kept: frozenset[str] | None
+    dropped: tuple[str, ...]
+    moved: tuple[Moved, ...]
+
+    @property
+    def pickles(self) -> dict[str, bytes]:
+        return {one.part.name: one.data for one in self.edited}
+
+    @property
+    def changes(self) -> bool:
+        return self.kept is not None or any(one.changed for one in self.edited)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every pickle is as long as it was."""
+        return all(len(one.data) == len(one.part.data) for one in self.edited)
+
+    @property
+    def renamed(self) -> int:
+        return sum(one.renamed for one in self.edited)
+
+
+class _Attempt:
+    """One run of fix(), with what is already known when it has to give up."""
+
+    def __init__(self, path: Path, wishes: Wishes, out: Path | None, dry_run: bool, progress: Progress) -> None:
+        self.path = path
+        self.wishes = wishes
+        self.out = out
+        self.dry_run = dry_run
+        self.progress = progress
+        self.before: CheckpointFile | None = None
+        self.notes: list[str] = []
+
+    def run(self) -> Outcome:
+        if self.out is None:
+            self._recover()
+        recognised = recognise(self.path)
+        if not recognised.rewritable:
+            self.before = unread(self.path, recognised)
+            if recognised.problem:
+                raise CheckpointError(recognised.problem, recognised.advice, recognised.commands)
+            return self._outcome(Action.LEFT)
+        with open_layout(self.path, recognised.kind) as layout:
+            parts = read_parts(layout)
+            self.before = describe(self.path, recognised, layout, parts)
+            if self.wishes.to_safetensors:
+                return self._to_safetensors(layout, parts)
+            plan = self._plan(layout, parts)
+            if self.dry_run and plan.changes:
+                return self._outcome(Action.WOULD_FIX, plan)
+            if self.out is not None and not self.dry_run:
+                return self._write(layout, plan, self.out)
+            if not plan.changes:
+                return self._outcome(Action.CLEAN, plan)
+            change = layout.change(plan.pickles)
+        return self._change_in_place(plan, change)
+
+    def refused(self, error: CheckpointError) -> Outcome:
+        return _with(
+            _refused(self.path, error),
+            before=self.before,
+            notes=tuple(self.notes),
+            choices=getattr(error, "choices", ()),
+        )
+
+    def _recover(self) -> None:
+        from ddpdoctor.checkpoints import in_place
+
+        recovery = in_place.recover(self.path, dry_run=self.dry_run)
+        if recovery is not None:
+            self.notes.append(recovery.text)
+
+    def _plan(self, layout: Layout, parts: list[Part]) -> _Plan:
+        kept, dropped = None, ()
+        if self.wishes.cuts:
+            from ddpdoctor.checkpoints.surgery import cut
+
+            if layout.kind == "torchscript":
+                raise Refused("It is a TorchScript program: nothing can be taken out of it without breaking it")
+            done = cut(parts[0], keep=self.wishes.keep, drop=self.wishes.drop, params_only=self.wishes.params_only)
+            parts = [Part(parts[0].name, done.data, scan(done.data))]
+            kept, dropped = done.storages, done.dropped
+        edited = [edit(part, self.wishes if part.name == DATA else _only_moves(self.wishes)) for part in parts]
+        if self.wishes.strip_prefixes and not any(one.renamed for one in edited):
+            self.notes.append(f"No key begins with {' or '.join(map(repr, self.wishes.strip_prefixes))}.")
+        return _Plan(edited, kept, dropped, self._moved(edited))
+
+    def _moved(self, edited: list[Edited]) -> tuple[Moved, ...]:
+        assert self.before is not None
+        if not any(one.changed for one in edited):
+            return ()
+        return tuple(
+            Moved(device_from=one.device, device_to=self.wishes.to, tensors=one.tensors, bytes=one.bytes)
+            for one in self.before.pins
+            if self.wishes.moves(one.device)
+        )
+
+    def _change_in_place(self, plan: _Plan, change: Change) -> Outcome:
+        from ddpdoctor.checkpoints import in_place
+
+        undo_file = in_place.change_in_place(self.path, change)
+        try:
+            after = self._verified(self.path, plan)
+        except CheckpointError:
+            in_place.undo(self.path)
+            raise
+        if change.appended:
+            self.notes.append("Its pickle needed more room than there was, so a new one was put behind the old end.")
+        return _with(self._outcome(Action.FIXED, plan), after=after, undo_file=str(undo_file))
+
+    def _write(self, layout: Layout, plan: _Plan, out: Path) -> Outcome:
+        if plan.kept is not None or (layout.kind == "legacy" and not plan.fits):
+            from ddpdoctor.checkpoints.rebuilding import rebuild
+
+            rebuild(layout, plan.pickles, plan.kept, out, self.progress)
+        else:
+            from ddpdoctor.checkpoints.copying import write_copy
+
+            write_copy(self.path, layout.change(plan.pickles), out, self.progress)
+        try:
+            after = self._verified(out, plan)
+        except CheckpointError:
+            out.unlink()
+            raise
+        return _with(self._outcome(Action.WRITTEN, plan), after=after, written=str(out))
+
+    def _verified(self, written: Path, plan: _Plan) -> CheckpointFile:
+        """The facts of what was written, read back from there."""
+        recognised = recognise(written)
+        with open_layout(written, recognised.kind) as layout:
+            parts = read_parts(layout)
+            if {part.name: part.data for part in parts} != plan.pickles:
+                raise Refused(
+                    "What was written is not what reads back. The original was restored; is the disk failing?"
+                )
+            return describe(written, recognised, layout, parts)
+
+    def _to_safetensors(self, layout: Layout, parts: list[Part]) -> Outcome:
+        from ddpdoctor.checkpoints.safetensors import write_safetensors
+
+        plan = self._plan(layout, parts)
+        if self.dry_run:
+            return self._outcome(Action.WOULD_FIX, plan)
+        assert self.out is not None
+        self.notes += write_safetensors(layout, scan(plan.edited[0].data), self.out, self.progress)
+        return _with(self._outcome(Action.WRITTEN, plan), after=inspect(self.out), written=str(self.out))
+
+    def _outcome(self, action: Action, plan: _Plan | None = None) -> Outcome:
+        return Outcome(
+            path=str(self.path),
+            action=action,
+            before=self.before,
+            moved=plan.moved if plan else (),
+            renamed=plan.renamed if plan else 0,
+            dropped=plan.dropped if plan else (),
+            notes=tuple(self.notes),
+        )
+
+
+def _only_moves(wishes: Wishes) -> Wishes:
+    return Wishes(to=wishes.to)
+
+
+def _with(outcome: Outcome, **fields: object) -> Outcome:
+    return msgspec.structs.replace(outcome, **fields)
