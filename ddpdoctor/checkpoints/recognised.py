@@ -1,0 +1,74 @@
+"""What a path turned out to be, and the first look at a file from which that is decided."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+
+HEAD = 4096
+"""Bytes at the front of a file that are looked at first."""
+
+
+class Recognised(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file or folder is.
+
+    kind: "zip", "legacy" and "torchscript" are what we rewrite; any other names what it is.
+    called: the kind in plain words, with its article. problem: why nothing can be done with it, one sentence without
+    a full stop; "" for what we rewrite and for what holds no device, so that there is nothing to rewrite.
+    damaged: it is truncated or corrupt. advice, commands: what to do.
+    """
+
+    kind: str
+    called: str
+    problem: str = ""
+    damaged: bool = False
+    advice: str = ""
+    commands: tuple[str, ...] = ()
+
+    @property
+    def rewritable(self) -> bool:
+        """One of the formats that we rewrite, as far as the first look tells."""
+        return not self.problem and self.kind in ("zip", "legacy", "torchscript")
+
+
+class Glance:
+    """A regular file, opened for reading, and its first bytes. Reads by position, and less than asked where it ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError. A pipe put in the file's place since it was looked at is opened without waiting for it."""
+        self.path = path
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            status = os.fstat(self.fd)
+            self.size = status.st_size
+            self.regular = stat.S_ISREG(status.st_mode)
+            self.head = self.read(0, HEAD) if self.regular else b""
+        except OSError:
+            os.close(self.fd)
+            raise
+
+    def read(self, offset: int, length: int) -> bytes:
+        pieces = []
+        while length > 0 and (piece := os.pread(self.fd, length, offset)):
+            pieces.append(piece)
+            offset += len(piece)
+            length -= len(piece)
+        return b"".join(pieces)
+
+    def __enter__(self) -> Glance:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+
+def printable(text: str | bytes, most: int = 80) -> str:
+    """Text from a file as it may be shown: in one line, without control characters, at most so many characters."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    text = " ".join(text[: 4 * most].split())
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    return text if len(text) <= most else text[: most - 3] + "..."
