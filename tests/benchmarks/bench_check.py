@@ -9,14 +9,11 @@ the rounds of (ours / theirs in the same round), and peak memory of the largest 
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
-import subprocess
 import sys
-import time
-from multiprocessing import get_context
 
-from tests.command import command, plain_environ
+from tests.benchmarks.measuring import Measured, measuring, print_table
+from tests.command import command
 
 PYTHON = sys.executable
 
@@ -35,24 +32,13 @@ RATIOS = [
 ]
 
 
-def measure(command_line: list[str]) -> tuple[float, float]:
-    """Wall seconds, and peak MiB of the largest process that the command used. Run in a fresh process each time,
-    because the kernel counts the peak over all children that a process ever had."""
-    started = time.perf_counter()
-    ended = subprocess.run(command_line, env=plain_environ(), capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - started
-    if ended.returncode not in (0, 1) or "Traceback" in ended.stderr:
-        raise SystemExit(f"{command_line} failed: {ended.stderr[-2000:]}")
-    return seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-
-
-def run(rounds: int) -> dict[str, list[tuple[float, float]]]:
+def run(rounds: int) -> dict[str, list[Measured]]:
     """Every command once a round; the first round only warms the caches and is left out."""
-    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
-    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+    measured: dict[str, list[Measured]] = {name: [] for name in COMMANDS}
+    with measuring() as measure:
         for number in range(rounds + 1):
             for name, command_line in COMMANDS.items():
-                one = pool.apply(measure, (command_line,))
+                one = measure(command_line)
                 if number:
                     measured[name].append(one)
     return measured
@@ -64,16 +50,13 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="as the README's table")
     options = parser.parse_args()
     measured = run(options.rounds)
-    rows = [("ours", "against", "ratio", "aim", "peak MiB, ours / theirs")]
+    rows: list[tuple[str, ...]] = [("ours", "against", "ratio", "aim", "peak MiB, ours / theirs")]
     for ours, theirs, aim in RATIOS:
         pairs = list(zip(measured[ours], measured[theirs], strict=True))
         ratio = statistics.median(mine[0] / other[0] for mine, other in pairs)
         peaks = [max(peak for _, peak in measured[name]) for name in (ours, theirs)]
         rows.append((f"`{ours}`", f"`{theirs}`", f"{ratio:.2f}", aim, f"{peaks[0]:.0f} / {peaks[1]:.0f}"))
-    if options.markdown:
-        rows.insert(1, ("---",) * 5)
-    for row in rows:
-        print(f"| {' | '.join(row)} |" if options.markdown else "  ".join(row))
+    print_table(rows, markdown=options.markdown)
     print()
     for name, values in measured.items():
         print(f"{statistics.median(seconds for seconds, _ in values):6.2f} s  {name}")
