@@ -1,0 +1,326 @@
+"""Changes a checkpoint where it lies, takes such changes back, and cleans up after a run that was killed.
+
+Whatever happens, the file holds the old bytes or the new ones, or the undo file says how to get the old ones back: it is
+on disk before the first byte of the checkpoint changes, and what is appended is on disk before the first patch is written.
+Inode, mode, owner and date of the checkpoint stay as they were.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpdoctor.checkpoints import journal
+from ddpdoctor.checkpoints.changes import Change
+from ddpdoctor.checkpoints.errors import Damaged, Refused
+from ddpdoctor.checkpoints.holding import Held, held, opened_folder
+from ddpdoctor.checkpoints.interruptions import put_off
+from ddpdoctor.checkpoints.journal import Layer, Record, State
+
+_COPY = "Write a new file instead: add -o and its name to the same command"
+
+_WHY = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "this user's quota on the disk is used up",
+    errno.EFBIG: "the file would exceed the limit of this shell (ulimit -f) or of the file system",
+    errno.EACCES: "this user may not write to the folder",
+    errno.EPERM: "the folder is marked as immutable, or the file system does not allow it",
+    errno.EROFS: "the file system is mounted read-only",
+    errno.ENAMETOOLONG: "its name would be too long",
+}
+
+
+class Recovery(NamedTuple):
+    """What was done (or, on a dry run, would be) about an interrupted earlier run.
+
+    finished: the file now is as that run wanted it; else it is as it was before that run. text: the same, as a sentence.
+    """
+
+    finished: bool
+    text: str
+
+
+def undo_file(path: Path) -> Path:
+    """Where the undo file of a checkpoint is, or would be."""
+    return path.with_name(path.name + journal.SUFFIX)
+
+
+def change_in_place(path: Path, change: Change) -> Path:
+    """Applies the change and returns the undo file. The caller has closed the checkpoint, and called `recover` before.
+
+    Raises Refused if the file must not be changed, has changed since it was read, or could not be: then it is as it was.
+    Raises Damaged in the one case in which it could not be brought back either: the undo file is then left for `undo`.
+    A signal that comes before the end takes the change back, and is delivered then; a later one when all is complete.
+    """
+    with put_off() as signals, _held_or_copied(path) as file, _read_errors_in_words():
+        _ensure_settled(file)
+        _ensure_unchanged(file, change)
+        record = _record(file, journal.layer_of(file.file, change))
+        try:
+            if not signals:
+                _apply(file.file, change)
+                _ensure(file.file, record.layer, State.AFTER)
+                _keep_date(file.file, record.layer)
+        except OSError as error:
+            _roll_back(path, file, record, _why(error))
+            raise Refused(f"The change could not be written: {_why(error)}. The file is as it was", _COPY) from None
+        except BaseException:
+            _roll_back(path, file, record, "the program failed")
+            raise
+        stopped = bool(signals)
+        if stopped:
+            _roll_back(path, file, record, "a signal came")
+        else:
+            journal.mark_finished(file.folder, file.name, record)
+    if stopped:
+        # Mostly the signal itself has raised something by now.
+        raise Refused("A signal came while the file was being changed. The file is as it was")
+    return undo_file(path)
+
+
+def recover(path: Path, *, dry_run: bool = False) -> Recovery | None:
+    """Finishes or takes back what a killed run left; None if there is nothing to be done. Called before anything else.
+
+    dry_run: only says what would be done. Raises Refused, with nothing touched, if the undo file is not one, or belongs to
+    other content than the file now has.
+    """
+    with opened_folder(path) as folder:
+        found = _unsettled(path, folder)
+    if found is None or dry_run:
+        return found
+    with put_off(), held(path) as file, _read_errors_in_words():
+        records = journal.read(file.folder, file.name)
+        if records:
+            return _settle(path, file, records[-1])
+        journal.remove_draft(file.folder, file.name)
+    return found
+
+
+def undo(path: Path) -> int:
+    """Takes back all changes, the last one first, and removes the undo file. Returns how many there were.
+
+    Raises Refused if there is no undo file, or it belongs to other content. Raises Damaged if the original could not be
+    written back: the undo file then still holds it.
+    """
+    with opened_folder(path) as folder:
+        if not journal.read(folder, path.name):
+            raise _no_undo(path, folder)
+        if not _exists(folder, path.name):
+            raise _gone(path)
+    with put_off(), held(path) as file, _read_errors_in_words():
+        records = journal.read(file.folder, file.name)
+        for record in reversed(records):
+            if journal.state(file.file, record.layer) is State.FOREIGN:
+                raise _foreign(path)
+            _roll_back(path, file, record, "undoing it was cut short")
+    return len(records)
+
+
+@contextmanager
+def _held_or_copied(path: Path) -> Iterator[Held]:
+    """The same as `held`; a refusal names the other way, a new file."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(held(path))
+        except Refused as refused:
+            advice = f"{refused.advice}; or write a new file: add -o and its name" if refused.advice else _COPY
+            raise Refused(refused.text, advice, refused.commands) from None
+        yield file
+
+
+@contextmanager
+def _read_errors_in_words() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Refused(f"The disk could not be read: {_why(error)}") from None
+
+
+def _unsettled(path: Path, folder: int) -> Recovery | None:
+    """What there is to be done, without touching anything."""
+    records = journal.read(folder, path.name)
+    if not records:
+        return _NEVER_BEGUN if _exists(folder, path.name + journal.DRAFT_SUFFIX) else None
+    try:
+        file = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        raise _gone(path) from None
+    except OSError as error:
+        raise Refused(f"{path} can't be opened: {error.strerror}") from None
+    try:
+        return _wanting(path, records[-1], journal.state(file, records[-1].layer))
+    finally:
+        os.close(file)
+
+
+_NEVER_BEGUN = Recovery(False, "An earlier run was killed before it changed anything; what it left is removed")
+_TAKEN_BACK = Recovery(
+    False,
+    "An earlier run was killed while it worked on this file; it is taken back: the file is as it was before that change",
+)
+_UNDONE = Recovery(
+    False, "An earlier undo was killed while it worked on this file; it is finished: the change is undone"
+)
+_FINISHED = Recovery(
+    True, "An earlier run was killed when it had just changed this file; its change is complete, and stays"
+)
+
+
+def _wanting(path: Path, record: Record, state: State) -> Recovery | None:
+    if state is State.FOREIGN:
+        raise _foreign(path)
+    if state is State.AFTER:
+        return None if record.finished else _FINISHED
+    return _UNDONE if record.finished else _TAKEN_BACK
+
+
+def _settle(path: Path, file: Held, record: Record) -> Recovery | None:
+    recovery = _wanting(path, record, journal.state(file.file, record.layer))
+    if recovery is None:
+        return None
+    if recovery.finished:
+        os.fsync(file.file)
+        _keep_date(file.file, record.layer)
+        journal.mark_finished(file.folder, file.name, record)
+    else:
+        _roll_back(path, file, record, "an earlier run was killed")
+    return recovery
+
+
+def _ensure_settled(file: Held) -> None:
+    """Raises Refused if another run came between."""
+    records = journal.read(file.folder, file.name)
+    if records and journal.state(file.file, records[-1].layer) is not State.AFTER:
+        raise Refused("Another run has worked on the file meanwhile", "Run the command again")
+
+
+def _ensure_unchanged(file: Held, change: Change) -> None:
+    same = os.fstat(file.file).st_size == change.size and all(
+        journal.read_exactly(file.file, len(patch.old), patch.offset) == patch.old for patch in change.patches
+    )
+    if not same:
+        raise Refused("The file was changed while it was being read", "Run the command again when its writer is done")
+
+
+def _record(file: Held, layer: Layer) -> Record:
+    """The undo record, durable. Raises Refused, with nothing changed."""
+    name = file.name + journal.SUFFIX
+    journal.remove_draft(file.folder, file.name)
+    try:
+        return journal.add(file.folder, file.name, layer, os.fstat(file.file))
+    except OSError as error:
+        raise Refused(
+            f"The undo file {name} can't be written beside it: {_why(error)}. Nothing was changed", _COPY
+        ) from None
+
+
+def _apply(file: int, change: Change) -> None:
+    if change.appended:
+        journal.write_exactly(file, change.appended, change.size)
+        os.fsync(file)
+    for patch in change.patches:
+        journal.write_exactly(file, patch.new, patch.offset)
+    if change.patches:
+        os.fsync(file)
+
+
+def _ensure(file: int, layer: Layer, state: State) -> None:
+    if journal.state(file, layer) is not state:
+        raise OSError(errno.EIO, "what was written doesn't read back the same")
+
+
+def _keep_date(file: int, layer: Layer) -> None:
+    os.utime(file, ns=(os.fstat(file).st_atime_ns, layer.mtime_ns))
+    os.fsync(file)
+
+
+def _roll_back(path: Path, file: Held, record: Record, why: str) -> None:
+    """Brings the bytes from before the record's change back, and takes the record off. Raises Damaged if it can't."""
+    layer = record.layer
+    try:
+        for patch in layer.patches:
+            if journal.read_exactly(file.file, len(patch.old), patch.offset) != patch.old:
+                journal.write_exactly(file.file, patch.old, patch.offset)
+        os.fsync(file.file)
+        if layer.appended:
+            os.ftruncate(file.file, layer.size)
+            os.fsync(file.file)
+        _ensure(file.file, layer, State.BEFORE)
+        _keep_date(file.file, layer)
+        journal.pop(file.folder, file.name, record)
+    except OSError as error:
+        raise _stuck(path, why, error) from None
+
+
+def _why(error: OSError) -> str:
+    return _WHY.get(error.errno or 0, error.strerror or str(error))
+
+
+def _stuck(path: Path, why: str, error: OSError) -> Damaged:
+    return Damaged(
+        f"The file is half changed ({why}), and bringing its old bytes back failed: {_why(error)}",
+        f"Nothing is lost: {undo_file(path).name} holds what is missing. Free some space on the disk, then undo the change",
+        (f"ddpdoctor fix-checkpoint --undo {shlex.quote(str(path))}",),
+    )
+
+
+def _foreign(path: Path) -> Refused:
+    return Refused(
+        f"The undo file {undo_file(path).name} belongs to other content than the file has now: it was saved anew or replaced",
+        "Nothing was changed. If you don't need the former content, remove the undo file, then run the command again",
+        (f"rm {shlex.quote(str(undo_file(path)))}",),
+    )
+
+
+def _gone(path: Path) -> Refused:
+    return Refused(
+        f"{path} is gone, only its undo file is left",
+        "If you renamed it, give the undo file the new name, too: the new name followed by " + journal.SUFFIX,
+    )
+
+
+def _no_undo(path: Path, folder: int) -> Refused:
+    """No undo file: where it may be instead."""
+    target = Path(os.path.realpath(path))
+    if path.is_symlink() and undo_file(target).exists():
+        return Refused(
+            f"It is a symbolic link to {target}",
+            "Its undo file lies there",
+            (f"ddpdoctor fix-checkpoint --undo {shlex.quote(str(target))}",),
+        )
+    for name in _left_alone(path, folder):
+        return Refused(
+            f"There is no undo file {undo_file(path).name}, but {name} belongs to this very content",
+            "If you renamed the checkpoint, rename the undo file, too, then run the command again",
+            (f"mv {shlex.quote(str(path.with_name(name)))} {shlex.quote(str(undo_file(path)))}",),
+        )
+    return Refused(f"There is nothing to undo: no undo file {undo_file(path).name} lies beside it")
+
+
+def _left_alone(path: Path, folder: int) -> Iterator[str]:
+    """Undo files in the folder whose checkpoint is gone and which know the content of this one."""
+    names = set(os.listdir(folder))
+    with suppress(OSError):
+        file = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            for name in sorted(names):
+                if name.endswith(journal.SUFFIX) and name.removesuffix(journal.SUFFIX) not in names:
+                    with suppress(Refused):
+                        records = journal.read(folder, name.removesuffix(journal.SUFFIX))
+                        if records and journal.state(file, records[-1].layer) is State.AFTER:
+                            yield name
+        finally:
+            os.close(file)
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
