@@ -18,6 +18,7 @@ from ddpdoctor.checkpoints.machine import scan
 from ddpdoctor.checkpoints.outcomes import Action, Moved, Outcome
 from ddpdoctor.checkpoints.recognition import recognise
 from ddpdoctor.facts.checkpoints import CheckpointFile
+from ddpdoctor.wording import human, listed
 
 __all__ = ["Action", "Moved", "Outcome", "Wishes", "fix", "undo"]
 
@@ -50,19 +51,18 @@ def fix(
         return attempt.refused(Refused("There is not enough memory to read its pickle"))
 
 
-def undo(path: Path, *, dry_run: bool = False) -> Outcome:
-    """Restores what was fixed in place."""
+def undo(path: Path) -> Outcome:
+    """Restores what was fixed in place, to the bit."""
     from ddpdoctor.checkpoints import in_place
 
     try:
-        note = in_place.undo(path, dry_run=dry_run)
+        changes = in_place.undo(path)
     except CheckpointError as error:
         return _refused(path, error)
     except OSError as error:
         return _refused(path, Refused(f"{error.filename or path}: {error.strerror or error}"))
-    if dry_run:
-        return Outcome(path=str(path), action=Action.WOULD_FIX, notes=(note,))
-    return Outcome(path=str(path), action=Action.UNDONE, after=inspect(path), notes=(note,))
+    notes = (f"{changes} changes were taken back, the last one first.",) if changes > 1 else ()
+    return Outcome(path=str(path), action=Action.UNDONE, after=inspect(path), notes=notes)
 
 
 def _refused(path: Path, error: CheckpointError) -> Outcome:
@@ -144,20 +144,31 @@ class _Attempt:
     def _recover(self) -> None:
         from ddpdoctor.checkpoints import in_place
 
-        recovery = in_place.recover(self.path, dry_run=self.dry_run)
-        if recovery is not None:
-            self.notes.append(recovery.text)
+        try:
+            recovery = in_place.recover(self.path, dry_run=self.dry_run)
+        except Refused as refused:
+            if not self.dry_run:
+                raise
+            self.notes.append(f"{refused.text}.")
+        else:
+            if recovery is not None:
+                self.notes.append(f"{recovery.text}.")
 
     def _plan(self, layout: Layout, parts: list[Part]) -> _Plan:
-        kept, dropped = None, ()
+        kept: frozenset[str] | None = None
+        dropped: tuple[str, ...] = ()
         if self.wishes.cuts:
             from ddpdoctor.checkpoints.surgery import cut
 
             if layout.kind == "torchscript":
                 raise Refused("It is a TorchScript program: nothing can be taken out of it without breaking it")
-            done = cut(parts[0], keep=self.wishes.keep, drop=self.wishes.drop, params_only=self.wishes.params_only)
-            parts = [Part(parts[0].name, done.data, scan(done.data))]
+            done = cut(parts[0].data, self.wishes.keep, self.wishes.drop, params_only=self.wishes.params_only)
+            parts = [Part(parts[0].name, done.pickle, scan(done.pickle))]
             kept, dropped = done.storages, done.dropped
+            self.notes += (
+                f"{human(one.bytes)} of {one.name} stay, since {listed(one.keys)} are made of them, too."
+                for one in done.remainders
+            )
         edited = [edit(part, self.wishes if part.name == DATA else _only_moves(self.wishes)) for part in parts]
         if self.wishes.strip_prefixes and not any(one.renamed for one in edited):
             self.notes.append(f"No key begins with {' or '.join(map(repr, self.wishes.strip_prefixes))}.")
