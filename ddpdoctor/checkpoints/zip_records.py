@@ -6,14 +6,12 @@ The standard library's zipfile reads archives too, but forgives, and hides where
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
+from ddpdoctor.checkpoints.garbage import without_collection
 from ddpdoctor.checkpoints.reading import Source
 
 END = Struct("<4sHHHHLLH")
@@ -67,24 +65,12 @@ def read_directory(source: Source) -> Directory:
     """Everything that is said of the records, checked. Raises Damaged or Refused."""
     offset, size, count, zip64, comment = _read_end(source)
     data = source.read_at(offset, size)
-    with _without_collection():
+    with without_collection():
         entries = _read_entries(data, count)
         prefix = _first_folder(entries[0][1])
         names = _check_names([entry[1] for entry in entries], prefix)
         records = _locate_data(source, entries, names, offset)
     return Directory(offset, size, zip64, comment, prefix.decode("utf-8", "surrogateescape"), records)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Tens of thousands of small objects are made, none of them garbage: looking for cycles would double the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _read_end(source: Source) -> tuple[int, int, int, bool, bytes]:
