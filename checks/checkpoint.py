@@ -11,7 +11,7 @@ from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.checkpoint_files import (
     NONE_NAMED,
     all_read,
@@ -75,18 +75,17 @@ def unreadable(files: Sequence[CheckpointFile]) -> Finding:
     first = files[0]
     damaged = sum(one.damaged for one in files)
     if len(files) == 1:
-        outcome = "is damaged" if damaged else "can't be read"
-        summary = f"{short(first.path)} {outcome}: {first.problem}"
+        summary = f"{short(first.path)} {'is damaged' if damaged else 'cannot be loaded'}: {first.problem}"
     else:
-        of_them = f" ({damaged} of them damaged)" if damaged else ""
-        summary = f"{len(files)} files can't be read{of_them}; {short(first.path)}: {first.problem}"
+        outcome = "are damaged" if damaged == len(files) else "cannot be loaded"
+        summary = f"{len(files)} checkpoints {outcome}; {short(first.path)}: {first.problem}"
     advice = {one.advice: one.commands for one in reversed(files) if one.advice}
     fixes = [Fix(text, commands) for text, commands in reversed(advice.items())][:3]
-    if damaged or not fixes:
+    if not fixes:
         fixes.append(Fix("Resume from the checkpoint before it, or fetch the file anew from where it came"))
     return Finding(
         summary=summary[:160],
-        evidence=seen(files, (f"{one.called}, {human(one.size)}: {one.problem}" for one in files)),
+        evidence=seen(files, (f"{one.called}, {human(one.size)}: {one.problem}" for one in files), "the file's bytes"),
         fixes=tuple(fixes),
     )
 
@@ -234,25 +233,43 @@ WRAPPERS = {
 
 
 def pickled_module(one: CheckpointFile, patient: Maybe[Patient]) -> Finding:
-    inner = ".module" if one.whole_module in WRAPPERS else ""
-    saved = f"{one.path}.state_dict.pt"
-    code = (
-        "import sys, torch; model = torch.load(sys.argv[1], map_location='cpu', weights_only=False); "
-        f"torch.save(model{inner}.state_dict(), sys.argv[2])"
-    )
-    fix = Fix(
-        "If you trust its origin as you would a program's: load it once where its classes can be imported, and save its state dict"
-    )
-    if not isinstance(patient, Unknown) and one.whole_module != "torch.nn.parallel.distributed.DistributedDataParallel":
-        fix = Fix(fix.text, (in_patient(patient, "-c", code, one.path, saved),))
-    cause = (
-        f"torch.load imports {one.whole_module} and every class below it by name. {WRAPPERS.get(one.whole_module, '')}"
-    )
-    others = [name.name for name in one.globals if name.name != one.whole_module]
-    also = f"; also named: {listed(others, 6)}" if others else ""
+    name = one.whole_module
+    others = [foreign.name for foreign in one.globals if foreign.name != name and not foreign.name.startswith("torch.")]
+    if name.startswith("torch.") and name not in WRAPPERS and not others:
+        severity: Severity = INFO
+        wants = "loads only with a torch like the one that saved it"
+        cause = f"Its layers are torch's own, so that every torch has their source; but {name} may have gained attributes since."
+    else:
+        severity = WARN
+        wants = "loads only where its classes can be imported"
+        cause = f"torch.load imports {name} and every class below it by name. {WRAPPERS.get(name, '')}".strip()
     return Finding(
-        summary=f"{short(one.path)} is a pickled {one.whole_module[-60:]}: loads only where that can be imported"[:160],
-        cause=cause.strip(),
-        evidence=(Evidence(f"{one.path}: an object of {one.whole_module}{also}", PICKLE),),
-        fixes=(fix,),
+        summary=f"{short(one.path)} holds a pickled module, {name.rpartition('.')[2][:40]}: {wants}"[:160],
+        cause=cause,
+        evidence=(
+            Evidence(
+                f"{one.path}: an object of {name}{f'; also named: {listed(others, 6)}' if others else ''}", PICKLE
+            ),
+        ),
+        fixes=(as_state_dict(one, patient),),
+        severity=severity,
+    )
+
+
+AS_STATE_DICT = (
+    'import sys, torch; old = torch.load(sys.argv[1], map_location="cpu", weights_only=False); '
+    "new = lambda x: x.state_dict() if isinstance(x, torch.nn.Module) else x; "
+    "torch.save({k: new(v) for k, v in old.items()} if isinstance(old, dict) else new(old), sys.argv[2])"
+)
+"""Replaces each module by its state dict, whether it is the whole file or stands in its dict."""
+
+
+def as_state_dict(one: CheckpointFile, patient: Maybe[Patient]) -> Fix:
+    text = "If you trust its origin as you would a program's, load it once where its classes can be imported"
+    distributed = one.whole_module == "torch.nn.parallel.distributed.DistributedDataParallel"
+    if isinstance(patient, Unknown) or distributed:
+        return Fix(f"{text}, and save the state_dict() of the module in its place")
+    return Fix(
+        f"{text}, and save its state dict",
+        (in_patient(patient, "-c", AS_STATE_DICT, one.path, f"{one.path}.state_dict.pt"),),
     )

@@ -62,7 +62,9 @@ def here(torch: Torch, count: int) -> str:
         return "torch here is a CPU-only build"
     if not count:
         return "torch here can use no GPU"
-    return f"torch here can use {'only cuda:0' if count == 1 else f'cuda:0 to cuda:{count - 1}'}"
+    if count == 1:
+        return "torch here can use only cuda:0"
+    return f"torch here can use cuda:0 {'and' if count == 2 else 'to'} cuda:{count - 1}"
 
 
 def usable(torch: Torch, count: int) -> tuple[Evidence, ...]:
@@ -289,12 +291,8 @@ def in_config(in_code: bool, gone: Sequence[Told], torch: Torch, count: int) -> 
     files = list(dict.fromkeys(one for one, _, _ in gone))
     devices = listed(in_order({device for _, _, device in gone}), 3)
     first = gone[0][1]
-    what = "code" if in_code else "setting"
-    place = (
-        f"{what} {first[:50]}"
-        if len(gone) == 1
-        else f"{len(gone)} {what if in_code else 'setting'}s ({first[:40]} ...)"
-    )
+    noun, nouns = ("place in its code", "places in its code") if in_code else ("setting", "settings")
+    place = f"{noun} {first[:50]} names" if len(gone) == 1 else f"{len(gone)} {nouns} ({first[:40]} ...) name"
     lines = [listed((f"{where} is {device}" for one, where, device in gone if one == file), 6) for file in files]
     if in_code:
         fix = Fix(
@@ -304,9 +302,7 @@ def in_config(in_code: bool, gone: Sequence[Told], torch: Torch, count: int) -> 
         where = listed(dict.fromkeys(where for _, where, _ in gone), 3)
         fix = Fix(f"After loading, and before your code reads it, set {where} to a device of this host")
     return Finding(
-        summary=f"{subject(files)}: {place} {'names' if len(gone) == 1 else 'name'} {devices}, and {here(torch, count)}"[
-            :160
-        ],
+        summary=f"{subject(files)}: {place} {devices}, and {here(torch, count)}"[:160],
         evidence=(*seen(files, lines), *usable(torch, count)),
         fixes=(fix,),
     )

@@ -11,13 +11,13 @@ from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints, Key
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.knowledge.checkpoint_files import all_read, paths, readable, seen, short, subject
+from ddpdoctor.knowledge.checkpoint_files import all_read, paths, readable, seen, subject
 from ddpdoctor.knowledge.launchers import current_launch, several_nodes
 from ddpdoctor.registry import LogSign, check
 from ddpdoctor.wording import listed, plural
 
 WRITERS = {
-    "module.": "DistributedDataParallel or DataParallel",
+    "module.": "DDP or DataParallel",
     "_orig_mod.": "torch.compile",
     "_forward_module.": "Lightning Fabric",
     "_fsdp_wrapped_module.": "FSDP",
@@ -156,8 +156,8 @@ def is_optimizer_state(ranks: RankFiles) -> bool:
 def incomplete(ranks: RankFiles, one: CheckpointFile) -> Finding:
     names = listed((ranks.pattern.replace("*", str(rank)) for rank in ranks.missing), 4)
     return Finding(
-        summary=f"{short(one.path)}: of {ranks.world_size} ranks' {ranks.pattern} "
-        f"{plural(len(ranks.missing), 'is missing', 'are missing')}: {listed(ranks.missing, 6)}"[:160],
+        summary=f"{ranks.pattern} is of {ranks.world_size} ranks, and {plural(len(ranks.missing), 'is missing', 'are missing')}: "
+        f"{listed(ranks.missing, 6)}"[:160],
         evidence=(Evidence(f"beside or in {one.path}: no {names}", "the folder"),),
         fixes=(
             Fix("Copy them from the other nodes' disks, if each node wrote to its own"),
@@ -180,7 +180,9 @@ def of_other_ranks(ranks: RankFiles, one: CheckpointFile, world: World, plan: Pl
     if is_optimizer_state(ranks):
         fixes.append(Fix("Or convert it for any number of ranks first; DeepSpeed calls that a universal checkpoint"))
     return Finding(
-        summary=f"{short(one.path)}: {ranks.pattern} is of {wrote} ranks, planned are {world.size}"[:160],
+        summary=f"{ranks.pattern} is of {plural(wrote, 'rank')}, and {world.size} {'is' if world.size == 1 else 'are'} planned"[
+            :160
+        ],
         cause="Every rank wrote its own share, and another number of ranks would need other shares.",
         evidence=(
             Evidence(f"{one.path}: {ranks.pattern} of {wrote} ranks", PICKLE),

@@ -71,12 +71,12 @@ def loading(one: CheckpointFile, arguments: str) -> str:
     return f"{function}({json.dumps(one.path, ensure_ascii=False)}, {arguments})"
 
 
-def seen(files: Sequence[CheckpointFile], texts: Iterable[str]) -> tuple[Evidence, ...]:
+def seen(files: Sequence[CheckpointFile], texts: Iterable[str], source: str = PICKLE) -> tuple[Evidence, ...]:
     """A line a file, of the first few, and how many more there are."""
-    lines = [Evidence(f"{one.path}: {text}", PICKLE) for one, text in zip(files, texts, strict=True)]
+    lines = [Evidence(f"{one.path}: {text}", source) for one, text in zip(files, texts, strict=True)]
     if len(lines) > _MOST:
         rest = len(lines) - _MOST + 1
-        lines[_MOST - 1 :] = [Evidence(f"and {plural(rest, 'more file')} of the kind", PICKLE)]
+        lines[_MOST - 1 :] = [Evidence(f"and {plural(rest, 'more file')} of the kind", source)]
     return tuple(lines)
 
 

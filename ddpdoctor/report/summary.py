@@ -19,6 +19,7 @@ def summary(examination: Examination) -> tuple[tuple[str, str], ...]:
         ("patient", _patient(snapshot)),
         ("GPUs", _gpus(snapshot)),
         ("NCCL", _nccl(snapshot)),
+        ("checkpoint", _checkpoints(snapshot)),
         ("plan", f"{plural(plan.nproc, 'rank')} on this host ({plan.source})"),
     ]
     return tuple((label, text) for label, text in lines if text)
@@ -87,3 +88,15 @@ def _nccl(snapshot: Snapshot) -> str:
     if nccl.answer_interface:
         return f"{version}would use {nccl.answer_interface}; no collective was run"
     return f"{version}no collective was run"
+
+
+def _checkpoints(snapshot: Snapshot) -> str:
+    if isinstance(snapshot.checkpoints, Unknown):
+        return f"unknown: {snapshot.checkpoints.reason}"
+    return listed(
+        (
+            f"{one.path}: {one.called}, {human(one.size)}" if one.size else f"{one.path}: {one.called}"
+            for one in snapshot.checkpoints.files
+        ),
+        4,
+    )
