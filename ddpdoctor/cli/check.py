@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import begin, look
+from ddpdoctor.cli.looking import CheckpointOption, begin, look
 
 if TYPE_CHECKING:
     from ddpdoctor.examination import Examination
@@ -33,6 +34,7 @@ def check(
             help="Judge this saved snapshot (- for standard input), not this host. Repeatable.",
         ),
     ] = None,
+    checkpoints: CheckpointOption = None,
     nproc: Annotated[
         int | None,
         typer.Option(min=1, help="Ranks planned on this host. Default: the number of GPUs.", show_default=False),
@@ -58,13 +60,17 @@ def check(
         raise typer.BadParameter("-v and -q exclude each other")
     if snapshots and (python is not None or quick):
         raise typer.BadParameter("--python and --quick look at this host; --snapshot judges a file instead")
+    if snapshots and checkpoints:
+        raise typer.BadParameter("--checkpoint looks at a file of this host; --snapshot judges another file instead")
     # Whether a selection needs torch is known only once the checks are loaded; the whole of them does.
-    context = None if snapshots or chosen else begin(python, quick=quick)
+    context = None if snapshots or chosen else begin(python, quick=quick, checkpoints=checkpoints or ())
     checks = _selected(chosen, ignored)
+    if checkpoints and not any("checkpoints" in one.groups for one in checks):
+        raise typer.BadParameter("--select and --ignore leave no check that looks into the --checkpoint")
     if snapshots:
         taken, problems = _read(snapshots)
     else:
-        taken, problems = [look(context or _begin(python, quick, checks), _groups(checks))], []
+        taken, problems = [look(context or _begin(python, quick, checkpoints or (), checks), _groups(checks))], []
     from ddpdoctor.examination import examine, overall
 
     examinations = [examine(one, nproc, checks) for one in taken]
@@ -73,9 +79,9 @@ def check(
     raise typer.Exit(2 if problems and code == 0 else code)
 
 
-def _begin(python: str | None, quick: bool, checks: tuple[Check, ...]) -> Context:
+def _begin(python: str | None, quick: bool, checkpoints: Sequence[str], checks: tuple[Check, ...]) -> Context:
     needs_import = bool({"torch", "libraries"} & _groups(checks))
-    return begin(python, quick=quick or not needs_import)
+    return begin(python, quick=quick or not needs_import, checkpoints=checkpoints)
 
 
 def _selected(chosen: list[str] | None, ignored: list[str] | None) -> tuple[Check, ...]:

@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,12 +19,24 @@ if TYPE_CHECKING:
     from ddpdoctor.facts.snapshot import Snapshot
 
 
-def begin(python: str | None, *, quick: bool = False) -> Context:
+CheckpointOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="FILE",
+        help="Look into this checkpoint, too; it is read as data and never run. A file or a folder. Repeatable.",
+    ),
+]
+
+
+def begin(python: str | None, *, quick: bool = False, checkpoints: Sequence[str] = ()) -> Context:
     """Chooses the patient and has it import torch at once: that takes longest, and all else happens meanwhile."""
     if python is not None and not python.strip():
         raise typer.BadParameter("--python is empty; is the variable in it set?")
+    if not all(one.strip() for one in checkpoints):
+        raise typer.BadParameter("--checkpoint is empty; is the variable in it set?")
     path, chosen_by = choose_python(python, os.environ)
-    context = Context(path, chosen_by, quick=quick)
+    context = Context(path, chosen_by, quick=quick, checkpoints=tuple(checkpoints))
     if not quick:
         threading.Thread(target=ask, args=(context, "torch"), daemon=True).start()
     return context

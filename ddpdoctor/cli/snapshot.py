@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import begin, look
+from ddpdoctor.cli.looking import CheckpointOption, begin, look
 
 
 def snapshot(
@@ -26,13 +26,14 @@ def snapshot(
         str | None,
         typer.Option(help="The Python in which training runs. Default: the active environment's.", show_default=False),
     ] = None,
+    checkpoints: CheckpointOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Do not import torch.")] = False,
 ) -> None:
     """Take the facts of this host and judge nothing. Passwords and tokens are left out.
 
     Judge it anywhere with `ddpdoctor check --snapshot FILE`.
     """
-    context = begin(python, quick=quick)
+    context = begin(python, quick=quick, checkpoints=checkpoints or ())
     from ddpdoctor.facts.snapshot import GROUPS
     from ddpdoctor.snapshots import SnapshotError, encode_snapshot, write_snapshot
 
