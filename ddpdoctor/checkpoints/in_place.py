@@ -70,11 +70,11 @@ def change_in_place(path: Path, change: Change) -> Path:
             _roll_back(path, file, record, _why(error))
             raise Refused(f"The change could not be written: {_why(error)}. The file is as it was", _COPY) from None
         except BaseException:
-            _roll_back(path, file, record, "the program failed")
+            _roll_back(path, file, record, "until the program failed")
             raise
         stopped = bool(signals)
         if stopped:
-            _roll_back(path, file, record, "a signal came")
+            _roll_back(path, file, record, "until a signal came")
         else:
             journal.mark_finished(file.folder, file.name, record)
     if stopped:
@@ -101,24 +101,25 @@ def recover(path: Path, *, dry_run: bool = False) -> Recovery | None:
     return found
 
 
-def undo(path: Path) -> int:
-    """Takes back all changes, the last one first, and removes the undo file. Returns how many there were.
+def undo(path: Path, *, only_last: bool = False, dry_run: bool = False) -> int:
+    """Takes all changes back, the last one first, or only that one. Returns how many these are.
 
-    Raises Refused if there is no undo file, or it belongs to other content. Raises Damaged if the original could not be
-    written back: the undo file then still holds it.
+    The undo file goes with the first change. dry_run: only counts. Raises Refused if there is no undo file, or it belongs
+    to other content; Damaged if the old bytes could not be written back: the undo file then still holds them.
     """
     with opened_folder(path) as folder:
-        if not journal.read(folder, path.name):
+        records = journal.read(folder, path.name)
+        if not records:
             raise _no_undo(path, folder)
-        if not _exists(folder, path.name):
-            raise _gone(path)
-    with put_off(), held(path) as file, _read_errors_in_words():
-        records = journal.read(file.folder, file.name)
-        for record in reversed(records):
-            if journal.state(file.file, record.layer) is State.FOREIGN:
-                raise _foreign(path)
-            _roll_back(path, file, record, "undoing it was cut short")
-    return len(records)
+        _wanting(path, records[-1], _state_at(path, folder, records[-1]))
+    if not dry_run:
+        with put_off(), held(path) as file, _read_errors_in_words():
+            records = journal.read(file.folder, file.name)
+            for record in reversed(records[-1:] if only_last else records):
+                if journal.state(file.file, record.layer) is State.FOREIGN:
+                    raise _foreign(path)
+                _roll_back(path, file, record, "by an undo that failed")
+    return 1 if only_last else len(records)
 
 
 @contextmanager
@@ -144,8 +145,12 @@ def _read_errors_in_words() -> Iterator[None]:
 def _unsettled(path: Path, folder: int) -> Recovery | None:
     """What there is to be done, without touching anything."""
     records = journal.read(folder, path.name)
-    if not records:
-        return _NEVER_BEGUN if _exists(folder, path.name + journal.DRAFT_SUFFIX) else None
+    if records:
+        return _wanting(path, records[-1], _state_at(path, folder, records[-1]))
+    return _NEVER_BEGUN if _exists(folder, path.name + journal.DRAFT_SUFFIX) else None
+
+
+def _state_at(path: Path, folder: int, record: Record) -> State:
     try:
         file = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
@@ -153,7 +158,7 @@ def _unsettled(path: Path, folder: int) -> Recovery | None:
     except OSError as error:
         raise Refused(f"{path} can't be opened: {error.strerror}") from None
     try:
-        return _wanting(path, records[-1], journal.state(file, records[-1].layer))
+        return journal.state(file, record.layer)
     finally:
         os.close(file)
 
@@ -188,7 +193,7 @@ def _settle(path: Path, file: Held, record: Record) -> Recovery | None:
         _keep_date(file.file, record.layer)
         journal.mark_finished(file.folder, file.name, record)
     else:
-        _roll_back(path, file, record, "an earlier run was killed")
+        _roll_back(path, file, record, "by a run that was killed")
     return recovery
 
 
@@ -240,7 +245,11 @@ def _keep_date(file: int, layer: Layer) -> None:
 
 
 def _roll_back(path: Path, file: Held, record: Record, why: str) -> None:
-    """Brings the bytes from before the record's change back, and takes the record off. Raises Damaged if it can't."""
+    """Brings the bytes from before the record's change back, and takes the record off.
+
+    why: what stopped the change, for the sentence of the error. Raises Damaged if the bytes can't be brought back, Refused
+    if only the date or the undo file can't be put right.
+    """
     layer = record.layer
     try:
         for patch in layer.patches:
@@ -251,10 +260,13 @@ def _roll_back(path: Path, file: Held, record: Record, why: str) -> None:
             os.ftruncate(file.file, layer.size)
             os.fsync(file.file)
         _ensure(file.file, layer, State.BEFORE)
+    except OSError as error:
+        raise _stuck(path, why, error) from None
+    try:
         _keep_date(file.file, layer)
         journal.pop(file.folder, file.name, record)
     except OSError as error:
-        raise _stuck(path, why, error) from None
+        raise _half_tidy(path, error) from None
 
 
 def _why(error: OSError) -> str:
@@ -265,6 +277,14 @@ def _stuck(path: Path, why: str, error: OSError) -> Damaged:
     return Damaged(
         f"The file is half changed ({why}), and bringing its old bytes back failed: {_why(error)}",
         f"Nothing is lost: {undo_file(path).name} holds what is missing. Free some space on the disk, then undo the change",
+        (f"ddpdoctor fix-checkpoint --undo {shlex.quote(str(path))}",),
+    )
+
+
+def _half_tidy(path: Path, error: OSError) -> Refused:
+    return Refused(
+        f"The content is as it was, but its date or its undo file could not be put right: {_why(error)}",
+        "When that is mended, let the next run do it",
         (f"ddpdoctor fix-checkpoint --undo {shlex.quote(str(path))}",),
     )
 
