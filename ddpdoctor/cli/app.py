@@ -1,29 +1,70 @@
-"""The command line: `ddpdoctor COMMAND`. One small module a command; here only what they share."""
+"""The command line: `ddpdoctor COMMAND`. One small module a command, loaded once it is asked for; here what they share."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
 from ddpdoctor import __version__
-from ddpdoctor.cli.check import check
-from ddpdoctor.cli.explain import explain
-from ddpdoctor.cli.list_checks import list_checks
-from ddpdoctor.cli.snapshot import snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+_COMMANDS = {
+    "check": "check",
+    "fix-checkpoint": "fix_checkpoint",
+    "snapshot": "snapshot",
+    "list": "list_checks",
+    "explain": "explain",
+}
+"""A command's name to that of its module and of the function in it."""
+
+_SETTINGS: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+@cache
+def _load(function: str) -> Any:
+    module = import_module(f"ddpdoctor.cli.{function}")
+    only = typer.Typer(**_SETTINGS)
+    only.command()(getattr(module, function))
+    return typer.main.get_command(only)
+
+
+class _Commands(Mapping[str, Any]):
+    """Imports a command's module, and what that needs, when the command is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _load(_COMMANDS[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = cast("MutableMapping[str, Any]", _Commands())
+
 
 app = typer.Typer(
     name="ddpdoctor",
+    cls=_Group,
     help="The doctor for PyTorch multi-GPU and multi-node training.",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **_SETTINGS,
 )
-app.command()(check)
-app.command()(snapshot)
-app.command("list")(list_checks)
-app.command()(explain)
 
 
 def _version(wanted: bool) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.cli.progress import StatusLine
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.patient.asking import ask
 from ddpdoctor.probes.patient.choice import choose_python
@@ -48,53 +47,14 @@ def look(context: Context, groups: Iterable[str]) -> Snapshot:
     from ddpdoctor.probes.runner import take_snapshot
 
     wanted = set(groups)
-    progress = _Progress(wanted) if sys.stderr.isatty() else None
+    waiting = set(wanted)
+    line = StatusLine(lambda seconds: _waited_for(sorted(waiting), seconds), delay=0.3)
     try:
-        return take_snapshot(context, wanted, done=progress.done if progress else lambda group: None)
+        return take_snapshot(context, wanted, done=waiting.discard)
     finally:
-        if progress:
-            progress.close()
+        line.close()
 
 
-class _Progress:
-    """One line on stderr that says what we still wait for; gone when we are done."""
-
-    _DELAY = 0.3
-    """Seconds before it shows: what is quick needs no progress."""
-
-    def __init__(self, groups: Iterable[str]) -> None:
-        self._waiting = dict.fromkeys(groups)
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._started = time.monotonic()
-        self._thread = threading.Thread(target=self._show, daemon=True)
-        self._thread.start()
-
-    def done(self, group: str) -> None:
-        with self._lock:
-            self._waiting.pop(group, None)
-
-    def close(self) -> None:
-        self._closed.set()
-        self._thread.join(1)
-
-    def _show(self) -> None:
-        shown = False
-        while not self._closed.wait(self._DELAY):
-            with self._lock:
-                waiting = [group.replace("_", " ") for group in self._waiting]
-            seconds = time.monotonic() - self._started
-            text = f"Looking at this host ({seconds:.0f} s), waiting for: {', '.join(waiting) or 'nothing more'}"
-            sys.stderr.write("\r\x1b[K" + text[: _terminal_width() - 1])
-            sys.stderr.flush()
-            shown = True
-        if shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-
-def _terminal_width() -> int:
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns
-    except OSError:
-        return 80
+def _waited_for(groups: list[str], seconds: float) -> str:
+    names = ", ".join(group.replace("_", " ") for group in groups)
+    return f"Looking at this host ({seconds:.0f} s), waiting for: {names or 'nothing more'}"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import traceback
 from contextlib import suppress
 from typing import TextIO
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from ddpdoctor.cli.stopping import Stopped, ignore_signals, stop_on_signals
 
 
 def main() -> None:
@@ -19,8 +17,7 @@ def main() -> None:
         # A terminal that can't show a character gets a "?" and the report goes on.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    for number in SIGNALS:
-        signal.signal(number, _stop)
+    stop_on_signals()
     code = _run()
     _leave(code)
 
@@ -32,20 +29,6 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
 
 
-def _stop(number: int, frame: object) -> None:
-    for one in SIGNALS:
-        # An impatient second Ctrl-C must not break into the clean end.
-        signal.signal(one, signal.SIG_IGN)
-    raise _Stopped(128 + number)
-
-
-class _Stopped(BaseException):
-    """A signal asks us to end. No KeyboardInterrupt, since typer would end on that without a word."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-
 def _run() -> int:
     try:
         # Here and not above, so that Ctrl-C while it loads, or a broken installation, ends in a sentence, too.
@@ -53,8 +36,8 @@ def _run() -> int:
 
         # typer hands back the code of `typer.Exit`, and None where a command simply ended.
         return app(standalone_mode=False) or 0
-    except _Stopped as stopped:
-        return _say("Stopped. Nothing was changed.", stopped.code)
+    except Stopped as stopped:
+        return _say(stopped.text, stopped.code)
     except (BrokenPipeError, SystemExit):
         # Without its standalone mode typer ends the process itself in one case only: the reader of our output has gone.
         return 141
@@ -70,6 +53,9 @@ def _run() -> int:
                 "container or job) or of memory (ulimit -v) is reached, and training would not start here either.",
                 2,
             )
+        # Here and not above: it takes milliseconds to load.
+        import traceback
+
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(where.filename)}, line {where.lineno}"  # noqa: PTH119
         return _say(
@@ -86,8 +72,7 @@ def _say(text: str, code: int) -> int:
 
 def _leave(code: int) -> None:
     """Ends at once: a probe that hangs in the kernel must not hold us, nor a closed pipe end in a complaint."""
-    for one in SIGNALS:
-        signal.signal(one, signal.SIG_IGN)
+    ignore_signals()
     if "ddpdoctor.probes.subprocesses" in sys.modules:
         sys.modules["ddpdoctor.probes.subprocesses"].end_all()
     for stream in (sys.stdout, sys.stderr):

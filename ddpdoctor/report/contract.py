@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ddpdoctor import __version__
+from ddpdoctor.checkpoints.outcomes import Outcome
 from ddpdoctor.examination import Examination, Verdict, node_names, overall
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Evidence, Fix, Severity
@@ -42,7 +43,7 @@ class ReportedNotTested(msgspec.Struct, frozen=True):
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a command that judges says. `passed` are the slugs that passed on every host; `problems` what kept a host
-    from being judged at all; `facts` (with -v) the snapshots by host."""
+    from being judged at all; `facts` (with -v) the snapshots by host; `files` what fix-checkpoint did with each."""
 
     schema: Literal[1] = 1
     version: str = __version__
@@ -54,6 +55,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     passed: tuple[str, ...]
     problems: tuple[str, ...] = ()
     facts: dict[str, Snapshot] | UnsetType = UNSET
+    files: tuple[Outcome, ...] | UnsetType = UNSET
 
 
 def build_report(

@@ -1,0 +1,206 @@
+"""`ddpdoctor fix-checkpoint`: take the device pins out of checkpoints, without running them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ddpdoctor.cli.stopping import Stopped
+
+if TYPE_CHECKING:
+    from ddpdoctor.checkpoints.editing import Wishes
+    from ddpdoctor.checkpoints.outcomes import Outcome
+    from ddpdoctor.cli.fixing_targets import Target
+    from ddpdoctor.cli.progress import FilesProgress
+
+
+def fix_checkpoint(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Checkpoint files, sharded indexes, or folders of them.")
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; exit 1 if there is something to fix.")
+    ] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Restore what was fixed in place, byte for byte, from its undo file.")
+    ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="OUT", help="Write a new file (of several: into a folder) instead."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--to", metavar="DEVICE", help="Pin to this device. Default: cpu.", show_default=False)
+    ] = None,
+    prefixes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--strip-prefix", metavar="PREFIX", help="Take this off the keys: module. or _orig_mod. Repeatable."
+        ),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEYS", help="With -o: only these top-level keys (comma-separated or repeated)."),
+    ] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="KEYS", help="With -o: all but these, as in --drop optimizer.")
+    ] = None,
+    params_only: Annotated[
+        bool, typer.Option("--params-only", help="With -o: the model's tensors and nothing else.")
+    ] = False,
+    to_safetensors: Annotated[
+        bool, typer.Option("--to-safetensors", help="With -o: the tensors, as a safetensors file.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Take the device pins out of checkpoints: in place, in milliseconds, without loading or running them.
+
+    A checkpoint that was saved on GPU 3 remembers cuda:3. Loaded by eight ranks it fills GPU 0, or fails where there
+    are fewer GPUs. Nothing is unpickled and torch isn't imported, so that a malicious file does no harm here.
+
+    Exit code: 0 no file is tied to another device any more, 1 --dry-run found something to fix, 2 wrong usage, or some
+    file could not be handled.
+    """
+    from ddpdoctor.cli.fixing_targets import choose_targets, undo_targets
+    from ddpdoctor.cli.fixing_wishes import make_wishes
+
+    wishes = make_wishes(
+        paths,
+        to=device,
+        prefixes=prefixes,
+        keep=keep,
+        drop=drop,
+        params_only=params_only,
+        to_safetensors=to_safetensors,
+        output=output,
+        dry_run=dry_run,
+        undo=undo,
+    )
+    if undo:
+        chosen, handle = undo_targets(paths), _undo
+    else:
+        chosen = choose_targets(paths, output, to_safetensors=to_safetensors)
+        handle = _fixing(wishes, dry_run=dry_run, ask=not as_json)
+    if as_json:
+        outcomes = _run(chosen, handle, lambda outcome: None)
+        from ddpdoctor.report.checkpoint_json import fixing_report
+        from ddpdoctor.report.contract import to_json
+
+        print(to_json(fixing_report(outcomes)))
+    else:
+        outcomes = _run_and_show(chosen, handle, wishes, paths)
+    raise typer.Exit(_exit_code(outcomes))
+
+
+Handle = Callable[["Target", "FilesProgress"], "Outcome"]
+
+
+def _undo(target: Target, progress: FilesProgress) -> Outcome:
+    from ddpdoctor.checkpoints.fixing import undo
+
+    return undo(target.path)
+
+
+def _fixing(wishes: Wishes, *, dry_run: bool, ask: bool) -> Handle:
+    from msgspec.structs import replace
+
+    from ddpdoctor.checkpoints.fixing import fix
+
+    def handle(target: Target, progress: FilesProgress) -> Outcome:
+        if target.out is not None and not dry_run:
+            target.out.parent.mkdir(parents=True, exist_ok=True)
+        outcome = fix(target.path, wishes, out=target.out, dry_run=dry_run, progress=progress.update)
+        if outcome.choices and ask and sys.stdin.isatty() and sys.stderr.isatty():
+            progress.clear()
+            chosen = _ask(outcome)
+            if chosen is not None:
+                named = replace(wishes, keep=(chosen,))
+                outcome = fix(target.path, named, out=target.out, dry_run=dry_run, progress=progress.update)
+        return outcome
+
+    return handle
+
+
+def _ask(outcome: Outcome) -> str | None:
+    """Which of the choices the user means; None for none of them."""
+    for number, one in enumerate(outcome.choices, start=1):
+        print(f"  {number}  {one or '(the whole file)'}", file=sys.stderr)
+    while True:
+        print(f"Which are the model's parameters of {outcome.path}? [none] ", end="", file=sys.stderr, flush=True)
+        answer = sys.stdin.readline().strip()
+        if not answer:
+            return None
+        if answer in outcome.choices:
+            return answer
+        if answer.isdecimal() and 1 <= int(answer) <= len(outcome.choices):
+            return outcome.choices[int(answer) - 1]
+
+
+def _run(chosen: Sequence[Target], handle: Handle, tell: Callable[[Outcome], None]) -> list[Outcome]:
+    """Handles one file after the other, and tells of each as soon as it is done."""
+    from ddpdoctor.cli.progress import FilesProgress
+
+    outcomes: list[Outcome] = []
+    progress = FilesProgress(len(chosen))
+    try:
+        for target in chosen:
+            progress.next(target.path.name)
+            before = _undo_size(target.path)
+            try:
+                outcome = handle(target, progress)
+            except Stopped as stopped:
+                stopped.text = _stopped(outcomes, target, changed=_undo_size(target.path) != before)
+                raise
+            outcomes.append(outcome)
+            progress.clear()
+            tell(outcome)
+    finally:
+        progress.close()
+    return outcomes
+
+
+def _run_and_show(chosen: Sequence[Target], handle: Handle, wishes: Wishes, paths: Sequence[str]) -> list[Outcome]:
+    from ddpdoctor.report.checkpoint_terminal import show_line, show_one, show_sum
+    from ddpdoctor.report.screen import screen_for
+
+    screen = screen_for(sys.stdout, os.environ)
+    if len(chosen) == 1:
+        return _run(chosen, handle, lambda outcome: show_one(screen, outcome, wishes))
+    outcomes = _run(chosen, handle, lambda outcome: show_line(screen, outcome))
+    show_sum(screen, outcomes, paths)
+    return outcomes
+
+
+def _undo_size(path: Path) -> int:
+    """Grows with every change in place, and shrinks or goes away with its undoing."""
+    from ddpdoctor.checkpoints.journal import SUFFIX
+
+    try:
+        return Path(f"{path}{SUFFIX}").stat().st_size
+    except OSError:
+        return 0
+
+
+def _stopped(outcomes: Sequence[Outcome], target: Target, *, changed: bool) -> str:
+    """What a signal found done, when it came while the target was being handled."""
+    from ddpdoctor.checkpoints.outcomes import Action
+
+    done = [one.written or one.path for one in outcomes if one.action in (Action.FIXED, Action.WRITTEN, Action.UNDONE)]
+    if changed:
+        done.append(str(target.path))
+    if not done:
+        return "Stopped. Nothing was changed."
+    return f"Stopped. Done by then, and whole: {', '.join(done)}. All else is as it was."
+
+
+def _exit_code(outcomes: Sequence[Outcome]) -> int:
+    from ddpdoctor.checkpoints.outcomes import Action
+
+    actions = {one.action for one in outcomes}
+    if Action.REFUSED in actions:
+        return 2
+    return 1 if Action.WOULD_FIX in actions else 0

@@ -1,0 +1,76 @@
+"""Which files `fix-checkpoint` is to handle, and where each new one goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import typer
+
+
+class Target(NamedTuple):
+    """A file, and the new one that is to be made of it; None: it is changed in place."""
+
+    path: Path
+    out: Path | None
+
+
+def choose_targets(paths: Sequence[str], output: str | None, *, to_safetensors: bool) -> list[Target]:
+    """One file goes to the file `output`, or into it where that is a folder; several go into the folder, in the same order
+    of folders as they lie.
+
+    Raises:
+        typer.BadParameter: two would become the same new file, or one new file is asked for of several.
+    """
+    found = [one for path in paths for one in _files(Path(path))]
+    if output is None:
+        return [Target(path, None) for path in dict.fromkeys(path for path, _ in found)]
+    folder = Path(output)
+    single = len(paths) == 1 and not Path(paths[0]).is_dir() and len(found) == 1
+    if single and not folder.is_dir() and not output.endswith("/"):
+        return [Target(found[0][0], folder)]
+    if folder.exists() and not folder.is_dir():
+        raise typer.BadParameter(
+            f"--output {output} is a file, and {len(found)} new ones are to be written: name a folder"
+        )
+    return _in_folder(found, folder, to_safetensors)
+
+
+def undo_targets(paths: Sequence[str]) -> list[Target]:
+    """The files that were named, and of a folder those that have an undo file.
+
+    Raises:
+        typer.BadParameter: a folder has none.
+    """
+    found = [one for path in paths for one in _fixed_before(Path(path))]
+    return [Target(path, None) for path in dict.fromkeys(found)]
+
+
+def _fixed_before(path: Path) -> list[Path]:
+    from ddpdoctor.checkpoints.journal import SUFFIX
+
+    if path.is_dir():
+        found = sorted(Path(str(one).removesuffix(SUFFIX)) for one in path.rglob(f"*{SUFFIX}"))
+        if not found:
+            raise typer.BadParameter(f"no file in {path} has an undo file (NAME{SUFFIX}), so there is nothing to undo")
+        return found
+    files = [one for one, _ in _files(path)]
+    return [one for one in files if Path(f"{one}{SUFFIX}").exists()] or files
+
+
+def _in_folder(found: Sequence[tuple[Path, Path]], folder: Path, to_safetensors: bool) -> list[Target]:
+    made: dict[Path, Path] = {}
+    for path, name in found:
+        out = folder / (name.with_suffix(".safetensors") if to_safetensors else name)
+        if made.setdefault(out, path) != path:
+            raise typer.BadParameter(f"{made[out]} and {path} would both become {out}: write them one after the other")
+    return [Target(path, out) for out, path in made.items()]
+
+
+def _files(path: Path) -> Iterator[tuple[Path, Path]]:
+    """Each file that the path means, and its name within the folder that was named."""
+    from ddpdoctor.checkpoints.folders import expand
+
+    for one in expand([path]):
+        yield one, one.relative_to(path) if path.is_dir() else Path(one.name)

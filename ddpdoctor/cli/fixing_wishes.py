@@ -1,0 +1,119 @@
+"""What `fix-checkpoint`'s options ask for, or the sentence that says why they can't be meant so."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ddpdoctor.checkpoints.editing import Wishes
+
+_DEVICE = re.compile(r"cpu|mps(:0)?|(cuda|xpu|npu|hpu|mtia)(:(0|[1-9]\d{0,3}))?")
+"""What torch.load takes for a place. It knows no cpu:0."""
+
+
+def make_wishes(
+    paths: Sequence[str],
+    *,
+    to: str | None,
+    prefixes: list[str] | None,
+    keep: list[str] | None,
+    drop: list[str] | None,
+    params_only: bool,
+    to_safetensors: bool,
+    output: str | None,
+    dry_run: bool,
+    undo: bool,
+) -> Wishes:
+    """The options as wishes.
+
+    Raises:
+        typer.BadParameter: they contradict each other, or one lacks what it needs; with the command to type instead.
+    """
+    given = {
+        "--dry-run": dry_run,
+        "--output": output is not None,
+        "--to": to is not None,
+        "--strip-prefix": bool(prefixes),
+        "--keep": bool(keep),
+        "--drop": bool(drop),
+        "--params-only": params_only,
+        "--to-safetensors": to_safetensors,
+    }
+    named = [option for option, is_given in given.items() if is_given]
+    if undo and named:
+        raise typer.BadParameter(f"--undo only restores; it can't go with {' or '.join(named)}")
+    for one, other, why in (
+        ("--keep", "--drop", "what isn't kept is dropped"),
+        ("--params-only", "--drop", "only the model's tensors are kept anyway"),
+        ("--to-safetensors", "--to", "a safetensors file names no device"),
+    ):
+        if given[one] and given[other]:
+            raise typer.BadParameter(f"{one} and {other} exclude each other: {why}")
+    if output is not None and not output.strip():
+        raise typer.BadParameter("--output is empty; is the variable in it set?")
+    dropping = [option for option in ("--keep", "--drop", "--params-only", "--to-safetensors") if given[option]]
+    if dropping and output is None:
+        raise typer.BadParameter(
+            f"{dropping[-1]} leaves something out, and what is left out can't be brought back, so it needs a new file: "
+            f"{_with_output(paths, dropping[-1])}"
+        )
+    return Wishes(
+        to=_device(to),
+        strip_prefixes=tuple(map(_prefix, prefixes or ())),
+        keep=_keys("--keep", keep),
+        drop=_keys("--drop", drop),
+        params_only=params_only,
+        to_safetensors=to_safetensors,
+    )
+
+
+def _device(wanted: str | None) -> str:
+    if wanted is None:
+        return "cpu"
+    if _DEVICE.fullmatch(wanted):
+        return wanted
+    kind = wanted.partition(":")[0].lower()
+    if kind == "meta":
+        raise typer.BadParameter("--to meta would lose every value: a tensor on meta has none")
+    hint = (
+        "torch.load knows no numbers for it; write --to cpu"
+        if kind == "cpu"
+        else "say cpu, cuda, cuda:0, mps, xpu:0 ..."
+    )
+    raise typer.BadParameter(f"--to {wanted!r} is no device that torch.load could restore tensors on; {hint}")
+
+
+def _prefix(wanted: str) -> str:
+    """The prefix with its dot: `module` can only mean `module.`."""
+    if not wanted.strip("."):
+        raise typer.BadParameter("--strip-prefix is empty; is the variable in it set?")
+    return wanted + "." if wanted[-1].isalnum() else wanted
+
+
+def _keys(option: str, values: list[str] | None) -> tuple[str, ...]:
+    keys = tuple(dict.fromkeys(key.strip() for value in values or () for key in value.split(",") if key.strip()))
+    if values and not keys:
+        raise typer.BadParameter(f"{option} is empty; is the variable in it set?")
+    return keys
+
+
+def _with_output(paths: Sequence[str], option: str) -> str:
+    """The command as it was typed, with an output."""
+    if len(paths) > 1:
+        target = "fixed/"
+    elif option == "--to-safetensors":
+        target = _renamed(paths[0], ".safetensors")
+    else:
+        _, dot, ending = paths[0].rpartition("/")[2].rpartition(".")
+        target = _renamed(paths[0], f"-params{dot}{ending}" if option == "--params-only" else f"-small{dot}{ending}")
+    return shlex.join(["ddpdoctor", *sys.argv[1:], "-o", target])
+
+
+def _renamed(path: str, ending: str) -> str:
+    folder, slash, name = path.rpartition("/")
+    stem = name.rpartition(".")[0] or name
+    return f"{folder}{slash}{stem}{ending}"

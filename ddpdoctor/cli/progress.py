@@ -1,0 +1,97 @@
+"""Progress as one line on a terminal's stderr, gone when we are done: for what takes longer than people like to wait."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from ddpdoctor.wording import human
+
+_BAR = 20
+"""Columns."""
+
+
+class StatusLine:
+    """Shows `text(seconds since it began)` from `delay` seconds on, and then about as often. Nothing without a terminal."""
+
+    def __init__(self, text: Callable[[float], str], delay: float) -> None:
+        self._text = text
+        self._delay = delay
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._shown = False
+        self._thread = threading.Thread(target=self._show, daemon=True) if sys.stderr.isatty() else None
+        if self._thread:
+            self._thread.start()
+
+    def clear(self) -> None:
+        """Makes room for a line of the report; it comes back by itself."""
+        with self._lock:
+            if self._shown:
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
+                self._shown = False
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread:
+            self._thread.join(1)
+        self.clear()
+
+    def _show(self) -> None:
+        wait = self._delay
+        while not self._closed.wait(wait):
+            text = self._text(time.monotonic() - self._started)
+            with self._lock:
+                if not self._closed.is_set():
+                    sys.stderr.write("\r\x1b[K" + text[: _terminal_width() - 1])
+                    sys.stderr.flush()
+                    self._shown = True
+            wait = min(self._delay, 0.3)
+
+
+class FilesProgress:
+    """How far we are with several files, and within one that takes long."""
+
+    def __init__(self, files: int) -> None:
+        self._files = files
+        self._number = 0
+        self._name = ""
+        self._began = 0.0
+        self._amount = (0, 0)
+        self._line = StatusLine(self._text, 1.0)
+        self.clear = self._line.clear
+        self.close = self._line.close
+
+    def next(self, name: str) -> None:
+        self._number += 1
+        self._name = name
+        self._began = time.monotonic()
+        self._amount = (0, 0)
+
+    def update(self, done: int, total: int) -> None:
+        """So many bytes of so many, of the present file."""
+        self._amount = (done, total)
+
+    def _text(self, seconds: float) -> str:
+        count = f"file {self._number} of {self._files}, " if self._files > 1 else ""
+        done, total = self._amount
+        if not total:
+            return f"{count}{self._name} ({seconds:.0f} s)"
+        filled = _BAR * done // total
+        bar = "━" * filled + "─" * (_BAR - filled)
+        left = (time.monotonic() - self._began) * (total - done) / done if done else 0
+        return (
+            f"{bar} {100 * done // total:3d} %, {human(done)} of {human(total)}, {left:.0f} s left, {count}{self._name}"
+        )
+
+
+def _terminal_width() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except OSError:
+        return 80

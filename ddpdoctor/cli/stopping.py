@@ -1,0 +1,35 @@
+"""What a signal that asks us to end does: one exception, which carries the sentence that is then true."""
+
+from __future__ import annotations
+
+import signal
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(BaseException):
+    """A signal asks us to end. No KeyboardInterrupt, since typer would end on that without a word.
+
+    A command that changes things catches it, sets `text` to what was changed by then, and raises it again.
+    """
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.text = "Stopped. Nothing was changed."
+
+
+def stop_on_signals() -> None:
+    """From now on a signal raises Stopped in the main thread."""
+    for number in SIGNALS:
+        signal.signal(number, _stop)
+
+
+def ignore_signals() -> None:
+    """An impatient second Ctrl-C must not break into the clean end."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _stop(number: int, frame: object) -> None:
+    ignore_signals()
+    raise Stopped(128 + number)

@@ -1,0 +1,29 @@
+"""The report of `fix-checkpoint` as JSON: each file's outcome, and what the checks say of the files as they are now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from ddpdoctor.checkpoints.outcomes import Action, Outcome
+from ddpdoctor.examination import examine
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.checkpoints import Checkpoints
+from ddpdoctor.facts.snapshot import GROUPS, Snapshot
+from ddpdoctor.registry import select
+from ddpdoctor.report.contract import Report, build_report
+
+NOT_ASKED = Unknown("fix-checkpoint looks at the files alone; `ddpdoctor check --checkpoint FILE` at the host, too")
+
+
+def fixing_report(outcomes: Sequence[Outcome]) -> Report:
+    """The same checks that found an illness prove its treatment; they know the files and nothing else of this host."""
+    files = tuple(facts for one in outcomes if (facts := one.after or one.before) is not None)
+    groups = dict.fromkeys(GROUPS, NOT_ASKED) | {"checkpoints": Checkpoints(files=files)}
+    snapshot = msgspec.structs.replace(Snapshot(host=os.uname().nodename), **groups)
+    examination = examine(snapshot, None, select(["checkpoint"]))
+    problems = [f"{one.path}: {one.error}" for one in outcomes if one.action is Action.REFUSED]
+    report = build_report("fix-checkpoint", [examination], problems)
+    return msgspec.structs.replace(report, files=tuple(outcomes))

@@ -1,0 +1,227 @@
+"""What is said of one checkpoint after `fix-checkpoint`: what was done, how to undo it, how to load it, what to know."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddpdoctor.checkpoints.outcomes import Action
+from ddpdoctor.report.plain import one_line
+from ddpdoctor.wording import human, listed, plural
+
+if TYPE_CHECKING:
+    from ddpdoctor.checkpoints.editing import Wishes
+    from ddpdoctor.checkpoints.outcomes import Outcome
+    from ddpdoctor.facts.checkpoints import CheckpointFile, GlobalName
+
+COMMAND = "ddpdoctor fix-checkpoint"
+_MOST = 6
+"""So many names of a kind are shown; a hostile file may hold thousands."""
+
+_WRAPPERS = {
+    "module.": "DataParallel or DistributedDataParallel",
+    "_orig_mod.": "torch.compile",
+    "_forward_module.": "Lightning Fabric",
+    "_fsdp_wrapped_module.": "FSDP",
+    "model.": "Lightning or another wrapper",
+}
+
+
+class Part(NamedTuple):
+    """A label, a paragraph beside it, and commands below to be copied. style: of the label, "" for none."""
+
+    label: str
+    text: str
+    commands: tuple[str, ...] = ()
+    style: str = "dim"
+
+
+def parts(outcome: Outcome, wishes: Wishes) -> list[Part]:
+    """All that is said of a file below the heading and the table, in this order."""
+    told = [*_dangers(outcome), *_advice(outcome), *_done(outcome, wishes)]
+    facts = outcome.after or outcome.before
+    if facts is not None and outcome.action in (Action.CLEAN, Action.FIXED, Action.WRITTEN):
+        told += _load(outcome, facts)
+    if facts is not None and outcome.action not in (Action.REFUSED, Action.UNDONE):
+        told += _to_know(outcome, facts)
+    return told
+
+
+def loud_parts(outcome: Outcome) -> list[Part]:
+    """What must be said of a file even where a line is enough for all else; nothing, of most."""
+    if outcome.action is not Action.REFUSED:
+        return list(_dangers(outcome))
+    return [Part("why", _sentence(outcome.error)), *_dangers(outcome), *_advice(outcome)]
+
+
+def shell(path: str) -> str:
+    """A path as a shell takes it, and never for an option."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
+
+
+def heading(outcome: Outcome) -> str:
+    """What it is: "ckpt.pt, a PyTorch checkpoint (zip), 4.7 MiB"."""
+    facts = outcome.before
+    if outcome.action is Action.REFUSED:
+        return f"{outcome.path}: {_sentence(outcome.error)}"
+    name = f"{outcome.written}, made from {outcome.path}" if outcome.written else outcome.path
+    if facts is None:
+        return name
+    size = human(facts.size)
+    if outcome.after is not None and human(outcome.after.size) != size:
+        size += f" -> {human(outcome.after.size)}"
+    return f"{name}, {facts.called}, {size}" if facts.size else f"{name}, {facts.called}"
+
+
+def pins(outcome: Outcome) -> list[tuple[str, str, str, str]]:
+    """The table's rows: device, tensors, bytes, and where it is restored now ("" where that is the same)."""
+    before = outcome.before.pins if outcome.before else ()
+    moves = {one.device_from: one.device_to for one in outcome.moved}
+    return [
+        (one_line(one.device), f"{one.tensors:,}", human(one.bytes), one_line(moves.get(one.device, "")))
+        for one in before
+    ]
+
+
+def brief(outcome: Outcome) -> str:
+    """One line of one file among many."""
+    if outcome.action in (Action.REFUSED, Action.UNDONE):
+        return outcome.path
+    moved = [f"{plural(one.tensors, 'tensor')} {one.device_from} -> {one.device_to}" for one in outcome.moved]
+    facts = outcome.before
+    what = listed([*moved, *_edits(outcome)]) or (facts.called if facts else "")
+    size = f", {human(facts.size)}" if facts and facts.size else ""
+    written = f" -> {outcome.written}" if outcome.written else ""
+    return f"{outcome.path}{written}: {what}{size}"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def _edits(outcome: Outcome) -> list[str]:
+    edits = []
+    if outcome.renamed:
+        edits.append(f"{plural(outcome.renamed, 'key')} renamed")
+    if outcome.dropped:
+        edits.append(f"{listed(outcome.dropped, _MOST)} left out")
+    return edits
+
+
+def _advice(outcome: Outcome) -> Iterator[Part]:
+    if outcome.action is Action.REFUSED:
+        if outcome.before is not None and not outcome.before.problem:
+            yield Part("", "The file was not changed.")
+        if outcome.choices:
+            named = "".join(f"\n- {one or 'the top level'}" for one in outcome.choices)
+            yield Part("found", f"These could be the model's parameters:{named}")
+    elif outcome.action is not Action.LEFT:
+        return
+    advice, commands = outcome.advice, outcome.commands
+    if not advice and not commands and outcome.before is not None:
+        advice, commands = outcome.before.advice, outcome.before.commands
+    if advice or commands:
+        yield Part("fix" if outcome.action is Action.REFUSED else "note", advice and _sentence(advice), commands)
+
+
+def _done(outcome: Outcome, wishes: Wishes) -> Iterator[Part]:
+    moved = sum(one.tensors for one in outcome.moved)
+    edits = [f"{plural(moved, 'tensor')} moved to {wishes.to}"] if moved else []
+    what = listed([*edits, *_edits(outcome)])
+    if outcome.action is Action.WOULD_FIX:
+        yield Part("to do", f"{_capital(what)}. This was a dry run: nothing was changed.")
+    elif outcome.action is Action.FIXED:
+        yield Part("done", f"{_capital(what)}, in place. The file was read again afterwards, and is as it was meant.")
+        if outcome.undo_file:
+            text = f"To go back, byte for byte ({outcome.undo_file} may be deleted once all is well):"
+            yield Part("undo", text, (f"{COMMAND} --undo {shell(outcome.path)}",))
+    elif outcome.action is Action.WRITTEN:
+        done = _capital(what) if what else "Nothing in it had to be changed"
+        yield Part("done", f"{done}. The new file was read again, and is as it was meant; the original is untouched.")
+    elif outcome.action is Action.CLEAN:
+        yield Part("done", "Nothing to do: no tensor in it is tied to a device, and the file was not changed.")
+    elif outcome.action is Action.UNDONE:
+        yield Part("done", "Every byte is as it was before it was fixed.")
+    for note in outcome.notes:
+        yield Part("note", _sentence(note))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _dangers(outcome: Outcome) -> Iterator[Part]:
+    facts = outcome.after or outcome.before
+    if facts is None or not facts.globals:
+        return
+    dangerous = [one for one in facts.globals if one.dangerous]
+    if dangerous:
+        text = f"Loading this file with weights_only=False would call what no checkpoint needs:{_named(dangerous)}"
+        yield Part("DANGER", text, style="red")
+    foreign = [one for one in facts.globals if not one.dangerous]
+    if foreign:
+        also = "also " if dangerous else ""
+        text = (
+            f"Loading it with weights_only=False {also}imports, and mostly calls, what isn't torch's:{_named(foreign)}"
+        )
+        yield Part("LOUD", text, style="yellow")
+
+
+def _named(names: list[GlobalName]) -> str:
+    lines = [f"\n- {one.name} {one.meaning}".rstrip() for one in names[:_MOST]]
+    if len(names) > _MOST:
+        lines.append(f"\n- and {len(names) - _MOST} more (--json names them all)")
+    return "".join(lines)
+
+
+def _load(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
+    path = outcome.written or outcome.path
+    if facts.kind == "torchscript":
+        yield Part("load", "", (f"torch.jit.load({path!r})",))
+    elif facts.kind == "safetensors" and outcome.action is Action.WRITTEN:
+        yield Part("load", "", (f"safetensors.torch.load_file({path!r})",))
+    elif facts.kind not in ("zip", "legacy"):
+        return
+    elif not facts.weights_only_blockers:
+        yield Part("load", "", (f"torch.load({path!r}, weights_only=True)",))
+    elif any(one.dangerous for one in facts.globals):
+        tensors = shell(path.rpartition(".")[0] + ".safetensors")
+        yield Part(
+            "load",
+            "Better not at all. Its tensors can be had without running anything:",
+            (f"{COMMAND} {shell(path)} --to-safetensors -o {tensors}",),
+        )
+    else:
+        stops = listed(facts.weights_only_blockers, _MOST)
+        text = f"weights_only=True stops at {stops}. Only if you trust whoever made the file:"
+        yield Part("load", text, (f"torch.load({path!r}, weights_only=False)",))
+
+
+def _to_know(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
+    path = outcome.written or outcome.path
+    if facts.whole_module:
+        yield Part(
+            "note", f"It holds a whole pickled {facts.whole_module}, so loading needs that class's code, as it was."
+        )
+    for one in facts.prefixes:
+        where = f" of {one.where}" if one.where else ""
+        by = f" ({_WRAPPERS[one.prefix]} put it there)" if one.prefix in _WRAPPERS else ""
+        text = f'All {one.keys:,} keys{where} begin with "{one.prefix}"{by}. If your model lacks it, take it off:'
+        yield Part("hint", text, (f"{COMMAND} {shell(path)} --strip-prefix {shell(one.prefix)}",))
+    if facts.rng_states:
+        yield Part(
+            "hint",
+            f"It holds random number generators' states ({listed(facts.rng_states, _MOST)}): load it without "
+            "map_location, or with 'cpu', since torch can't restore them from a GPU.",
+        )
+    if facts.device_texts:
+        texts = listed((f"{one.where} = {one.device}" for one in facts.device_texts), _MOST)
+        yield Part("hint", f"Your own code may read these devices, so they were left as they are: {texts}.")
+    if facts.code_devices:
+        places = listed(facts.code_devices, _MOST)
+        yield Part(
+            "hint",
+            f"The program inside names devices itself, which can't be rewritten: {places}. "
+            "Where there is no such device, export the model again on the CPU.",
+        )
