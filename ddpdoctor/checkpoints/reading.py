@@ -15,7 +15,7 @@ PIECE = 1 << 20
 
 
 class Source:
-    """A regular file, open for reading. `size` is its length in bytes when it was opened."""
+    """A regular file, open for reading. status, size: as it was when it was opened; size in bytes."""
 
     def __init__(self, path: Path) -> None:
         """Raises Refused if it can't be opened, NotACheckpoint if it is a folder, a pipe or a device."""
@@ -25,9 +25,9 @@ class Source:
             self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise unopened(path, error) from None
-        status = os.fstat(self.fd)
-        self.size = status.st_size
-        if not stat.S_ISREG(status.st_mode):
+        self.status = os.fstat(self.fd)
+        self.size = self.status.st_size
+        if not stat.S_ISREG(self.status.st_mode):
             self.close()
             raise NotACheckpoint(f"{path} is not a regular file")
 
@@ -56,6 +56,12 @@ class Source:
             yield data
             offset += len(data)
 
+    def refuse_if_changed(self) -> None:
+        """Raises Refused if somebody has written to the file since it was opened."""
+        now = os.fstat(self.fd)
+        if (now.st_size, now.st_mtime_ns) != (self.status.st_size, self.status.st_mtime_ns):
+            raise changed_meanwhile()
+
     def close(self) -> None:
         """Any number of times."""
         if self.fd >= 0:
@@ -75,6 +81,11 @@ class Source:
             return os.pread(self.fd, length, offset)
         except OSError as error:
             raise Damaged(f"Reading {length:,} bytes at {offset:,} failed: {error.strerror}") from None
+
+
+def changed_meanwhile() -> Refused:
+    """For who finds that what was read isn't there any more."""
+    return Refused("The file was changed while it was being read", "Run the command again when its writer is done")
 
 
 def unopened(path: Path, error: OSError) -> CheckpointError:
