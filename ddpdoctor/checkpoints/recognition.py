@@ -23,6 +23,11 @@ _LEGACY = re.compile(
 """The pickle of torch's magic number, in any protocol."""
 
 
+def is_legacy(head: bytes) -> bool:
+    """Whether a file's first bytes are torch's magic number, as it was written before torch 1.6."""
+    return _LEGACY.match(head) is not None
+
+
 def recognise(path: Path) -> Recognised:
     """Never raises. Reads a few kilobytes, and of a zip archive its directory."""
     try:
@@ -45,7 +50,7 @@ def _content(glance: Glance) -> Recognised:
 
     if not glance.size:
         return _empty(glance.path)
-    if _LEGACY.match(glance.head):
+    if is_legacy(glance.head):
         return LEGACY
     if kind := recognise_zip(glance):
         return kind
@@ -162,7 +167,7 @@ def _missing(path: Path) -> Recognised:
             problem=f"No such file: not even its folder exists, only {there.absolute()}",
         )
     except OSError as error:
-        return _unreadable(folder, error)
+        return _unreadable(folder, error, "folder")
     import difflib
 
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
@@ -174,21 +179,21 @@ def _missing(path: Path) -> Recognised:
     )
 
 
-def _unreadable(path: Path, error: OSError) -> Recognised:
+def _unreadable(path: Path, error: OSError, what: str = "file") -> Recognised:
     """The system's word on why, and what to do where we know it."""
     if isinstance(error, PermissionError):
         return Recognised(
             kind="no-permission",
-            called="a file that may not be read",
-            problem="This user may not read it",
-            advice="Ask its owner to allow it",
-            commands=(f"ls -l {shlex.quote(str(path))}",),
+            called=f"a {what} that may not be read",
+            problem=f"This user may not read the {what}",
+            advice="Ask its owner to allow it; this shows whose it is",
+            commands=(f"ls -ld {shlex.quote(str(path))}",),
         )
     if error.errno == errno.ENAMETOOLONG:
         return Recognised(kind="missing", called="nothing", problem="No such file: the name is too long for one")
     return Recognised(
         kind="unreadable",
-        called="a file that can't be read",
+        called=f"a {what} that can't be read",
         problem=f"It can't be read: {error.strerror}",
         damaged=error.errno == errno.EIO,
         advice="The disk or the server that holds it is at fault: try again, then use another copy",
@@ -199,7 +204,10 @@ def _not_a_file(path: Path, mode: int) -> Recognised:
     if stat.S_ISDIR(mode):
         from ddpdoctor.checkpoints.folder_kinds import recognise_folder
 
-        return recognise_folder(path)
+        try:
+            return recognise_folder(path)
+        except OSError as error:
+            return _unreadable(path, error, "folder")
     called = {
         stat.S_IFIFO: "a named pipe",
         stat.S_IFSOCK: "a socket",

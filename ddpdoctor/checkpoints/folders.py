@@ -1,0 +1,161 @@
+"""Which files are meant where a folder or the index of a sharded model is named, and which of them came one from each rank."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.checkpoints.rank_files import rank_files
+
+__all__ = ["expand", "index_names", "rank_files", "shards_of"]
+
+INDEX_ENDING = ".index.json"
+_UNDO = (".ddpdoctor-undo", ".ddpdoctor-undo.new")
+_LARGEST_INDEX = 1 << 26
+_DIGITS = re.compile(r"(\d+)")
+
+
+def expand(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """The files meant, in a stable order, each once.
+
+    A file is itself, whatever it is. An index of shards is its shards, missing ones included, or itself if it can't be
+    followed. A folder is the checkpoints in it and below, by their content, and whatever else was to be a checkpoint: a
+    pointer, a broken download. A folder is itself if there is none in it; among the files, folders of distributed and
+    DeepSpeed checkpoints, which are not touched, and folders that can't be read are themselves.
+    """
+    found: dict[str, Path] = {}
+    for path in paths:
+        for one in _meant(path):
+            found.setdefault(_identity(one), one)
+    return tuple(found.values())
+
+
+def _identity(path: Path) -> str:
+    """One for all spellings of a path. A link isn't what it leads to."""
+    return os.path.join(os.path.realpath(path.parent), path.name) if path.name else os.path.realpath(path)  # noqa: PTH118
+
+
+def _meant(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        found = list(_within(path))
+        yield from found or [path]
+    elif path.name.endswith(INDEX_ENDING):
+        yield from shards_of(path) or [path]
+    else:
+        yield path
+
+
+def _within(folder: Path) -> Iterator[Path]:
+    from ddpdoctor.checkpoints.folder_kinds import LEFT_ALONE, special_folder
+
+    try:
+        with os.scandir(folder) as scan:
+            entries = {entry.name: (entry.is_dir(), entry.is_symlink()) for entry in scan}
+    except OSError:
+        yield folder
+        return
+    kind = special_folder(folder, {name: is_folder for name, (is_folder, _) in entries.items()})
+    if kind and kind.kind in LEFT_ALONE:
+        yield folder
+        if kind.kind != "dcp-folder":
+            return
+    for name in sorted(entries, key=_natural):
+        is_folder, is_link = entries[name]
+        if not is_folder:
+            yield from _wanted(folder / name)
+        elif not is_link and not _hidden(name, entries.keys()):
+            yield from _within(folder / name)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Numbers by their size: rank 2 before rank 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]
+
+
+def _hidden(name: str, beside: Iterable[str]) -> bool:
+    """Folders whose files aren't the user's to change: git's, and a hub's store, whose files are named by checksum."""
+    return name.startswith(".") or (name == "blobs" and "snapshots" in beside)
+
+
+_NAMES = re.compile(r"\.(?:pt|pth|ckpt|safetensors|pth\.tar|pt\.tar)\Z|pytorch_model.*\.bin\Z")
+_NAMED = frozenset(
+    {
+        "broken-link",
+        "empty",
+        "git-annex-pointer",
+        "git-lfs-pointer",
+        "html",
+        "json-error",
+        "no-permission",
+        "torch-tar",
+        "unreadable",
+        "xml",
+        "zeros",
+        "zip-archive",
+    }
+)
+"""Kinds that stand where a checkpoint was to be, if the name is a checkpoint's."""
+
+
+def _wanted(path: Path) -> Iterator[Path]:
+    """The file, if it is a checkpoint or should have been; the shards of an index."""
+    if path.name.endswith(_UNDO):
+        return
+    if path.name.endswith(INDEX_ENDING):
+        yield from shards_of(path)
+        return
+    named = _NAMES.search(path.name) is not None
+    if not named and not _begins_as_checkpoint(path):
+        return
+    from ddpdoctor.checkpoints.recognition import recognise
+
+    found = recognise(path)
+    if found.kind in ("zip", "legacy", "torchscript") or (named and (found.damaged or found.kind in _NAMED)):
+        yield path
+
+
+def _begins_as_checkpoint(path: Path) -> bool:
+    """A look at a few bytes, since a folder may hold a data set of a million pictures."""
+    from ddpdoctor.checkpoints.recognition import is_legacy
+
+    try:
+        # Neither a pipe nor a device is opened: their reader may wait for ever.
+        if not path.is_file():
+            return False
+        with path.open("rb", buffering=0) as file:
+            head = file.read(64)
+    except OSError:
+        return False
+    return head.startswith(b"PK\3\4") or is_legacy(head)
+
+
+def shards_of(index: Path) -> tuple[Path, ...]:
+    """The files that an index of a sharded model names, present or not; none if it isn't one or leads out of its folder."""
+    names = index_names(index)
+    return (
+        ()
+        if any(_escapes(name) for name in names)
+        else tuple(index.parent / name for name in sorted(names, key=_natural))
+    )
+
+
+def index_names(index: Path) -> frozenset[str]:
+    """What the weight_map says, unchecked; nothing if there is none."""
+    try:
+        if not index.is_file() or index.stat().st_size > _LARGEST_INDEX:
+            return frozenset()
+        content: Any = msgspec.json.decode(index.read_bytes())
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return frozenset()
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    values = weight_map.values() if isinstance(weight_map, dict) else ()
+    return frozenset(name for name in values if isinstance(name, str))
+
+
+def _escapes(name: str) -> bool:
+    return not name or name.startswith("/") or "\0" in name or ".." in name.split("/")

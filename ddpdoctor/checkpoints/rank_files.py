@@ -1,0 +1,76 @@
+"""Files of which every rank writes its own: how many there are, and which are missing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpdoctor.facts.checkpoints import RankFiles
+
+_ZERO = re.compile(
+    r"(?P<before>(?:bf16_)?zero_pp_rank_)(?P<rank>\d{1,5})(?P<middle>_mp_rank_)(?P<part>\d{1,4})(?P<after>_(?:optim|model)_states\.pt)\Z"
+)
+_EACH = (
+    re.compile(r"(?P<before>rng_state_)(?P<rank>\d{1,5})(?P<after>\.pth)\Z"),
+    re.compile(r"(?P<before>random_states_)(?P<rank>\d{1,5})(?P<after>\.pkl)\Z"),
+    re.compile(
+        r"(?P<before>(?:.*[^a-z])?rank[-_]?)(?P<rank>\d{1,5})(?P<after>(?:[^\d].*)?\.(?:pt|pth|ckpt|bin|pkl|safetensors))\Z"
+    ),
+)
+"""Of transformers, of Accelerate, and of whoever puts the rank into the name."""
+_WORLD = re.compile(r"world_?size_?(\d{1,5})(?!\d)")
+"""Some put the number of ranks into the name, too."""
+
+
+def rank_files(path: Path) -> tuple[RankFiles, ...]:
+    """Of a folder, the per-rank files in it; of a per-rank file, it and its brothers. None of a file of no rank's.
+
+    Distributed checkpoints aren't among them: they load with any number of ranks, and their .metadata knows what is missing.
+    """
+    is_folder = path.is_dir()
+    folder = path if is_folder else path.parent
+    pattern = "" if is_folder else _pattern(path.name)
+    if not is_folder and not pattern:
+        return ()
+    try:
+        names = os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return ()
+    return tuple(one for one in _found(names) if is_folder or one.pattern == pattern)
+
+
+def _pattern(name: str) -> str:
+    if found := _ZERO.match(name):
+        return f"{found['before']}*{found['middle']}*{found['after']}"
+    for form in _EACH:
+        if found := form.match(name):
+            return f"{found['before']}*{found['after']}"
+    return ""
+
+
+def _found(names: list[str]) -> Iterator[RankFiles]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        if pattern := _pattern(name):
+            groups.setdefault(pattern, []).append(name)
+    for pattern in sorted(groups):
+        ranks = _ranks(groups[pattern])
+        said = _WORLD.search(pattern)
+        size = max(max(ranks) + 1, int(said[1]) if said else 0)
+        if said or _KNOWN.match(pattern) or (0 in ranks and size > 1 and 2 * len(ranks) > size):
+            yield RankFiles(pattern=pattern, world_size=size, missing=tuple(sorted(set(range(size)) - ranks)))
+
+
+_KNOWN = re.compile(r"rng_state_\*|random_states_\*|(?:bf16_)?zero_pp_rank_\*")
+"""Sure to be of ranks. In other names "rank" may be a matrix's, as in lora_rank16.pt, and 0 to n must mostly be there."""
+
+
+def _ranks(names: list[str]) -> set[int]:
+    """ZeRO numbers the model's parts, too: with n of them, part p of data-parallel rank r is rank r * n + p."""
+    zero = [(int(found["rank"]), int(found["part"])) for name in names if (found := _ZERO.match(name))]
+    if zero:
+        parts = max(part for _, part in zero) + 1
+        return {rank * parts + part for rank, part in zero}
+    return {int(found["rank"]) for name in names for form in _EACH if (found := form.match(name))}
