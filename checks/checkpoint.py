@@ -8,20 +8,24 @@ from collections.abc import Iterator, Sequence
 from packaging.version import Version
 
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
-from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints
+from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.checkpoint_files import (
     NONE_NAMED,
+    NOT_TO_BE_LOADED,
     all_read,
+    is_dangerous,
     loading,
     readable,
     seen,
     short,
     subject,
+    verb,
 )
 from ddpdoctor.knowledge.evidence import torch_version
+from ddpdoctor.knowledge.pickle_globals import NEEDS_IMPORT, NEVER_ALLOWED
 from ddpdoctor.knowledge.wheels import release
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import human, in_patient, listed
@@ -118,9 +122,9 @@ def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator
     a program's. Where a function that runs commands is named, don't load the file at all.
     """
     files = readable(checkpoints)
-    dangerous = [one for one in files if any(name.dangerous for name in one.globals)]
-    for one in dangerous:
-        yield hostile(one)
+    dangerous = [one for one in files if is_dangerous(one)]
+    if dangerous:
+        yield hostile(dangerous)
     blocked = [one for one in files if one.kind in PICKLES and one.weights_only_blockers and one not in dangerous]
     if blocked:
         torch = known(torch)
@@ -133,21 +137,29 @@ def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator
     all_read(checkpoints)
 
 
-def hostile(one: CheckpointFile) -> Finding:
-    names = [name for name in one.globals if name.dangerous]
-    first = f"{names[0].name[:50]} ({names[0].meaning})" if names[0].meaning else names[0].name[:50]
+def hostile(files: Sequence[CheckpointFile]) -> Finding:
+    names = {name.name: name for one in files for name in one.globals if name.dangerous}
+    first = next(iter(names.values()))
+    means = f" ({first.meaning})" if first.meaning else ""
+    lines = [listed((name.name for name in one.globals if name.dangerous), 6) for one in files]
     return Finding(
-        summary=f"DANGER: whoever loads {short(one.path)} may run what its author wants: it names {first}"[:160],
-        cause="No training needs that in a checkpoint. torch.load with weights_only=False, pickle.load and joblib.load run it as "
-        "you, with access to your files, keys and network, before the first tensor is there.",
-        evidence=tuple(
-            Evidence(f"{one.path}: {name.name}{f': {name.meaning}' if name.meaning else ''}", PICKLE)
-            for name in names[:8]
+        summary=f"DANGER: whoever loads {subject(files)} may run what its author wants: it names {first.name[:50]}{means}"[
+            :160
+        ],
+        cause="Few honest checkpoints hold that, and nothing in the file tells them from the others. torch.load with "
+        "weights_only=False, pickle.load and joblib.load do what it says as you, with your files, keys and network.",
+        evidence=(
+            *seen(files, (f"names {line}" for line in lines)),
+            *(Evidence(f"{one.name}: {one.meaning}", "known names") for one in list(names.values())[:5] if one.meaning),
         ),
         fixes=(
-            Fix("Do not load this file, on any machine and with any option"),
-            Fix("Ask its author for the weights as safetensors, and tell whoever offers the file for download"),
-            Fix("If it was loaded already: change the keys and passwords that your account can read"),
+            Fix(f"Do not load {verb(files, 'this file', 'these files')}, on any machine and with any option"),
+            Fix(
+                "Ask the author for the weights as safetensors; if that is you, save model.state_dict() and nothing else"
+            ),
+            Fix(
+                "If a stranger's file of this kind was loaded already: change the keys and passwords that you can read"
+            ),
         ),
         severity=FAIL,
     )
@@ -155,21 +167,6 @@ def hostile(one: CheckpointFile) -> Finding:
 
 def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
     blockers = list(dict.fromkeys(name for one in files for name in one.weights_only_blockers))
-    names = [name for name in blockers if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name)]
-    fixes = []
-    if names and len(names) == len(blockers):
-        fixes.append(
-            Fix(
-                "If you know these classes and what they do: allow exactly them before torch.load, in Python",
-                allowing(names),
-            )
-        )
-    else:
-        fixes.append(Fix("Ask for the file to be saved as a dict of tensors, with torch.save's own pickle protocol"))
-    whole = Fix(
-        "Or, only for a file whose origin you trust as you would a program's: load all that is in it",
-        (loading(files[0], 'map_location="cpu", weights_only=False'),),
-    )
     return Finding(
         summary=f"{subject(files)}: torch.load of torch {torch.version} stops at {listed((name[:40] for name in blockers), 3)}"[
             :160
@@ -179,8 +176,33 @@ def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
             *seen(files, (f"outside of that list: {listed(one.weights_only_blockers, 8)}" for one in files)),
             torch_version(torch),
         ),
-        fixes=(*fixes, whole),
+        fixes=let_pass(files, blockers),
+        severity=INFO if all(name in NEEDS_IMPORT for name in blockers) else WARN,
     )
+
+
+def let_pass(files: Sequence[CheckpointFile], blockers: Sequence[str]) -> tuple[Fix, ...]:
+    """From the least that is given away to the most."""
+    if all(name in NEEDS_IMPORT for name in blockers):
+        modules = dict.fromkeys(NEEDS_IMPORT[name] for name in blockers)
+        return (Fix("Import this before torch.load, which then accepts it", tuple(f"import {one}" for one in modules)),)
+    nameable = all(_NAME.fullmatch(name) and name.partition(".")[0] not in NEVER_ALLOWED for name in blockers)
+    if nameable:
+        first = Fix(
+            "If you know these classes and what they do: allow exactly them before torch.load, in Python",
+            allowing(blockers),
+        )
+    else:
+        first = Fix("Ask for the file to be saved as a dict of tensors, with torch.save's own pickle protocol")
+    whole = Fix(
+        "Or, only for a file whose origin you trust as you would a program's: load all that is in it",
+        (loading(files[0], 'map_location="cpu", weights_only=False'),),
+    )
+    return (first, whole)
+
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+"""A full name as Python writes it: a file may hold any text in its place, and this one goes into commands."""
 
 
 def allowing(names: Sequence[str]) -> tuple[str, ...]:
@@ -219,9 +241,12 @@ def ckpt_whole_module(checkpoints: Checkpoints, patient: Maybe[Patient]) -> Iter
     Where the classes can be imported, load it once and save `model.state_dict()`; then build the model from source and
     `load_state_dict`.
     """
+    by_class: dict[str, list[CheckpointFile]] = {}
     for one in readable(checkpoints):
         if one.whole_module:
-            yield pickled_module(one, patient)
+            by_class.setdefault(one.whole_module, []).append(one)
+    for files in by_class.values():
+        yield pickled_module(files, patient)
     all_read(checkpoints)
 
 
@@ -232,10 +257,13 @@ WRAPPERS = {
 """Modules that want more than their source, and what."""
 
 
-def pickled_module(one: CheckpointFile, patient: Maybe[Patient]) -> Finding:
-    name = one.whole_module
-    others = [foreign.name for foreign in one.globals if foreign.name != name and not foreign.name.startswith("torch.")]
-    if name.startswith("torch.") and name not in WRAPPERS and not others:
+def pickled_module(files: Sequence[CheckpointFile], patient: Maybe[Patient]) -> Finding:
+    """Of files with the same class."""
+    name = files[0].whole_module
+    others = [
+        [other.name for other in one.globals if other.name != name and not _of_torch(other.name)] for one in files
+    ]
+    if _of_torch(name) and name not in WRAPPERS and not any(others):
         severity: Severity = INFO
         wants = "loads only with a torch like the one that saved it"
         cause = f"Its layers are torch's own, so that every torch has their source; but {name} may have gained attributes since."
@@ -244,16 +272,20 @@ def pickled_module(one: CheckpointFile, patient: Maybe[Patient]) -> Finding:
         wants = "loads only where its classes can be imported"
         cause = f"torch.load imports {name} and every class below it by name. {WRAPPERS.get(name, '')}".strip()
     return Finding(
-        summary=f"{short(one.path)} holds a pickled module, {name.rpartition('.')[2][:40]}: {wants}"[:160],
+        summary=f"{subject(files)} {verb(files, 'holds', 'hold')} a pickled module, {name.rpartition('.')[2][:40]}: {wants}"[
+            :160
+        ],
         cause=cause,
-        evidence=(
-            Evidence(
-                f"{one.path}: an object of {name}{f'; also named: {listed(others, 6)}' if others else ''}", PICKLE
-            ),
+        evidence=seen(
+            files, (f"an object of {name}{f'; also named: {listed(more, 6)}' if more else ''}" for more in others)
         ),
-        fixes=(as_state_dict(one, patient),),
+        fixes=(as_state_dict(files[0], patient),),
         severity=severity,
     )
+
+
+def _of_torch(name: str) -> bool:
+    return name.startswith("torch.")
 
 
 AS_STATE_DICT = (
@@ -265,6 +297,8 @@ AS_STATE_DICT = (
 
 
 def as_state_dict(one: CheckpointFile, patient: Maybe[Patient]) -> Fix:
+    if is_dangerous(one):
+        return NOT_TO_BE_LOADED
     text = "If you trust its origin as you would a program's, load it once where its classes can be imported"
     distributed = one.whole_module == "torch.nn.parallel.distributed.DistributedDataParallel"
     if isinstance(patient, Unknown) or distributed:

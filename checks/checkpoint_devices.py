@@ -14,7 +14,18 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.knowledge.checkpoint_files import all_read, loading, paths, pins_of, readable, seen, subject, verb
+from ddpdoctor.knowledge.checkpoint_files import (
+    NOT_TO_BE_LOADED,
+    all_read,
+    is_dangerous,
+    loading,
+    paths,
+    pins_of,
+    readable,
+    seen,
+    subject,
+    verb,
+)
 from ddpdoctor.knowledge.evidence import planned, told, torch_version
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import human, listed, plural
@@ -22,7 +33,8 @@ from ddpdoctor.wording import human, listed, plural
 CONTEXT = 725 * 1024**2
 """Bytes that one more process takes on a GPU before its first tensor, as measured in pytorch#23138."""
 
-UNKNOWN_BACKENDS = {"npu": "torch_npu", "hpu": "habana_frameworks.torch", "xla": "torch_xla", "xpu": "a torch for XPU"}
+EXTENSIONS = {"npu": "torch_npu", "hpu": "habana_frameworks.torch", "xla": "torch_xla", "xpu": "a torch built for XPU"}
+"""What brings a kind of device to torch."""
 
 
 def gpus_for_torch(torch: Torch, gpus: Maybe[Gpus], environment: Maybe[Environment]) -> int:
@@ -77,13 +89,16 @@ def in_order(devices: set[str]) -> list[str]:
 
 
 def unpin(files: Sequence[CheckpointFile]) -> tuple[Fix, ...]:
-    """The remedies, which differ for one file and several in words alone."""
+    """The remedies, for one file or several."""
+    harmless = [one for one in files if not is_dangerous(one)]
+    if not harmless:
+        return (NOT_TO_BE_LOADED,)
     return (
         Fix(
-            f"Take the devices out of {verb(files, 'the file', 'the files')}; it takes milliseconds, and can be undone",
-            (f"ddpdoctor fix-checkpoint {paths(files)}",),
+            f"Take the devices out of {verb(harmless, 'the file', 'the files')}; it takes milliseconds, and can be undone",
+            (f"ddpdoctor fix-checkpoint {paths(harmless)}",),
         ),
-        Fix("Or say where to load it, wherever your code loads it", (loading(files[0], 'map_location="cpu"'),)),
+        Fix("Or say where to load it, wherever your code loads it", (loading(harmless[0], 'map_location="cpu"'),)),
     )
 
 
@@ -128,9 +143,9 @@ def ckpt_device_pin(
         if unloadable:
             yield cannot_load(unloadable, torch, count, machine)
         loadable = [one for one in pinned if one not in unloadable]
-        if backends := [one for one in loadable if any(index(pin.device) is None for pin in one.pinned)]:
-            yield other_backend(backends, torch)
-        crowding = [one for one in loadable if one not in backends]
+        if extended := [one for one in loadable if extensions(one, torch)]:
+            yield wants_extension(extended, torch)
+        crowding = [one for one in loadable if all(index(pin.device) is not None for pin in one.pinned)]
         if crowding and plan.nproc > 1:
             yield crowded(crowding, torch, count, plan, gpus, environment)
     all_read(checkpoints)
@@ -149,9 +164,16 @@ def cannot_load(files: Sequence[CheckpointFile], torch: Torch, count: int, machi
     )
 
 
-def other_backend(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
-    devices = in_order({pin.device for one in files for pin in one.pinned if index(pin.device) is None})
-    wanted = listed(dict.fromkeys(UNKNOWN_BACKENDS.get(one.partition(":")[0], "their own package") for one in devices))
+def extensions(one: CheckpointFile, torch: Torch) -> list[str]:
+    """Its devices of a kind that torch knows only by another package."""
+    # On a Mac, mps is torch's own; elsewhere it is missing, which was told before.
+    own = ("mps", "xpu") if "+xpu" in (torch.version or "") else ("mps",)
+    return [pin.device for pin in one.pinned if index(pin.device) is None and pin.device.partition(":")[0] not in own]
+
+
+def wants_extension(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
+    devices = in_order({device for one in files for device in extensions(one, torch)})
+    wanted = listed(dict.fromkeys(EXTENSIONS.get(one.partition(":")[0], "the device's own package") for one in devices))
     return Finding(
         summary=f"{subject(files)} {verb(files, 'holds', 'hold')} tensors for {listed(devices, 3)}: loads only with {wanted}",
         cause=f"torch alone knows no such device: {wanted} must be there, and be imported before torch.load.",

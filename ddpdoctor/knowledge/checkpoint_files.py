@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from ddpdoctor.facts.base import NotKnown
 from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints
-from ddpdoctor.findings import Evidence
+from ddpdoctor.findings import Evidence, Fix
 from ddpdoctor.registry import requires
 from ddpdoctor.wording import human, listed, plural
 
@@ -39,6 +39,14 @@ def all_read(checkpoints: Checkpoints) -> None:
         raise NotKnown(
             f"{len(unread)} of the {len(checkpoints.files)} checkpoints could not be read: see ckpt-truncated"
         )
+
+
+def is_dangerous(one: CheckpointFile) -> bool:
+    """Whether it names something that is known to run commands or code: nobody is to be told to load it."""
+    return any(name.dangerous for name in one.globals)
+
+
+NOT_TO_BE_LOADED = Fix("Do not load it at all, on any machine and with any option: see ckpt-weights-only")
 
 
 def short(path: str, most: int = 40) -> str:

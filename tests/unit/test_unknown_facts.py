@@ -16,7 +16,7 @@ from ddpdoctor.knowledge.nvidia import is_compat
 from ddpdoctor.registry import Why, all_checks, diagnose, find_check
 from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, judge, lay_over, read_fixture, to_snapshot
 
-FAMILIES = ("torch", "driver", "gpu", "container")
+FAMILIES = ("torch", "driver", "gpu", "container", "checkpoint")
 SICK = [path for one in all_checks() if one.family in FAMILIES for path in sorted((HOSTS / one.slug).glob("sick-*"))]
 UNKNOWN = {"type": "unknown", "reason": "could not be read"}
 
