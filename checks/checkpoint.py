@@ -133,7 +133,7 @@ def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator
         if version is None:
             raise NotKnown("this torch doesn't tell its version")
         if version >= WEIGHTS_ONLY_BY_DEFAULT:
-            yield stops(blocked, torch)
+            yield from (stops(alike, torch) for alike in by_blockers(blocked))
     all_read(checkpoints)
 
 
@@ -165,8 +165,16 @@ def hostile(files: Sequence[CheckpointFile]) -> Finding:
     )
 
 
+def by_blockers(files: Sequence[CheckpointFile]) -> list[list[CheckpointFile]]:
+    """Files that want the same classes: nobody is to allow one file's classes for the sake of another."""
+    groups: dict[frozenset[str], list[CheckpointFile]] = {}
+    for one in files:
+        groups.setdefault(frozenset(one.weights_only_blockers), []).append(one)
+    return list(groups.values())
+
+
 def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
-    blockers = list(dict.fromkeys(name for one in files for name in one.weights_only_blockers))
+    blockers = files[0].weights_only_blockers
     return Finding(
         summary=f"{subject(files)}: torch.load of torch {torch.version} stops at {listed((name[:40] for name in blockers), 3)}"[
             :160

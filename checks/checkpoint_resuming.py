@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -149,8 +148,8 @@ def ckpt_world_size_mismatch(checkpoints: Checkpoints, environment: Environment,
 
 
 def is_optimizer_state(ranks: RankFiles) -> bool:
-    """Whether the job stops without it; random numbers are made anew."""
-    return not re.search(r"rng|random", ranks.pattern)
+    """Whether it is DeepSpeed's, which stops where others make new random numbers, or do we know not what."""
+    return "zero_pp_rank_" in ranks.pattern
 
 
 def incomplete(ranks: RankFiles, one: CheckpointFile) -> Finding:

@@ -34,7 +34,7 @@ def all_read(checkpoints: Checkpoints) -> None:
     """
     unread = [one for one in checkpoints.files if one.problem]
     if len(unread) == 1:
-        raise NotKnown(f"{short(unread[0].path)} could not be read: see ckpt-truncated")
+        raise NotKnown(f"{short(unread[0].path)} could not be read (see ckpt-truncated)")
     if unread:
         raise NotKnown(
             f"{len(unread)} of the {len(checkpoints.files)} checkpoints could not be read: see ckpt-truncated"

@@ -12,10 +12,12 @@ DEADLINE = 120.0
 
 
 def probe(context: Context) -> Checkpoints:
-    """One entry a file, in the order in which they were named. What can't be read is an entry that says so."""
+    """One entry a file, in the order in which they were named; of a folder, each checkpoint in it. What can't be read is an
+    entry that says so."""
     if not context.checkpoints:
         return Checkpoints(files=())
     # Here, because most runs name no checkpoint and shall not wait for these modules.
+    from ddpdoctor.checkpoints.folders import expand
     from ddpdoctor.checkpoints.inspection import inspect
 
-    return Checkpoints(files=tuple(inspect(Path(one)) for one in context.checkpoints))
+    return Checkpoints(files=tuple(map(inspect, expand(map(Path, context.checkpoints)))))

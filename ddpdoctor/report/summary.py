@@ -93,10 +93,7 @@ def _nccl(snapshot: Snapshot) -> str:
 def _checkpoints(snapshot: Snapshot) -> str:
     if isinstance(snapshot.checkpoints, Unknown):
         return f"unknown: {snapshot.checkpoints.reason}"
-    return listed(
-        (
-            f"{one.path}: {one.called}, {human(one.size)}" if one.size else f"{one.path}: {one.called}"
-            for one in snapshot.checkpoints.files
-        ),
-        4,
-    )
+    files = snapshot.checkpoints.files
+    if len(files) > 1:
+        return f"{len(files)} files: {listed((one.path for one in files), 4)}"
+    return "".join(f"{one.path}: {one.called}{f', {human(one.size)}' if one.size else ''}" for one in files)
