@@ -6,7 +6,8 @@ Where Python's unpickler would make an object, it makes a node of `nodes.py`. A 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from struct import Struct
 from struct import error as _error
 from typing import Any, NamedTuple
@@ -59,11 +60,17 @@ def scan(data: bytes, start: int = 0) -> Program:
         Damaged: it isn't a valid pickle.
         Refused: it holds opcodes that no pickler of a checkpoint writes.
     """
+    with collector_off():
+        return _Machine(data).run(start)
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """For work that makes a million small nodes and no garbage: the collector would take five times as long as it."""
     collecting = gc.isenabled()
-    # A million small nodes and no garbage: the collector would take five times as long as the work.
     gc.disable()
     try:
-        return _Machine(data).run(start)
+        yield
     finally:
         if collecting:
             gc.enable()

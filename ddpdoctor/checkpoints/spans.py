@@ -18,7 +18,7 @@ _PUTS = b"qr\x94"
 _GETS = b"hj"
 _CHANGES = b"aesu\x90b"
 """APPEND, APPENDS, SETITEM, SETITEMS, ADDITEMS, BUILD: what they change stays where it is."""
-_MARK, _FRAME, _STOP = b"(\x95."
+_MARK, _POP, _STOP, _MEMOIZE, _FRAME = b"(0.\x94\x95"
 _TO_MARK = -1
 
 
@@ -30,7 +30,7 @@ class Item:
     def __init__(self, start: int, end: int) -> None:
         self.start = start
         self.end = end
-        self.puts: list[Put] = []
+        self.puts: tuple[Put, ...] = ()
 
 
 class Put(NamedTuple):
@@ -85,52 +85,44 @@ class Spans:
         stack: list[Item] = []
         marks: list[tuple[int, int]] = []
         memo: dict[int, Item] = {}
-        # Where something that was taken off the stack again began: its opcodes belong to what comes instead.
-        orphan: int | None = None
         position, number = 0, 0
         while True:
             code = data[position]
             self.positions.append(position)
-            rule = rules[code]
-            position += _length(data, position, rule.length)
+            length, pops, pushes = rules[code]
             if code in _PUTS:
-                stack[-1].end = number + 1
-                self._put(data, number, stack[-1], memo)
+                self._put(number, position, stack[-1], memo)
             elif code == _MARK:
                 marks.append((len(stack), number))
             elif code == _STOP:
-                self.positions.append(position)
+                self.positions.append(position + 1)
                 return stack[-1]
-            elif code in b"01":
-                if code == ord("1") or (marks and marks[-1][0] == len(stack)):
-                    height, orphan = marks.pop()
+            elif code == _POP and marks and marks[-1][0] == len(stack):
+                marks.pop()
+            elif pops or pushes:
+                start = number
+                if pops:
+                    height, first = marks.pop() if pops == _TO_MARK else (len(stack) - pops, -1)
+                    if pushes:
+                        start = stack[height].start if first < 0 else first
                     del stack[height:]
-                else:
-                    orphan = stack.pop().start
-            elif rule.pushes or rule.pops:
-                start = number if orphan is None else orphan
-                if rule.pops:
-                    height, start = marks.pop() if rule.pops == _TO_MARK else (len(stack) - rule.pops, number)
-                    if rule.pops != _TO_MARK and rule.pushes:
-                        start = stack[height].start
-                    del stack[height:]
-                if rule.pushes:
+                if pushes:
                     stack.append(Item(start, number + 1))
-                else:
+                    if code in _GETS:
+                        self.gets[number] = memo[_number(data, position)]
+                elif code in _CHANGES:
                     stack[-1].end = number + 1
-                if code in _GETS:
-                    self.gets[number] = memo[_number(data, self.positions[number])]
-                orphan = None
+            position += length if length > 0 else _length(data, position, length)
             number += 1
 
-    def _put(self, data: bytes, number: int, item: Item, memo: dict[int, Item]) -> None:
-        position = self.positions[number]
-        slot = len(memo) if data[position] == 0x94 else _number(data, position)
+    def _put(self, number: int, position: int, item: Item, memo: dict[int, Item]) -> None:
+        slot = len(memo) if self.data[position] == _MEMOIZE else _number(self.data, position)
         memo[slot] = item
-        self.puts[number] = Put(slot, item)
+        item.end = number + 1
+        put = self.puts[number] = Put(slot, item)
         if not item.puts:
             self.starts.setdefault(item.start, []).append(item)
-        item.puts.append(self.puts[number])
+        item.puts += (put,)
 
     def emit(self, begin: int, end: int, dropped: Mapping[int, int]) -> bytes:
         """A pickle of what opcodes `begin` up to `end` make, without those that `dropped` leads from and to.
@@ -212,9 +204,7 @@ _COUNTED = {-2: 1, -3: 4, -4: 4, -5: 8}
 
 
 def _length(data: bytes, position: int, length: int) -> int:
-    """Bytes of the opcode here."""
-    if length > 0:
-        return length
+    """Bytes of the opcode here, of which there are more or fewer."""
     if length in _COUNTED:
         begin = position + 1 + _COUNTED[length]
         return begin - position + int.from_bytes(data[position + 1 : begin], "little")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ddpdoctor.checkpoints.comparison import Expected, same
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.machine import scan
+from ddpdoctor.checkpoints.machine import collector_off, scan
 from ddpdoctor.checkpoints.nodes import Bytes, Call, Container, Global, Pair, Reference, Storage, Text, Tuple
 from ddpdoctor.checkpoints.spans import Spans
 from ddpdoctor.checkpoints.tensors import element_size, is_state_dict, is_tensor, pairs, view
@@ -101,6 +101,11 @@ def cut(data: bytes, keep: Collection[str] = (), drop: Collection[str] = (), *, 
         Unclear: several state dicts are left.
         Damaged: the pickle makes no sense.
     """
+    with collector_off():
+        return _cut(data, keep, drop, params_only)
+
+
+def _cut(data: bytes, keep: Collection[str], drop: Collection[str], params_only: bool) -> Cut:
     program = scan(data)
     entries = pairs(program.root)
     if not entries and not is_dict(program.root):
@@ -124,9 +129,11 @@ def cut(data: bytes, keep: Collection[str] = (), drop: Collection[str] = (), *, 
     else:
         result = spans.emit(spans.at(model.entry.value_start), spans.at(model.entry.end), {})
         expected = program._replace(root=model.entry.value)
-    if not same(expected, data, scan(result), result, Expected({}, {})):
+    left = scan(result)
+    if not same(expected, data, left, result, Expected({}, {})):
         raise Refused("What is to be kept could not be cut out without a change, so nothing was written")
-    return _summary(result, entries, leaving, model.path if model else ())
+    storages = frozenset(one.key for one in left.storages)
+    return _summary(result, storages, entries, leaving, model.path if model else ())
 
 
 def is_dict(node: Any) -> bool:
@@ -184,7 +191,9 @@ def _dropped(spans: Spans, entries: list[Pair], leaving: list[bool]) -> dict[int
     return dropped
 
 
-def _summary(result: bytes, entries: list[Pair], leaving: list[bool], path: tuple[str, ...]) -> Cut:
+def _summary(
+    result: bytes, storages: frozenset[str], entries: list[Pair], leaving: list[bool], path: tuple[str, ...]
+) -> Cut:
     gone: list[tuple[str, Any]] = []
     kept: list[tuple[str, Any]] = []
     for pair, leaves in zip(entries, leaving, strict=True):
@@ -197,7 +206,6 @@ def _summary(result: bytes, entries: list[Pair], leaving: list[bool], path: tupl
             kept.append((".".join(path), value))
         else:
             kept.append((name, pair.value))
-    storages = frozenset(one.key for one in scan(result).storages)
     return Cut(result, storages, tuple(name for name, _ in gone), path, tuple(_remainders(gone, kept, storages)))
 
 

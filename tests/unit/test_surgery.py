@@ -387,6 +387,26 @@ def test_tuples_that_contain_themselves() -> None:
             assert same_list[1][1:] == (1, 2, 3, 4)
 
 
+def test_a_number_in_the_memo_that_is_given_anew() -> None:
+    """What a number means is what it meant where it was fetched, whatever comes first now."""
+
+    def entry(key: bytes, value: bytes) -> bytes:
+        return b"X\x01\x00\x00\x00" + key + value + b"s"
+
+    data = b"".join(
+        [
+            b"\x80\x02}",
+            entry(b"a", b"ccollections\nOrderedDict\nq\x01)Rq\x02"),
+            entry(b"b", b"]q\x03h\x01a"),
+            entry(b"c", b"]q\x01"),
+            entry(b"d", b"](h\x02h\x01h\x03e"),
+            b".",
+        ]
+    )
+    assert pickle.loads(data)["d"] == [OrderedDict(), [], [OrderedDict]]
+    assert pickle.loads(cut(data, keep=["d"]).pickle) == {"d": [OrderedDict(), [], [OrderedDict]]}
+
+
 def test_hostile_references_end() -> None:
     """Numbers in the memo that are given anew and fetched crosswise: refused, or cut, but in a bounded time."""
     chooser = random.Random(5)
