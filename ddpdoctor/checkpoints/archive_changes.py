@@ -30,8 +30,6 @@ from ddpdoctor.checkpoints.zip_records import (
 _UTF8 = 0x800
 _DESCRIPTOR, _DESCRIPTOR64 = Struct("<LLL"), Struct("<LQQ")
 _CRC_IN_LOCAL, _CRC_IN_ENTRY = 14, 16
-_PADDING = b"FB"
-"""The extra field that torch aligns with."""
 _ZIP64_VERSION = 45
 _BLOCK = 256
 """Bytes that are compared at once: what differs less far apart becomes one patch."""
@@ -91,11 +89,10 @@ def append(source: Source, directory: Directory, new: Mapping[Record, bytes], al
     for record in sorted(new, key=lambda one: one.entry):
         header = source.size + len(out)
         crc = zlib.crc32(new[record]) if record.crc else 0
-        entry, entry_end = _entry(entries, record, header, len(new[record]), crc)
-        out += local_header(_name(entries, record), record, header, len(new[record]), crc, alignment)
+        out += local_header(record_name(entries, record), record, header, len(new[record]), crc, alignment)
         out += new[record]
-        pieces += [entries[kept : record.entry], entry]
-        kept = entry_end
+        pieces += [entries[kept : record.entry], stored_entry(entries, record, header, len(new[record]), crc)]
+        kept = _entry_end(entries, record)
     pieces.append(entries[kept:])
     listing = b"".join(pieces)
     offset = source.size + len(out)
@@ -106,11 +103,16 @@ def append(source: Source, directory: Directory, new: Mapping[Record, bytes], al
 
 def local_header(name: bytes, record: Record, header: int, size: int, crc: int, alignment: int) -> bytes:
     """The header of a stored record at `header`, padded so that the data behind it is aligned."""
-    padding = -(header + LOCAL.size + len(name) + 4) % alignment
-    extra = _PADDING + padding.to_bytes(2, "little") + b"Z" * padding
+    extra = padding(header + LOCAL.size + len(name), alignment)
     flags = record.flags & _UTF8
     fixed = LOCAL.pack(LOCAL_SIGNATURE, 0, flags, STORED, 0, 0, crc, size, size, len(name), len(extra))
     return fixed + name + extra
+
+
+def padding(end: int, alignment: int) -> bytes:
+    """The extra field, as torch writes it, after which a header that would end at byte `end` ends aligned."""
+    length = -(end + 4) % alignment
+    return b"FB" + length.to_bytes(2, "little") + b"Z" * length
 
 
 def end_records(offset: int, size: int, count: int, zip64: bool, comment: bytes) -> bytes:
@@ -136,35 +138,64 @@ def without_extra_field(extra: bytes, unwanted: int) -> bytes:
     return bytes(kept)
 
 
-def _entry(entries: bytes, record: Record, header: int, size: int, crc: int) -> tuple[bytes, int]:
-    """The directory's entry of the record, now stored at `header`, and where the old one ends."""
-    fields = list(ENTRY.unpack_from(entries, record.entry))
-    name_length, extra_length, comment_length = fields[10:13]
-    name_end = record.entry + ENTRY.size + name_length
-    extra_end = name_end + extra_length
-    end = extra_end + comment_length
-    extra = without_extra_field(entries[name_end:extra_end], 1)
-    if header >= FULL32:
-        extra = b"\1\0\x08\0" + header.to_bytes(8, "little") + extra
-        fields[2] = max(fields[2], _ZIP64_VERSION)
-    fields[3:5] = record.flags & _UTF8, STORED
-    fields[7:10] = crc, size, size
-    fields[11], fields[16] = len(extra), min(header, FULL32)
-    name = entries[record.entry + ENTRY.size : name_end]
-    return ENTRY.pack(*fields) + name + extra + entries[extra_end:end], end
+def moved_entry(entries: bytes, record: Record, header: int) -> bytes:
+    """The directory's entry of the record, which now begins at `header` and is otherwise as it was."""
+    return _entry(entries, record, record._replace(header=header))
 
 
-def _name(entries: bytes, record: Record) -> bytes:
+def stored_entry(entries: bytes, record: Record, header: int, size: int, crc: int) -> bytes:
+    """The same for a record with new contents, written as local_header() says."""
+    new = record._replace(header=header, stored=size, size=size, crc=crc, method=STORED, flags=record.flags & _UTF8)
+    return _entry(entries, record, new)
+
+
+def record_name(entries: bytes, record: Record) -> bytes:
+    """With the first folder, as the file spells it."""
     start = record.entry + ENTRY.size
     return entries[start : start + ENTRY.unpack_from(entries, record.entry)[10]]
 
 
+def _entry_end(entries: bytes, record: Record) -> int:
+    name_length, extra_length, comment_length = ENTRY.unpack_from(entries, record.entry)[10:13]
+    return record.entry + ENTRY.size + int(name_length + extra_length + comment_length)
+
+
+def _entry(entries: bytes, old: Record, new: Record) -> bytes:
+    fields = list(ENTRY.unpack_from(entries, old.entry))
+    name_length, extra_length, comment_length = fields[10:13]
+    name_end = old.entry + ENTRY.size + name_length
+    extra_end = name_end + extra_length
+    extra = without_extra_field(entries[name_end:extra_end], 1)
+    large = b"".join(number.to_bytes(8, "little") for number in (new.size, new.stored, new.header) if number >= FULL32)
+    if large:
+        extra = b"\1\0" + len(large).to_bytes(2, "little") + large + extra
+        fields[2] = max(fields[2], _ZIP64_VERSION)
+    fields[3:5] = new.flags, new.method
+    fields[7:10] = new.crc, min(new.stored, FULL32), min(new.size, FULL32)
+    fields[11], fields[16] = len(extra), min(new.header, FULL32)
+    name = entries[old.entry + ENTRY.size : name_end]
+    return ENTRY.pack(*fields) + name + extra + entries[extra_end : extra_end + comment_length]
+
+
 def _checksum_in_descriptor(source: Source, directory: Directory, record: Record) -> int | None:
-    """Where the checksum stands in what follows the data: with or without a signature, short or zip64, or None."""
+    """Where the checksum stands in what follows the data, or None."""
+    found = find_descriptor(source, directory, record)
+    if found is None:
+        return None
+    signed = found in (len(DESCRIPTOR_SIGNATURE) + _DESCRIPTOR.size, len(DESCRIPTOR_SIGNATURE) + _DESCRIPTOR64.size)
+    return record.offset + record.stored + (len(DESCRIPTOR_SIGNATURE) if signed else 0)
+
+
+def find_descriptor(source: Source, directory: Directory, record: Record) -> int | None:
+    """The length of what follows the data and repeats its checksum and sizes: with or without a signature, short or
+    zip64, 12, 16, 20 or 24 bytes. None if nothing of the kind does."""
     place = record.offset + record.stored
     data = source.read_at(place, min(len(DESCRIPTOR_SIGNATURE) + _DESCRIPTOR64.size, directory.offset - place))
-    for sign in (DESCRIPTOR_SIGNATURE, b""):
-        for form in (_DESCRIPTOR, _DESCRIPTOR64):
-            if data.startswith(sign + form.pack(record.crc, record.stored, record.stored)[: form.size]):
-                return place + len(sign)
+    for signature in (DESCRIPTOR_SIGNATURE, b""):
+        for form in (_DESCRIPTOR64, _DESCRIPTOR):
+            if form is _DESCRIPTOR and record.size > FULL32:
+                continue
+            descriptor = signature + form.pack(record.crc, record.stored, record.size)
+            if data.startswith(descriptor):
+                return len(descriptor)
     return None

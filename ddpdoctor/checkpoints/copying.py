@@ -36,7 +36,7 @@ def write_copy(path: Path, change: Change, out: Path, progress: Progress) -> Non
         copier = Copier(source, fd, source.size, progress)
         if not copier.clone():
             copier.copy(0, source.size, 0)
-            os.ftruncate(fd, source.size)
+            copier.finish(source.size)
         for patch in change.patches:
             if os.pread(fd, len(patch.old), patch.offset) != patch.old:
                 raise changed_meanwhile()
@@ -71,7 +71,7 @@ class Copier:
     def copy(self, offset: int, length: int, to: int) -> None:
         """`length` bytes from `offset` of the old file to `to` in the new one. Holes stay holes.
 
-        A hole at the end leaves the new file shorter than it should be, until it is lengthened or written to beyond.
+        A hole at the end leaves the new file short: finish(), or write something behind.
         """
         end = offset + length
         shift = to - offset
@@ -83,6 +83,10 @@ class Copier:
                 start += count
                 self._advance(count)
             offset = stop
+
+    def finish(self, size: int) -> None:
+        """Gives the new file its size, for what is a hole at its end."""
+        os.ftruncate(self._fd, size)
 
     def _data(self, offset: int, end: int) -> tuple[int, int]:
         """Where the next data begins and ends; at `end`, if there is none before."""
