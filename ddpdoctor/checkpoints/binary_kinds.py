@@ -83,7 +83,7 @@ def _encrypted(glance: Glance) -> Recognised | None:
                 kind="encrypted",
                 called=f"a file encrypted with {name}",
                 problem=f"Encrypted with {name}: what is in it can't be read without the key",
-                advice="Decrypt it, then name what comes out",
+                advice="Decrypt it, with the key and the options with which it was encrypted, then name what comes out",
                 commands=(command.format(file=shlex.quote(str(path)), out=shlex.quote(str(out))),),
             )
     return None
@@ -105,6 +105,10 @@ _FORMATS = (
     (0, b"\x89PNG\r\n\x1a\n", "other", "a picture (PNG)", ""),
     (0, b"\xff\xd8\xff", "other", "a picture (JPEG)", ""),
 )  # fmt: skip
+_MESSAGE_PACK = re.compile(
+    rb"[\x81-\x8f](?:%s)" % b"|".join(b"%c[\\w.]{%d}[\x80-\x8f\xde\xc7-\xc9]" % (0xA0 + n, n) for n in range(1, 32))
+)
+"""A map that begins with a name and another map or an array."""
 _LEVELDB_FOOTER = bytes.fromhex("57fb808b247547db")
 
 
@@ -117,6 +121,13 @@ def _other_format(glance: Glance) -> Recognised | None:
                 problem=f"{called[0].upper()}{called[1:]}, not a checkpoint of torch",
                 advice=advice,
             )
+    if _MESSAGE_PACK.match(glance.head):
+        return Recognised(
+            kind="flax",
+            called="a MessagePack file, as Flax (JAX) writes its models",
+            problem="A MessagePack file, as Flax (JAX) writes its models, not a checkpoint of torch",
+            advice="Load it with flax.serialization.msgpack_restore; it holds no device",
+        )
     if glance.size >= 48 and glance.read(glance.size - 8, 8) == _LEVELDB_FOOTER:
         return Recognised(
             kind="tensorflow",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpdoctor.checkpoints.errors import CheckpointError
+from ddpdoctor.checkpoints.errors import CheckpointError, Damaged
 from ddpdoctor.checkpoints.machine import scan
 from ddpdoctor.checkpoints.nodes import Container, Text
 from ddpdoctor.checkpoints.recognised import Glance, Recognised, printable
@@ -18,6 +18,7 @@ METADATA = ".metadata"
 _RANKS_METADATA = re.compile(r"__\d+\.metadata\Z")
 """Each rank's own, where they saved without talking to one another."""
 _SHARD = re.compile(r"__(\d+)_\d+\.distcp\Z")
+_PEEK = 1 << 20
 _LARGEST = 1 << 28
 """Bytes of .metadata that are read. It grows with the number of tensors, and with the ranks."""
 
@@ -58,9 +59,10 @@ def recognise_dcp(path: Path, names: set[str]) -> Recognised:
             "the job ended before the checkpoint was saved, or the file was not copied, as hidden files easily are not",
             advice="Copy .metadata from where the checkpoint was saved, or use the checkpoint before it",
         )
-    pieces = [piece for name in described for piece in _pieces(path / name)]
-    problem = _incomplete(path, shards, pieces)
-    folder = shlex.quote(str(path))
+    try:
+        problem = _incomplete(path, shards, [piece for name in described for piece in _pieces(path / name)])
+    except Damaged as error:
+        problem = f"Its .metadata is damaged: {error.text}"
     if problem:
         return Recognised(
             kind="dcp-folder",
@@ -69,21 +71,23 @@ def recognise_dcp(path: Path, names: set[str]) -> Recognised:
             problem=problem,
             advice="Copy the missing files from the other nodes' disks, or use the checkpoint before it",
         )
-    if "meta.pt" in names:
-        called = called.replace("(DCP)", "(DCP, by Lightning)")
     return Recognised(
         kind="dcp-folder",
         called=called,
-        advice="Nothing in it binds it to a device: torch.distributed.checkpoint.load puts each tensor where yours is, with any number of ranks. "
-        "To make one file for torch.load of it",
-        commands=(
-            f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} {shlex.quote(_converted(path))}",
-        ),
+        advice="Nothing in it binds it to a device: torch.distributed.checkpoint.load puts each tensor where yours is, with any "
+        "number of ranks; this makes one file for torch.load of it",
+        commands=(_one_file(path, names),),
     )
 
 
-def _converted(path: Path) -> str:
-    return f"{path.absolute().name}.pt"
+def _one_file(path: Path, names: set[str]) -> str:
+    """Lightning keeps what isn't a tensor in meta.pt, and has a converter that knows of it."""
+    if "meta.pt" in names:
+        with Glance(path / "meta.pt") as glance:
+            module = "pytorch" if b"pytorch-lightning_version" in glance.read(0, _PEEK) else "fabric"
+        return f"python -m lightning.{module}.utilities.consolidate_checkpoint {shlex.quote(str(path))}"
+    convert = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+    return f"{convert} {shlex.quote(str(path))} {shlex.quote(path.absolute().name + '.pt')}"
 
 
 def _incomplete(path: Path, shards: set[str], pieces: list[_Piece]) -> str:
@@ -104,10 +108,14 @@ def _incomplete(path: Path, shards: set[str], pieces: list[_Piece]) -> str:
 
 
 def _pieces(metadata: Path) -> Iterator[_Piece]:
-    """What the metadata says of the files beside it. Nothing, if it is of a kind that we can't read."""
+    """What the metadata says of the files beside it. Nothing, if it is of a kind that we can't read. Raises Damaged."""
     try:
         with Glance(metadata) as glance:
-            program = scan(glance.read(0, _LARGEST))
+            if glance.size > _LARGEST:
+                return
+            program = scan(glance.read(0, glance.size))
+    except Damaged:
+        raise
     except (OSError, CheckpointError):
         return
     for call in program.calls:

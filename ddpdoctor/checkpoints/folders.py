@@ -139,7 +139,7 @@ def shards_of(index: Path) -> tuple[Path, ...]:
     names = index_names(index)
     return (
         ()
-        if any(_escapes(name) for name in names)
+        if any(leads_out(name) for name in names)
         else tuple(index.parent / name for name in sorted(names, key=_natural))
     )
 
@@ -157,5 +157,6 @@ def index_names(index: Path) -> frozenset[str]:
     return frozenset(name for name in values if isinstance(name, str))
 
 
-def _escapes(name: str) -> bool:
+def leads_out(name: str) -> bool:
+    """Whether a name in an index isn't of a file in the index's own folder or below."""
     return not name or name.startswith("/") or "\0" in name or ".." in name.split("/")

@@ -7,7 +7,7 @@ import shlex
 
 from ddpdoctor.checkpoints.recognised import Glance, Recognised
 
-_BINARY = re.compile(rb"\x80[\x02-\x05][\x95}\](\x8c\x8a\x8bc)K-NGUXC\x88\x89BT]")
+_BINARY = re.compile(rb"\x80[\x02-\x05][\x95}\](\x8c\x8a\x8b\x8fc)J-NGUXC\x88\x89BT]")
 _TEXT = re.compile(
     rb"(?:\(dp?\d*\n|\(lp?\d*\n|\(i[A-Za-z_][\w.]*\n\w+\n|\(?c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n|\}q\x00|\]q\x00)"
 )
@@ -31,7 +31,7 @@ def recognise_pickle(glance: Glance) -> Recognised | None:
         return _pickle(
             "a pickle written by joblib", "A pickle written by joblib.dump, which torch.load can't read", "joblib"
         )
-    if b"torch.storage" in front or b"_load_from_bytes" in front:
+    if b"_load_from_bytes" in front or b"torch._utils" in front:
         return _tensors(glance)
     return _pickle("a plain pickle", "A plain pickle, not written by torch.save: torch.load can't read it", "pickle")
 

@@ -168,6 +168,14 @@ def _missing(path: Path) -> Recognised:
         )
     except OSError as error:
         return _unreadable(folder, error, "folder")
+    if index := _naming_index(folder, path.name, names):
+        return Recognised(
+            kind="missing",
+            called="nothing",
+            damaged=True,
+            problem=f"No such file, though {index} names it as one of the model's shards",
+            advice="Download the shard, or the whole model again",
+        )
     import difflib
 
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
@@ -177,6 +185,14 @@ def _missing(path: Path) -> Recognised:
         problem="No such file" if path.name else "No file was named",
         advice=f"Did you mean {' or '.join(str(folder / name) for name in near)}?" if near else "",
     )
+
+
+def _naming_index(folder: Path, name: str, names: list[str]) -> str:
+    """The index of a sharded model that names the file."""
+    from ddpdoctor.checkpoints.folders import INDEX_ENDING, index_names
+
+    indexes = sorted(one for one in names if one.endswith(INDEX_ENDING))
+    return next((one for one in indexes if name in index_names(folder / one)), "")
 
 
 def _unreadable(path: Path, error: OSError, what: str = "file") -> Recognised:

@@ -79,18 +79,11 @@ def _downloaded(kind: str, called: str, problem: str, advice: str) -> Recognised
     return Recognised(kind=kind, called=called, problem=problem, advice=advice)
 
 
-def _repository(path: Path) -> Path | None:
-    """The git work tree that the file lies in."""
-    for folder in Path(path.parent.absolute()).parents:
-        if (folder / ".git").exists():
-            return folder
-    return None
-
-
 def _tree_of(path: Path) -> tuple[Path | None, str]:
-    here = Path(path.parent.absolute())
-    tree = here if (here / ".git").exists() else _repository(path)
-    return tree, str((here / path.name).relative_to(tree)) if tree else path.name
+    """The git work tree that the file lies in, and its name there."""
+    absolute = path.absolute()
+    tree = next((folder for folder in absolute.parents if (folder / ".git").exists()), None)
+    return tree, str(absolute.relative_to(tree)) if tree else path.name
 
 
 def _lfs_pointer(glance: Glance) -> Recognised:
@@ -208,9 +201,16 @@ def _json(glance: Glance) -> Recognised:
 
 
 def _index(weight_map: dict[str, Any]) -> Recognised:
-    shards = {name for name in weight_map.values() if isinstance(name, str)}
+    from ddpdoctor.checkpoints.folders import leads_out
+
+    shards = sorted({name for name in weight_map.values() if isinstance(name, str)})
+    outside = [name for name in shards if leads_out(name)]
+    problem = "" if shards else "The index of a model in shards that names no shard"
+    if outside:
+        problem = f'The index of a model in shards that leads out of its folder, to "{printable(outside[0])}": it is not followed'
     return Recognised(
         kind="sharded-index",
         called=f"the index of a model in {plural(len(shards), 'shard')}",
-        problem="" if shards else "The index of a model in shards that names no shard",
+        problem=problem,
+        advice="Download the model again, or name its files one by one" if problem else "",
     )

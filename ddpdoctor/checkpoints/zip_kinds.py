@@ -17,6 +17,9 @@ _END64 = Struct("<4sQHHLLQQQQ")
 _TORCHS = re.compile(rb"[^/]+/(data\.pkl|data/\d+|constants\.pkl|version|byteorder|\.format_version)\Z")
 """Names of records with which torch begins an archive."""
 _LARGEST_TAIL = _END.size + 0xFFFF
+_LONGEST_PICKLE = 1 << 24
+_PER_RECORD = 200
+"""Bytes that a storage's headers and its alignment cost, about."""
 _LARGEST_DIRECTORY = 1 << 28
 
 ZIP = Recognised(kind="zip", called="a PyTorch checkpoint (zip)")
@@ -84,8 +87,13 @@ def _first_name(glance: Glance) -> bytes:
 
 def _truncated(glance: Glance) -> Recognised:
     torchs = _TORCHS.match(_first_name(glance)) is not None
+    total = _expected(glance) if torchs else 0
     zeros = not glance.read(max(0, glance.size - 4096), 4096).strip(b"\0")
-    there = f"{glance.size:,} bytes ({human(glance.size)}) are there"
+    there = (
+        f"{glance.size:,} bytes ({human(glance.size)})"
+        + (f" of about {human(total)}" if total > glance.size else "")
+        + " are there"
+    )
     return Recognised(
         kind="zip" if torchs else "zip-archive",
         called="a PyTorch checkpoint (zip)" if torchs else "a zip archive",
@@ -95,6 +103,23 @@ def _truncated(glance: Glance) -> Recognised:
         else f"Truncated: {there}, and the zip archive's directory, which would be at the end, is not",
         advice="Copy or download it again; if a job was killed or its disk ran full while it saved, use the checkpoint before it",
     )
+
+
+def _expected(glance: Glance) -> int:
+    """About how long the whole file was to be, by its data.pkl, which torch.save writes first; 0 if that isn't to be had."""
+    if not _first_name(glance).endswith(b"/data.pkl"):
+        return 0
+    from ddpdoctor.checkpoints.errors import CheckpointError
+    from ddpdoctor.checkpoints.machine import scan
+    from ddpdoctor.checkpoints.tensors import element_size
+
+    start = _LOCAL.size + sum(_LOCAL.unpack_from(glance.head)[8:10])
+    try:
+        program = scan(glance.read(start, _LONGEST_PICKLE))
+    except CheckpointError:
+        return 0
+    sizes = {storage.key: storage.count * element_size(storage) for storage in program.storages}
+    return int(start + program.end + sum(sizes.values()) + _PER_RECORD * len(sizes))
 
 
 def _empty_or_split(glance: Glance) -> Recognised:

@@ -55,7 +55,7 @@ _DANGEROUS = {
     " pandas.eval pandas.core.computation numexpr.evaluate sympy.sympify sympy.parsing asteval dill._dill._create_function"
     " logging.config.listen logging.config.dictConfig lib2to3.pgen2.pgen torch.fx.graph_module"
     " torch.fx._symbolic_trace torch._dynamo.guards torch.fx.experimental.symbolic_shapes"
-    " torch.utils.bottleneck torch.jit.unsupported_tensor_ops torch.utils._config_module"
+    " torch.utils.bottleneck torch.utils.data.datapipes.utils.decoder torch.jit.unsupported_tensor_ops torch.utils._config_module"
     " torch.jit.frontend torch.jit._script torch.jit.script torch._inductor ast.literal_eval.__globals__"
     " xml.sax.expatreader IPython ipykernel jinja2 mako",
     _PROGRAM: "runpy pkgutil.resolve_name zipapp zipimport unittest.main venv.main",
