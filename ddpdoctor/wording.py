@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from ddpdoctor.facts.patient import Patient
+if TYPE_CHECKING:
+    from ddpdoctor.facts.patient import Patient
 
 
 def human(size: float) -> str:

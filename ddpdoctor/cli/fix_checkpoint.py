@@ -65,7 +65,7 @@ def fix_checkpoint(
     Exit code: 0 no file is tied to another device any more, 1 --dry-run found something to fix, 2 wrong usage, or some
     file could not be handled.
     """
-    from ddpdoctor.cli.fixing_targets import choose_targets, undo_targets
+    from ddpdoctor.cli.fixing_targets import choose_targets, make_folders, undo_targets
     from ddpdoctor.cli.fixing_wishes import make_wishes
 
     wishes = make_wishes(
@@ -80,13 +80,16 @@ def fix_checkpoint(
         dry_run=dry_run,
         undo=undo,
     )
+    handle: Handle
     if undo:
         chosen, handle = undo_targets(paths), _undo
     else:
-        chosen = choose_targets(paths, output, to_safetensors=to_safetensors)
+        chosen = choose_targets(paths, output, wishes)
+        if not dry_run:
+            make_folders(chosen)
         handle = _fixing(wishes, dry_run=dry_run, ask=not as_json)
     if as_json:
-        outcomes = _run(chosen, handle, lambda outcome: None)
+        outcomes = _run(chosen, handle, lambda outcome: None, wishes.strip_prefixes)
         from ddpdoctor.report.checkpoint_json import fixing_report
         from ddpdoctor.report.contract import to_json
 
@@ -111,12 +114,11 @@ def _fixing(wishes: Wishes, *, dry_run: bool, ask: bool) -> Handle:
     from ddpdoctor.checkpoints.fixing import fix
 
     def handle(target: Target, progress: FilesProgress) -> Outcome:
-        if target.out is not None and not dry_run:
-            target.out.parent.mkdir(parents=True, exist_ok=True)
         outcome = fix(target.path, wishes, out=target.out, dry_run=dry_run, progress=progress.update)
         if outcome.choices and ask and sys.stdin.isatty() and sys.stderr.isatty():
-            progress.clear()
+            progress.pause()
             chosen = _ask(outcome)
+            progress.resume()
             if chosen is not None:
                 named = replace(wishes, keep=(chosen,))
                 outcome = fix(target.path, named, out=target.out, dry_run=dry_run, progress=progress.update)
@@ -140,15 +142,17 @@ def _ask(outcome: Outcome) -> str | None:
             return outcome.choices[int(answer) - 1]
 
 
-def _run(chosen: Sequence[Target], handle: Handle, tell: Callable[[Outcome], None]) -> list[Outcome]:
-    """Handles one file after the other, and tells of each as soon as it is done."""
+def _run(
+    chosen: Sequence[Target], handle: Handle, tell: Callable[[Outcome], None], prefixes: Sequence[str]
+) -> list[Outcome]:
+    """Handles one file after the other, and tells of each as soon as it is done; then the indexes of what was written."""
     from ddpdoctor.cli.progress import FilesProgress
 
     outcomes: list[Outcome] = []
     progress = FilesProgress(len(chosen))
     try:
         for target in chosen:
-            progress.next(target.path.name)
+            progress.begin(target.path.name)
             before = _undo_size(target.path)
             try:
                 outcome = handle(target, progress)
@@ -156,10 +160,16 @@ def _run(chosen: Sequence[Target], handle: Handle, tell: Callable[[Outcome], Non
                 stopped.text = _stopped(outcomes, target, changed=_undo_size(target.path) != before)
                 raise
             outcomes.append(outcome)
-            progress.clear()
+            progress.pause()
             tell(outcome)
     finally:
         progress.close()
+    if any(target.folder for target in chosen):
+        from ddpdoctor.checkpoints.index_copies import copy_indexes
+
+        for outcome in copy_indexes(outcomes, prefixes):
+            outcomes.append(outcome)
+            tell(outcome)
     return outcomes
 
 
@@ -169,8 +179,8 @@ def _run_and_show(chosen: Sequence[Target], handle: Handle, wishes: Wishes, path
 
     screen = screen_for(sys.stdout, os.environ)
     if len(chosen) == 1:
-        return _run(chosen, handle, lambda outcome: show_one(screen, outcome, wishes))
-    outcomes = _run(chosen, handle, lambda outcome: show_line(screen, outcome))
+        return _run(chosen, handle, lambda outcome: show_one(screen, outcome, wishes), wishes.strip_prefixes)
+    outcomes = _run(chosen, handle, lambda outcome: show_line(screen, outcome), wishes.strip_prefixes)
     show_sum(screen, outcomes, paths)
     return outcomes
 

@@ -2,39 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
+if TYPE_CHECKING:
+    from ddpdoctor.checkpoints.editing import Wishes
+
 
 class Target(NamedTuple):
-    """A file, and the new one that is to be made of it; None: it is changed in place."""
+    """A file, and the new one that is to be made of it; None: it is changed in place. folder: one to be made for it."""
 
     path: Path
-    out: Path | None
+    out: Path | None = None
+    folder: Path | None = None
 
 
-def choose_targets(paths: Sequence[str], output: str | None, *, to_safetensors: bool) -> list[Target]:
+def choose_targets(paths: Sequence[str], output: str | None, wishes: Wishes) -> list[Target]:
     """One file goes to the file `output`, or into it where that is a folder; several go into the folder, in the same order
     of folders as they lie.
 
     Raises:
-        typer.BadParameter: two would become the same new file, or one new file is asked for of several.
+        typer.BadParameter: two would become the same new file, one new file is asked for of several, or the keys of shards
+            would no longer be those in their index.
     """
     found = [one for path in paths for one in _files(Path(path))]
     if output is None:
-        return [Target(path, None) for path in dict.fromkeys(path for path, _ in found)]
+        if wishes.strip_prefixes:
+            _refuse_shards(path for path, _ in found)
+        return [Target(path) for path in dict.fromkeys(path for path, _ in found)]
     folder = Path(output)
-    single = len(paths) == 1 and not Path(paths[0]).is_dir() and len(found) == 1
+    single = len(paths) == 1 and found[0][0] == Path(paths[0]) and not found[0][0].is_dir()
     if single and not folder.is_dir() and not output.endswith("/"):
         return [Target(found[0][0], folder)]
     if folder.exists() and not folder.is_dir():
         raise typer.BadParameter(
             f"--output {output} is a file, and {len(found)} new ones are to be written: name a folder"
         )
-    return _in_folder(found, folder, to_safetensors)
+    return _in_folder(found, folder, wishes.to_safetensors)
+
+
+def _refuse_shards(paths: Iterable[Path]) -> None:
+    from ddpdoctor.checkpoints.index_copies import index_of
+
+    for path in paths:
+        index = index_of(path)
+        if index is not None:
+            raise typer.BadParameter(
+                f"{index} names the keys of {path.name}, too, and isn't changed in place: with -o FOLDER both are written anew"
+            )
+
+
+def make_folders(chosen: Sequence[Target]) -> None:
+    """The folders of several new files. The folder of a single one has to be there, lest a slip of the pen make one.
+
+    Raises:
+        typer.BadParameter: one can't be made.
+    """
+    for folder in dict.fromkeys(one.folder for one in chosen if one.folder is not None):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(f"the folder {folder} can't be made: {error.strerror}") from error
 
 
 def undo_targets(paths: Sequence[str]) -> list[Target]:
@@ -44,7 +75,7 @@ def undo_targets(paths: Sequence[str]) -> list[Target]:
         typer.BadParameter: a folder has none.
     """
     found = [one for path in paths for one in _fixed_before(Path(path))]
-    return [Target(path, None) for path in dict.fromkeys(found)]
+    return [Target(path) for path in dict.fromkeys(found)]
 
 
 def _fixed_before(path: Path) -> list[Path]:
@@ -65,12 +96,13 @@ def _in_folder(found: Sequence[tuple[Path, Path]], folder: Path, to_safetensors:
         out = folder / (name.with_suffix(".safetensors") if to_safetensors else name)
         if made.setdefault(out, path) != path:
             raise typer.BadParameter(f"{made[out]} and {path} would both become {out}: write them one after the other")
-    return [Target(path, out) for out, path in made.items()]
+    return [Target(path, out, out.parent) for out, path in made.items()]
 
 
 def _files(path: Path) -> Iterator[tuple[Path, Path]]:
     """Each file that the path means, and its name within the folder that was named."""
     from ddpdoctor.checkpoints.folders import expand
 
+    folder = path if path.is_dir() else path.parent
     for one in expand([path]):
-        yield one, one.relative_to(path) if path.is_dir() else Path(one.name)
+        yield one, one.relative_to(folder)

@@ -15,7 +15,7 @@ _BAR = 20
 
 
 class StatusLine:
-    """Shows `text(seconds since it began)` from `delay` seconds on, and then about as often. Nothing without a terminal."""
+    """Shows `text(seconds since it began)`, from `delay` seconds on, while there is any. Nothing without a terminal."""
 
     def __init__(self, text: Callable[[float], str], delay: float) -> None:
         self._text = text
@@ -29,7 +29,7 @@ class StatusLine:
             self._thread.start()
 
     def clear(self) -> None:
-        """Makes room for a line of the report; it comes back by itself."""
+        """Makes room for something else; it comes back as soon as there is a text again."""
         with self._lock:
             if self._shown:
                 sys.stderr.write("\r\x1b[K")
@@ -45,9 +45,9 @@ class StatusLine:
     def _show(self) -> None:
         wait = self._delay
         while not self._closed.wait(wait):
-            text = self._text(time.monotonic() - self._started)
             with self._lock:
-                if not self._closed.is_set():
+                text = self._text(time.monotonic() - self._started)
+                if text and not self._closed.is_set():
                     sys.stderr.write("\r\x1b[K" + text[: _terminal_width() - 1])
                     sys.stderr.flush()
                     self._shown = True
@@ -63,21 +63,33 @@ class FilesProgress:
         self._name = ""
         self._began = 0.0
         self._amount = (0, 0)
+        self._paused = False
         self._line = StatusLine(self._text, 1.0)
-        self.clear = self._line.clear
         self.close = self._line.close
 
-    def next(self, name: str) -> None:
+    def begin(self, name: str) -> None:
+        """The next file."""
         self._number += 1
         self._name = name
         self._began = time.monotonic()
         self._amount = (0, 0)
+        self._paused = False
+
+    def pause(self) -> None:
+        """Until `resume` or `begin`, the screen belongs to others."""
+        self._paused = True
+        self._line.clear()
+
+    def resume(self) -> None:
+        self._paused = False
 
     def update(self, done: int, total: int) -> None:
         """So many bytes of so many, of the present file."""
         self._amount = (done, total)
 
     def _text(self, seconds: float) -> str:
+        if self._paused:
+            return ""
         count = f"file {self._number} of {self._files}, " if self._files > 1 else ""
         done, total = self._amount
         if not total:

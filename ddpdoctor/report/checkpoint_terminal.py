@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.checkpoints.outcomes import Action
@@ -72,13 +73,16 @@ def show_sum(screen: Screen, outcomes: Sequence[Outcome], paths: Sequence[str]) 
     screen.labelled("", f"{plural(len(outcomes), 'file')}: {summed}.", 0, style="bold")
     if counts[Action.FIXED]:
         screen.labelled("", "Each that was fixed has an undo file beside it. To go back:", 0)
-        fixed = [one.path for one in outcomes if one.action is Action.FIXED]
-        named = [
-            path for path in paths if path in fixed or any(one.startswith(f"{path.rstrip('/')}/") for one in fixed)
-        ]
+        fixed = [Path(one.path) for one in outcomes if one.action is Action.FIXED]
+        named = [path for path in paths if any(_names(path, one) for one in fixed)]
         if len(named) > _MOST_PATHS:
             named = [*named[:_MOST_PATHS], "..."]
         screen.line(f"    {COMMAND} --undo {' '.join(map(shell, named))}", "cyan")
+
+
+def _names(path: str, file: Path) -> bool:
+    """Whether the path that the user typed means this file: it is it, a folder around it, or the index of shards."""
+    return file.is_relative_to(path) or (path.endswith(".index.json") and file.is_relative_to(Path(path).parent))
 
 
 def _loud(outcomes: Sequence[Outcome]) -> dict[tuple[Part, ...], list[Outcome]]:

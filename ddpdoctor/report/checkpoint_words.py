@@ -13,7 +13,7 @@ from ddpdoctor.wording import human, listed, plural
 if TYPE_CHECKING:
     from ddpdoctor.checkpoints.editing import Wishes
     from ddpdoctor.checkpoints.outcomes import Outcome
-    from ddpdoctor.facts.checkpoints import CheckpointFile, GlobalName
+    from ddpdoctor.facts.checkpoints import CheckpointFile
 
 COMMAND = "ddpdoctor fix-checkpoint"
 _MOST = 6
@@ -86,14 +86,14 @@ def pins(outcome: Outcome) -> list[tuple[str, str, str, str]]:
 
 def brief(outcome: Outcome) -> str:
     """One line of one file among many."""
-    if outcome.action in (Action.REFUSED, Action.UNDONE):
-        return outcome.path
     moved = [f"{plural(one.tensors, 'tensor')} {one.device_from} -> {one.device_to}" for one in outcome.moved]
+    what = [*moved, *_edits(outcome)]
     facts = outcome.before
-    what = listed([*moved, *_edits(outcome)]) or (facts.called if facts else "")
-    size = f", {human(facts.size)}" if facts and facts.size else ""
-    written = f" -> {outcome.written}" if outcome.written else ""
-    return f"{outcome.path}{written}: {what}{size}"
+    if facts is not None and outcome.action in (Action.LEFT, Action.REFUSED):
+        what.append(facts.called)
+    if facts is not None and facts.size:
+        what.append(human(facts.size))
+    return f"{outcome.written or outcome.path}: {', '.join(what)}".removesuffix(": ")
 
 
 def _sentence(text: str) -> str:
@@ -153,26 +153,24 @@ def _capital(text: str) -> str:
 
 def _dangers(outcome: Outcome) -> Iterator[Part]:
     facts = outcome.after or outcome.before
-    if facts is None or not facts.globals:
+    if facts is None or outcome.action is Action.UNDONE:
         return
     dangerous = [one for one in facts.globals if one.dangerous]
     if dangerous:
-        text = f"Loading this file with weights_only=False would call what no checkpoint needs:{_named(dangerous)}"
+        lines = _named([f"{one.name} {one.meaning}" for one in dangerous])
+        text = f"Loading this file with weights_only=False would call what no checkpoint needs:{lines}"
         yield Part("DANGER", text, style="red")
     foreign = [one for one in facts.globals if not one.dangerous]
     if foreign:
         also = "also " if dangerous else ""
-        text = (
-            f"Loading it with weights_only=False {also}imports, and mostly calls, what isn't torch's:{_named(foreign)}"
-        )
+        lines = _named([f"{one.name}: {one.meaning}".removesuffix(": ") for one in foreign])
+        text = f"Loading it with weights_only=False {also}imports, and mostly calls, what tensors don't need:{lines}"
         yield Part("LOUD", text, style="yellow")
 
 
-def _named(names: list[GlobalName]) -> str:
-    lines = [f"\n- {one.name} {one.meaning}".rstrip() for one in names[:_MOST]]
-    if len(names) > _MOST:
-        lines.append(f"\n- and {len(names) - _MOST} more (--json names them all)")
-    return "".join(lines)
+def _named(lines: list[str]) -> str:
+    more = [f"and {len(lines) - _MOST} more (--json names them all)"] if len(lines) > _MOST else []
+    return "".join(f"\n- {line}" for line in [*lines[:_MOST], *more])
 
 
 def _load(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
