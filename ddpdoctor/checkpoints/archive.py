@@ -11,7 +11,7 @@ from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
 from ddpdoctor.checkpoints.layouts import DATA, LARGEST_PICKLE, Place, item_size
 from ddpdoctor.checkpoints.nodes import Storage
 from ddpdoctor.checkpoints.reading import PIECE, Source
-from ddpdoctor.checkpoints.zip_records import LOCAL_SIGNATURE, STORED, Directory, Record, read_directory
+from ddpdoctor.checkpoints.zip_records import LOCAL_SIGNATURE, STORED, CutOff, Directory, Record, read_directory
 
 CONSTANTS = "constants.pkl"
 _DEFAULT_ALIGNMENT = 64
@@ -138,7 +138,14 @@ def read_archive(source: Source) -> Archive:
     """Raises Damaged, Refused, or NotACheckpoint if it is a zip archive of something else."""
     if source.read_at(0, min(4, source.size)) != LOCAL_SIGNATURE:
         raise NotACheckpoint("It does not begin as a zip archive of torch.save does")
-    archive = Archive(source, read_directory(source))
+    try:
+        directory = read_directory(source)
+    except CutOff as error:
+        from ddpdoctor.checkpoints.zip_survivors import survivors
+
+        advice = "Copy or download it again; if it broke off while it was being saved, go back to the checkpoint before"
+        raise Damaged(f"{error.text}; {survivors(source)}", advice) from None
+    archive = Archive(source, directory)
     if DATA not in archive.records:
         raise NotACheckpoint("A zip archive, but torch.save did not write it: it holds no data.pkl")
     return archive

@@ -32,6 +32,10 @@ _WINDOW = 1 << 18
 """Bytes: local headers nearer together than a fraction of this are read many at a time."""
 
 
+class CutOff(Damaged):
+    """The archive's end, where its directory is, is missing."""
+
+
 class Record(NamedTuple):
     """One file in the archive. Offsets are from the file's start, sizes in bytes.
 
@@ -81,7 +85,7 @@ def _read_end(source: Source) -> tuple[int, int, int, bool, bytes]:
         tail = source.read_at(source.size - tail_length, tail_length)
     at = tail.rfind(END_SIGNATURE, 0, len(tail) - END.size + len(END_SIGNATURE))
     if at < 0:
-        raise Damaged(_cut_off(source, tail))
+        raise CutOff(_cut_off(source, tail))
     _, disk, first_disk, here, count, size, offset, comment_length = END.unpack_from(tail, at)
     position = source.size - len(tail) + at
     comment = tail[at + END.size :]
@@ -135,8 +139,8 @@ def _read_end64(
 
 def _cut_off(source: Source, tail: bytes) -> str:
     if not tail.strip(b"\0"):
-        return "Its last part is nothing but zeros: a download or copy of it was broken off"
-    return f"Truncated: the zip archive's directory, which is at the end, is missing after {source.size:,} bytes"
+        return "Its end is nothing but zeros: a download or copy of it was broken off"
+    return f"Truncated: it ends after {source.size:,} bytes, without the directory that ends a zip archive"
 
 
 _Entry = tuple[int, bytes, int, int, int, int, int, int]
