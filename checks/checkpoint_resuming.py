@@ -148,7 +148,7 @@ def ckpt_world_size_mismatch(checkpoints: Checkpoints, environment: Environment,
 
 
 def is_optimizer_state(ranks: RankFiles) -> bool:
-    """Whether it is DeepSpeed's, which stops where others make new random numbers, or do we know not what."""
+    """Whether it is DeepSpeed's share of the optimizer, without which it stops; others make do, or may."""
     return "zero_pp_rank_" in ranks.pattern
 
 
