@@ -11,7 +11,7 @@ import errno
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from ddpdoctor.checkpoints.changes import Change
 from ddpdoctor.checkpoints.errors import Damaged, Refused
 from ddpdoctor.checkpoints.holding import Held, held, opened_folder
 from ddpdoctor.checkpoints.interruptions import put_off
-from ddpdoctor.checkpoints.journal import Layer, Record, State
+from ddpdoctor.checkpoints.journal import Layer, Record, Stage, State
 
 _COPY = "Write a new file instead: add -o and its name to the same command"
 
@@ -76,7 +76,7 @@ def change_in_place(path: Path, change: Change) -> Path:
         if stopped:
             _roll_back(path, file, record, "until a signal came")
         else:
-            journal.mark_finished(file.folder, file.name, record)
+            _mark_complete(file, record)
     if stopped:
         # Mostly the signal itself has raised something by now.
         raise Refused("A signal came while the file was being changed. The file is as it was")
@@ -94,11 +94,10 @@ def recover(path: Path, *, dry_run: bool = False) -> Recovery | None:
     if found is None or dry_run:
         return found
     with put_off(), held(path) as file, _read_errors_in_words():
+        draft = journal.remove_draft(file.folder, file.name)
         records = journal.read(file.folder, file.name)
-        if records:
-            return _settle(path, file, records[-1])
-        journal.remove_draft(file.folder, file.name)
-    return found
+        done = _settle(path, file, records[-1]) if records else None
+        return done or (_NEVER_BEGUN if draft else None)
 
 
 def undo(path: Path, *, only_last: bool = False, dry_run: bool = False) -> int:
@@ -114,10 +113,12 @@ def undo(path: Path, *, only_last: bool = False, dry_run: bool = False) -> int:
         _wanting(path, records[-1], _state_at(path, folder, records[-1]))
     if not dry_run:
         with put_off(), held(path) as file, _read_errors_in_words():
+            journal.remove_draft(file.folder, file.name)
             records = journal.read(file.folder, file.name)
             for record in reversed(records[-1:] if only_last else records):
                 if journal.state(file.file, record.layer) is State.FOREIGN:
                     raise _foreign(path)
+                _mark_undoing(path, file, record)
                 _roll_back(path, file, record, "by an undo that failed")
     return 1 if only_last else len(records)
 
@@ -145,9 +146,8 @@ def _read_errors_in_words() -> Iterator[None]:
 def _unsettled(path: Path, folder: int) -> Recovery | None:
     """What there is to be done, without touching anything."""
     records = journal.read(folder, path.name)
-    if records:
-        return _wanting(path, records[-1], _state_at(path, folder, records[-1]))
-    return _NEVER_BEGUN if _exists(folder, path.name + journal.DRAFT_SUFFIX) else None
+    found = _wanting(path, records[-1], _state_at(path, folder, records[-1])) if records else None
+    return _NEVER_BEGUN if found is None and _exists(folder, path.name + journal.DRAFT_SUFFIX) else found
 
 
 def _state_at(path: Path, folder: int, record: Record) -> State:
@@ -168,20 +168,24 @@ _TAKEN_BACK = Recovery(
     False,
     "An earlier run was killed while it worked on this file; it is taken back: the file is as it was before that change",
 )
+_ALREADY_BACK = Recovery(False, "The file is already as it was before it was changed; its undo file is removed")
 _UNDONE = Recovery(
     False, "An earlier undo was killed while it worked on this file; it is finished: the change is undone"
 )
 _FINISHED = Recovery(
     True, "An earlier run was killed when it had just changed this file; its change is complete, and stays"
 )
+_STAYS = Recovery(True, "An earlier undo was killed before it changed anything; the file is still the changed one")
 
 
 def _wanting(path: Path, record: Record, state: State) -> Recovery | None:
     if state is State.FOREIGN:
         raise _foreign(path)
     if state is State.AFTER:
-        return None if record.finished else _FINISHED
-    return _UNDONE if record.finished else _TAKEN_BACK
+        return {Stage.CHANGING: _FINISHED, Stage.COMPLETE: None, Stage.UNDOING: _STAYS}[record.stage]
+    if record.stage is Stage.UNDOING:
+        return _UNDONE
+    return _ALREADY_BACK if record.stage is Stage.COMPLETE and state is State.BEFORE else _TAKEN_BACK
 
 
 def _settle(path: Path, file: Held, record: Record) -> Recovery | None:
@@ -191,7 +195,7 @@ def _settle(path: Path, file: Held, record: Record) -> Recovery | None:
     if recovery.finished:
         os.fsync(file.file)
         _keep_date(file.file, record.layer)
-        journal.mark_finished(file.folder, file.name, record)
+        _mark_complete(file, record)
     else:
         _roll_back(path, file, record, "by a run that was killed")
     return recovery
@@ -215,8 +219,8 @@ def _ensure_unchanged(file: Held, change: Change) -> None:
 def _record(file: Held, layer: Layer) -> Record:
     """The undo record, durable. Raises Refused, with nothing changed."""
     name = file.name + journal.SUFFIX
-    journal.remove_draft(file.folder, file.name)
     try:
+        journal.remove_draft(file.folder, file.name)
         return journal.add(file.folder, file.name, layer, os.fstat(file.file))
     except OSError as error:
         raise Refused(
@@ -239,6 +243,21 @@ def _ensure(file: int, layer: Layer, state: State) -> None:
         raise OSError(errno.EIO, "what was written doesn't read back the same")
 
 
+def _mark_complete(file: Held, record: Record) -> None:
+    # If that fails or gets lost, the next run does it again.
+    with suppress(OSError):
+        journal.mark(file.folder, file.name, record, Stage.COMPLETE)
+
+
+def _mark_undoing(path: Path, file: Held, record: Record) -> None:
+    try:
+        journal.mark(file.folder, file.name, record, Stage.UNDOING)
+    except OSError as error:
+        raise Refused(
+            f"The undo file {undo_file(path).name} can't be written: {_why(error)}. Nothing was changed"
+        ) from None
+
+
 def _keep_date(file: int, layer: Layer) -> None:
     os.utime(file, ns=(os.fstat(file).st_atime_ns, layer.mtime_ns))
     os.fsync(file)
@@ -252,10 +271,12 @@ def _roll_back(path: Path, file: Held, record: Record, why: str) -> None:
     """
     layer = record.layer
     try:
-        for patch in layer.patches:
-            if journal.read_exactly(file.file, len(patch.old), patch.offset) != patch.old:
-                journal.write_exactly(file.file, patch.old, patch.offset)
-        os.fsync(file.file)
+        changed = [one for one in layer.patches if journal.read_exactly(file.file, len(one.old), one.offset) != one.old]
+        for patch in changed:
+            journal.write_exactly(file.file, patch.old, patch.offset)
+        # Not only for what was just written: a recovery may have been killed before it came to this.
+        with suppress(OSError) if not changed else nullcontext():
+            os.fsync(file.file)
         if layer.appended:
             os.ftruncate(file.file, layer.size)
             os.fsync(file.file)
@@ -275,7 +296,7 @@ def _why(error: OSError) -> str:
 
 def _stuck(path: Path, why: str, error: OSError) -> Damaged:
     return Damaged(
-        f"The file is half changed ({why}), and bringing its old bytes back failed: {_why(error)}",
+        f"The file may be half changed ({why}), and bringing its old bytes back failed: {_why(error)}",
         f"Nothing is lost: {undo_file(path).name} holds what is missing. Free some space on the disk, then undo the change",
         (f"ddpdoctor fix-checkpoint --undo {shlex.quote(str(path))}",),
     )

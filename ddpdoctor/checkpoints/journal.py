@@ -1,7 +1,7 @@
 """The undo file beside a checkpoint, NAME.ddpdoctor-undo: what each change in place replaced, one record after the other.
 
 A record is on disk before the first byte of the checkpoint changes. How far a change came is told from the bytes of the
-checkpoint itself (`state`), so that nothing has to be written down while it goes on.
+checkpoint itself (`state`); its stage says which way it was going, and whether the date was put right afterwards.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import NamedTuple
 
 import msgspec
@@ -27,9 +27,9 @@ DRAFT_SUFFIX = SUFFIX + ".new"
 
 MAGIC = b"ddpdoctor undo\n"
 VERSION = 1
-# Magic, version, 1 once the change is complete with its date (else 0), length of the payload, its SHA-256.
+# Magic, version, stage, length of the payload, its SHA-256.
 HEADER = struct.Struct("<15sBBQ32s")
-_FLAG_AT = len(MAGIC) + 1
+_STAGE_AT = len(MAGIC) + 1
 # A payload says for each patch what was and what came: far below this for 100,000 tensors. Above it is an attack.
 _MOST = 512 << 20
 # How much of the content on both sides is compared, beside the patches, to know whose undo file it is.
@@ -51,12 +51,20 @@ class Layer(msgspec.Struct, frozen=True, array_like=True):
     witness: bytes
 
 
+class Stage(IntEnum):
+    """What was last begun with a change, or achieved. COMPLETE: with the date."""
+
+    CHANGING = 0
+    COMPLETE = 1
+    UNDOING = 2
+
+
 class Record(NamedTuple):
-    """A layer as it stands in the undo file, from byte `start`. finished: the change was completed, date and all."""
+    """A layer as it stands in the undo file, from byte `start`."""
 
     layer: Layer
     start: int
-    finished: bool
+    stage: Stage
 
 
 class State(Enum):
@@ -186,7 +194,7 @@ def _records(raw: bytes, name: str) -> Iterator[Record]:
             raise _not_ours(name, "is something else")
         if len(raw) - start < HEADER.size:
             raise _not_ours(name, "is cut off")
-        _, version, finished, length, digest = HEADER.unpack_from(raw, start)
+        _, version, stage, length, digest = HEADER.unpack_from(raw, start)
         if version != VERSION:
             raise Refused(
                 f"The undo file {name} was written by a later release of ddpdoctor",
@@ -194,9 +202,9 @@ def _records(raw: bytes, name: str) -> Iterator[Record]:
                 ("python -m pip install --upgrade ddpdoctor",),
             )
         payload = raw[start + HEADER.size : start + HEADER.size + length]
-        if len(payload) != length or _sha256(payload) != digest:
+        if stage not in set(Stage) or len(payload) != length or _sha256(payload) != digest:
             raise _not_ours(name, "is damaged")
-        yield Record(_decoded(payload, name), start, bool(finished))
+        yield Record(_decoded(payload, name), start, Stage(stage))
         start += HEADER.size + length
 
 
@@ -232,7 +240,7 @@ def add(folder: int, name: str, layer: Layer, owner: os.stat_result) -> Record:
     """
     before = _raw(folder, name + SUFFIX) or b""
     payload = zlib.compress(msgspec.msgpack.encode(layer), 1)
-    record = HEADER.pack(MAGIC, VERSION, 0, len(payload), _sha256(payload)) + payload
+    record = HEADER.pack(MAGIC, VERSION, Stage.CHANGING, len(payload), _sha256(payload)) + payload
     draft = name + DRAFT_SUFFIX
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(draft, flags, 0o600, dir_fd=folder)
@@ -252,7 +260,7 @@ def add(folder: int, name: str, layer: Layer, owner: os.stat_result) -> Record:
             os.unlink(draft, dir_fd=folder)
         raise
     sync_folder(folder)
-    return Record(layer, len(before), False)
+    return Record(layer, len(before), Stage.CHANGING)
 
 
 def write_exactly(file: int, data: bytes, offset: int) -> None:
@@ -264,14 +272,14 @@ def write_exactly(file: int, data: bytes, offset: int) -> None:
         offset += written
 
 
-def mark_finished(folder: int, name: str, record: Record) -> None:
-    """Notes that the change is complete. If that gets lost, the next run notes it again: no error is worth a word."""
-    with suppress(OSError):
-        file = os.open(name + SUFFIX, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        try:
-            os.pwrite(file, b"\x01", record.start + _FLAG_AT)
-        finally:
-            os.close(file)
+def mark(folder: int, name: str, record: Record, stage: Stage) -> None:
+    """Notes the stage of a record, durably. Raises OSError."""
+    file = os.open(name + SUFFIX, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.pwrite(file, bytes([stage]), record.start + _STAGE_AT)
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def pop(folder: int, name: str, record: Record) -> None:
