@@ -31,19 +31,24 @@ class _Comparison:
         self.waiting: list[tuple[Any, Any]] = []
 
     def alike(self, old: Any, new: Any) -> bool:
-        seen: dict[int, int] = {}
+        compared: set[tuple[int, int]] = set()
+        there: dict[int, int] = {}
+        back: dict[int, int] = {}
         self.waiting.append((old, new))
         while self.waiting:
             a, b = self.waiting.pop()
             if a.__class__ is not b.__class__:
                 return False
             if isinstance(a, (Container, Call, Tuple, Storage, Reference)):
-                if id(a) in seen:
-                    # What was one object must be one still: tied tensors, shared lists.
-                    if seen[id(a)] != id(b) and not _interchangeable(a):
-                        return False
+                both = id(a), id(b)
+                if both in compared:
                     continue
-                seen[id(a)] = id(b)
+                compared.add(both)
+                # What was one object must be one still, and what were two, two: tied tensors, shared lists.
+                if not _interchangeable(a) and (
+                    there.setdefault(*both) != both[1] or back.setdefault(*both[::-1]) != both[0]
+                ):
+                    return False
             if not self._level(a, b):
                 return False
         return True

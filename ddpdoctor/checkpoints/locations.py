@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.machine import Program
 from ddpdoctor.checkpoints.nodes import Call, Global, Text, Tuple
 from ddpdoctor.checkpoints.splices import Splice, Wording
@@ -64,9 +66,17 @@ def device_of(node: Any) -> str:
     if isinstance(node, Text):
         return node.value if is_device(node.value) else ""
     if isinstance(node, Call) and node.name == "torch.device" and isinstance(node.arguments, Tuple):
-        parts = [one.value if isinstance(one, Text) else one for one in node.arguments.items]
-        return ":".join(map(str, parts)) if parts and isinstance(parts[0], str) else ""
+        kind, *index = node.arguments.items or [None]
+        if isinstance(kind, Text) and not index:
+            return kind.value
+        if isinstance(kind, Text) and len(index) == 1 and type(index[0]) is int and 0 <= index[0] < 1 << 16:
+            return f"{kind.value}:{index[0]}"
     return ""
+
+
+_BININT1, _BININT2, _TUPLE = b"KMt"
+_INTEGERS = {ord("K"): 2, ord("M"): 3, ord("J"): 5}
+"""Bytes of the opcodes that hold a number."""
 
 
 class Moves(NamedTuple):
@@ -108,15 +118,26 @@ def moves(data: bytes, program: Program, to: str, wanted: Callable[[str], bool])
 
 
 def _redirect(data: bytes, arguments: Tuple, to: str, found: Moves) -> None:
-    """torch.device("cuda", 3) becomes torch.device("cpu"); whatever is put into the memo stays there."""
+    """torch.device("cuda", 3) becomes torch.device("cpu"). Whatever else stands among the opcodes, a frame or a place in
+    the memo, stays."""
     kind, _, index = to.partition(":")
     text, *rest = arguments.items
-    if text.value != kind or ":" in text.value:
+    if text.value != kind:
         found.wordings.append(Wording(text, arguments.starts[0], kind))
-    number = b"K" + bytes([int(index)]) if index else b""
-    begin = arguments.starts[1] if rest else arguments.end
-    close = data[arguments.end : arguments.end + 1]
-    if close != b"t":
-        close = b"\x86" if index else b"\x85"
-    found.splices.append(Splice(begin, arguments.end + 1, number + close))
+    number = b""
+    if index:
+        number = (
+            struct.pack("<BB", _BININT1, int(index)) if int(index) < 256 else struct.pack("<BH", _BININT2, int(index))
+        )
+    begin = end = arguments.end
+    if rest:
+        begin = arguments.starts[1]
+        end = begin + _INTEGERS.get(data[begin], 0)
+        if begin == end:
+            raise Refused(
+                f"A device's number is written in a way that no pickler writes, at byte {begin:,} of the pickle"
+            )
+    found.splices.append(Splice(begin, end, number))
+    if data[arguments.end] != _TUPLE:
+        found.splices.append(Splice(arguments.end, arguments.end + 1, b"\x86" if index else b"\x85"))
     found.devices[id(arguments)] = to

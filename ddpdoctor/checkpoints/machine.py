@@ -5,14 +5,13 @@ Where Python's unpickler would make an object, it makes a node of `nodes.py`. A 
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from struct import Struct
 from struct import error as _error
 from typing import Any, NamedTuple
 
 from ddpdoctor.checkpoints.errors import Damaged, Refused
+from ddpdoctor.checkpoints.garbage import without_collection
 from ddpdoctor.checkpoints.nodes import Bytes, Call, Container, Global, Pair, Reference, Storage, Text, Tuple
 
 _UINT16 = Struct("<H").unpack_from
@@ -60,20 +59,8 @@ def scan(data: bytes, start: int = 0) -> Program:
         Damaged: it isn't a valid pickle.
         Refused: it holds opcodes that no pickler of a checkpoint writes.
     """
-    with collector_off():
+    with without_collection():
         return _Machine(data).run(start)
-
-
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """For work that makes a million small nodes and no garbage: the collector would take five times as long as it."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class _Machine:
@@ -263,9 +250,12 @@ def _proto(machine: _Machine) -> None:
 
 @_opcode(b"\x95")
 def _frame(machine: _Machine) -> None:
-    machine.frames.append((machine.pos + 9, _UINT64(machine.data, machine.pos + 1)[0]))
-    machine.opcodes.add("FRAME")
+    length = _UINT64(machine.data, machine.pos + 1)[0]
     machine.pos += 9
+    if machine.pos + length > len(machine.data):
+        raise OutOfData
+    machine.frames.append((machine.pos, length))
+    machine.opcodes.add("FRAME")
 
 
 @_opcode(b"\x94")
@@ -517,4 +507,4 @@ def _opcode_name(code: int) -> str:
     import pickletools
 
     names = {one.code: one.name for one in pickletools.opcodes}
-    return f"The pickle opcode {names[chr(code)]}" if chr(code) in names else f"the unknown pickle opcode 0x{code:02x}"
+    return f"the opcode {names[chr(code)]}" if chr(code) in names else f"the unknown opcode 0x{code:02x}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from ddpdoctor.checkpoints.nodes import Text
@@ -33,7 +35,8 @@ def apply(data: bytes, splices: Iterable[Splice], frames: Sequence[tuple[int, in
     >>> apply(b"abc", [Splice(1, 2, b"--")])
     b'a--c'
     """
-    ordered = sorted([*splices, *_frame_lengths(frames, tuple(splices))])
+    ordered = sorted(splices)
+    ordered = sorted([*ordered, *_frame_lengths(frames, ordered)])
     pieces, done = [], 0
     for start, end, new in ordered:
         if start < done:
@@ -44,12 +47,14 @@ def apply(data: bytes, splices: Iterable[Splice], frames: Sequence[tuple[int, in
 
 
 def _frame_lengths(frames: Sequence[tuple[int, int]], splices: Sequence[Splice]) -> list[Splice]:
+    """What keeps the frames' lengths true. A frame may be a lie, and there may be millions, so nothing is searched twice."""
+    starts = [one.start for one in splices]
+    growths = [0, *accumulate(len(one.new) - (one.end - one.start) for one in splices)]
     lengths = []
     for begin, length in frames:
-        inside = (one for one in splices if begin <= one.start < begin + length)
-        growth = sum(len(one.new) - (one.end - one.start) for one in inside)
+        growth = growths[bisect_left(starts, begin + length)] - growths[bisect_left(starts, begin)]
         if growth:
-            lengths.append(Splice(begin - 8, begin, struct.pack("<Q", length + growth)))
+            lengths.append(Splice(begin - 8, begin, struct.pack("<Q", max(0, length + growth))))
     return lengths
 
 
@@ -128,14 +133,18 @@ def _puts(length: int) -> bytes:
 def _widened(data: bytes, by: int) -> Splice | None:
     import pickletools
 
-    for opcode, argument, position in pickletools.genops(data):
-        code = ord(opcode.code)
-        if by == 1 and code == _BININT1:
-            wide = struct.pack("<BH", _BININT2, argument)
-        elif by == 3 and code in (_BINPUT, _BINGET):
-            wide = struct.pack("<BI", _LONG_BINPUT if code == _BINPUT else _LONG_BINGET, argument)
-        else:
-            continue
-        assert position is not None
-        return Splice(position, position + 2, wide)
+    try:
+        for opcode, argument, position in pickletools.genops(data):
+            code = ord(opcode.code)
+            if by == 1 and code == _BININT1:
+                wide = struct.pack("<BH", _BININT2, argument)
+            elif by == 3 and code in (_BINPUT, _BINGET):
+                wide = struct.pack("<BI", _LONG_BINPUT if code == _BINPUT else _LONG_BINGET, argument)
+            else:
+                continue
+            assert position is not None
+            return Splice(position, position + 2, wide)
+    except UnicodeDecodeError:
+        # pickletools expects names of classes in ASCII, Python itself does not.
+        return None
     return None

@@ -114,13 +114,20 @@ def pairs(node: Any) -> list[Pair]:
 
 def is_state_dict(node: Any) -> bool:
     """A dict with text keys that holds tensors, and nothing that holds others in its turn."""
+    return _names_tensors(node) and not any(_names_tensors(pair.value) for pair in pairs(node))
+
+
+def _names_tensors(node: Any) -> bool:
     entries = pairs(node)
     return (
         bool(entries)
         and all(isinstance(pair.key, Text) for pair in entries)
         and any(is_tensor(pair.value) for pair in entries)
-        and not any(pairs(pair.value) and is_state_dict(pair.value) for pair in entries)
     )
+
+
+_DEEPEST = 100
+"""Steps in the path to a node; what lies deeper is said to lie there."""
 
 
 class Found(NamedTuple):
@@ -154,17 +161,24 @@ def _children(found: Found) -> Iterator[Found]:
     path, node = found
     if isinstance(node, (Container, Call)):
         for pair in node.pairs:
-            yield Found((*path, _name(pair.key)), pair.value)
+            yield Found(_longer(path, _name(pair.key)), pair.value)
     if isinstance(node, (Container, Tuple, Call)):
         for index, item in enumerate(node.items):
-            yield Found((*path, f"[{index}]"), item)
+            yield Found(_longer(path, f"[{index}]"), item)
     if isinstance(node, Call):
         # What an object keeps reads as its attributes; what it was called with stands at its own place.
         yield Found(path, node.state)
         yield Found(path, node.arguments)
 
 
+def _longer(path: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """Deeper down than anyone looks, paths stop growing: nesting costs a pickle a byte a level."""
+    return (*path, name) if len(path) < _DEEPEST else path
+
+
 def _name(key: Any) -> str:
     if isinstance(key, Text):
         return key.value
-    return f"[{key}]" if isinstance(key, (int, float, bool)) else "[...]"
+    # Python refuses to write out integers of thousands of digits.
+    short = isinstance(key, float) or (isinstance(key, int) and key.bit_length() <= 64)
+    return f"[{key}]" if short else "[...]"
