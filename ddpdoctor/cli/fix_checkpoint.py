@@ -59,11 +59,11 @@ def fix_checkpoint(
 ) -> None:
     """Take the device pins out of checkpoints: in place, in milliseconds, without loading or running them.
 
-    A checkpoint that was saved on GPU 3 remembers cuda:3. Loaded by eight ranks it fills GPU 0, or fails where there
-    are fewer GPUs. Nothing is unpickled and torch isn't imported, so that a malicious file does no harm here.
+    Saved on GPU 3, it remembers cuda:3: then eight ranks fill one GPU with it, or it can't be loaded on fewer GPUs.
 
-    Exit code: 0 no file is tied to another device any more, 1 --dry-run found something to fix, 2 wrong usage, or some
-    file could not be handled.
+    Nothing in it is run, so that a malicious file does no harm here. An undo file takes a change back.
+
+    Exit code: 0 no file is tied to a device any more, 1 --dry-run found something to fix, 2 some could not be handled.
     """
     from ddpdoctor.cli.fixing_targets import choose_targets, make_folders, undo_targets
     from ddpdoctor.cli.fixing_wishes import make_wishes

@@ -64,7 +64,7 @@ class FilesProgress:
         self._began = 0.0
         self._amount = (0, 0)
         self._paused = False
-        self._line = StatusLine(self._text, 1.0)
+        self._line = StatusLine(self.text, 1.0)
         self.close = self._line.close
 
     def begin(self, name: str) -> None:
@@ -87,7 +87,8 @@ class FilesProgress:
         """So many bytes of so many, of the present file."""
         self._amount = (done, total)
 
-    def _text(self, seconds: float) -> str:
+    def text(self, seconds: float) -> str:
+        """What is shown so many seconds after the first file was begun; nothing while the screen belongs to others."""
         if self._paused:
             return ""
         count = f"file {self._number} of {self._files}, " if self._files > 1 else ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ddpdoctor.checkpoints.outcomes import Action, Outcome
-from ddpdoctor.examination import examine
+from ddpdoctor.examination import Verdict, examine
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.checkpoints import Checkpoints
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
@@ -19,11 +19,15 @@ NOT_ASKED = Unknown("fix-checkpoint looks at the files alone; `ddpdoctor check -
 
 
 def fixing_report(outcomes: Sequence[Outcome]) -> Report:
-    """The same checks that found an illness prove its treatment; they know the files and nothing else of this host."""
+    """The same checks that found an illness prove its treatment; they know the files and nothing else of this host.
+
+    A file that a dry run would fix fails on any host.
+    """
     files = tuple(facts for one in outcomes if (facts := one.after or one.before) is not None)
     groups = dict.fromkeys(GROUPS, NOT_ASKED) | {"checkpoints": Checkpoints(files=files)}
     snapshot = msgspec.structs.replace(Snapshot(host=os.uname().nodename), **groups)
     examination = examine(snapshot, None, select(["checkpoint"]))
     problems = [f"{one.path}: {one.error}" for one in outcomes if one.action is Action.REFUSED]
     report = build_report("fix-checkpoint", [examination], problems)
-    return msgspec.structs.replace(report, files=tuple(outcomes))
+    unfixed = any(one.action is Action.WOULD_FIX for one in outcomes)
+    return msgspec.structs.replace(report, files=tuple(outcomes), verdict=Verdict.FAIL if unfixed else report.verdict)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.checkpoints.outcomes import Action
-from ddpdoctor.report.checkpoint_words import COMMAND, Part, brief, heading, loud_parts, parts, pins, shell
+from ddpdoctor.report.checkpoint_words import COMMAND, Part, brief, heading, loud_parts, paragraphs, pins, shell
 from ddpdoctor.report.plain import one_line, plain
 from ddpdoctor.report.screen import Screen
 from ddpdoctor.wording import listed, plural
@@ -50,8 +50,11 @@ def show_one(screen: Screen, outcome: Outcome, wishes: Wishes) -> None:
     rows = pins(outcome)
     if rows and outcome.action is not Action.REFUSED:
         _show_table(screen, rows)
-    for part in parts(outcome, wishes):
-        _show_part(screen, part)
+    for number, told in enumerate(paragraphs(outcome, wishes)):
+        if number:
+            screen.line()
+        for part in told:
+            _show_part(screen, part)
 
 
 def show_line(screen: Screen, outcome: Outcome) -> None:
@@ -77,7 +80,7 @@ def show_sum(screen: Screen, outcomes: Sequence[Outcome], paths: Sequence[str]) 
         named = [path for path in paths if any(_names(path, one) for one in fixed)]
         if len(named) > _MOST_PATHS:
             named = [*named[:_MOST_PATHS], "..."]
-        screen.line(f"    {COMMAND} --undo {' '.join(map(shell, named))}", "cyan")
+        screen.line(plain(f"    {COMMAND} --undo {' '.join(map(shell, named))}"), "cyan")
 
 
 def _names(path: str, file: Path) -> bool:

@@ -37,15 +37,16 @@ class Part(NamedTuple):
     style: str = "dim"
 
 
-def parts(outcome: Outcome, wishes: Wishes) -> list[Part]:
-    """All that is said of a file below the heading and the table, in this order."""
-    told = [*_dangers(outcome), *_advice(outcome), *_done(outcome, wishes)]
+def paragraphs(outcome: Outcome, wishes: Wishes) -> list[list[Part]]:
+    """All that is said of a file below the heading and the table: the dangers, what was done, what to know."""
+    done = [*_advice(outcome), *_done(outcome, wishes)]
+    to_know: list[Part] = []
     facts = outcome.after or outcome.before
     if facts is not None and outcome.action in (Action.CLEAN, Action.FIXED, Action.WRITTEN):
-        told += _load(outcome, facts)
+        done += _load(outcome, facts)
     if facts is not None and outcome.action not in (Action.REFUSED, Action.UNDONE):
-        told += _to_know(outcome, facts)
-    return told
+        to_know += _to_know(outcome, facts)
+    return [told for told in (list(_dangers(outcome)), done, to_know) if told]
 
 
 def loud_parts(outcome: Outcome) -> list[Part]:
@@ -132,13 +133,13 @@ def _done(outcome: Outcome, wishes: Wishes) -> Iterator[Part]:
     if outcome.action is Action.WOULD_FIX:
         yield Part("to do", f"{_capital(what)}. This was a dry run: nothing was changed.")
     elif outcome.action is Action.FIXED:
-        yield Part("done", f"{_capital(what)}, in place. The file was read again afterwards, and is as it was meant.")
+        yield Part("done", f"{_capital(what)}, in place; read back and verified.")
         if outcome.undo_file:
             text = f"To go back, byte for byte ({outcome.undo_file} may be deleted once all is well):"
             yield Part("undo", text, (f"{COMMAND} --undo {shell(outcome.path)}",))
     elif outcome.action is Action.WRITTEN:
         done = _capital(what) if what else "Nothing in it had to be changed"
-        yield Part("done", f"{done}. The new file was read again, and is as it was meant; the original is untouched.")
+        yield Part("done", f"{done}; the new file was read back and verified, and the original is untouched.")
     elif outcome.action is Action.CLEAN:
         yield Part("done", "Nothing to do: no tensor in it is tied to a device, and the file was not changed.")
     elif outcome.action is Action.UNDONE:
@@ -165,7 +166,7 @@ def _dangers(outcome: Outcome) -> Iterator[Part]:
         also = "also " if dangerous else ""
         lines = _named([f"{one.name}: {one.meaning}".removesuffix(": ") for one in foreign])
         text = f"Loading it with weights_only=False {also}imports, and mostly calls, what tensors don't need:{lines}"
-        yield Part("LOUD", text, style="yellow")
+        yield Part("WARN", text, style="yellow")
 
 
 def _named(lines: list[str]) -> str:
