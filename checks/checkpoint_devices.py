@@ -145,7 +145,9 @@ def ckpt_device_pin(
         loadable = [one for one in pinned if one not in unloadable]
         if extended := [one for one in loadable if extensions(one, torch)]:
             yield wants_extension(extended, torch)
-        crowding = [one for one in loadable if all(index(pin.device) is not None for pin in one.pinned)]
+        # Of files that each rank wrote for itself, each is loaded by one rank, and mostly on the device that it names.
+        shared = [one for one in loadable if not one.rank_files]
+        crowding = [one for one in shared if all(index(pin.device) is not None for pin in one.pinned)]
         if crowding and plan.nproc > 1:
             yield crowded(crowding, torch, count, plan, gpus, environment)
     all_read(checkpoints)

@@ -54,6 +54,14 @@ DECIDING: list[tuple[str, str, dict[str, Any]]] = [
     ("p2p-acs-iommu", "near-miss-as-root", {"machine": {"kernel_command_line": UNKNOWN}}),
     ("p2p-acs-iommu", "near-miss-as-root", gpus(virtualization=UNKNOWN)),
     ("p2p-acs-iommu", "near-miss-as-root", {"gpus": {"p2p": [["self", "unknown"], ["unknown", "self"]]}}),
+    ("ckpt-device-pin", "near-miss-one-gpu", {"torch": UNKNOWN}),
+    ("ckpt-device-pin", "near-miss-one-gpu", {"torch": {"device_count": UNKNOWN}, "gpus": UNKNOWN}),
+    ("ckpt-device-pin", "near-miss-one-gpu", {"torch": {"device_count": UNKNOWN}, "environment": UNKNOWN}),
+    ("ckpt-device-in-config", "near-miss-exists", {"torch": {"device_count": UNKNOWN}, "gpus": UNKNOWN}),
+    ("ckpt-weights-only", "near-miss-torch-2.5", {"torch": UNKNOWN}),
+    ("ckpt-weights-only", "near-miss-torch-2.5", {"torch": {"version": "built by hand"}}),
+    ("ckpt-world-size-mismatch", "near-miss-16-of-16", {"environment": UNKNOWN}),
+    ("ckpt-truncated", "near-miss-whole", {"checkpoints": UNKNOWN}),
 ]  # fmt: skip
 
 
