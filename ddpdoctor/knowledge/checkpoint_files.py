@@ -15,7 +15,9 @@ from ddpdoctor.wording import human, listed, plural
 NONE_NAMED = "no checkpoint was named (--checkpoint FILE)"
 
 _MOST = 5
-"""Files that a finding names one by one."""
+"""Files that the evidence names one by one."""
+_MOST_NAMED = 20
+"""Files that a command names one by one: in a folder there may be others, that nobody asked to have changed."""
 
 
 def readable(checkpoints: Checkpoints) -> tuple[CheckpointFile, ...]:
@@ -65,10 +67,10 @@ def verb(files: Sequence[CheckpointFile], one: str, several: str) -> str:
 
 
 def paths(files: Sequence[CheckpointFile]) -> str:
-    """The files for a shell. Of a folder with many the folder, as fix-checkpoint takes that, too."""
+    """The files for a shell. Of very many their folders, as fix-checkpoint takes these, too."""
     every = [one.path for one in files]
     folders = {path.rpartition("/")[0] for path in every}
-    if len(every) > _MOST and len(folders) == 1 and "" not in folders:
+    if len(every) > _MOST_NAMED and "" not in folders:
         every = sorted(folders)
     return " ".join(shlex.quote(f"./{path}" if path.startswith("-") else path) for path in every)
 
