@@ -210,9 +210,10 @@ def _zeros(glance: Glance) -> Recognised | None:
     start = at
     while at < glance.size and at - start < _ZEROS_READ:
         piece = glance.read(at, _PIECE)
-        if not piece or piece.strip(b"\0"):
+        zeros = len(piece) - len(piece.lstrip(b"\0"))
+        at += zeros
+        if not piece or zeros < len(piece):
             break
-        at += len(piece)
     whole = at >= glance.size
     return Recognised(
         kind="zeros",

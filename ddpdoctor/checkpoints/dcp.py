@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged
 from ddpdoctor.checkpoints.machine import scan
 from ddpdoctor.checkpoints.nodes import Container, Text
-from ddpdoctor.checkpoints.recognised import Glance, Recognised, printable
+from ddpdoctor.checkpoints.recognised import Glance, Recognised, mode_of, printable
 from ddpdoctor.wording import human, listed, plural
 
 METADATA = ".metadata"
@@ -95,7 +95,7 @@ def _incomplete(path: Path, shards: set[str], pieces: list[_Piece]) -> str:
     ends: dict[str, int] = {}
     for piece in pieces:
         ends[piece.file] = max(ends.get(piece.file, 0), piece.end)
-    missing = sorted(name for name in ends if name not in shards and not (path / name).is_file())
+    missing = sorted(name for name in ends if name not in shards and not mode_of(path / name))
     if missing:
         return f"{plural(len(missing), 'file')} of {len(ends)} that .metadata names are missing: {listed(map(printable, missing), 4)}"
     short = sorted(name for name, end in ends.items() if (path / name).stat().st_size < end)

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from ddpdoctor.checkpoints.dcp import is_dcp, recognise_dcp
-from ddpdoctor.checkpoints.recognised import Recognised
+from ddpdoctor.checkpoints.recognised import Recognised, mode_of
 from ddpdoctor.wording import listed, plural
 
 LEFT_ALONE = frozenset({"dcp-folder", "deepspeed-states", "tensorflow", "jax", "unpacked-zip"})
@@ -61,7 +61,7 @@ def _deepspeed_states(path: Path, files: set[str]) -> Recognised:
         (
             f"cd {shlex.quote(str(top))} && python zero_to_fp32.py . consolidated --tag {shlex.quote(path.absolute().name)}",
         )
-        if script.is_file()
+        if mode_of(script)
         else ()
     )
     states = plural(sum(bool(DEEPSPEED_STATES.match(name)) for name in files), "file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.checkpoints.rank_files import rank_files
+from ddpdoctor.checkpoints.recognised import mode_of
 
 __all__ = ["expand", "index_names", "rank_files", "shards_of"]
 
@@ -41,7 +43,7 @@ def _identity(path: Path) -> str:
 
 
 def _meant(path: Path) -> Iterator[Path]:
-    if path.is_dir():
+    if stat.S_ISDIR(mode_of(path)):
         found = list(_within(path))
         yield from found or [path]
     elif path.name.endswith(INDEX_ENDING):

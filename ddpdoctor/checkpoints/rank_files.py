@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddpdoctor.checkpoints.recognised import mode_of
 from ddpdoctor.facts.checkpoints import RankFiles
 
 _ZERO = re.compile(
@@ -29,7 +31,7 @@ def rank_files(path: Path) -> tuple[RankFiles, ...]:
 
     Distributed checkpoints aren't among them: they load with any number of ranks, and their .metadata knows what is missing.
     """
-    is_folder = path.is_dir()
+    is_folder = stat.S_ISDIR(mode_of(path))
     folder = path if is_folder else path.parent
     pattern = "" if is_folder else _pattern(path.name)
     if not is_folder and not pattern:

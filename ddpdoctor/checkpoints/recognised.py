@@ -52,6 +52,8 @@ class Glance:
 
     def read(self, offset: int, length: int) -> bytes:
         pieces = []
+        # A file's own numbers may be larger than the system takes.
+        length = min(length, self.size - offset)
         while length > 0 and (piece := os.pread(self.fd, length, offset)):
             pieces.append(piece)
             offset += len(piece)
@@ -63,6 +65,14 @@ class Glance:
 
     def __exit__(self, *_: object) -> None:
         os.close(self.fd)
+
+
+def mode_of(path: Path) -> int:
+    """The mode of what a path leads to; 0 if that can't be told."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0
 
 
 def printable(text: str | bytes, most: int = 80) -> str:

@@ -12,7 +12,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from ddpdoctor.checkpoints.recognised import Glance, Recognised
+from ddpdoctor.checkpoints.recognised import Glance, Recognised, mode_of
 
 LEGACY = Recognised(kind="legacy", called="a PyTorch checkpoint (format before torch 1.6)")
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -120,7 +120,7 @@ def _unreachable(path: Path, error: OSError) -> Recognised:
             problem="An address and not a file on this host",
             advice="Download the file, then name it here",
         )
-    if path.is_symlink():
+    if os.path.islink(path):  # noqa: PTH114 - Path's own raises for names that are too long
         return _lost_link(path, error)
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return _missing(path)
@@ -160,7 +160,7 @@ def _missing(path: Path) -> Recognised:
     try:
         names = [one.name for one in folder.iterdir()]
     except FileNotFoundError:
-        there = next((one for one in folder.parents if one.is_dir()), Path("/"))
+        there = next((one for one in folder.parents if stat.S_ISDIR(mode_of(one))), Path("/"))
         return Recognised(
             kind="missing",
             called="nothing",

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.checkpoints.recognised import Glance, Recognised, printable
+from ddpdoctor.checkpoints.recognised import Glance, Recognised, mode_of, printable
 from ddpdoctor.wording import human, listed, plural
 
 _LARGEST_JSON = 1 << 26
@@ -21,9 +21,10 @@ _XML_MESSAGE = re.compile(rb"<(Code|Message)>(.*?)</\1>", re.DOTALL)
 
 def recognise_text(glance: Glance) -> Recognised | None:
     """None if it isn't text."""
-    head = glance.head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if not _is_text(glance.head):
+    head = glance.head.removeprefix(b"\xef\xbb\xbf")
+    if not _is_text(head):
         return None
+    head = head.lstrip()
     if _LFS.match(head):
         return _lfs_pointer(glance)
     if re.match(rb"(\.\./)*\.?/?annex/objects/|/annex/objects/", head):
@@ -82,7 +83,7 @@ def _downloaded(kind: str, called: str, problem: str, advice: str) -> Recognised
 def _tree_of(path: Path) -> tuple[Path | None, str]:
     """The git work tree that the file lies in, and its name there."""
     absolute = path.absolute()
-    tree = next((folder for folder in absolute.parents if (folder / ".git").exists()), None)
+    tree = next((folder for folder in absolute.parents if mode_of(folder / ".git")), None)
     return tree, str(absolute.relative_to(tree)) if tree else path.name
 
 

@@ -6,7 +6,7 @@ import re
 import shlex
 from struct import Struct
 
-from ddpdoctor.checkpoints.recognised import Glance, Recognised, printable
+from ddpdoctor.checkpoints.recognised import Glance, Recognised, mode_of, printable
 from ddpdoctor.wording import human, listed, plural
 
 _LOCAL = Struct("<4s2xHHHHLLLHH")
@@ -140,7 +140,7 @@ def _empty_or_split(glance: Glance) -> Recognised:
 def _is_shard(glance: Glance, directory_end: int, position: int) -> bool:
     """Several archives, one behind the other: offsets count from where the last one begins."""
     return glance.path.name.endswith(".distcp") or (
-        directory_end < position and glance.path.with_name(".metadata").is_file()
+        directory_end < position and mode_of(glance.path.with_name(".metadata")) != 0
     )
 
 

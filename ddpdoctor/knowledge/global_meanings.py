@@ -13,12 +13,18 @@ BURIED = frozenset(
         "__import__",
         "__subclasses__",
         "builtins",
+        "eval",
+        "exec",
+        "execfile",
+        "getattr",
         "importlib",
         "nt",
         "os",
+        "popen",
         "posix",
         "subprocess",
         "sys",
+        "system",
     }
 )
 """Pickles of protocol 4 may name attributes of attributes: torch.serialization.os.system."""
@@ -47,9 +53,10 @@ _DANGEROUS = {
     " os.spawnle os.spawnlp os.spawnlpe os.spawnv os.spawnve os.spawnvp os.spawnvpe os.posix_spawn os.posix_spawnp"
     " os.startfile posix.execv posix.execve posix.posix_spawn posix.posix_spawnp posix.fork nt.startfile"
     " platform.popen platform._syscmd_ver _osx_support _aix_support ctypes.util numpy.distutils.exec_command"
-    " torch.distributed.elastic.multiprocessing torch.multiprocessing",
+    " uuid._popen uuid._get_command_stdout uuid._arp_getnode uuid._ifconfig_getnode uuid._ip_getnode"
+    " uuid._lanscan_getnode uuid._netstat_getnode uuid.getnode test.support torch.distributed.elastic.multiprocessing torch.multiprocessing",
     _CODE: "builtins.eval builtins.exec builtins.compile builtins.execfile __builtin__.eval __builtin__.compile"
-    " __builtin__.execfile code codeop _pyrepl idlelib timeit doctest pdb bdb profile cProfile trace"
+    " __builtin__.execfile code codeop compileall py_compile torch.compile _pyrepl idlelib timeit doctest pdb bdb profile cProfile trace"
     " numpy.testing._private.utils.runstring numpy.testing.utils.runstring numpy.testing.runstring"
     " numpy.f2py.crackfortran.myeval numpy.f2py.crackfortran.param_eval numpy.f2py.crackfortran.getlincoef"
     " pandas.eval pandas.core.computation numexpr.evaluate sympy.sympify sympy.parsing asteval dill._dill._create_function"
@@ -72,7 +79,7 @@ _DANGEROUS = {
     " numpy.loadtxt numpy.genfromtxt numpy.DataSource numpy.lib._datasource torch.save torch.serialization.save"
     " torch.from_file pathlib.Path.write_text pathlib.Path.write_bytes pathlib.Path.unlink pathlib.Path.open"
     " logging.FileHandler logging.handlers gzip.open bz2.open lzma.open tarfile zipfile sqlite3 dbm"
-    " cgitb pandas.read_csv pandas.read_table h5py.File",
+    " cgitb filecmp syslog pandas.read_csv pandas.read_table h5py.File",
     _DELETES: "shutil os.remove os.unlink os.rmdir os.removedirs os.rename os.replace os.truncate posix.remove"
     " posix.unlink posix.rmdir posix.rename nt.remove nt.unlink distutils.file_util distutils.dir_util",
     _NETWORK: "socket _socket _ssl ssl socketserver urllib urllib2 urllib3 requests httpx aiohttp http httplib ftplib"
@@ -83,13 +90,13 @@ _DANGEROUS = {
     " torch.cuda._compile_kernel numpy.ctypeslib",
     _ATTRIBUTE: "builtins.getattr __builtin__.getattr builtins.setattr __builtin__.setattr builtins.delattr"
     " builtins.globals builtins.locals builtins.vars builtins.type builtins.object.__getattribute__ operator.attrgetter"
-    " operator.methodcaller _operator.attrgetter _operator.methodcaller builtins.__dict__ builtins.super gc inspect",
+    " operator.methodcaller _operator.attrgetter _operator.methodcaller builtins.__dict__ builtins.super gc inspect _operator",
     _INSTALLS: "pip ensurepip venv setuptools distutils conda uv",
     _DOWNLOADS: "torch.hub torch.utils.model_zoo transformers.dynamic_module_utils torchvision.datasets.utils"
     " datasets.load evaluate.load",
     "calls a function with arguments from the file": "functools.partial functools.reduce builtins.map builtins.filter"
     " __builtin__.apply __builtin__.map __builtin__.filter __builtin__.reduce itertools.starmap concurrent"
-    " threading _thread sched atexit weakref.finalize contextlib.ExitStack torch.utils.data._utils.worker",
+    " threading _thread sched atexit select selectors weakref.finalize contextlib.ExitStack torch.utils.data._utils.worker",
     "makes functions out of bytes of code": "types.CodeType types.FunctionType types.LambdaType types.MethodType"
     " builtins.code builtins.function cloudpickle dill._dill._create_code dill._dill new.function new.code"
     " marshal.loads lib2to3",
