@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
@@ -55,7 +55,7 @@ def gpus_for_torch(torch: Torch, gpus: Maybe[Gpus], environment: Maybe[Environme
 
 def index(device: str) -> int | None:
     """The GPU's number in "cuda:7" ("cuda" alone is 0); None for any other device."""
-    found = re.fullmatch(r"cuda:?(\d{1,6})?", device)
+    found = re.fullmatch(r"cuda:?(\d{1,18})?", device)
     return int(found[1] or 0) if found else None
 
 
@@ -80,12 +80,22 @@ def here(torch: Torch, count: int) -> str:
 
 
 def usable(torch: Torch, count: int) -> tuple[Evidence, ...]:
-    return (torch_version(torch), told(torch, "device_count", f"GPUs that it can use: {count}"))
+    if torch.cpu_only:
+        return (torch_version(torch),)
+    text = f"GPUs that it can use: {count}"
+    if isinstance(torch.device_count, int):
+        return (torch_version(torch), told(torch, "device_count", text))
+    return (torch_version(torch), Evidence(text, "NVML and what hides GPUs in the environment"))
 
 
-def in_order(devices: set[str]) -> list[str]:
-    """By kind and number: cuda:2 before cuda:10."""
-    return sorted(devices, key=lambda one: (one.partition(":")[0], index(one) or 0, one))
+def in_order(devices: Iterable[str]) -> list[str]:
+    """Each once, by kind and number: cuda:2 before cuda:10."""
+    return sorted(set(devices), key=lambda one: (one.partition(":")[0], index(one) or 0, one))
+
+
+def named(devices: Iterable[str]) -> str:
+    """The first of them for a summary. Any text may stand in a device's place in a file."""
+    return listed((one[:20] for one in in_order(devices)), 3)
 
 
 def unpin(files: Sequence[CheckpointFile]) -> tuple[Fix, ...]:
@@ -155,7 +165,7 @@ def ckpt_device_pin(
 
 def cannot_load(files: Sequence[CheckpointFile], torch: Torch, count: int, machine: Maybe[Machine]) -> Finding:
     pins = [pin for one in files for pin in one.pinned if missing([pin.device], count, machine)]
-    devices = listed(in_order({pin.device for pin in pins}), 3)
+    devices = named(pin.device for pin in pins)
     tensors = plural(sum(pin.tensors for pin in pins), "tensor")
     size = human(sum(pin.bytes for pin in pins))
     return Finding(
@@ -177,7 +187,7 @@ def wants_extension(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
     devices = in_order({device for one in files for device in extensions(one, torch)})
     wanted = listed(dict.fromkeys(EXTENSIONS.get(one.partition(":")[0], "the device's own package") for one in devices))
     return Finding(
-        summary=f"{subject(files)} {verb(files, 'holds', 'hold')} tensors for {listed(devices, 3)}: loads only with {wanted}",
+        summary=f"{subject(files)} {verb(files, 'holds', 'hold')} tensors for {named(devices)}: loads only with {wanted}",
         cause=f"torch alone knows no such device: {wanted} must be there, and be imported before torch.load.",
         evidence=(*seen(files, map(pins_of, files)), torch_version(torch)),
         fixes=unpin(files),
@@ -201,7 +211,7 @@ def crowded(
     largest = max((pin.bytes for one in files for pin in one.pinned), default=0)
     load = largest * ranks + extra * CONTEXT
     memory = largest_memory(gpus, environment)
-    where = devices[0] if len(devices) == 1 else f"each of {listed(devices, 3)}"
+    where = devices[0] if len(devices) == 1 else f"each of {named(devices)}"
     too_much = memory is not None and load > memory
     if too_much:
         assert memory is not None
@@ -211,7 +221,7 @@ def crowded(
             f"{ranks} ranks load it onto {where}: {plural(extra, 'extra context')}, about {human(extra * CONTEXT)}"
         )
     return Finding(
-        summary=f"{subject(files)} {verb(files, 'is', 'are')} pinned to {listed(devices, 2)}: {outcome}",
+        summary=f"{subject(files)} {verb(files, 'is', 'are')} pinned to {named(devices)}: {outcome}",
         cause=f"Without map_location each of the {ranks} ranks restores the tensors to the device in the file and not to its "
         f"own: {plural(extra, 'context')} of about {human(CONTEXT)} that nobody needs, and {ranks} copies of up to {human(largest)}.",
         evidence=(*seen(files, map(pins_of, files)), *usable(torch, count), planned(plan)),
@@ -313,7 +323,7 @@ def _split(place: str) -> tuple[str, str]:
 
 def in_config(in_code: bool, gone: Sequence[Told], torch: Torch, count: int) -> Finding:
     files = list(dict.fromkeys(one for one, _, _ in gone))
-    devices = listed(in_order({device for _, _, device in gone}), 3)
+    devices = named(device for _, _, device in gone)
     first = gone[0][1]
     noun, nouns = ("place in its code", "places in its code") if in_code else ("setting", "settings")
     place = f"{noun} {first[:50]} names" if len(gone) == 1 else f"{len(gone)} {nouns} ({first[:40]} ...) name"

@@ -112,6 +112,12 @@ def test_long_and_odd_names_stay_short_and_on_one_line(slug: str) -> None:
             assert name in shlex.split(command)
 
 
+@pytest.mark.parametrize("device", ["xpu:" + "9" * 5000, "cuda:" + "9" * 5000, "cuda:0\n", "", "\x1b[2J" * 90])
+def test_any_text_in_place_of_a_device(device: str) -> None:
+    (finding,) = judged("ckpt-device-pin", a_file(**pinned(device)), host="cpu-laptop").findings
+    assert len(finding.summary) <= 160
+
+
 @given(st.text(st.characters(exclude_categories=("Cs",)), min_size=1))
 def test_commands_name_the_file_whatever_it_is_called(path: str) -> None:
     one = CheckpointFile(path=path, kind="zip", called="", size=0)
