@@ -9,9 +9,9 @@ import msgspec
 from ddpdoctor.checkpoints.comparison import Expected, same
 from ddpdoctor.checkpoints.contents import Part
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.locations import moves, pinned
+from ddpdoctor.checkpoints.locations import Moves, moves, pinned
 from ddpdoctor.checkpoints.machine import scan
-from ddpdoctor.checkpoints.prefixes import strip
+from ddpdoctor.checkpoints.prefixes import Renamings, strip
 from ddpdoctor.checkpoints.splices import apply, fit, reword
 
 
@@ -40,34 +40,37 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
         return pinned(device) and device != self.to
 
 
-class Edited(NamedTuple):
-    """A part as it is to be. `renamed`: keys that lost their prefix."""
+class Edit(NamedTuple):
+    """What granting the wishes takes in one part; nothing of it has been done yet."""
 
     part: Part
-    data: bytes
-    renamed: int
+    moves: Moves
+    renamings: Renamings
 
-    @property
-    def changed(self) -> bool:
-        return self.data != self.part.data
+    def __bool__(self) -> bool:
+        return bool(self.moves or self.renamings)
 
 
-def edit(part: Part, wishes: Wishes) -> Edited:
-    """Moves the pins and strips the prefixes. The result is as long as the original wherever that can be.
+def propose(part: Part, wishes: Wishes) -> Edit:
+    """Raises Refused if a prefix can't be stripped."""
+    found = moves(part.data, part.program, wishes.to, wishes.moves)
+    return Edit(part, found, strip(part.program, wishes.strip_prefixes))
 
-    Raises:
-        Refused: a prefix can't be stripped, or the result doesn't say what it should.
+
+def carry_out(edit: Edit) -> Part:
+    """The part as it is to be, as long as the original wherever that can be.
+
+    Raises Refused if the result doesn't say what it should.
     """
-    data, program = part.data, part.program
-    found = moves(data, program, wishes.to, wishes.moves)
-    renamings = strip(program, wishes.strip_prefixes) if wishes.strip_prefixes else []
-    if not found and not renamings:
-        return Edited(part, data, 0)
-    wordings = [*found.wordings, *renamings]
-    edited = apply(data, [*reword(data, wordings), *found.splices], program.frames)
-    fitted = fit(edited, len(data), scan(edited).frames) or edited
-    expected = Expected({one.position: one.new for one in wordings}, found.devices)
+    if not edit:
+        return edit.part
+    name, data, program = edit.part
+    wordings = [*edit.moves.wordings, *edit.renamings.keys, *edit.renamings.modules]
+    edited = apply(data, [*reword(data, wordings), *edit.moves.splices], program.frames)
+    frames = scan(edited).frames if program.frames else ()
+    fitted = fit(edited, len(data), frames) or edited
+    expected = Expected({one.position: one.new for one in wordings}, edit.moves.devices)
     result = scan(fitted)
     if result.end != len(fitted) or not same(program, data, result, fitted, expected):
         raise Refused("Editing its pickle did not come out right, which is a bug in ddpdoctor. Nothing was changed")
-    return Edited(part, fitted, sum(one.new != one.text.value for one in renamings))
+    return Part(name, fitted, result)

@@ -10,8 +10,9 @@ import msgspec
 
 from ddpdoctor.checkpoints.changes import Change
 from ddpdoctor.checkpoints.contents import Part, open_layout, read_parts
-from ddpdoctor.checkpoints.editing import Edited, Wishes, edit
+from ddpdoctor.checkpoints.editing import Edit, Wishes, carry_out, propose
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
+from ddpdoctor.checkpoints.garbage import without_collection
 from ddpdoctor.checkpoints.inspection import describe, inspect, unread
 from ddpdoctor.checkpoints.layouts import DATA, Layout
 from ddpdoctor.checkpoints.machine import scan
@@ -42,7 +43,8 @@ def fix(
     but what ends the process."""
     attempt = _Attempt(path, wishes, out, dry_run, progress)
     try:
-        return attempt.run()
+        with without_collection():
+            return attempt.run()
     except CheckpointError as error:
         return attempt.refused(error)
     except OSError as error:
@@ -51,16 +53,18 @@ def fix(
         return attempt.refused(Refused("There is not enough memory to read its pickle"))
 
 
-def undo(path: Path) -> Outcome:
-    """Restores what was fixed in place, to the bit."""
+def undo(path: Path, *, dry_run: bool = False) -> Outcome:
+    """Restores what was fixed in place, to the bit; a dry run only says that it could be."""
     from ddpdoctor.checkpoints import in_place
 
     try:
-        changes = in_place.undo(path)
+        changes = in_place.undo(path, dry_run=dry_run)
     except CheckpointError as error:
         return _refused(path, error)
     except OSError as error:
         return _refused(path, Refused(f"{error.filename or path}: {error.strerror or error}"))
+    if dry_run:
+        return Outcome(path=str(path), action=Action.WOULD_FIX, before=inspect(path))
     notes = (f"{changes} changes were taken back, the last one first.",) if changes > 1 else ()
     return Outcome(path=str(path), action=Action.UNDONE, after=inspect(path), notes=notes)
 
@@ -72,29 +76,19 @@ def _refused(path: Path, error: CheckpointError) -> Outcome:
 
 
 class _Plan(NamedTuple):
-    """What is to be written. kept: the storages' keys, if some go; None if all stay."""
+    """What is to be done. kept: the storages' keys, if some go; None if all stay."""
 
-    edited: list[Edited]
+    edits: list[Edit]
     kept: frozenset[str] | None
     dropped: tuple[str, ...]
     moved: tuple[Moved, ...]
 
-    @property
-    def pickles(self) -> dict[str, bytes]:
-        return {one.part.name: one.data for one in self.edited}
-
-    @property
-    def changes(self) -> bool:
-        return self.kept is not None or any(one.changed for one in self.edited)
-
-    @property
-    def fits(self) -> bool:
-        """Whether every pickle is as long as it was."""
-        return all(len(one.data) == len(one.part.data) for one in self.edited)
+    def __bool__(self) -> bool:
+        return self.kept is not None or any(self.edits)
 
     @property
     def renamed(self) -> int:
-        return sum(one.renamed for one in self.edited)
+        return sum(len(edit.renamings.keys) for edit in self.edits)
 
 
 class _Attempt:
@@ -124,14 +118,13 @@ class _Attempt:
             if self.wishes.to_safetensors:
                 return self._to_safetensors(layout, parts)
             plan = self._plan(layout, parts)
-            if self.dry_run and plan.changes:
-                return self._outcome(Action.WOULD_FIX, plan)
-            if self.out is not None and not self.dry_run:
-                return self._write(layout, plan, self.out)
-            if not plan.changes:
-                return self._outcome(Action.CLEAN, plan)
-            change = layout.change(plan.pickles)
-        return self._change_in_place(plan, change)
+            if self.dry_run or (not plan and self.out is None):
+                return self._outcome(Action.WOULD_FIX if plan else Action.CLEAN, plan)
+            new = [carry_out(edit) for edit in plan.edits]
+            if self.out is not None:
+                return self._write(layout, plan, new, self.out)
+            change = layout.change({part.name: part.data for part in new})
+        return self._change_in_place(plan, new, change)
 
     def refused(self, error: CheckpointError) -> Outcome:
         return _with(
@@ -169,14 +162,14 @@ class _Attempt:
                 f"{human(one.bytes)} of {one.name} stay, since {listed(one.keys)} are made of them, too."
                 for one in done.remainders
             )
-        edited = [edit(part, self.wishes if part.name == DATA else _only_moves(self.wishes)) for part in parts]
-        if self.wishes.strip_prefixes and not any(one.renamed for one in edited):
+        edits = [propose(part, self.wishes if part.name == DATA else Wishes(to=self.wishes.to)) for part in parts]
+        if self.wishes.strip_prefixes and not any(edit.renamings for edit in edits):
             self.notes.append(f"No key begins with {' or '.join(map(repr, self.wishes.strip_prefixes))}.")
-        return _Plan(edited, kept, dropped, self._moved(edited))
+        return _Plan(edits, kept, dropped, self._moved(edits))
 
-    def _moved(self, edited: list[Edited]) -> tuple[Moved, ...]:
+    def _moved(self, edits: list[Edit]) -> tuple[Moved, ...]:
         assert self.before is not None
-        if not any(one.changed for one in edited):
+        if not any(edit.moves for edit in edits):
             return ()
         return tuple(
             Moved(device_from=one.device, device_to=self.wishes.to, tensors=one.tensors, bytes=one.bytes)
@@ -184,45 +177,44 @@ class _Attempt:
             if self.wishes.moves(one.device)
         )
 
-    def _change_in_place(self, plan: _Plan, change: Change) -> Outcome:
+    def _change_in_place(self, plan: _Plan, new: list[Part], change: Change) -> Outcome:
         from ddpdoctor.checkpoints import in_place
 
         undo_file = in_place.change_in_place(self.path, change)
         try:
-            after = self._verified(self.path, plan)
+            after = self._verified(self.path, new)
         except CheckpointError:
-            in_place.undo(self.path)
+            in_place.undo(self.path, only_last=True)
             raise
         if change.appended:
             self.notes.append("Its pickle needed more room than there was, so a new one was put behind the old end.")
         return _with(self._outcome(Action.FIXED, plan), after=after, undo_file=str(undo_file))
 
-    def _write(self, layout: Layout, plan: _Plan, out: Path) -> Outcome:
-        if plan.kept is not None or (layout.kind == "legacy" and not plan.fits):
+    def _write(self, layout: Layout, plan: _Plan, new: list[Part], out: Path) -> Outcome:
+        fits = all(len(part.data) == len(edit.part.data) for part, edit in zip(new, plan.edits, strict=True))
+        pickles = {part.name: part.data for part in new}
+        if plan.kept is not None or (layout.kind == "legacy" and not fits):
             from ddpdoctor.checkpoints.rebuilding import rebuild
 
-            rebuild(layout, plan.pickles, plan.kept, out, self.progress)
+            rebuild(layout, pickles, plan.kept, out, self.progress)
         else:
             from ddpdoctor.checkpoints.copying import write_copy
 
-            write_copy(self.path, layout.change(plan.pickles), out, self.progress)
+            write_copy(self.path, layout.change(pickles), out, self.progress)
         try:
-            after = self._verified(out, plan)
+            after = self._verified(out, new)
         except CheckpointError:
             out.unlink()
             raise
         return _with(self._outcome(Action.WRITTEN, plan), after=after, written=str(out))
 
-    def _verified(self, written: Path, plan: _Plan) -> CheckpointFile:
+    def _verified(self, written: Path, new: list[Part]) -> CheckpointFile:
         """The facts of what was written, read back from there."""
         recognised = recognise(written)
         with open_layout(written, recognised.kind) as layout:
-            parts = read_parts(layout)
-            if {part.name: part.data for part in parts} != plan.pickles:
-                raise Refused(
-                    "What was written is not what reads back. The original was restored; is the disk failing?"
-                )
-            return describe(written, recognised, layout, parts)
+            if layout.pickles() != {part.name: part.data for part in new}:
+                raise Refused("What was written is not what reads back, and was taken back. Is the disk failing?")
+            return describe(written, recognised, layout, new)
 
     def _to_safetensors(self, layout: Layout, parts: list[Part]) -> Outcome:
         from ddpdoctor.checkpoints.safetensors import write_safetensors
@@ -231,7 +223,7 @@ class _Attempt:
         if self.dry_run:
             return self._outcome(Action.WOULD_FIX, plan)
         assert self.out is not None
-        self.notes += write_safetensors(layout, scan(plan.edited[0].data), self.out, self.progress)
+        self.notes += write_safetensors(layout, carry_out(plan.edits[0]).program, self.out, self.progress)
         return _with(self._outcome(Action.WRITTEN, plan), after=inspect(self.out), written=str(self.out))
 
     def _outcome(self, action: Action, plan: _Plan | None = None) -> Outcome:
@@ -244,10 +236,6 @@ class _Attempt:
             dropped=plan.dropped if plan else (),
             notes=tuple(self.notes),
         )
-
-
-def _only_moves(wishes: Wishes) -> Wishes:
-    return Wishes(to=wishes.to)
 
 
 def _with(outcome: Outcome, **fields: object) -> Outcome:

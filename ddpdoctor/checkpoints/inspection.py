@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from ddpdoctor.checkpoints.archive import Archive
 from ddpdoctor.checkpoints.contents import Part, open_layout, read_parts
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged
+from ddpdoctor.checkpoints.garbage import without_collection
 from ddpdoctor.checkpoints.layouts import Layout
 from ddpdoctor.checkpoints.locations import device_arguments, device_of, pinned
 from ddpdoctor.checkpoints.nodes import Call, Storage, Text, Tuple
@@ -20,6 +20,8 @@ from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, 
 
 CPU_RNG_STATE = 5056
 """Bytes of torch.get_rng_state()."""
+
+_BYTES = ("ByteStorage", "UntypedStorage")
 
 _CODE_DEVICE = re.compile(r'"((?:cuda|xpu|npu|hpu|mps|xla)(?::\d+)?)"')
 
@@ -32,7 +34,7 @@ def inspect(path: Path) -> CheckpointFile:
     if not recognised.rewritable:
         return unread(path, recognised)
     try:
-        with open_layout(path, recognised.kind) as layout:
+        with without_collection(), open_layout(path, recognised.kind) as layout:
             return describe(path, recognised, layout, read_parts(layout))
     except CheckpointError as error:
         return unread(path, recognised, error)
@@ -74,7 +76,7 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Par
         weights_only_blockers=() if recognised.kind == "torchscript" else tuple(blockers),
         prefixes=tuple(_prefixes(found)),
         whole_module=_whole_module(found) if recognised.kind != "torchscript" else "",
-        rng_states=tuple(_rng_states(found)),
+        rng_states=tuple(_rng_states(parts, found)),
         device_texts=tuple(dict.fromkeys(_device_texts(found))),
         code_devices=tuple(_code_devices(layout)),
         rank_files=rank_files(path),
@@ -83,7 +85,7 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Par
 
 def _size(path: Path) -> int:
     try:
-        return 0 if path.is_dir() else os.stat(path).st_size
+        return 0 if path.is_dir() else path.stat().st_size
     except OSError:
         return 0
 
@@ -150,7 +152,9 @@ def _class_name(call: Call) -> str:
     return call.name or "a class"
 
 
-def _rng_states(found: list[Found]) -> Iterator[str]:
+def _rng_states(parts: list[Part], found: list[Found]) -> Iterator[str]:
+    if not any(storage.kind in _BYTES for part in parts for storage in part.program.storages):
+        return
     for one in found:
         tensor = view(one.node)
         if tensor is None or tensor.dtype not in ("Byte", "uint8") or len(tensor.size) != 1:

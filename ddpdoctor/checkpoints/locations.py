@@ -21,6 +21,8 @@ DEVICE_ARGUMENTS = {
 }
 """Functions that make a tensor on a device of their own, beside that of any storage, and which argument says it."""
 
+_MESH = "torch.distributed.device_mesh.DeviceMesh"
+
 DEVICE_TYPES = ("cuda", "xpu", "npu", "hpu", "mps", "xla", "mlu", "musa", "mtia", "maia", "hip", "privateuseone", "ipu")
 
 _DEVICE_TEXT = re.compile(rf"(?:cpu|meta|{'|'.join(DEVICE_TYPES)})(?::\d+)?")
@@ -47,6 +49,8 @@ class DeviceArgument(NamedTuple):
 
 def device_arguments(program: Program) -> Iterator[DeviceArgument]:
     """Every device that is handed to a function which makes a tensor there."""
+    if DEVICE_ARGUMENTS.keys().isdisjoint(program.globals):
+        return
     for call in program.calls:
         name, arguments = call.name, call.arguments
         if name == "torch._tensor._rebuild_from_type_v2" and isinstance(arguments, Tuple) and len(arguments.items) > 2:
@@ -107,8 +111,8 @@ def moves(data: bytes, program: Program, to: str, wanted: Callable[[str], bool])
             found.wordings.append(Wording(argument.node, argument.position, to))
         elif id(argument.node.arguments) not in found.devices:
             _redirect(data, argument.node.arguments, to, found)
-    for call in program.calls:
-        if call.name == "torch.distributed.device_mesh.DeviceMesh":
+    for call in program.calls if _MESH in program.globals else ():
+        if call.name == _MESH:
             for pair in pairs(call.state):
                 if isinstance(pair.key, Text) and pair.key.value == "_device_type" and isinstance(pair.value, Text):
                     kind = to.partition(":")[0]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ddpdoctor.checkpoints.errors import Damaged, Refused
 from ddpdoctor.checkpoints.garbage import without_collection
-from ddpdoctor.checkpoints.nodes import Bytes, Call, Container, Global, Pair, Reference, Storage, Text, Tuple
+from ddpdoctor.checkpoints.nodes import Bytes, Call, Container, Global, Holder, Pair, Reference, Storage, Text, Tuple
 
 _UINT16 = Struct("<H").unpack_from
 _INT32 = Struct("<i").unpack_from
@@ -119,7 +119,7 @@ class _Machine:
                 elif op == 0x68:  # BINGET
                     value = memo[data[pos + 1]]
                     if value.__class__ is Text:
-                        value.uses.append(pos)
+                        value.used(pos)
                     push(value)
                     push_start(pos)
                     pos += 2
@@ -163,7 +163,7 @@ class _Machine:
                 elif op == 0x6A:  # LONG_BINGET
                     value = memo[_UINT32(data, pos + 1)[0]]
                     if value.__class__ is Text:
-                        value.uses.append(pos)
+                        value.used(pos)
                     push(value)
                     push_start(pos)
                     pos += 5
@@ -364,7 +364,7 @@ def _bytearray8(machine: _Machine) -> None:
 
 @_opcode(b")")
 def _empty_tuple(machine: _Machine) -> None:
-    machine.push(Tuple([], [], machine.pos), 1)
+    machine.push(Tuple((), (), machine.pos), 1)
 
 
 @_opcode(b"}")
@@ -394,10 +394,10 @@ def _frozenset(machine: _Machine) -> None:
     machine.pos += 1
 
 
-def _holder(machine: _Machine) -> Container | Call:
+def _holder(machine: _Machine) -> Holder:
     """What items are added to. A storage or a tuple takes none."""
     holder = machine.stack[-1]
-    if not isinstance(holder, (Container, Call)):
+    if not isinstance(holder, Holder):
         raise ValueError
     return holder
 
@@ -406,14 +406,14 @@ def _holder(machine: _Machine) -> Container | Call:
 def _append(machine: _Machine) -> None:
     value = machine.stack.pop()
     machine.starts.pop()
-    _holder(machine).items.append(value)
+    _holder(machine).add([value])
     machine.pos += 1
 
 
 @_opcode(b"e", b"\x90")
 def _appends(machine: _Machine) -> None:
     items, _, _ = machine.to_mark()
-    _holder(machine).items.extend(items)
+    _holder(machine).add(items)
     machine.pos += 1
 
 
@@ -421,7 +421,7 @@ def _appends(machine: _Machine) -> None:
 def _setitem(machine: _Machine) -> None:
     value, key = machine.stack.pop(), machine.stack.pop()
     value_start, key_start = machine.starts.pop(), machine.starts.pop()
-    _holder(machine).pairs.append(Pair(key, key_start, value, value_start, machine.pos))
+    _holder(machine).put([Pair(key, key_start, value, value_start, machine.pos)])
     machine.pos += 1
 
 
@@ -431,7 +431,7 @@ def _setitems(machine: _Machine) -> None:
     if len(items) % 2:
         raise ValueError
     ends = [*starts[2::2], machine.pos]
-    _holder(machine).pairs.extend(map(Pair, items[::2], starts[::2], items[1::2], starts[1::2], ends))
+    _holder(machine).put(list(map(Pair, items[::2], starts[::2], items[1::2], starts[1::2], ends)))
     machine.pos += 1
 
 

@@ -6,6 +6,7 @@ into the memo follow it and belong to it. Integers, floats, booleans and None st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
@@ -18,7 +19,13 @@ class Text:
         self.value = value
         self.start = start
         self.end = end
-        self.uses: list[int] = []
+        self.uses: Sequence[int] = ()
+
+    def used(self, position: int) -> None:
+        if isinstance(self.uses, list):
+            self.uses.append(position)
+        else:
+            self.uses = [position]
 
     def __repr__(self) -> str:
         return f"Text({self.value!r})"
@@ -37,15 +44,12 @@ class Bytes:
 class Global:
     """A class or function by name. Never looked up."""
 
-    __slots__ = ("module", "name")
+    __slots__ = ("full_name", "module", "name")
 
     def __init__(self, module: str, name: str) -> None:
         self.module = module
         self.name = name
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.module}.{self.name}"
+        self.full_name = f"{module}.{name}"
 
     def __repr__(self) -> str:
         return f"Global({self.full_name})"
@@ -56,7 +60,7 @@ class Tuple:
 
     __slots__ = ("end", "items", "starts")
 
-    def __init__(self, items: list[Any], starts: list[int], end: int) -> None:
+    def __init__(self, items: Sequence[Any], starts: Sequence[int], end: int) -> None:
         self.items = items
         self.starts = starts
         self.end = end
@@ -72,34 +76,55 @@ class Pair(NamedTuple):
     end: int
 
 
-class Container:
+class Holder:
+    """What items and entries are put into. Most hold none, and there may be a hundred thousand: an empty list each would
+    cost more than all the rest."""
+
+    __slots__ = ("items", "pairs")
+
+    def __init__(self) -> None:
+        self.items: Sequence[Any] = ()
+        self.pairs: Sequence[Pair] = ()
+
+    def add(self, items: list[Any]) -> None:
+        if isinstance(self.items, list):
+            self.items += items
+        else:
+            self.items = items
+
+    def put(self, pairs: list[Pair]) -> None:
+        if isinstance(self.pairs, list):
+            self.pairs += pairs
+        else:
+            self.pairs = pairs
+
+
+class Container(Holder):
     """A list, set or dict (`kind` says which), or a frozenset."""
 
-    __slots__ = ("items", "kind", "pairs")
+    __slots__ = ("kind",)
 
     def __init__(self, kind: str) -> None:
+        self.items = self.pairs = ()
         self.kind = kind
-        self.items: list[Any] = []
-        self.pairs: list[Pair] = []
 
 
-class Call:
+class Call(Holder):
     """What calling `function` with `arguments` would give, with what was set, added or stored in it afterwards."""
 
-    __slots__ = ("arguments", "function", "items", "pairs", "start", "state")
+    __slots__ = ("arguments", "function", "start", "state")
 
     def __init__(self, function: Any, arguments: Any, start: int) -> None:
+        self.items = self.pairs = ()
         self.function = function
         self.arguments = arguments
         self.start = start
         self.state: Any = None
-        self.items: list[Any] = []
-        self.pairs: list[Pair] = []
 
     @property
     def name(self) -> str:
         """The function's full name, or "" where it isn't a plain global."""
-        return self.function.full_name if isinstance(self.function, Global) else ""
+        return self.function.full_name if self.function.__class__ is Global else ""
 
 
 class Storage:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.machine import Program
-from ddpdoctor.checkpoints.nodes import Call, Text
+from ddpdoctor.checkpoints.nodes import Call, Pair, Text
 from ddpdoctor.checkpoints.splices import Wording
 from ddpdoctor.checkpoints.tensors import Found, is_state_dict, pairs, walk
 from ddpdoctor.wording import listed, plural
@@ -24,14 +25,24 @@ def has_prefix(state_dict: Any, prefix: str) -> bool:
     return all(pair.key.value.startswith(prefix) and pair.key.value != prefix for pair in pairs(state_dict))
 
 
-def strip(program: Program, prefixes: tuple[str, ...]) -> list[Wording]:
+class Renamings(NamedTuple):
+    """The edits: of the state dicts' keys, and of the modules' names in their metadata."""
+
+    keys: list[Wording]
+    modules: list[Wording]
+
+    def __bool__(self) -> bool:
+        return bool(self.keys)
+
+
+def strip(program: Program, prefixes: tuple[str, ...]) -> Renamings:
     """The edits that take the prefixes, one after the other, from every state dict where each key has them; none where
     no key has any.
 
     Raises:
         Refused: some keys of a state dict have the prefix and others don't, or two keys would become one.
     """
-    dicts = state_dicts(program)
+    dicts = state_dicts(program) if prefixes else []
     stripped = {id(one.node): "" for one in dicts}
     for prefix in prefixes:
         having = [one for one in dicts if has_prefix(one.node, stripped[id(one.node)] + prefix)]
@@ -39,31 +50,34 @@ def strip(program: Program, prefixes: tuple[str, ...]) -> list[Wording]:
             _refuse_partial(dicts, stripped, prefix)
         for one in having:
             stripped[id(one.node)] += prefix
-    return [wording for one in dicts for wording in _renamed(one, stripped[id(one.node)])]
+    renamings = Renamings([], [])
+    for one in dicts:
+        _rename(one, stripped[id(one.node)], renamings)
+    return renamings
 
 
-def _renamed(found: Found, prefix: str) -> list[Wording]:
+def _rename(found: Found, prefix: str, renamings: Renamings) -> None:
     if not prefix:
-        return []
+        return
     keys = pairs(found.node)
     names = [pair.key.value[len(prefix) :] for pair in keys]
     if len({*names}) != len({pair.key.value for pair in keys}):
         raise Refused(f"Without {prefix!r} two keys of {found.where or 'the state dict'} would be the same")
-    wordings = [Wording(pair.key, pair.key_start, name) for pair, name in zip(keys, names, strict=True)]
-    # load_state_dict looks versions up by the modules' names, so these must follow.
+    renamings.keys.extend(Wording(pair.key, pair.key_start, name) for pair, name in zip(keys, names, strict=True))
+    # load_state_dict looks versions up by the modules' names, so these must follow. A wrapper's own entry ("module" of
+    # "module.module.") gives way to the model's, which comes behind it.
     for pair in _metadata(found.node):
         key = pair.key.value if isinstance(pair.key, Text) else ""
-        if f"{key}.".startswith(prefix):
-            wordings.append(Wording(pair.key, pair.key_start, key[len(prefix) :]))
-    return wordings
+        if f"{key}.".startswith(prefix) or prefix.startswith(f"{key}."):
+            renamings.modules.append(Wording(pair.key, pair.key_start, key[len(prefix) :]))
 
 
-def _metadata(state_dict: Any) -> list[Any]:
+def _metadata(state_dict: Any) -> Sequence[Pair]:
     if isinstance(state_dict, Call):
         for pair in pairs(state_dict.state):
             if isinstance(pair.key, Text) and pair.key.value == "_metadata":
                 return pairs(pair.value)
-    return []
+    return ()
 
 
 def _refuse_partial(dicts: list[Found], stripped: dict[int, str], prefix: str) -> None:

@@ -5,12 +5,13 @@ Works on the pickle's opcodes, and unpickles nothing. Bytes in, bytes out: other
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ddpdoctor.checkpoints.comparison import Expected, same
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.machine import collector_off, scan
+from ddpdoctor.checkpoints.garbage import without_collection
+from ddpdoctor.checkpoints.machine import scan
 from ddpdoctor.checkpoints.nodes import Bytes, Call, Container, Global, Pair, Reference, Storage, Text, Tuple
 from ddpdoctor.checkpoints.spans import Spans
 from ddpdoctor.checkpoints.tensors import element_size, is_state_dict, is_tensor, pairs, view
@@ -101,7 +102,7 @@ def cut(data: bytes, keep: Collection[str] = (), drop: Collection[str] = (), *, 
         Unclear: several state dicts are left.
         Damaged: the pickle makes no sense.
     """
-    with collector_off():
+    with without_collection():
         return _cut(data, keep, drop, params_only)
 
 
@@ -170,7 +171,7 @@ def _check_names(wanted: Collection[str], names: list[str]) -> None:
     raise Refused(f"The top level has no key {listed(missing)}: {there}{why}")
 
 
-def _dropped(spans: Spans, entries: list[Pair], leaving: list[bool]) -> dict[int, int]:
+def _dropped(spans: Spans, entries: Sequence[Pair], leaving: list[bool]) -> dict[int, int]:
     """Where the opcodes of the entries that leave begin, and where the pickle goes on behind them, by number.
 
     Entries are set one at a time (key, value, SETITEM) or many (MARK, keys and values, SETITEMS).
@@ -192,7 +193,7 @@ def _dropped(spans: Spans, entries: list[Pair], leaving: list[bool]) -> dict[int
 
 
 def _summary(
-    result: bytes, storages: frozenset[str], entries: list[Pair], leaving: list[bool], path: tuple[str, ...]
+    result: bytes, storages: frozenset[str], entries: Sequence[Pair], leaving: list[bool], path: tuple[str, ...]
 ) -> Cut:
     gone: list[tuple[str, Any]] = []
     kept: list[tuple[str, Any]] = []
@@ -254,7 +255,7 @@ def _storages(node: Any) -> dict[str, int]:
     return found
 
 
-def _model(root: Any, entries: list[Pair], named: list[Candidate]) -> Candidate | None:
+def _model(root: Any, entries: Sequence[Pair], named: list[Candidate]) -> Candidate | None:
     """The model's state dict: among those that were named, if some were; None if it is the top level itself."""
     if not named and is_dict(root) and _only_tensors(entries):
         _check_extra_state(entries)
@@ -271,7 +272,7 @@ def _model(root: Any, entries: list[Pair], named: list[Candidate]) -> Candidate 
     return found[0]
 
 
-def _candidates(entries: list[Pair]) -> Iterator[Candidate]:
+def _candidates(entries: Sequence[Pair]) -> Iterator[Candidate]:
     """Dicts of nothing but tensors among these entries, or under a well-known name further down; each once."""
     seen: set[int] = set()
     waiting = [Candidate((_name(pair.key),), pair) for pair in reversed(entries)]
@@ -288,7 +289,7 @@ def _candidates(entries: list[Pair]) -> Iterator[Candidate]:
             waiting += [Candidate((*path, name), pair) for name, pair in deeper if name in WELL_KNOWN]
 
 
-def _only_tensors(entries: list[Pair]) -> bool:
+def _only_tensors(entries: Sequence[Pair]) -> bool:
     """Whether these are a state dict's entries. What a module keeps as its extra state may be anything."""
     return (
         any(is_tensor(pair.value) for pair in entries)
@@ -306,7 +307,7 @@ def _is_bytes(node: Any) -> bool:
     return layout is not None and layout.dtype in ("Byte", "uint8")
 
 
-def _check_extra_state(entries: list[Pair]) -> None:
+def _check_extra_state(entries: Sequence[Pair]) -> None:
     others = [_name(pair.key) for pair in entries if not is_tensor(pair.value)]
     if others:
         raise Refused(
@@ -315,7 +316,7 @@ def _check_extra_state(entries: list[Pair]) -> None:
         )
 
 
-def _no_model(root: Any, entries: list[Pair]) -> Refused:
+def _no_model(root: Any, entries: Sequence[Pair]) -> Refused:
     for name, node, inner in [("", root, entries), *((_name(one.key), one.value, pairs(one.value)) for one in entries)]:
         if is_dict(node) and is_state_dict(node):
             others = [_name(one.key) for one in inner if not is_tensor(one.value)]

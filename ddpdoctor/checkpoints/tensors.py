@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ddpdoctor.checkpoints.nodes import Call, Container, Global, Pair, Storage, Text, Tuple
+from ddpdoctor.checkpoints.nodes import Call, Global, Holder, Pair, Storage, Text, Tuple
 
 VIEWS = frozenset(
     {
@@ -107,9 +107,9 @@ def _numbers(node: Any) -> tuple[int, ...] | None:
     return tuple(node.items)
 
 
-def pairs(node: Any) -> list[Pair]:
+def pairs(node: Any) -> Sequence[Pair]:
     """The entries of a dict, an OrderedDict or the like; none for anything else."""
-    return node.pairs if isinstance(node, (Container, Call)) else []
+    return node.pairs if isinstance(node, Holder) else ()
 
 
 def is_state_dict(node: Any) -> bool:
@@ -148,7 +148,7 @@ def walk(root: Any) -> Iterator[Found]:
     while waiting:
         found = waiting.pop()
         node = found.node
-        if isinstance(node, (Container, Call, Tuple)):
+        if isinstance(node, (Holder, Tuple)):
             if id(node) in seen:
                 continue
             seen.add(id(node))
@@ -159,10 +159,10 @@ def walk(root: Any) -> Iterator[Found]:
 
 def _children(found: Found) -> Iterator[Found]:
     path, node = found
-    if isinstance(node, (Container, Call)):
+    if isinstance(node, Holder):
         for pair in node.pairs:
             yield Found(_longer(path, _name(pair.key)), pair.value)
-    if isinstance(node, (Container, Tuple, Call)):
+    if isinstance(node, (Holder, Tuple)):
         for index, item in enumerate(node.items):
             yield Found(_longer(path, f"[{index}]"), item)
     if isinstance(node, Call):
