@@ -204,7 +204,8 @@ def _stopped(outcomes: Sequence[Outcome], target: Target, *, changed: bool) -> s
         done.append(str(target.path))
     if not done:
         return "Stopped. Nothing was changed."
-    return f"Stopped. Done by then, and whole: {', '.join(done)}. All else is as it was."
+    which = done[0] if len(done) == 1 else f"{len(done)} files, the last of them {done[-1]}"
+    return f"Stopped. Done by then, and whole: {which}. All else is as it was."
 
 
 def _exit_code(outcomes: Sequence[Outcome]) -> int:

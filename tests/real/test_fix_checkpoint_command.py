@@ -1,0 +1,375 @@
+"""`ddpdoctor fix-checkpoint` in a process of its own, on files that torch wrote, with torch as the judge."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from tests.command import ROOT, command, ddpdoctor, plain_environ
+
+SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())
+
+
+class Shell:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, line: str) -> None:
+        self.line = line
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.line,)
+
+
+def saved(path: Path, content: Any, device: str = "cuda:3", **options: Any) -> Path:
+    """The content as torch would save it from that device."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.serialization, "location_tag", lambda storage: "".join(list(device)))
+        torch.save(content, path, **options)
+    return path
+
+
+def weights(prefix: str = "") -> dict[str, torch.Tensor]:
+    return {f"{prefix}layer.weight": torch.arange(12.0).reshape(3, 4), f"{prefix}layer.bias": torch.ones(3)}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+@pytest.fixture
+def ckpt(tmp_path: Path) -> Path:
+    return saved(tmp_path / "ckpt.pt", {"model": weights(), "epoch": 3})
+
+
+def fix(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return ddpdoctor("fix-checkpoint", *arguments, **options)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_in_place_and_back(tmp_path: Path, zipped: bool) -> None:
+    path = saved(tmp_path / "ckpt.pt", weights(), _use_new_zipfile_serialization=zipped)
+    before, status = path.read_bytes(), path.stat()
+    with pytest.raises(RuntimeError, match="cuda"):
+        torch.load(path, weights_only=True)
+
+    dry = fix("--dry-run", path)
+    assert (dry.returncode, path.read_bytes()) == (1, before), dry.stdout
+    assert [one.name for one in tmp_path.iterdir()] == ["ckpt.pt"]
+
+    done = fix(path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert f"torch.load({str(path)!r}, weights_only=True)" in done.stdout
+    assert same(torch.load(path, weights_only=True), weights())
+    after = path.read_bytes()
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
+
+    again = fix(path)
+    assert again.stdout.startswith("CLEAN")
+    assert (again.returncode, path.read_bytes()) == (0, after)
+    assert fix("--dry-run", path).returncode == 0
+
+    undone = fix("--undo", path)
+    assert undone.stdout.startswith("UNDONE")
+    assert (undone.returncode, path.read_bytes()) == (0, before)
+    assert [one.name for one in tmp_path.iterdir()] == ["ckpt.pt"]
+    assert fix("--undo", path).returncode == 2
+
+
+def test_the_commands_that_are_shown_work(tmp_path: Path) -> None:
+    path = saved(tmp_path / "it's a ckpt.pt", {"model": weights("module.")})
+    before = path.read_bytes()
+    done = fix(path.name, cwd=tmp_path)
+    shown = [line.strip() for line in done.stdout.splitlines() if line.strip().startswith("ddpdoctor ")]
+    assert [line.split()[2] for line in shown] == ["--undo", shown[1].split()[2]]
+    for line in reversed(shown):
+        code = line.replace("ddpdoctor", f"{sys.executable} -m ddpdoctor", 1)
+        ended = subprocess.run(code, shell=True, cwd=tmp_path, env=plain_environ(), capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        if "--strip-prefix" in line:
+            assert same(torch.load(path, weights_only=True)["model"], weights())
+    assert path.read_bytes() == before
+
+
+def test_a_new_file_leaves_the_old_one_alone(ckpt: Path, tmp_path: Path) -> None:
+    before, out = ckpt.read_bytes(), tmp_path / "new.pt"
+    done = fix(ckpt, "-o", out)
+    assert done.returncode == 0, done.stdout
+    assert ckpt.read_bytes() == before
+    assert same(torch.load(out, weights_only=True)["model"], weights())
+    written = out.read_bytes()
+    again = fix(ckpt, "-o", out)
+    assert (again.returncode, out.read_bytes()) == (2, written)
+    assert fix(ckpt, "-o", ckpt).returncode == 2
+    assert fix(ckpt, "-o", tmp_path / "no" / "folder.pt").returncode == 2
+    assert ckpt.read_bytes() == before
+
+
+def test_a_folder_for_one_file_is_meant_as_for_cp(ckpt: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert fix(ckpt, "-o", tmp_path / "out").returncode == 0
+    assert same(torch.load(tmp_path / "out" / "ckpt.pt", weights_only=True)["model"], weights())
+
+
+def test_another_device(ckpt: Path) -> None:
+    done = fix("--json", "--to", "cuda:1", ckpt)
+    after = json.loads(done.stdout)["files"][0]["after"]
+    assert (done.returncode, [one["device"] for one in after["pins"]]) == (0, ["cuda:1"])
+
+
+def test_a_malicious_file_is_told_of_and_not_run(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    path = saved(tmp_path / "evil.pt", {"model": weights(), "x": Shell(f"touch {ran}")})
+    done = fix(path)
+    assert "DANGER" in done.stdout
+    assert "system runs a command in a shell" in done.stdout
+    assert not ran.exists()
+    torch.load(path, weights_only=False)
+    assert ran.exists()
+
+
+def test_many_files_and_the_worst_of_them_decides(ckpt: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (runs / "deep").mkdir(parents=True)
+    saved(runs / "deep" / "b.pt", weights())
+    saved(runs / "clean.pt", weights(), device="cpu")
+    saved(runs / "args.pt", {"model": weights(), "args": argparse.Namespace()})
+    dry = fix("--dry-run", runs)
+    assert dry.returncode == 1
+    assert "2 to be fixed and 1 had nothing to fix" in dry.stdout
+    (runs / "broken.pt").write_bytes(ckpt.read_bytes()[:500])
+    done = fix(runs)
+    assert done.returncode == 2
+    assert "4 files: 2 fixed, 1 had nothing to fix and 1 could not be handled." in done.stdout
+    assert same(torch.load(runs / "deep" / "b.pt", weights_only=True), weights())
+    assert "argparse.Namespace" in done.stdout
+    assert fix("--undo", runs).returncode == 0
+    (runs / "broken.pt").unlink()
+    assert fix("--dry-run", runs).returncode == 1
+    assert fix("--undo", runs).returncode == 2
+
+
+def sharded(folder: Path) -> Path:
+    folder.mkdir()
+    names = {number: f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)}
+    for number, name in names.items():
+        saved(folder / name, {f"module.w{number}": torch.full((4,), float(number))})
+    index = folder / "pytorch_model.bin.index.json"
+    weight_map = {f"module.w{number}": name for number, name in names.items()}
+    index.write_text(json.dumps({"metadata": {"total_size": 32}, "weight_map": weight_map}))
+    return index
+
+
+def loaded(index: Path) -> dict[str, float]:
+    """Each key of the index, from the shard in which it is said to be."""
+    weight_map = json.loads(index.read_text())["weight_map"]
+    shards = {name: torch.load(index.parent / name, weights_only=True) for name in weight_map.values()}
+    return {key: shards[name][key][0].item() for key, name in weight_map.items()}
+
+
+def test_an_index_means_its_shards_and_goes_with_them(tmp_path: Path) -> None:
+    index = sharded(tmp_path / "model")
+    assert fix(index, "-o", tmp_path / "copy").returncode == 0
+    assert (tmp_path / "copy" / index.name).read_bytes() == index.read_bytes()
+    assert loaded(tmp_path / "copy" / index.name) == {"module.w1": 1, "module.w2": 2}
+
+    assert fix(index.parent, "-o", tmp_path / "bare", "--strip-prefix", "module").returncode == 0
+    assert loaded(tmp_path / "bare" / index.name) == {"w1": 1, "w2": 2}
+
+    refused = fix(index, "--strip-prefix", "module.")
+    assert refused.returncode == 2
+    assert "-o FOLDER" in refused.stderr
+    assert fix(index).returncode == 0
+    assert loaded(index) == {"module.w1": 1, "module.w2": 2}
+
+
+def test_two_files_are_never_written_into_one(ckpt: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = saved(tmp_path / "other" / "ckpt.pt", weights())
+    ended = fix(ckpt, other, "-o", tmp_path / "out")
+    assert ended.returncode == 2
+    assert "would both become" in ended.stderr
+    assert not (tmp_path / "out").exists()
+    ended = fix(ckpt, other, "-o", ckpt)
+    assert (ended.returncode, "name a folder" in ended.stderr) == (2, True)
+
+
+def test_json_follows_the_schema_and_proves_the_treatment(ckpt: Path, tmp_path: Path) -> None:
+    pointer = tmp_path / "lfs.pt"
+    pointer.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 12345\n")
+    report = json.loads(fix("--json", "--dry-run", ckpt).stdout)
+    assert (report["verdict"], report["files"][0]["action"]) == ("fail", "would-fix")
+    done = fix("--json", ckpt)
+    report = json.loads(done.stdout)
+    jsonschema.Draft202012Validator(SCHEMA).validate(report)
+    assert (done.returncode, done.stderr, report["verdict"], report["command"]) == (0, "", "ok", "fix-checkpoint")
+    assert "ckpt-device-pin" in report["passed"]
+    assert [one["device"] for one in report["files"][0]["before"]["pins"]] == ["cuda:3"]
+    assert [one["device"] for one in report["files"][0]["after"]["pins"]] == ["cpu"]
+    both = fix("--json", ckpt, pointer)
+    report = json.loads(both.stdout)
+    jsonschema.Draft202012Validator(SCHEMA).validate(report)
+    assert both.returncode == 2
+    assert [one["action"] for one in report["files"]] == ["clean", "refused"]
+    assert "lfs.pt" in report["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "path"),
+        (["ckpt.pt", "--undo", "--to", "cpu"], "--undo"),
+        (["ckpt.pt", "--undo", "-o", "x"], "--undo"),
+        (["ckpt.pt", "--to", "meta"], "meta"),
+        (["ckpt.pt", "--keep", "model"], "ddpdoctor fix-checkpoint ckpt.pt --keep model -o ckpt-small.pt"),
+        (["ckpt.pt", "--keep", "model", "--drop", "epoch", "-o", "x"], "exclude"),
+        (["ckpt.pt", "--to-safetensors"], "-o ckpt.safetensors"),
+        (["ckpt.pt", "other.pt", "--params-only"], "-o fixed/"),
+        (["ckpt.pt", "--strip-prefix", ""], "is empty"),
+        (["--undo", "."], "nothing to undo"),
+        (["nothing-here.pt"], "nothing-here.pt"),
+        (["ckpt.pt", "--frobnicate"], "frobnicate"),
+    ],
+)
+def test_wrong_usage_exits_2_and_changes_nothing(ckpt: Path, arguments: list[str], words: str) -> None:
+    before = ckpt.read_bytes()
+    ended = fix(*arguments, cwd=ckpt.parent)
+    assert ended.returncode == 2
+    assert words.lower() in (ended.stdout + ended.stderr).lower()
+    assert "Traceback" not in ended.stderr
+    assert ckpt.read_bytes() == before
+
+
+def test_nothing_that_takes_long_is_loaded(ckpt: Path) -> None:
+    line = [sys.executable, "-X", "importtime", *command("fix-checkpoint", ckpt)[1:]]
+    ended = subprocess.run(line, env=plain_environ(), capture_output=True, text=True, check=True)
+    modules = {row.rpartition("|")[2].strip() for row in ended.stderr.splitlines()}
+    assert "ddpdoctor.checkpoints.in_place" in modules
+    heavy = ("rich", "torch", "numpy", "pickletools", "asyncio", "psutil", "packaging", "ddpdoctor.registry")
+    assert not [name for name in modules if name.split(".")[0] in heavy or name in heavy]
+    assert not [name for name in modules if name.startswith(("ddpdoctor.probes", "ddpdoctor.checks"))]
+
+
+def test_a_closed_pipe_ends_it_quietly(ckpt: Path) -> None:
+    started = subprocess.Popen(
+        command("fix-checkpoint", ckpt), env=plain_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert started.stdout is not None
+    assert started.stderr is not None
+    started.stdout.close()
+    assert started.stderr.read() == b""
+    assert started.wait(60) == 141
+    assert same(torch.load(ckpt, weights_only=True)["model"], weights())
+
+
+class Terminal:
+    """The command on a terminal of its own."""
+
+    def __init__(self, *arguments: str | Path, **environ: str) -> None:
+        self.output = ""
+        self.pid, self.fd = pty.fork()
+        if not self.pid:
+            line = command("fix-checkpoint", *arguments)
+            os.execve(line[0], line, plain_environ() | {"TERM": "xterm", "COLUMNS": "80"} | environ)
+
+    def wait_for(self, text: str) -> None:
+        while text not in self.output:
+            assert self._read(60), self.output
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def end(self) -> int:
+        while self._read(60):
+            pass
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _read(self, seconds: float) -> bool:
+        if not select.select([self.fd], [], [], seconds)[0]:
+            return False
+        try:
+            data = os.read(self.fd, 65536)
+        except OSError:
+            return False
+        self.output += data.decode()
+        return bool(data)
+
+
+def test_colours_on_a_terminal_unless_unwanted(ckpt: Path) -> None:
+    for environ, coloured in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
+        terminal = Terminal("--dry-run", ckpt, **environ)
+        assert terminal.end() == 1
+        assert ("\x1b[1;33mTO FIX\x1b[0m" in terminal.output) is coloured
+
+
+@pytest.fixture
+def gan(tmp_path: Path) -> Path:
+    return saved(tmp_path / "gan.pt", {"generator": weights("g."), "discriminator": weights("d.")})
+
+
+def test_where_it_is_unclear_a_person_is_asked(gan: Path, tmp_path: Path) -> None:
+    terminal = Terminal("--params-only", gan, "-o", tmp_path / "params.pt")
+    terminal.wait_for("[none] ")
+    choices = [line.split()[1] for line in terminal.output.splitlines() if line.strip()[:1].isdigit()]
+    assert sorted(choices) == ["discriminator", "generator"]
+    terminal.type("seven\n")
+    terminal.type(f"{choices.index('generator') + 1}\n")
+    assert terminal.end() == 0, terminal.output
+    assert same(torch.load(tmp_path / "params.pt", weights_only=True), weights("g."))
+
+
+@pytest.mark.parametrize(("typed", "code"), [("\n", 2), ("\x04", 2), ("\x03", 130)])
+def test_no_answer_changes_nothing(gan: Path, tmp_path: Path, typed: str, code: int) -> None:
+    terminal = Terminal("--params-only", gan, "-o", tmp_path / "params.pt")
+    terminal.wait_for("[none] ")
+    terminal.type(typed)
+    assert terminal.end() == code, terminal.output
+    assert code == 2 or "Stopped. Nothing was changed." in terminal.output
+    assert [one.name for one in tmp_path.iterdir()] == ["gan.pt"]
+
+
+def test_without_a_terminal_it_says_how_to_name_it(gan: Path, tmp_path: Path) -> None:
+    out = tmp_path / "params.pt"
+    ended = fix("--params-only", gan, "-o", out)
+    assert ended.returncode == 2
+    assert "--keep" in ended.stdout
+    assert fix("--params-only", "--keep", "generator", gan, "-o", out).returncode == 0
+    assert same(torch.load(out, weights_only=True), weights("g."))
+
+
+def test_ctrl_c_says_what_was_done_by_then(tmp_path: Path) -> None:
+    for number in range(300):
+        saved(tmp_path / f"{number:03}.pt", weights())
+    originals = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    started = subprocess.Popen(
+        command("fix-checkpoint", tmp_path),
+        env=plain_environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "003.pt.ddpdoctor-undo").exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    started.send_signal(signal.SIGINT)
+    _, stderr = started.communicate(timeout=60)
+    changed = {path.name for path, content in originals.items() if path.read_bytes() != content}
+    assert started.returncode == 130
+    assert 3 <= len(changed) < 300
+    assert f"{len(changed)} files, the last of them {tmp_path / max(changed)}." in stderr
+    for path in originals:
+        torch.load(path, weights_only=True, map_location="cpu")
