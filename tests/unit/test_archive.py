@@ -19,7 +19,7 @@ from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, NotACheckpoin
 from ddpdoctor.checkpoints.layouts import Place
 from ddpdoctor.checkpoints.machine import scan
 from ddpdoctor.checkpoints.reading import Source
-from tests.checkpoint_files import Made, changed, make_zip, repacked
+from tests.checkpoint_files import Made, changed, make_zip, repacked, unchecked
 
 OBJECT = {
     "name": "alpha",
@@ -65,13 +65,6 @@ def accepted(path: Path, expected: dict[str, Any], *, sound: bool = True, stored
             assert archive.testzip() is None
     if sound:
         subprocess.run(["unzip", "-tq", str(path)], check=True, stdout=subprocess.DEVNULL)
-
-
-def unchecked(archive: zipfile.ZipFile, name: str) -> bytes:
-    """A record's contents, whatever its checksum."""
-    with archive.open(name) as record:
-        record._expected_crc = None  # type: ignore[attr-defined]
-        return record.read()
 
 
 def save_aligned(path: Path, config: Any) -> None:
