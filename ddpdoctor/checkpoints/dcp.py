@@ -74,7 +74,7 @@ def recognise_dcp(path: Path, names: set[str]) -> Recognised:
     return Recognised(
         kind="dcp-folder",
         called=called,
-        advice="Nothing in it binds it to a device: torch.distributed.checkpoint.load puts each tensor where yours is, with any "
+        advice="Its tensors are bound to no device: torch.distributed.checkpoint.load puts each tensor where yours is, with any "
         "number of ranks; this makes one file for torch.load of it",
         commands=(_one_file(path, names),),
     )
@@ -97,7 +97,8 @@ def _incomplete(path: Path, shards: set[str], pieces: list[_Piece]) -> str:
         ends[piece.file] = max(ends.get(piece.file, 0), piece.end)
     missing = sorted(name for name in ends if name not in shards and not mode_of(path / name))
     if missing:
-        return f"{plural(len(missing), 'file')} of {len(ends)} that .metadata names are missing: {listed(map(printable, missing), 4)}"
+        are = "is" if len(missing) == 1 else "are"
+        return f"Of {plural(len(ends), 'file')} that .metadata names, {len(missing)} {are} missing: {listed(map(printable, missing), 4)}"
     short = sorted(name for name, end in ends.items() if (path / name).stat().st_size < end)
     if short:
         size = (path / short[0]).stat().st_size

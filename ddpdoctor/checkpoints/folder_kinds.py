@@ -106,6 +106,12 @@ def _plain(path: Path, entries: dict[str, bool]) -> Recognised:
     from ddpdoctor.checkpoints.folders import expand
 
     found = expand([path])
+    if found == (path,) and _layout(entries) == "hf-folder" and any(".safetensors" in name for name in entries):
+        return Recognised(
+            kind="hf-folder",
+            called="a Hugging Face model in safetensors files",
+            advice="safetensors hold no device, so there is nothing to fix",
+        )
     if found != (path,):
         return Recognised(
             kind=_layout(entries), called=f"{_called(entries)} with {plural(len(found), 'checkpoint')} in it"

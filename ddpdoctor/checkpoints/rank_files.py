@@ -18,7 +18,7 @@ _EACH = (
     re.compile(r"(?P<before>rng_state_)(?P<rank>\d{1,5})(?P<after>\.pth)\Z"),
     re.compile(r"(?P<before>random_states_)(?P<rank>\d{1,5})(?P<after>\.pkl)\Z"),
     re.compile(
-        r"(?P<before>(?:.*[^a-z])?rank[-_]?)(?P<rank>\d{1,5})(?P<after>(?:[^\d].*)?\.(?:pt|pth|ckpt|bin|pkl|safetensors))\Z"
+        r"(?P<before>(?:.*[^a-z])?(?<!mp_)rank[-_]?)(?P<rank>\d{1,5})(?P<after>(?:[^\d].*)?\.(?:pt|pth|ckpt|bin|pkl|safetensors))\Z"
     ),
 )
 """Of transformers, of Accelerate, and of whoever puts the rank into the name."""

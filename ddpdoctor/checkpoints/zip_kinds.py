@@ -66,15 +66,15 @@ def _find_directory(glance: Glance) -> tuple[int, int, int] | None:
         return None
     size, offset = _END.unpack_from(tail, at)[5:7]
     position = start + at
-    if 0xFFFFFFFF in (size, offset) and position >= _LOCATOR.size:
-        locator = glance.read(position - _LOCATOR.size, _LOCATOR.size)
-        if not locator.startswith(b"PK\6\7"):
-            return None
-        position = _LOCATOR.unpack(locator)[2]
-        record = glance.read(position, _END64.size)
-        if len(record) < _END64.size or not record.startswith(b"PK\6\6"):
-            return None
-        size, offset = _END64.unpack(record)[8:]
+    before = position - _END64.size - _LOCATOR.size
+    ends64 = glance.read(before, _END64.size + _LOCATOR.size) if before >= 0 else b""
+    if ends64.startswith(b"PK\6\6") and ends64.startswith(b"PK\6\7", _END64.size):
+        # torch always writes these, too. Where they stand is looked at, not where they say that they stand: in a file of
+        # several archives that is counted from the last one's beginning.
+        size, offset = _END64.unpack_from(ends64)[8:]
+        position = before
+    elif 0xFFFFFFFF in (size, offset):
+        return None
     return offset, size, position
 
 
@@ -149,7 +149,7 @@ def _shard(glance: Glance) -> Recognised:
     return Recognised(
         kind="dcp-shard",
         called="one rank's file of a distributed checkpoint (DCP)",
-        problem="One rank's file of a distributed checkpoint: it is of no use without its folder, and torch.load can't read it",
+        problem="One rank's file of a distributed checkpoint, not to be read without the others in its folder",
         advice="Load the folder with torch.distributed.checkpoint.load, or convert it to one file for torch.load",
         commands=(f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} converted.pt",),
     )
