@@ -39,12 +39,14 @@ class Part(NamedTuple):
 
 def paragraphs(outcome: Outcome, wishes: Wishes) -> list[list[Part]]:
     """All that is said of a file below the heading and the table: the dangers, what was done, what to know."""
+    if outcome.action is Action.REFUSED:
+        return [told for told in (list(_advice(outcome)), list(_dangers(outcome))) if told]
     done = [*_advice(outcome), *_done(outcome, wishes)]
     to_know: list[Part] = []
     facts = outcome.after or outcome.before
     if facts is not None and outcome.action in (Action.CLEAN, Action.FIXED, Action.WRITTEN):
         done += _load(outcome, facts)
-    if facts is not None and outcome.action not in (Action.REFUSED, Action.UNDONE):
+    if facts is not None and outcome.action is not Action.UNDONE:
         to_know += _to_know(outcome, facts)
     return [told for told in (list(_dangers(outcome)), done, to_know) if told]
 
@@ -53,7 +55,7 @@ def loud_parts(outcome: Outcome) -> list[Part]:
     """What must be said of a file even where a line is enough for all else; nothing, of most."""
     if outcome.action is not Action.REFUSED:
         return list(_dangers(outcome))
-    return [Part("why", _sentence(outcome.error)), *_dangers(outcome), *_advice(outcome)]
+    return [Part("why", _sentence(outcome.error)), *_advice(outcome), *_dangers(outcome)]
 
 
 def shell(path: str) -> str:
@@ -128,8 +130,9 @@ def _advice(outcome: Outcome) -> Iterator[Part]:
 
 def _done(outcome: Outcome, wishes: Wishes) -> Iterator[Part]:
     moved = sum(one.tensors for one in outcome.moved)
-    edits = [f"{plural(moved, 'tensor')} moved to {wishes.to}"] if moved else []
-    what = listed([*edits, *_edits(outcome)])
+    which = "what stays" if outcome.dropped else plural(moved, "tensor")
+    edits = [f"{which} moved to {wishes.to}"] if moved else []
+    what = listed([*_edits(outcome), *edits])
     if outcome.action is Action.WOULD_FIX:
         yield Part("to do", f"{_capital(what)}. This was a dry run: nothing was changed.")
     elif outcome.action is Action.FIXED:
@@ -162,7 +165,7 @@ def _dangers(outcome: Outcome) -> Iterator[Part]:
         text = f"Loading this file with weights_only=False would call what no checkpoint needs:{lines}"
         yield Part("DANGER", text, style="red")
     foreign = [one for one in facts.globals if not one.dangerous]
-    if foreign:
+    if foreign and outcome.action is not Action.REFUSED:
         also = "also " if dangerous else ""
         lines = _named([f"{one.name}: {one.meaning}".removesuffix(": ") for one in foreign])
         text = f"Loading it with weights_only=False {also}imports, and mostly calls, what tensors don't need:{lines}"
@@ -189,7 +192,7 @@ def _load(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
         yield Part(
             "load",
             "Better not at all. Its tensors can be had without running anything:",
-            (f"{COMMAND} {shell(path)} --to-safetensors -o {tensors}",),
+            (f"{COMMAND} {shell(path)} --params-only --to-safetensors -o {tensors}",),
         )
     else:
         stops = listed(facts.weights_only_blockers, _MOST)
@@ -201,7 +204,9 @@ def _to_know(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
     path = outcome.written or outcome.path
     if facts.whole_module:
         yield Part(
-            "note", f"It holds a whole pickled {facts.whole_module}, so loading needs that class's code, as it was."
+            "note",
+            f"It holds a whole pickled {facts.whole_module}, and loading it needs that class's code as it was: "
+            "a model.state_dict() lasts longer.",
         )
     for one in facts.prefixes:
         where = f" of {one.where}" if one.where else ""

@@ -16,6 +16,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import safetensors.torch
 import torch
 
 from tests.command import ROOT, command, ddpdoctor, plain_environ
@@ -136,6 +137,11 @@ def test_a_malicious_file_is_told_of_and_not_run(tmp_path: Path) -> None:
     done = fix(path)
     assert "DANGER" in done.stdout
     assert "system runs a command in a shell" in done.stdout
+    assert not ran.exists()
+    tensors = tmp_path / "evil.safetensors"
+    assert f"--params-only --to-safetensors -o {tensors}" in done.stdout
+    assert fix(path, "--params-only", "--to-safetensors", "-o", tensors).returncode == 0
+    assert same(safetensors.torch.load_file(tensors), weights())
     assert not ran.exists()
     torch.load(path, weights_only=False)
     assert ran.exists()

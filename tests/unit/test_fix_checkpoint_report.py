@@ -118,7 +118,7 @@ def test_what_is_dangerous_comes_first_and_then_no_way_of_loading_it_all() -> No
         < text.index("done")
     )
     assert "torch.load" not in text
-    assert "fix-checkpoint runs/ckpt.pt --to-safetensors -o runs/ckpt.safetensors" in text
+    assert "fix-checkpoint runs/ckpt.pt --params-only --to-safetensors -o runs/ckpt.safetensors" in text
 
 
 def test_a_foreign_class_is_named_and_weights_only_is_off_only_for_who_trusts_the_file() -> None:
@@ -176,6 +176,20 @@ def test_refusal_has_the_reason_the_advice_and_the_command_but_no_praise() -> No
     assert text.startswith("REFUSED  lfs.pt: A Git LFS pointer: the file itself was never fetched.\n")
     assert "fix      Fetch it.\n           git lfs pull --include lfs.pt\n" in text
     assert "done" not in text
+
+
+def test_a_refused_file_is_told_of_when_it_is_dangerous() -> None:
+    outcome = msgspec.structs.replace(FIXED, action=Action.REFUSED, after=None, error="It is a link")
+    text = told(changed(outcome, globals=(SYSTEM, NAMESPACE)))
+    assert text.startswith("REFUSED  runs/ckpt.pt: It is a link.\n         The file was not changed.\n\nDANGER")
+    assert "Namespace" not in text
+    assert "DANGER" in summed(changed(outcome, globals=(SYSTEM, NAMESPACE)), FIXED)
+
+
+def test_of_what_was_left_out_nothing_is_said_to_be_moved() -> None:
+    outcome = msgspec.structs.replace(FIXED, action=Action.WRITTEN, written="new.pt", dropped=("optimizer",), renamed=7)
+    text = " ".join(told(outcome).split())
+    assert "7 keys renamed, optimizer left out and what stays moved to cpu; the new file" in text
 
 
 def test_choices_are_listed() -> None:
