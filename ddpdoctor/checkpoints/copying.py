@@ -120,7 +120,7 @@ class Copier:
             self._progress(self._done, self._total)
 
 
-def write_at(fd: int, data: bytes | bytearray, offset: int) -> None:
+def write_at(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
     """All of it: a signal or a full disk may stop a write in the middle."""
     view = memoryview(data)
     while view:
