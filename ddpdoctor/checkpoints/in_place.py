@@ -279,7 +279,6 @@ def _roll_back(path: Path, file: Held, record: Record, why: str) -> None:
             os.fsync(file.file)
         if layer.appended:
             os.ftruncate(file.file, layer.size)
-            os.fsync(file.file)
         _ensure(file.file, layer, State.BEFORE)
     except OSError as error:
         raise _stuck(path, why, error) from None

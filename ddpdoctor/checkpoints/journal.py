@@ -273,11 +273,13 @@ def write_exactly(file: int, data: bytes, offset: int) -> None:
 
 
 def mark(folder: int, name: str, record: Record, stage: Stage) -> None:
-    """Notes the stage of a record, durably. Raises OSError."""
+    """Notes the stage of a record. Raises OSError."""
     file = os.open(name + SUFFIX, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.pwrite(file, bytes([stage]), record.start + _STAGE_AT)
-        os.fsync(file)
+        if stage is Stage.UNDOING:
+            # Before the checkpoint's date changes. That it is complete can get lost: it is found out again.
+            os.fsync(file)
     finally:
         os.close(file)
 
