@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 from ddpdoctor.checkpoints.protobuf_kinds import recognise_protobuf
-from ddpdoctor.checkpoints.recognised import Glance, Recognised, printable
+from ddpdoctor.checkpoints.recognised import Glance, Recognised, printable, quoted
 from ddpdoctor.wording import human, listed
 
 
@@ -46,8 +46,7 @@ def _compressed(glance: Glance) -> Recognised | None:
                 problem=f"Compressed with {name} as a whole, which torch.load can't read",
                 advice="Unpack it, then name what comes out",
                 commands=tuple(
-                    command.format(shlex.quote(str(glance.path)), shlex.quote(_unpacked(glance.path, endings)))
-                    for command in commands
+                    command.format(quoted(glance.path), quoted(_unpacked(glance.path, endings))) for command in commands
                 ),
             )
     return None
@@ -84,7 +83,7 @@ def _encrypted(glance: Glance) -> Recognised | None:
                 called=f"a file encrypted with {name}",
                 problem=f"Encrypted with {name}: what is in it can't be read without the key",
                 advice="Decrypt it, with the key and the options with which it was encrypted, then name what comes out",
-                commands=(command.format(file=shlex.quote(str(path)), out=shlex.quote(str(out))),),
+                commands=(command.format(file=quoted(path), out=quoted(out)),),
             )
     return None
 
@@ -156,7 +155,7 @@ def _tar(glance: Glance) -> Recognised | None:
         called="a tar archive",
         problem=f"A tar archive ({listed(map(printable, inside or names), 4)}), not a checkpoint itself",
         advice="Unpack it, then name the checkpoint in it" if inside else "Unpack it to see what is in it",
-        commands=(f"tar -xf {shlex.quote(str(glance.path))}",),
+        commands=(f"tar -xf {quoted(glance.path)}",),
     )
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged
 from ddpdoctor.checkpoints.machine import scan
 from ddpdoctor.checkpoints.nodes import Container, Text
-from ddpdoctor.checkpoints.recognised import Glance, Recognised, mode_of, printable
+from ddpdoctor.checkpoints.recognised import Glance, Recognised, mode_of, printable, quoted
 from ddpdoctor.wording import human, listed, plural
 
 METADATA = ".metadata"
@@ -85,9 +85,9 @@ def _one_file(path: Path, names: set[str]) -> str:
     if "meta.pt" in names:
         with Glance(path / "meta.pt") as glance:
             module = "pytorch" if b"pytorch-lightning_version" in glance.read(0, _PEEK) else "fabric"
-        return f"python -m lightning.{module}.utilities.consolidate_checkpoint {shlex.quote(str(path))}"
+        return f"python -m lightning.{module}.utilities.consolidate_checkpoint {quoted(path)}"
     convert = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-    return f"{convert} {shlex.quote(str(path))} {shlex.quote(path.absolute().name + '.pt')}"
+    return f"{convert} {quoted(path)} {shlex.quote(path.absolute().name + '.pt')}"
 
 
 def _incomplete(path: Path, shards: set[str], pieces: list[_Piece]) -> str:

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from ddpdoctor.checkpoints.dcp import is_dcp, recognise_dcp
-from ddpdoctor.checkpoints.recognised import Recognised, mode_of
+from ddpdoctor.checkpoints.recognised import Recognised, mode_of, quoted
 from ddpdoctor.wording import listed, plural
 
 LEFT_ALONE = frozenset({"dcp-folder", "deepspeed-states", "tensorflow", "jax", "unpacked-zip"})
@@ -21,21 +21,20 @@ _MODEL_FILES = re.compile(r"(?:model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetens
 
 def recognise_folder(path: Path) -> Recognised:
     """Raises OSError if it can't be listed."""
-    entries = {entry.name: entry.is_dir() for entry in _scan(path)}
+    entries = {name: is_folder for name, (is_folder, _) in entries_of(path).items()}
     return special_folder(path, entries) or _plain(path, entries)
 
 
 def special_folder(path: Path, entries: dict[str, bool]) -> Recognised | None:
     """None for a plain one. entries: the names in it, and whether each is a folder."""
     files = {name for name, is_folder in entries.items() if not is_folder}
-    folders = entries.keys() - files
     if is_dcp(files):
         return recognise_dcp(path, files)
     if any(DEEPSPEED_STATES.match(name) for name in files):
         return _deepspeed_states(path, files)
     if "latest" in files and "zero_to_fp32.py" in files:
         return _deepspeed(path)
-    if "data.pkl" in files and ("data" in folders or "version" in files):
+    if {"data.pkl", "version"} <= files:
         return _unpacked(path)
     if "saved_model.pb" in files:
         return Recognised(
@@ -58,9 +57,7 @@ def _deepspeed_states(path: Path, files: set[str]) -> Recognised:
     top = path.absolute().parent
     script = top / "zero_to_fp32.py"
     commands = (
-        (
-            f"cd {shlex.quote(str(top))} && python zero_to_fp32.py . consolidated --tag {shlex.quote(path.absolute().name)}",
-        )
+        (f"cd {quoted(top)} && python zero_to_fp32.py . consolidated --tag {shlex.quote(path.absolute().name)}",)
         if mode_of(script)
         else ()
     )
@@ -84,7 +81,7 @@ def _deepspeed(path: Path) -> Recognised:
         kind="deepspeed-folder",
         called="a folder of DeepSpeed checkpoints",
         advice=_DEEPSPEED,
-        commands=(f"cd {shlex.quote(str(path))} && python zero_to_fp32.py . consolidated",),
+        commands=(f"cd {quoted(path)} && python zero_to_fp32.py . consolidated",),
     )
 
 
@@ -96,9 +93,7 @@ def _unpacked(path: Path) -> Recognised:
         called="a PyTorch checkpoint that was unpacked",
         problem="The contents of a PyTorch checkpoint that was unpacked as a zip archive: torch.load wants the archive",
         advice="Take the original file if there still is one; else zip the folder again, without compressing it",
-        commands=(
-            f"cd {shlex.quote(str(absolute.parent))} && zip -0 -D -r {shlex.quote(absolute.name + '.pt')} {name}",
-        ),
+        commands=(f"cd {quoted(absolute.parent)} && zip -0 -D -r {shlex.quote(absolute.name + '.pt')} {name}",),
     )
 
 
@@ -148,6 +143,14 @@ def _contents(entries: dict[str, bool]) -> str:
     return listed(words, 4)
 
 
-def _scan(path: Path) -> list[os.DirEntry[str]]:
+def entries_of(path: Path) -> dict[str, tuple[bool, bool]]:
+    """The names in a folder: whether each is one itself, and whether it is a link. Raises OSError."""
     with os.scandir(path) as entries:
-        return list(entries)
+        return {entry.name: (_is_folder(entry), entry.is_symlink()) for entry in entries}
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # A link that leads round in a circle, or where this user may not go.
+        return False

@@ -53,11 +53,10 @@ def _meant(path: Path) -> Iterator[Path]:
 
 
 def _within(folder: Path) -> Iterator[Path]:
-    from ddpdoctor.checkpoints.folder_kinds import LEFT_ALONE, special_folder
+    from ddpdoctor.checkpoints.folder_kinds import LEFT_ALONE, entries_of, special_folder
 
     try:
-        with os.scandir(folder) as scan:
-            entries = {entry.name: (entry.is_dir(), entry.is_symlink()) for entry in scan}
+        entries = entries_of(folder)
     except OSError:
         yield folder
         return

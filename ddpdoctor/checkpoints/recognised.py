@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from pathlib import Path
 
@@ -73,6 +74,12 @@ def mode_of(path: Path) -> int:
         return path.stat().st_mode
     except (OSError, ValueError):
         return 0
+
+
+def quoted(path: Path | str) -> str:
+    """A path for a shell. One that begins with a dash would be taken for an option."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def printable(text: str | bytes, most: int = 80) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.checkpoints.recognised import Glance, Recognised, mode_of, printable
+from ddpdoctor.checkpoints.recognised import Glance, Recognised, mode_of, printable, quoted
 from ddpdoctor.wording import human, listed, plural
 
 _LARGEST_JSON = 1 << 26
@@ -101,7 +101,7 @@ def _lfs_pointer(glance: Glance) -> Recognised:
         else "Download the file itself: Git LFS can fetch it only into a clone of its repository",
         commands=(
             "git lfs install",
-            f"git -C {shlex.quote(str(tree))} lfs pull --include {shlex.quote(name)}",
+            f"git -C {quoted(tree)} lfs pull --include {shlex.quote(name)}",
         )
         if tree
         else (),
@@ -109,7 +109,7 @@ def _lfs_pointer(glance: Glance) -> Recognised:
 
 
 def _annex_pointer(glance: Glance) -> Recognised:
-    folder, name = shlex.quote(str(glance.path.parent)), shlex.quote(glance.path.name)
+    folder, name = quoted(glance.path.parent), shlex.quote(glance.path.name)
     return Recognised(
         kind="git-annex-pointer",
         called="a git-annex pointer",
@@ -120,7 +120,7 @@ def _annex_pointer(glance: Glance) -> Recognised:
 
 
 def _dvc_pointer(glance: Glance) -> Recognised:
-    path = shlex.quote(str(glance.path))
+    path = quoted(glance.path)
     return Recognised(
         kind="dvc-pointer",
         called="a DVC pointer",

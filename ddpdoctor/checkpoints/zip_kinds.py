@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import shlex
 from struct import Struct
 
-from ddpdoctor.checkpoints.recognised import Glance, Recognised, mode_of, printable
+from ddpdoctor.checkpoints.recognised import Glance, Recognised, mode_of, printable, quoted
 from ddpdoctor.wording import human, listed, plural
 
 _LOCAL = Struct("<4s2xHHHHLLLHH")
@@ -145,7 +144,7 @@ def _is_shard(glance: Glance, directory_end: int, position: int) -> bool:
 
 
 def _shard(glance: Glance) -> Recognised:
-    folder = shlex.quote(str(glance.path.parent))
+    folder = quoted(glance.path.parent)
     return Recognised(
         kind="dcp-shard",
         called="one rank's file of a distributed checkpoint (DCP)",
@@ -172,7 +171,7 @@ def _foreign(glance: Glance, entries: list[tuple[str, int, int]]) -> Recognised:
     """An archive without torch.save's data.pkl in its first folder."""
     names = [name for name, _, _ in entries]
     inner = {name.partition("/")[2] for name in names}
-    path = shlex.quote(str(glance.path))
+    path = quoted(glance.path)
     if any(flags & 1 for _, flags, _ in entries):
         return Recognised(
             kind="encrypted",

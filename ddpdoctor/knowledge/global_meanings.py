@@ -6,28 +6,11 @@ The second of each pair: known to run commands or code, or to reach files or the
 from __future__ import annotations
 
 BURIED = frozenset(
-    {
-        "__builtins__",
-        "__getattribute__",
-        "__globals__",
-        "__import__",
-        "__subclasses__",
-        "builtins",
-        "eval",
-        "exec",
-        "execfile",
-        "getattr",
-        "importlib",
-        "nt",
-        "os",
-        "popen",
-        "posix",
-        "subprocess",
-        "sys",
-        "system",
-    }
+    {"__builtins__", "__globals__", "__subclasses__", "builtins", "importlib", "nt", "os", "posix", "subprocess", "sys"}
 )
 """Pickles of protocol 4 may name attributes of attributes: torch.serialization.os.system."""
+BURIED_LAST = frozenset({"__getattribute__", "__import__", "eval", "exec", "execfile", "getattr", "popen", "system"})
+"""Functions that any module which uses them hands on under its own name."""
 
 _COMMAND = "runs a command on this host"
 _SHELL = "runs a command in a shell"

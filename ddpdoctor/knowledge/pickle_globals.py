@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.knowledge.global_meanings import BURIED, MEANINGS
+from ddpdoctor.knowledge.global_meanings import BURIED, BURIED_LAST, MEANINGS
 
 if TYPE_CHECKING:
     from ddpdoctor.checkpoints.machine import Program
@@ -169,15 +169,19 @@ def meaning(name: str) -> tuple[str, bool]:
     package can do all of that.
     """
     parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        known = MEANINGS.get(".".join(parts[:length]))
-        if known and known[1]:
-            return known
-        buried = set(parts[1:]) & BURIED
-        if buried:
-            return f"reaches {sorted(buried)[0]} by way of another module", True
-        if known:
-            return known
+    known = next(
+        (MEANINGS[start] for length in range(len(parts), 0, -1) if (start := ".".join(parts[:length])) in MEANINGS),
+        None,
+    )
+    if known and known[1]:
+        return known
+    for part in (
+        *(part for part in parts[1:] if part in BURIED),
+        *(part for part in parts[-1:] if part in BURIED_LAST),
+    ):
+        return f"reaches {part} by way of another module", True
+    if known:
+        return known
     if parts[0] == "__torch__":
         return "a class of the TorchScript code in the file itself", False
     return f"from the package {parts[0]}, which we don't know", False

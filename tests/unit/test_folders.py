@@ -349,3 +349,27 @@ def test_what_is_of_no_rank(tmp_path: Path, names: tuple[str, ...]) -> None:
     touch(tmp_path, *names)
     assert rank_files(tmp_path) == ()
     assert rank_files(tmp_path / names[0]) == ()
+
+
+def test_links_that_lead_in_a_circle_close_no_folder(tmp_path: Path) -> None:
+    save(tmp_path / "m.pt")
+    (tmp_path / "circle").symlink_to("circle")
+    assert expand([tmp_path]) == (tmp_path / "m.pt",)
+    assert recognise(tmp_path).kind == "folder"
+
+
+def test_a_data_set_with_a_data_pkl_is_no_unpacked_checkpoint(tmp_path: Path) -> None:
+    touch(tmp_path, "data.pkl", "data/1.png")
+    save(tmp_path / "run" / "m.pt")
+    assert expand([tmp_path]) == (tmp_path / "run" / "m.pt",)
+
+
+def test_what_is_no_checkpoint_is_hardly_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set's files are looked at, not searched for what else they may be."""
+    touch(tmp_path, *(f"{number}.png" for number in range(50)))
+    save(tmp_path / "m.pt")
+    read: list[int] = []
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda *arguments: read.append(1) or real(*arguments))
+    assert expand([tmp_path]) == (tmp_path / "m.pt",)
+    assert len(read) < 10

@@ -312,6 +312,7 @@ def test_dangerous_is_said(name: str) -> None:
         ("torch.optim.lr_scheduler.StepLR", "schedulers"),
         ("collections.defaultdict", "default"),
         ("my_project.models.Net", "my_project"),
+        ("my_project.system.eval.Net", "my_project"),
         ("__torch__.Net", "TorchScript"),
     ],
 )

@@ -404,6 +404,13 @@ def test_compressed_and_the_command_that_unpacks(
         (tmp_path / unpacked).unlink()
 
 
+def test_a_name_that_begins_with_a_dash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (command,) = recognise(written(Path("-m.pt"), gzip.compress(saved_bytes()))).commands
+    subprocess.run(command, shell=True, check=True)
+    assert recognise(Path("-m.unpacked.pt")).kind == "zip"
+
+
 def test_a_tar_gz_becomes_a_tar(tmp_path: Path) -> None:
     (command,) = recognise(written(tmp_path / "m.tgz", gzip.compress(b"x"))).commands
     assert command.endswith(f"> {tmp_path}/m.tar")
