@@ -7,7 +7,6 @@ import fcntl
 import os
 import shlex
 import signal
-import socket
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -157,12 +156,12 @@ def _lock(file: int) -> bool:
 def _lock_file(folder: int, name: str) -> Iterator[None]:
     """In place of a lock, a file that only one can create: Lustre without "flock", NFS without a lock daemon."""
     lock = name + ".ddpdoctor-lock"
-    me = f"{socket.gethostname()} {os.getpid()}"
+    me = f"{os.uname().nodename} {os.getpid()}"
     with suppress(FileNotFoundError):
         reader = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         host, _, pid = os.read(reader, 1 << 10).decode(errors="replace").rpartition(" ")
         os.close(reader)
-        if host != socket.gethostname() or not pid.isdigit() or os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
+        if host != os.uname().nodename or not pid.isdigit() or os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
             raise Refused(
                 f"This file system has no locks, and {lock} says that a run on {host or 'some host'} (pid {pid}) is at work",
                 "If no ddpdoctor works on this file, remove that one",
