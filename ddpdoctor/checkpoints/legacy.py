@@ -101,7 +101,7 @@ def read_pickle(source: Source, start: int) -> tuple[Span, Program]:
     """The pickle that begins at `start`. Raises as `scan` does, and Damaged if the file ends before it does."""
     window = _FIRST_WINDOW
     while True:
-        length = min(window, source.size - start)
+        length = min(window, LARGEST_PICKLE, source.size - start)
         try:
             program = scan(source.read_at(start, length))
         except OutOfData:

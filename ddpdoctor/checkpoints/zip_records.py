@@ -31,6 +31,9 @@ _SHORT_LOCAL = Struct("<4s2xHH4x12xHH")
 _WINDOW = 1 << 18
 """Bytes: local headers nearer together than a fraction of this are read many at a time."""
 
+_LARGEST_DIRECTORY = 1 << 26
+"""Bytes: half a million records. It is read as a whole."""
+
 
 class CutOff(Damaged):
     """The archive's end, where its directory is, is missing."""
@@ -68,6 +71,10 @@ class Directory(NamedTuple):
 def read_directory(source: Source) -> Directory:
     """Everything that is said of the records, checked. Raises Damaged or Refused."""
     offset, size, count, zip64, comment = _read_end(source)
+    if size > _LARGEST_DIRECTORY:
+        raise Refused(
+            f"The zip archive's directory has {size:,} bytes, for {count:,} records: no checkpoint needs that"
+        )
     data = source.read_at(offset, size)
     with without_collection():
         entries = _read_entries(data, count)

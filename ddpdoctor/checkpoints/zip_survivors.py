@@ -24,6 +24,10 @@ _LONGEST_SEARCH = 1 << 26
 """Bytes: how far the end of a record is looked for of which nothing says where it is."""
 
 
+_MOST_RECORDS = 200_000
+"""So many are looked at: enough for any model, and seconds where a file was made to keep us busy."""
+
+
 class _Record(NamedTuple):
     """In the file: where its data begins, and how long it should be, None where that isn't known."""
 
@@ -62,7 +66,9 @@ def _storages(pickle: bytes) -> dict[str, int]:
 def _walk(source: Source, needed: dict[str, int]) -> Iterator[_Record]:
     """From header to header. needed: lengths of records, as far as the pickle told them by now."""
     at = 0
-    while at + LOCAL.size <= source.size:
+    for _ in range(_MOST_RECORDS):
+        if at + LOCAL.size > source.size:
+            return
         fixed = source.read_at(at, LOCAL.size)
         signature, _, flags, method, _, _, _, stored, _, name_length, extra_length = LOCAL.unpack(fixed)
         offset = at + LOCAL.size + name_length + extra_length

@@ -513,6 +513,20 @@ def test_flipped_bytes_give_nothing_but_our_errors(file: Path, tmp_path: Path, s
     assert fine
 
 
+def test_a_directory_made_to_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "made.pt"
+    end = make_zip([GOOD], end={4: 1 << 30})[-22:]
+    with path.open("wb") as file:
+        file.write(make_zip([GOOD])[:-22])
+        at = file.tell() - 56
+        file.truncate(at + (1 << 30))
+        file.seek(at + (1 << 30))
+        file.write(end)
+    assert path.stat().st_blocks * 512 < 1 << 20
+    with Source(path) as source, pytest.raises(Refused, match="no checkpoint needs that"):
+        read_archive(source)
+
+
 def test_names_for_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="does not exist"):
         Source(tmp_path / "nowhere.pt")

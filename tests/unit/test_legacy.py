@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddpdoctor.checkpoints import legacy as legacy_layout
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, NotACheckpoint, Refused
 from ddpdoctor.checkpoints.legacy import MAGIC, Legacy, read_legacy
 from ddpdoctor.checkpoints.machine import scan
@@ -212,6 +213,14 @@ def test_a_count_that_the_pickle_contradicts(file: Path) -> None:
 def test_a_type_of_storage_that_nobody_knows(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"FloatStorage", b"FlootStorage"))
     with Source(file) as source, pytest.raises(Refused, match="FlootStorage"):
+        read_legacy(source)
+
+
+def test_a_pickle_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(legacy_layout, "LARGEST_PICKLE", 1 << 20)
+    path = tmp_path / "made.pt"
+    path.write_bytes(MAGIC_PICKLE + VERSION + MACHINE + b"\x80\2" + b"N0" * (1 << 20))
+    with Source(path) as source, pytest.raises(Refused, match="has no end within 1,048,576 bytes"):
         read_legacy(source)
 
 
