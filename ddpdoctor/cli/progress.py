@@ -105,6 +105,7 @@ class FilesProgress:
 
 def _terminal_width() -> int:
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns
+        # Some terminals say nothing of their size: 0.
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
     except OSError:
         return 80

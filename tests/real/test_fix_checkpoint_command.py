@@ -282,13 +282,12 @@ def test_a_closed_pipe_ends_it_quietly(ckpt: Path) -> None:
 
 
 class Terminal:
-    """The command on a terminal of its own."""
+    """A command line on a terminal of its own."""
 
-    def __init__(self, *arguments: str | Path, **environ: str) -> None:
+    def __init__(self, line: list[str], **environ: str) -> None:
         self.output = ""
         self.pid, self.fd = pty.fork()
         if not self.pid:
-            line = command("fix-checkpoint", *arguments)
             os.execve(line[0], line, plain_environ() | {"TERM": "xterm", "COLUMNS": "80"} | environ)
 
     def wait_for(self, text: str) -> None:
@@ -317,7 +316,7 @@ class Terminal:
 
 def test_colours_on_a_terminal_unless_unwanted(ckpt: Path) -> None:
     for environ, coloured in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
-        terminal = Terminal("--dry-run", ckpt, **environ)
+        terminal = Terminal(command("fix-checkpoint", "--dry-run", ckpt), **environ)
         assert terminal.end() == 1
         assert ("\x1b[1;33mTO FIX\x1b[0m" in terminal.output) is coloured
 
@@ -328,7 +327,7 @@ def gan(tmp_path: Path) -> Path:
 
 
 def test_where_it_is_unclear_a_person_is_asked(gan: Path, tmp_path: Path) -> None:
-    terminal = Terminal("--params-only", gan, "-o", tmp_path / "params.pt")
+    terminal = Terminal(command("fix-checkpoint", "--params-only", gan, "-o", tmp_path / "params.pt"))
     terminal.wait_for("[none] ")
     choices = [line.split()[1] for line in terminal.output.splitlines() if line.strip()[:1].isdigit()]
     assert sorted(choices) == ["discriminator", "generator"]
@@ -340,12 +339,40 @@ def test_where_it_is_unclear_a_person_is_asked(gan: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("typed", "code"), [("\n", 2), ("\x04", 2), ("\x03", 130)])
 def test_no_answer_changes_nothing(gan: Path, tmp_path: Path, typed: str, code: int) -> None:
-    terminal = Terminal("--params-only", gan, "-o", tmp_path / "params.pt")
+    terminal = Terminal(command("fix-checkpoint", "--params-only", gan, "-o", tmp_path / "params.pt"))
     terminal.wait_for("[none] ")
     terminal.type(typed)
     assert terminal.end() == code, terminal.output
     assert code == 2 or "Stopped. Nothing was changed." in terminal.output
     assert [one.name for one in tmp_path.iterdir()] == ["gan.pt"]
+
+
+SLOW = """
+import time
+from ddpdoctor.cli.progress import FilesProgress
+progress = FilesProgress(2)
+progress.begin("quick.pt")
+progress.pause()
+print("quick done")
+progress.begin("slow.pt")
+for done in range(16):
+    progress.update(done, 16)
+    time.sleep(0.1)
+progress.pause()
+print("slow done")
+progress.close()
+"""
+
+
+def test_progress_shows_after_a_second_and_leaves_nothing_behind() -> None:
+    terminal = Terminal([sys.executable, "-c", SLOW])
+    assert terminal.end() == 0, terminal.output
+    assert "file 1 of 2" not in terminal.output
+    before, after = terminal.output.split("slow done")
+    assert "%, 1" in before
+    assert "file 2 of 2, slow.pt" in before
+    assert before.endswith("\r\x1b[K")
+    assert after.strip() == ""
 
 
 def test_without_a_terminal_it_says_how_to_name_it(gan: Path, tmp_path: Path) -> None:
