@@ -98,7 +98,7 @@ _OTHERS = {
     "collections.deque": "a queue",
     "collections": "one of Python's containers",
     "builtins": "one of Python's built-in types or functions",
-    "__builtin__": "one of Python 2's built-in types or functions",
+    "__builtin__": "one of Python's built-in types or functions",
     "builtins.print": "prints text",
     "copyreg._reconstructor": "makes an object of the class named with it",
     "copy_reg._reconstructor": "makes an object of the class named with it",

@@ -5,6 +5,7 @@ Source of the tables: torch 2.13, torch/_weights_only_unpickler.py. An earlier t
 
 from __future__ import annotations
 
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from typing import TYPE_CHECKING
 
 from ddpdoctor.knowledge.global_meanings import BURIED, BURIED_LAST, MEANINGS
@@ -166,8 +167,22 @@ def meaning(name: str) -> tuple[str, bool]:
     """What a class or function is, by its full name, in a few words, and whether it is known to be dangerous.
 
     Dangerous: it runs commands or code, or reaches files or the network. False says nothing: a class of anybody's
-    package can do all of that.
+    package can do all of that. Names that Python 2 used are judged by what Python 3 makes of them, too: below protocol 3
+    it translates them while it loads.
     """
+    text, dangerous = _meaning(name)
+    if not dangerous and (now := _in_python_3(name)) != name:
+        return _meaning(now)
+    return text, dangerous
+
+
+def _in_python_3(name: str) -> str:
+    module, _, last = name.rpartition(".")
+    module, last = NAME_MAPPING.get((module, last)) or (IMPORT_MAPPING.get(module, module), last)
+    return f"{module}.{last}"
+
+
+def _meaning(name: str) -> tuple[str, bool]:
     parts = name.split(".")
     known = next(
         (MEANINGS[start] for length in range(len(parts), 0, -1) if (start := ".".join(parts[:length])) in MEANINGS),

@@ -274,7 +274,8 @@ venv.create marshal.loads torch.serialization.os.system numpy.testing.os.system 
 torch._dynamo.guards.GuardBuilder.get torch.fx.experimental.symbolic_shapes.ShapeEnv.evaluate_guards_expression
 torch.utils.collect_env.run torch.utils.bottleneck.__main__.run_cprofile torch.utils._config_module.load_config
 torch.jit.unsupported_tensor_ops.execWrapper torch._inductor.codecache.compile_file torch.utils.data.datapipes.utils.decoder.basichandlers
-collections.eval numpy.lib.eval torch.compile uuid._popen test.support.script_helper.assert_python_ok compileall.compile_file
+itertools.imap itertools.ifilter __builtin__.reduce thread.start_new_thread commands.getoutput urllib2.urlopen _socket.fromfd
+multiprocessing.forking.Popen SocketServer.TCPServer SimpleHTTPServer.test collections.eval numpy.lib.eval torch.compile uuid._popen test.support.script_helper.assert_python_ok compileall.compile_file
 site.main numpy.fromfile _operator.methodcaller builtins.breakpoint builtins.globals builtins.setattr torch.hub.load_state_dict_from_url
 code.interact zipimport.zipimporter io.open _io.open _io.FileIO pydoc.locate pkgutil.resolve_name logging.config.listen
 lib2to3.pgen2.grammar.Grammar.loads lib2to3.pgen2.pgen.ParserGenerator.make_label idlelib.pyshell.ModifiedInterpreter.runcode
