@@ -28,13 +28,18 @@ def choose_targets(paths: Sequence[str], output: str | None, wishes: Wishes) -> 
         typer.BadParameter: two would become the same new file, one new file is asked for of several, or the keys of shards
             would no longer be those in their index.
     """
-    found = [one for path in paths for one in _files(Path(path))]
+    from ddpdoctor.checkpoints.folders import expand
+
     if output is None:
+        files = expand(map(Path, paths))
         if wishes.strip_prefixes:
-            _refuse_shards(path for path, _ in found)
-        return [Target(path) for path in dict.fromkeys(path for path, _ in found)]
+            _refuse_shards(files)
+        return [Target(path) for path in files]
+    found = [one for path in paths for one in _files(Path(path))]
     folder = Path(output)
     single = len(paths) == 1 and found[0][0] == Path(paths[0]) and not found[0][0].is_dir()
+    if single and folder.exists() and folder.samefile(paths[0]):
+        raise typer.BadParameter(f"--output {output} is the file itself; without --output it is changed in place")
     if single and not folder.is_dir() and not output.endswith("/"):
         return [Target(found[0][0], folder)]
     if folder.exists() and not folder.is_dir():

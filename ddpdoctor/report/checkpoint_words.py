@@ -144,7 +144,9 @@ def _done(outcome: Outcome, wishes: Wishes) -> Iterator[Part]:
         done = _capital(what) if what else "Nothing in it had to be changed"
         yield Part("done", f"{done}; the new file was read back and verified, and the original is untouched.")
     elif outcome.action is Action.CLEAN:
-        yield Part("done", "Nothing to do: no tensor in it is tied to a device, and the file was not changed.")
+        tied = outcome.before is not None and outcome.before.pinned
+        why = f"what is tied to a device is on {wishes.to} already" if tied else "no tensor in it is tied to a device"
+        yield Part("done", f"Nothing to do: {why}. The file was not changed.")
     elif outcome.action is Action.UNDONE:
         yield Part("done", "Every byte is as it was before it was fixed.")
     for note in outcome.notes:

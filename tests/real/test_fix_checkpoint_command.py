@@ -114,7 +114,8 @@ def test_a_new_file_leaves_the_old_one_alone(ckpt: Path, tmp_path: Path) -> None
     written = out.read_bytes()
     again = fix(ckpt, "-o", out)
     assert (again.returncode, out.read_bytes()) == (2, written)
-    assert fix(ckpt, "-o", ckpt).returncode == 2
+    itself = fix(ckpt, "-o", ckpt)
+    assert (itself.returncode, "changed in place" in itself.stderr) == (2, True)
     assert fix(ckpt, "-o", tmp_path / "no" / "folder.pt").returncode == 2
     assert ckpt.read_bytes() == before
 
@@ -166,6 +167,12 @@ def test_many_files_and_the_worst_of_them_decides(ckpt: Path, tmp_path: Path) ->
     (runs / "broken.pt").unlink()
     assert fix("--dry-run", runs).returncode == 1
     assert fix("--undo", runs).returncode == 2
+
+
+def test_a_file_that_is_named_twice_is_fixed_once(ckpt: Path) -> None:
+    done = fix(ckpt, f"./{ckpt.name}", ckpt.parent, cwd=ckpt.parent)
+    assert (done.returncode, done.stdout.count("FIXED")) == (0, 1)
+    assert "files:" not in done.stdout
 
 
 def sharded(folder: Path) -> Path:

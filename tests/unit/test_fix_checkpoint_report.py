@@ -178,6 +178,12 @@ def test_refusal_has_the_reason_the_advice_and_the_command_but_no_praise() -> No
     assert "done" not in text
 
 
+def test_what_is_clean_depends_on_the_device_that_was_wished() -> None:
+    clean = msgspec.structs.replace(FIXED, action=Action.CLEAN, after=None, moved=(), undo_file="")
+    assert "is on cuda:7 already" in told(clean, wishes=Wishes(to="cuda:7"))
+    assert "no tensor in it is tied to a device" in told(msgspec.structs.replace(clean, before=AFTER))
+
+
 def test_a_refused_file_is_told_of_when_it_is_dangerous() -> None:
     outcome = msgspec.structs.replace(FIXED, action=Action.REFUSED, after=None, error="It is a link")
     text = told(changed(outcome, globals=(SYSTEM, NAMESPACE)))
