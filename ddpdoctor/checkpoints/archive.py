@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ddpdoctor.checkpoints.archive_changes import append, patch
 from ddpdoctor.checkpoints.changes import Change
@@ -41,6 +41,11 @@ class Archive:
     def pickles(self) -> dict[str, bytes]:
         """See Layout."""
         return {name: self.read(self.records[name]) for name in (DATA, CONSTANTS) if name in self.records}
+
+    def check(self, storages: Iterable[Storage], pickle: str = DATA) -> None:
+        """See Layout."""
+        for storage in storages:
+            self.storage_record(storage, pickle)
 
     def place(self, storage: Storage, pickle: str = DATA) -> Place:
         """See Layout."""

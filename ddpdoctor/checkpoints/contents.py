@@ -45,5 +45,6 @@ def read_parts(layout: Layout) -> list[Part]:
         if program.end != len(data):
             # Whatever stands there, torch doesn't read it and we can't judge it.
             raise Refused(f"{name} goes on for {len(data) - program.end:,} bytes after the end of its pickle")
+        layout.check(program.storages, name)
         parts.append(Part(name, data, program))
     return parts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from ddpdoctor.checkpoints.changes import Change
@@ -38,6 +38,9 @@ class Layout(Protocol):
 
     def pickles(self) -> dict[str, bytes]:
         """The pickles by name: data.pkl, and constants.pkl in TorchScript."""
+
+    def check(self, storages: Iterable[Storage], pickle: str = DATA) -> None:
+        """Raises Damaged unless the bytes of all storages of that pickle are there."""
 
     def place(self, storage: Storage, pickle: str = DATA) -> Place:
         """Where the storage's bytes lie. Raises Refused if they are compressed, Damaged if they are missing."""

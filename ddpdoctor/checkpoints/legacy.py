@@ -4,7 +4,7 @@ the object, the storages' keys), then for each key the number of its elements, 8
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ddpdoctor.checkpoints.archive_changes import differences
@@ -51,6 +51,11 @@ class Legacy:
     def pickles(self) -> dict[str, bytes]:
         """See Layout."""
         return {DATA: self.source.read_at(self.main.start, self.main.end - self.main.start)}
+
+    def check(self, storages: Iterable[Storage], pickle: str = DATA) -> None:
+        """See Layout."""
+        for storage in storages:
+            self.place(storage)
 
     def place(self, storage: Storage, pickle: str = DATA) -> Place:
         """See Layout."""

@@ -438,7 +438,10 @@ def test_storages_that_are_missing_or_short(file: Path, tmp_path: Path) -> None:
         storages = scan(archive.pickles()["data.pkl"]).storages
         place = archive.place(storages[0])
         assert place == Place(archive.records["data/0"].offset, 4000)
+        archive.check(storages)
         storages[0].count += 1
+        with pytest.raises(Damaged, match=r"data/0 has 4,000 bytes"):
+            archive.check(storages)
         with pytest.raises(Damaged, match=r"data/0 has 4,000 bytes, but its tensors need 4,004"):
             archive.place(storages[0])
         storages[0].key = "99"
