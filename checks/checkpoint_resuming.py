@@ -154,6 +154,8 @@ def is_optimizer_state(ranks: RankFiles) -> bool:
 
 def incomplete(ranks: RankFiles, one: CheckpointFile) -> Finding:
     names = listed((ranks.pattern.replace("*", str(rank)) for rank in ranks.missing), 4)
+    if ranks.pattern.count("*") > 1:
+        names = f"{ranks.pattern} of {plural(len(ranks.missing), 'rank')}"
     return Finding(
         summary=f"{ranks.pattern} is of {ranks.world_size} ranks, and {plural(len(ranks.missing), 'is missing', 'are missing')}: "
         f"{listed(ranks.missing, 6)}"[:160],

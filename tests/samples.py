@@ -59,7 +59,7 @@ def header(content: object, length: int | None = None, data: bytes = b"") -> byt
 
 
 def old_tar(path: Path) -> Path:
-    """The layout that torch wrote before 0.1.10, empty: torch itself still reads it."""
+    """The layout of the first releases of torch, empty: torch itself still reads it."""
     storages = pickle.dumps(0, protocol=2) + pickle.dumps([], protocol=2)
     members = {
         "sys_info": pickle.dumps({}, protocol=2),

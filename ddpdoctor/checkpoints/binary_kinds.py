@@ -145,7 +145,7 @@ def _tar(glance: Glance) -> Recognised | None:
         return Recognised(
             kind="torch-tar",
             called="a checkpoint in torch's oldest format (tar)",
-            problem="A checkpoint in the tar format that torch wrote before version 0.1.10, which we don't rewrite",
+            problem="A checkpoint in the tar format of the first releases of torch, which is not rewritten",
             advice="Load it with map_location='cpu' and save it again, if you trust it: torch can't read this format with weights_only",
             commands=(_load_and_save(glance.path),),
         )

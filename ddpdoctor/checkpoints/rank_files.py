@@ -33,14 +33,18 @@ def rank_files(path: Path) -> tuple[RankFiles, ...]:
     """
     is_folder = stat.S_ISDIR(mode_of(path))
     folder = path if is_folder else path.parent
-    pattern = "" if is_folder else _pattern(path.name)
-    if not is_folder and not pattern:
+    wanted = "" if is_folder else _pattern(path.name)
+    if not is_folder and not wanted:
         return ()
     try:
         names = os.listdir(folder)  # noqa: PTH208
     except OSError:
         return ()
-    return tuple(one for one in _found(names) if is_folder or one.pattern == pattern)
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        if (pattern := _pattern(name)) and (is_folder or pattern == wanted):
+            groups.setdefault(pattern, []).append(name)
+    return tuple(_summaries(groups))
 
 
 def _pattern(name: str) -> str:
@@ -52,19 +56,22 @@ def _pattern(name: str) -> str:
     return ""
 
 
-def _found(names: list[str]) -> Iterator[RankFiles]:
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        if pattern := _pattern(name):
-            groups.setdefault(pattern, []).append(name)
+def _summaries(groups: dict[str, list[str]]) -> Iterator[RankFiles]:
     for pattern in sorted(groups):
         ranks = _ranks(groups[pattern])
         said = _WORLD.search(pattern)
         size = max(max(ranks) + 1, int(said[1]) if said else 0)
+        if size > _MOST:
+            continue
+        if all("_mp_rank_00_" in name for name in groups[pattern]):
+            # Of a model in one part, as most are.
+            pattern = pattern.replace("_mp_rank_*_", "_mp_rank_00_")
         if said or _KNOWN.match(pattern) or (0 in ranks and size > 1 and 2 * len(ranks) > size):
             yield RankFiles(pattern=pattern, world_size=size, missing=tuple(sorted(set(range(size)) - ranks)))
 
 
+_MOST = 100_000
+"""Ranks. A name with a larger number means something else."""
 _KNOWN = re.compile(r"rng_state_\*|random_states_\*|(?:bf16_)?zero_pp_rank_\*")
 """Sure to be of ranks. In other names "rank" may be a matrix's, as in lora_rank16.pt, and 0 to n must mostly be there."""
 

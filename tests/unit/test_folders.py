@@ -320,6 +320,10 @@ def test_deepspeeds_optimizer_states(tmp_path: Path) -> None:
     touch(tmp_path, *names, "mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt")
     pattern = "bf16_zero_pp_rank_*_mp_rank_*_optim_states.pt"
     assert rank_files(tmp_path) == (RankFiles(pattern=pattern, world_size=6),)
+    one_part = touch(tmp_path / "b", *(f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1, 3)))
+    assert rank_files(one_part / "zero_pp_rank_1_mp_rank_00_optim_states.pt") == (
+        RankFiles(pattern="zero_pp_rank_*_mp_rank_00_optim_states.pt", world_size=4, missing=(2,)),
+    )
     (tmp_path / names[3]).unlink()
     assert rank_files(tmp_path) == (RankFiles(pattern=pattern, world_size=6, missing=(3,)),)
 
@@ -341,6 +345,7 @@ def test_ranks_in_names_of_ones_own(tmp_path: Path) -> None:
         ("frank1.pt", "frank0.pt"),
         ("rank_00000000000000001.pt", "rank_0.txt"),
         ("mp_rank_00_model_states.pt",),
+        ("zero_pp_rank_99999_mp_rank_9999_optim_states.pt",),
         ("model-00001-of-00002.safetensors",),
         ("__0_0.distcp", "__1_0.distcp"),
     ],
