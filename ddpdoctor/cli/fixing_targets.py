@@ -38,7 +38,7 @@ def choose_targets(paths: Sequence[str], output: str | None, wishes: Wishes) -> 
     found = [one for path in paths for one in _files(Path(path))]
     folder = Path(output)
     single = len(paths) == 1 and found[0][0] == Path(paths[0]) and not found[0][0].is_dir()
-    if single and folder.exists() and folder.samefile(paths[0]):
+    if single and folder.exists() and found[0][0].exists() and folder.samefile(found[0][0]):
         raise typer.BadParameter(f"--output {output} is the file itself; without --output it is changed in place")
     if single and not folder.is_dir() and not output.endswith("/"):
         return [Target(found[0][0], folder)]
