@@ -77,6 +77,8 @@ class _Machine:
         self.globals: dict[str, Global] = {}
         self.frames: list[tuple[int, int]] = []
         self.opcodes: set[str] = set()
+        # Lists of two, by id, as the dict entries that they may turn out to be.
+        self.couples: dict[int, tuple[Holder, Pair]] = {}
 
     def run(self, start: int) -> Program:
         self.pos = start
@@ -88,6 +90,8 @@ class _Machine:
             raise Damaged(f"The pickle makes no sense at byte {self.pos}") from error
         if len(self.stack) != 1 or self.marks:
             raise Refused("The pickle ends with things left over on its stack, which no pickler does")
+        if self.couples:
+            self._adopt_couples()
         return Program(
             self.stack[0],
             self.pos,
@@ -204,6 +208,19 @@ class _Machine:
         items, starts = self.stack[height:], self.starts[height:]
         del self.stack[height:], self.starts[height:]
         return items, starts, first
+
+    def _adopt_couples(self) -> None:
+        """Python 2 wrote OrderedDict([[key, value], ...]): its entries are a dict's like any other."""
+        for call in self.calls:
+            if call.name != "collections.OrderedDict" or call.pairs or not isinstance(call.arguments, Tuple):
+                continue
+            listed = call.arguments.items
+            if len(listed) == 1 and isinstance(listed[0], Container) and listed[0].kind == "list":
+                couples = [self.couples.get(id(item)) for item in listed[0].items]
+                pairs = [couple[1] for couple in couples if couple and len(couple[0].items) == 2]
+                if len(pairs) == len(couples):
+                    call.pairs = pairs
+                    call.arguments = Tuple((), (), call.arguments.end)
 
     def global_(self, module: str, name: str) -> Global:
         return self.globals.setdefault(f"{module}.{name}", Global(module, name))
@@ -412,8 +429,11 @@ def _append(machine: _Machine) -> None:
 
 @_opcode(b"e", b"\x90")
 def _appends(machine: _Machine) -> None:
-    items, _, _ = machine.to_mark()
-    _holder(machine).add(items)
+    items, starts, _ = machine.to_mark()
+    holder = _holder(machine)
+    holder.add(items)
+    if len(items) == 2:
+        machine.couples[id(holder)] = holder, Pair(items[0], starts[0], items[1], starts[1], machine.pos)
     machine.pos += 1
 
 

@@ -18,7 +18,7 @@ _PUTS = b"qr\x94"
 _GETS = b"hj"
 _CHANGES = b"aesu\x90b"
 """APPEND, APPENDS, SETITEM, SETITEMS, ADDITEMS, BUILD: what they change stays where it is."""
-_MARK, _POP, _STOP, _MEMOIZE, _FRAME = b"(0.\x94\x95"
+_MARK, _POP, _STOP, _EMPTY_LIST, _MEMOIZE, _FRAME = b"(0.]\x94\x95"
 _TO_MARK = -1
 
 
@@ -71,13 +71,24 @@ class Spans:
         """The number of the opcode at this position."""
         return bisect_left(self.positions, position)
 
+    def code(self, number: int) -> int:
+        """The opcode itself."""
+        return self.data[self.positions[number]]
+
     def mark_before(self, number: int) -> int:
         """The MARK right before an opcode; only a FRAME can stand between them."""
+        return self._before(number, _MARK, bytes([_FRAME]))
+
+    def list_before(self, number: int) -> int:
+        """The EMPTY_LIST right before an opcode, but for what puts it into the memo."""
+        return self._before(number, _EMPTY_LIST, _PUTS)
+
+    def _before(self, number: int, wanted: int, between: bytes) -> int:
         number -= 1
-        while self.data[self.positions[number]] == _FRAME:
+        while self.code(number) in between:
             number -= 1
-        if self.data[self.positions[number]] != _MARK:
-            raise Refused("the pickle holds a dict that was filled in an unusual way")
+        if self.code(number) != wanted:
+            raise Refused("The pickle holds a dict that was filled in an unusual way")
         return number
 
     def _walk(self) -> Item:
@@ -166,7 +177,7 @@ class Spans:
                 pieces.append(piece)
                 size += len(piece)
                 if size > most:
-                    raise Refused("the pickle refers back and forth in a way that no pickler writes")
+                    raise Refused("The pickle refers back and forth in a way that no pickler writes")
                 number += 1
         return b"".join([*pieces, b"."])
 

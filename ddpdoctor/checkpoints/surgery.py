@@ -174,22 +174,31 @@ def _check_names(wanted: Collection[str], names: list[str]) -> None:
 def _dropped(spans: Spans, entries: Sequence[Pair], leaving: list[bool]) -> dict[int, int]:
     """Where the opcodes of the entries that leave begin, and where the pickle goes on behind them, by number.
 
-    Entries are set one at a time (key, value, SETITEM) or many (MARK, keys and values, SETITEMS).
+    Entries are set one at a time (key, value, SETITEM) or many (MARK, keys and values, SETITEMS); by Python 2 they are
+    appended to a list, likewise.
     """
     dropped = {}
     batch: list[tuple[int, int, bool]] = []
     for pair, leaves in zip(entries, leaving, strict=True):
-        begin, end = spans.at(pair.key_start), spans.at(pair.end)
+        begin, end = _entry(spans, pair)
         batch.append((begin, end, leaves))
-        code = spans.data[pair.end]
-        if code not in b"su":
+        code = spans.code(end)
+        if code not in b"suae":
             continue
         if all(one[2] for one in batch):
-            dropped[begin if code == ord("s") else spans.mark_before(batch[0][0])] = end + 1
+            dropped[begin if code in b"sa" else spans.mark_before(batch[0][0])] = end + 1
         else:
             dropped.update({begin: end for begin, end, leaves in batch if leaves})
         batch = []
     return dropped
+
+
+def _entry(spans: Spans, pair: Pair) -> tuple[int, int]:
+    """Where an entry's opcodes begin and end. One that Python 2 wrote is a list of two, within its brackets."""
+    begin, end = spans.at(pair.key_start), spans.at(pair.end)
+    if spans.code(end) == ord("e"):
+        return spans.list_before(spans.mark_before(begin)), end + 1
+    return begin, end
 
 
 def _summary(

@@ -338,6 +338,35 @@ def test_kinds_of_dict(make: Any) -> None:
         assert loaded(single, cut(pickle_of(single), keep=["a"])) == {"a": {"x": 1}}
 
 
+class Python2:
+    """Pickled as Python 2 pickled an OrderedDict: by a list of lists of two."""
+
+    def __init__(self, entries: dict[str, Any]) -> None:
+        self.entries = entries
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, ([[key, value] for key, value in self.entries.items()],)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_dicts_that_python_2_wrote(protocol: int) -> None:
+    tied = torch.rand(2)
+    whole = {"a": tied, "b": [1, 2], "c": tied, "d": {"b": "a"}}
+    file = saved(Python2(whole), protocol)
+    for gone in (["a"], ["d"], ["b", "c"], ["a", "b", "c"], ["b", "c", "d"]):
+        done = cut(pickle_of(file), drop=gone)
+        expected = OrderedDict((key, value) for key, value in whole.items() if key not in gone)
+        assert alike(expected, loaded(file, done))
+        assert done.dropped == tuple(gone)
+    many = {f"key {number}": number for number in range(2001)}
+    file = saved(Python2(many), protocol)
+    for gone in (["key 2000"], list(many)[:1000], list(many)[500:2001:2]):
+        assert loaded(file, cut(pickle_of(file), drop=gone)) == {k: v for k, v in many.items() if k not in {*gone}}
+    weights = {"w": torch.rand(2), "v": torch.rand(3)}
+    file = saved({"model": Python2(weights), "epoch": 3}, protocol)
+    assert alike(OrderedDict(weights), loaded(file, cut(pickle_of(file), params_only=True)))
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_many_keys(protocol: int) -> None:
     """Pickle sets entries a thousand at a time, and numbers its memo past a byte."""
