@@ -97,11 +97,27 @@ def _truncated(glance: Glance) -> Recognised:
         kind="zip" if torchs else "zip-archive",
         called="a PyTorch checkpoint (zip)" if torchs else "a zip archive",
         damaged=True,
-        problem=f"Its end is nothing but zero bytes: {there}, but not all were filled"
-        if zeros
-        else f"Truncated: {there}, and the zip archive's directory, which would be at the end, is not",
+        problem=(
+            f"Its end is nothing but zero bytes: {there}, but not all were filled"
+            if zeros
+            else f"Truncated: {there}, and the zip archive's directory, which would be at the end, is not"
+        )
+        + (_whole_storages(glance) if torchs else ""),
         advice="Copy or download it again; if a job was killed or its disk ran full while it saved, use the checkpoint before it",
     )
+
+
+def _whole_storages(glance: Glance) -> str:
+    """What can be said of the storages before the place where it was cut off."""
+    from ddpdoctor.checkpoints.errors import CheckpointError
+    from ddpdoctor.checkpoints.reading import Source
+    from ddpdoctor.checkpoints.zip_survivors import survivors
+
+    try:
+        with Source(glance.path) as source:
+            return f"; {survivors(source)}"
+    except CheckpointError:
+        return ""
 
 
 def _expected(glance: Glance) -> int:

@@ -81,12 +81,22 @@ def _walk(source: Source, needed: dict[str, int]) -> Iterator[_Record]:
             length = int.from_bytes(large[8:16], "little")
         elif flags & HAS_DESCRIPTOR and not stored:
             length = needed[name] if name in needed and method == STORED else _search_end(source, offset)
+        if flags & HAS_DESCRIPTOR and length is not None and not _ends(source, offset + length):
+            return
         yield _Record(name, offset, length, method)
         if length is None:
             return
         end = offset + length
         steps = (16, 24, 12, 20) if flags & HAS_DESCRIPTOR else (0,)
         at = next((end + step for step in steps if _header_at(source, end + step)), source.size)
+
+
+def _ends(source: Source, at: int) -> bool:
+    """Whether a descriptor stands there, as far as the file goes. Where a file was only made long enough, zeros do."""
+    if at > source.size:
+        return True
+    there = source.read_at(at, min(len(DESCRIPTOR_SIGNATURE), source.size - at))
+    return DESCRIPTOR_SIGNATURE.startswith(there)
 
 
 def _header_at(source: Source, at: int) -> bool:

@@ -486,6 +486,10 @@ def test_what_survives_a_cut(file: Path, tmp_path: Path) -> None:
         with Source(cut) as source, pytest.raises(Damaged, match=words) as caught:
             read_archive(source)
         assert "go back to the checkpoint before" in caught.value.advice
+    # As a download leaves it that first makes the file as long as it will be.
+    cut.write_bytes(whole[: records["data/0"].offset + 100] + bytes(100_000))
+    with Source(cut) as source, pytest.raises(Damaged, match=r"nothing but zeros.*of its 3 storages, 0 are whole"):
+        read_archive(source)
 
 
 @pytest.mark.parametrize("seed", range(8))
