@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shlex
 import signal
 import stat
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.occupancy import file_system, others
+from ddpdoctor.checkpoints.recognised import quoted
 from ddpdoctor.wording import listed
 
 # Where "in use" can be the server's word for "I don't know".
@@ -61,7 +61,7 @@ def held(path: Path) -> Iterator[Held]:
             stack.callback(os.close, file)
             try:
                 if not _lock(file):
-                    stack.enter_context(_lock_file(folder, path.name))
+                    stack.enter_context(_lock_file(folder, path))
                 # What was written to it before must not cost time while others wait.
                 os.fsync(file)
                 _lease(file)
@@ -99,15 +99,15 @@ def refuse_links(path: Path, folder: int) -> None:
 
 
 def _symbolic(path: Path) -> Refused:
-    target = os.path.realpath(path)
-    if {"blobs", "snapshots"} & {*Path(target).parts, *path.parts}:
+    target = Path(os.path.realpath(path))
+    if {"blobs", "snapshots"} & {*target.parts, *path.parts}:
         return Refused(
             f"It is a symbolic link into a hub's cache ({target}), where a file's name is the checksum of its content"
         )
     return Refused(
         f"It is a symbolic link to {target}",
         "Others may use that file under its own name. If it is meant, name it itself",
-        (f"ddpdoctor fix-checkpoint {shlex.quote(target)}",),
+        (f"ddpdoctor fix-checkpoint {quoted(target)}",),
     )
 
 
@@ -126,7 +126,7 @@ def _unwritable(path: Path, error: OSError) -> Refused:
         return Refused(
             f"{path} is marked as immutable or append-only",
             "Take the mark off as root",
-            (f"sudo chattr -i -a {shlex.quote(str(path))}",),
+            (f"sudo chattr -i -a {quoted(path)}",),
         )
     if error.errno == errno.EROFS:
         return Refused(f"{path} lies on a file system that is mounted read-only")
@@ -153,9 +153,9 @@ def _lock(file: int) -> bool:
 
 
 @contextmanager
-def _lock_file(folder: int, name: str) -> Iterator[None]:
+def _lock_file(folder: int, path: Path) -> Iterator[None]:
     """In place of a lock, a file that only one can create: Lustre without "flock", NFS without a lock daemon."""
-    lock = name + ".ddpdoctor-lock"
+    lock = path.name + ".ddpdoctor-lock"
     me = f"{os.uname().nodename} {os.getpid()}"
     with suppress(FileNotFoundError):
         reader = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -165,7 +165,7 @@ def _lock_file(folder: int, name: str) -> Iterator[None]:
             raise Refused(
                 f"This file system has no locks, and {lock} says that a run on {host or 'some host'} (pid {pid}) is at work",
                 "If no ddpdoctor works on this file, remove that one",
-                (f"rm {shlex.quote(lock)}",),
+                (f"rm {quoted(path.with_name(lock))}",),
             )
         os.unlink(lock, dir_fd=folder)
     writer = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
@@ -183,17 +183,19 @@ def _lease(file: int) -> None:
         # The signal by which the kernel asks for the lease back; this one is ignored unless somebody handles it.
         fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        return
+        alone, busy = True, False
     except OSError as error:
         # Anything else: no leases on this file system, or not for a user who doesn't own the file.
-        busy = error.errno == errno.EAGAIN
-    if others(file):
+        alone, busy = False, error.errno == errno.EAGAIN
+    kind = file_system(file)
+    # A mapping in a container belongs to the layer below, of which the lease knows nothing.
+    if (not alone or kind == "overlay") and others(file):
         raise _occupied(file, "")
-    if busy and not file_system(file).startswith(_REMOTE):
+    if busy and not kind.startswith(_REMOTE):
         raise Refused(
             "The file is open in a process that this user can't see (another user's, or in another container)",
             "End what reads or writes it, then run the command again",
-            ("sudo fuser -v " + shlex.quote(str(Path(f"/proc/self/fd/{file}").readlink())),),
+            ("sudo fuser -v " + quoted(Path(f"/proc/self/fd/{file}").readlink()),),
         )
 
 

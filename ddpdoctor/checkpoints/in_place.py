@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from ddpdoctor.checkpoints.errors import Damaged, Refused
 from ddpdoctor.checkpoints.holding import Held, held, opened_folder
 from ddpdoctor.checkpoints.interruptions import put_off
 from ddpdoctor.checkpoints.journal import Layer, Record, Stage, State
+from ddpdoctor.checkpoints.recognised import quoted
 
 _COPY = "Write a new file instead: add -o and its name to the same command"
 
@@ -297,7 +297,7 @@ def _stuck(path: Path, why: str, error: OSError) -> Damaged:
     return Damaged(
         f"The file may be half changed ({why}), and bringing its old bytes back failed: {_why(error)}",
         f"Nothing is lost: {undo_file(path).name} holds what is missing. Free some space on the disk, then undo the change",
-        (f"ddpdoctor fix-checkpoint --undo {shlex.quote(str(path))}",),
+        (f"ddpdoctor fix-checkpoint --undo {quoted(path)}",),
     )
 
 
@@ -305,7 +305,7 @@ def _half_tidy(path: Path, error: OSError) -> Refused:
     return Refused(
         f"The content is as it was, but its date or its undo file could not be put right: {_why(error)}",
         "When that is mended, let the next run do it",
-        (f"ddpdoctor fix-checkpoint --undo {shlex.quote(str(path))}",),
+        (f"ddpdoctor fix-checkpoint --undo {quoted(path)}",),
     )
 
 
@@ -313,7 +313,7 @@ def _foreign(path: Path) -> Refused:
     return Refused(
         f"The undo file {undo_file(path).name} belongs to other content than the file has now: it was saved anew or replaced",
         "Nothing was changed. If you don't need the former content, remove the undo file, then run the command again",
-        (f"rm {shlex.quote(str(undo_file(path)))}",),
+        (f"rm {quoted(undo_file(path))}",),
     )
 
 
@@ -331,13 +331,13 @@ def _no_undo(path: Path, folder: int) -> Refused:
         return Refused(
             f"It is a symbolic link to {target}",
             "Its undo file lies there",
-            (f"ddpdoctor fix-checkpoint --undo {shlex.quote(str(target))}",),
+            (f"ddpdoctor fix-checkpoint --undo {quoted(target)}",),
         )
     for name in _left_alone(path, folder):
         return Refused(
             f"There is no undo file {undo_file(path).name}, but {name} belongs to this very content",
             "If you renamed the checkpoint, rename the undo file, too, then run the command again",
-            (f"mv {shlex.quote(str(path.with_name(name)))} {shlex.quote(str(undo_file(path)))}",),
+            (f"mv {quoted(path.with_name(name))} {quoted(undo_file(path))}",),
         )
     return Refused(f"There is nothing to undo: no undo file {undo_file(path).name} lies beside it")
 
@@ -361,6 +361,6 @@ def _left_alone(path: Path, folder: int) -> Iterator[str]:
 def _exists(folder: int, name: str) -> bool:
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
+    except OSError:
         return False
     return True

@@ -161,6 +161,8 @@ def _raw(folder: int, name: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
         if error.errno == errno.ELOOP:
             raise _not_ours(name, "is a symbolic link") from None
         raise Refused(f"The undo file {name} can't be read ({error.strerror})") from None

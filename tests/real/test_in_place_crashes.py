@@ -285,10 +285,12 @@ def counting(function):
     def then_signal(*arguments, **options):
         global calls
         calls += 1
-        result = function(*arguments, **options)
-        if calls == at:
-            os.kill(os.getpid(), {number})
-        return result
+        here = calls == at
+        try:
+            return function(*arguments, **options)
+        finally:
+            if here:
+                os.kill(os.getpid(), {number})
     return then_signal
 calls = at = 0
 signal.signal({number}, stop)
