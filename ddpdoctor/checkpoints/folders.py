@@ -151,7 +151,7 @@ def index_names(index: Path) -> frozenset[str]:
         if not index.is_file() or index.stat().st_size > _LARGEST_INDEX:
             return frozenset()
         content: Any = msgspec.json.decode(index.read_bytes())
-    except (OSError, msgspec.DecodeError, RecursionError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return frozenset()
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     values = weight_map.values() if isinstance(weight_map, dict) else ()

@@ -38,7 +38,7 @@ def _problem(glance: Glance, length: int) -> str:
         return f"Truncated within its header: {human(glance.size)} are there, the header alone has {human(length)}"
     try:
         header: Any = msgspec.json.decode(glance.read(8, length))
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "Corrupt: its header is not JSON"
     if not isinstance(header, dict):
         return "Corrupt: its header names no tensors"

@@ -177,7 +177,7 @@ def _xml(head: bytes) -> Recognised:
 def _json(glance: Glance) -> Recognised:
     try:
         content: Any = msgspec.json.decode(glance.read(0, _LARGEST_JSON))
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         line = _first_line(glance.head)
         return _downloaded("text", "a text file", f'Text and no checkpoint: it begins "{line}"', "")
     if isinstance(content, dict):

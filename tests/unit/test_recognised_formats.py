@@ -18,6 +18,7 @@ import numpy
 import pytest
 import torch
 
+from ddpdoctor.checkpoints.folders import expand
 from ddpdoctor.checkpoints.recognised import printable
 from tests.samples import OTHERS, STATE, onnx, recognise, save, saved_bytes, written
 
@@ -313,6 +314,12 @@ def test_a_sharded_index(tmp_path: Path) -> None:
     found = recognise(written(tmp_path / "m.index.json", '{"weight_map": {"a": "../../etc/passwd"}}'))
     assert "leads out of its folder" in found.problem
     assert recognise(written(tmp_path / "m.index.json", '{"weight_map": {}}')).problem
+
+
+def test_json_that_is_not_unicode(tmp_path: Path) -> None:
+    path = written(tmp_path / "m.index.json", b'{"a": "' + b"x" * 5000 + b'\xff"}')
+    assert recognise(path).kind == "text"
+    assert expand([path]) == (path,)
 
 
 def test_control_characters_are_not_shown(tmp_path: Path) -> None:
