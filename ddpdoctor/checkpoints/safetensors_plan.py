@@ -26,6 +26,9 @@ from ddpdoctor.wording import human, listed, plural
 _LONGEST_HEADER = 100_000_000
 """Bytes; what the safetensors library reads."""
 
+_TOO_MUCH = 1 << 62
+"""Elements. Torch can't count further than twice as far."""
+
 _MOST_NOTES = 5
 
 
@@ -249,7 +252,11 @@ def _checked(name: str, kind: _Type, found: View) -> Entry:
         name, kind, shape, found.storage, start, merged(found.size, found.stride), prod(found.size) * kind.item
     )
     numbers = (found.offset, *found.size, *found.stride)
-    if min(numbers) < 0 or (entry.length and not begin <= start <= start + entry.reach <= end):
+    if (
+        min(numbers) < 0
+        or max(numbers) >= _TOO_MUCH
+        or (entry.length and not begin <= start <= start + entry.reach <= end)
+    ):
         raise Damaged(f"The tensor {name!a} does not lie within its storage, which has {end - begin:,} bytes")
     return entry
 

@@ -373,6 +373,7 @@ def test_views_of_storages_in_very_old_files(tmp_path: Path) -> None:
         ((1,), (1,), 10),
         ((4,), (3,), 1),
         ((1 << 40,), (1 << 40,), 0),
+        ((0, 1 << 80), (1, 1), 0),
     ],
 )
 def test_a_tensor_outside_of_its_storage(tmp_path: Path, size: Any, stride: Any, offset: int) -> None:
