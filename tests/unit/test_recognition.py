@@ -186,7 +186,7 @@ def test_truncated_safetensors(tmp_path: Path, cut: int) -> None:
         (header({"w": 3}), "where the tensor w is"),
         (header({}, length=5000), "within its header"),
         (struct.pack("<Q", 5) + b"{nope", "not JSON"),
-        (struct.pack("<Q", 8) + b'{"\xff":1}', "not JSON"),
+        (struct.pack("<Q", 7) + b'{"\xff":1}', "not JSON"),
         (struct.pack("<Q", 100_000) + b'{"a":' * 20_000, "not JSON"),
     ],
 )
