@@ -32,10 +32,11 @@ _SETTINGS: dict[str, Any] = {
 
 
 @cache
-def _load(function: str) -> Any:
+def _load(name: str) -> Any:
+    function = _COMMANDS[name]
     module = import_module(f"ddpdoctor.cli.{function}")
     only = typer.Typer(**_SETTINGS)
-    only.command()(getattr(module, function))
+    only.command(name)(getattr(module, function))
     return typer.main.get_command(only)
 
 
@@ -43,7 +44,7 @@ class _Commands(Mapping[str, Any]):
     """Imports a command's module, and what that needs, when the command is looked up."""
 
     def __getitem__(self, name: str) -> Any:
-        return _load(_COMMANDS[name])
+        return _load(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(_COMMANDS)

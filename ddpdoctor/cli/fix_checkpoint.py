@@ -59,7 +59,7 @@ def fix_checkpoint(
 ) -> None:
     """Take the device pins out of checkpoints: in place, in milliseconds, without loading or running them.
 
-    Saved on GPU 3, it remembers cuda:3: then eight ranks fill one GPU with it, or it can't be loaded on fewer GPUs.
+    Saved on GPU 3, a checkpoint says cuda:3: eight ranks then fill that one GPU, and fewer GPUs can't load it at all.
 
     Nothing in it is run, so that a malicious file does no harm here. An undo file takes a change back.
 

@@ -266,6 +266,19 @@ def test_wrong_usage_exits_2_and_changes_nothing(ckpt: Path, arguments: list[str
     assert ckpt.read_bytes() == before
 
 
+def test_help_names_every_command_as_it_is_typed() -> None:
+    text = ddpdoctor("--help").stdout
+    rows = [line.split()[1] for line in text.partition("Commands")[2].splitlines() if line.startswith("│ ")]
+    assert [one for one in rows if one in ("check", "fix-checkpoint", "snapshot", "list", "explain")] == [
+        "check",
+        "fix-checkpoint",
+        "snapshot",
+        "list",
+        "explain",
+    ]
+    assert "fix-checkpoint" in fix("--help").stdout
+
+
 def test_nothing_that_takes_long_is_loaded(ckpt: Path) -> None:
     line = [sys.executable, "-X", "importtime", *command("fix-checkpoint", ckpt)[1:]]
     ended = subprocess.run(line, env=plain_environ(), capture_output=True, text=True, check=True)
