@@ -158,6 +158,8 @@ class _Attempt:
             done = cut(parts[0].data, self.wishes.keep, self.wishes.drop, params_only=self.wishes.params_only)
             parts = [Part(parts[0].name, done.pickle, scan(done.pickle))]
             kept, dropped = done.storages, done.dropped
+            if done.chosen:
+                self.notes.append(f"The model's parameters are what was under {'.'.join(done.chosen)}.")
             self.notes += (
                 f"{human(one.bytes)} of {one.name} stay, since {listed(one.keys)} are made of them, too."
                 for one in done.remainders
@@ -218,12 +220,15 @@ class _Attempt:
 
     def _to_safetensors(self, layout: Layout, parts: list[Part]) -> Outcome:
         from ddpdoctor.checkpoints.safetensors import write_safetensors
+        from ddpdoctor.checkpoints.safetensors_plan import plan_safetensors
 
         plan = self._plan(layout, parts)
+        program = carry_out(plan.edits[0]).program
         if self.dry_run:
+            self.notes += plan_safetensors(layout, program).notes
             return self._outcome(Action.WOULD_FIX, plan)
         assert self.out is not None
-        self.notes += write_safetensors(layout, carry_out(plan.edits[0]).program, self.out, self.progress)
+        self.notes += write_safetensors(layout, program, self.out, self.progress)
         return _with(self._outcome(Action.WRITTEN, plan), after=inspect(self.out), written=str(self.out))
 
     def _outcome(self, action: Action, plan: _Plan | None = None) -> Outcome:

@@ -16,7 +16,7 @@ from ddpdoctor.checkpoints.machine import Program
 from ddpdoctor.checkpoints.new_file import new_file
 from ddpdoctor.checkpoints.nodes import Storage
 from ddpdoctor.checkpoints.reading import Source
-from ddpdoctor.checkpoints.safetensors_plan import Entry, plan
+from ddpdoctor.checkpoints.safetensors_plan import Entry, plan_safetensors
 
 
 def write_safetensors(layout: Layout, program: Program, out: Path, progress: Progress) -> list[str]:
@@ -25,10 +25,10 @@ def write_safetensors(layout: Layout, program: Program, out: Path, progress: Pro
     Returns notes for the user, in sentences.
 
     Raises:
-        Refused: see `plan`; `out` exists or can't be written, or the file was changed while it was being read.
-        Damaged: see `plan`; it can't be read.
+        Refused: see `plan_safetensors`; `out` exists or can't be written, or the file was changed while it was being read.
+        Damaged: see `plan_safetensors`; it can't be read.
     """
-    contents = plan(layout, program)
+    contents = plan_safetensors(layout, program)
     with new_file(out, layout.source.status) as fd, ExitStack() as stack:
         if layout.source.size < contents.length > _free(fd):
             # Expanded tensors can have any size.

@@ -133,7 +133,7 @@ class Contents(NamedTuple):
         return sum(entry.length for entry in self.entries)
 
 
-def plan(layout: Layout, program: Program) -> Contents:
+def plan_safetensors(layout: Layout, program: Program) -> Contents:
     """What would be written.
 
     Raises:

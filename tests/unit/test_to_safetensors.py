@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from ddpdoctor.checkpoints import gathering
 from ddpdoctor.checkpoints.contents import open_layout, read_parts
 from ddpdoctor.checkpoints.errors import Damaged, Refused
+from ddpdoctor.checkpoints.fixing import Action, Wishes, fix
 from ddpdoctor.checkpoints.gathering import gather, merged
 from ddpdoctor.checkpoints.recognition import recognise
 from ddpdoctor.checkpoints.safetensors import write_safetensors
@@ -504,3 +505,26 @@ def test_converting_anything(laid: dict[str, tuple[torch.Tensor, torch.Tensor]],
     with tempfile.TemporaryDirectory() as folder:
         thing = {name: tensor for name, (_, tensor) in laid.items()}
         converts(thing, Path(folder), _use_new_zipfile_serialization=not old)
+
+
+def test_from_wishes_to_a_file(tmp_path: Path) -> None:
+    """The whole way, with keys cut out and a prefix stripped; a dry run foretells what would be refused or noted."""
+    weight = torch.rand(3, 4)
+    training = {"model": {"module.a": weight, "module.b": weight}, "epoch": 3}
+    torch.save(training, tmp_path / "in.pt")
+    wishes = Wishes(to_safetensors=True)
+    dry = fix(tmp_path / "in.pt", wishes, out=tmp_path / "out.safetensors", dry_run=True)
+    assert (dry.action, dry.advice) == (Action.REFUSED, "Try --params-only as well, for the model alone")
+    wishes = Wishes(to_safetensors=True, params_only=True, strip_prefixes=("module.",))
+    dry = fix(tmp_path / "in.pt", wishes, out=tmp_path / "out.safetensors", dry_run=True)
+    assert dry.action is Action.WOULD_FIX
+    assert not (tmp_path / "out.safetensors").exists()
+    done = fix(tmp_path / "in.pt", wishes, out=tmp_path / "out.safetensors")
+    assert done.action is Action.WRITTEN
+    assert done.dropped == ("epoch",)
+    assert done.notes == dry.notes
+    assert done.notes == (
+        "The model's parameters are what was under model.",
+        "a and b share their data in the checkpoint, and each has its own now: 48 B more.",
+    )
+    check({"a": weight, "b": weight}, tmp_path / "out.safetensors")
