@@ -32,6 +32,8 @@ HEADER = struct.Struct("<15sBBQ32s")
 _STAGE_AT = len(MAGIC) + 1
 # A payload says for each patch what was and what came: far below this for 100,000 tensors. Above it is an attack.
 _MOST = 512 << 20
+# Nanoseconds before and after 1970 that a file's date can be.
+_DATES = 1 << 63
 # How much of the content on both sides is compared, beside the patches, to know whose undo file it is.
 _HEAD, _TAIL = 4 << 10, 64 << 10
 
@@ -222,7 +224,7 @@ def _decoded(payload: bytes, name: str) -> Layer:
         if patch.offset < end or len(patch.old) != len(patch.new):
             raise _not_ours(name, "is damaged")
         end = patch.offset + len(patch.old)
-    if end > layer.size or layer.appended < 0:
+    if end > layer.size or layer.appended < 0 or not -_DATES < layer.mtime_ns < _DATES:
         raise _not_ours(name, "is damaged")
     return layer
 

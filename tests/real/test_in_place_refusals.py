@@ -285,11 +285,13 @@ from ddpdoctor.checkpoints import in_place
 from ddpdoctor.checkpoints.errors import Refused
 path = Path(sys.argv[1])
 sys.stdin.readline()
-for _ in range(20):
+for _ in range(40):
     try:
         in_place.recover(path)
-        in_place.change_in_place(path, CHANGES["both"][0])
-        in_place.undo(path)
+        if path.stat().st_size == CHANGES["both"][0].size:
+            in_place.change_in_place(path, CHANGES["both"][0])
+        else:
+            in_place.undo(path)
         print("done")
     except Refused as error:
         print(error.text)
