@@ -7,13 +7,13 @@ import fcntl
 import os
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.occupancy import file_system, others
+from ddpdoctor.checkpoints.occupancy import Occupant, file_system, others
 from ddpdoctor.checkpoints.recognised import quoted
 from ddpdoctor.wording import listed
 
@@ -144,7 +144,7 @@ def _lock(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise _occupied(file, "Another program has locked the file; perhaps a second ddpdoctor") from None
+        raise _occupied(others(file)) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -179,30 +179,39 @@ def _lock_file(folder: int, path: Path) -> Iterator[None]:
 
 def _lease(file: int) -> None:
     """Raises Refused if anybody else has the file open in any way; from now on whoever opens it waits."""
+    for _ in range(3):
+        lease = _ask_for_lease(file)
+        # A mapping in a container belongs to the layer below, of which the lease knows nothing.
+        if lease != 0 or file_system(file) == "overlay":
+            found = others(file)
+            if found:
+                raise _occupied(found)
+        # Who has it and isn't there to be seen may just have closed it.
+        if lease != errno.EAGAIN or file_system(file).startswith(_REMOTE):
+            return
+    raise Refused(
+        "The file is open in a process that this user can't see (another user's, or in another container)",
+        "End what reads or writes it, then run the command again",
+        ("sudo fuser -v " + quoted(Path(f"/proc/self/fd/{file}").readlink()),),
+    )
+
+
+def _ask_for_lease(file: int) -> int:
+    """0, or why not: EAGAIN means that somebody has it; anything else that there are no leases, or not for this user."""
     try:
         # The signal by which the kernel asks for the lease back; this one is ignored unless somebody handles it.
         fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        alone, busy = True, False
     except OSError as error:
-        # Anything else: no leases on this file system, or not for a user who doesn't own the file.
-        alone, busy = False, error.errno == errno.EAGAIN
-    kind = file_system(file)
-    # A mapping in a container belongs to the layer below, of which the lease knows nothing.
-    if (not alone or kind == "overlay") and others(file):
-        raise _occupied(file, "")
-    if busy and not kind.startswith(_REMOTE):
-        raise Refused(
-            "The file is open in a process that this user can't see (another user's, or in another container)",
-            "End what reads or writes it, then run the command again",
-            ("sudo fuser -v " + quoted(Path(f"/proc/self/fd/{file}").readlink()),),
-        )
+        return error.errno or -1
+    return 0
 
 
-def _occupied(file: int, otherwise: str) -> Refused:
-    found = others(file)
+def _occupied(found: Sequence[Occupant]) -> Refused:
     return Refused(
-        f"The file is in use: {listed(found)}" if found else otherwise,
+        f"The file is in use: {listed(found)}"
+        if found
+        else "The file is locked; perhaps a second ddpdoctor works on it",
         "Wait until it is closed, then run the command again",
         tuple(f"ps -fp {one.pid}" for one in found[:5]),
     )
