@@ -89,7 +89,7 @@ def refuse_links(path: Path, folder: int) -> None:
     try:
         status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
     except OSError as error:
-        raise Refused(f"{path} can't be opened: {error.strerror}") from None
+        raise unopened(path, error) from None
     if stat.S_ISLNK(status.st_mode):
         raise _symbolic(path)
     if not stat.S_ISREG(status.st_mode):
@@ -118,8 +118,17 @@ def _open(path: Path, folder: int) -> int:
         raise _unwritable(path, error) from None
 
 
+def unopened(path: Path, error: OSError) -> Refused:
+    """Why a file can't be opened, and what to do."""
+    if error.errno == errno.EAGAIN:
+        return Refused(
+            f"Another program has just taken {path} for itself (a lease); perhaps a second ddpdoctor, or a file server",
+            "Run the command again in a moment",
+        )
+    return Refused(f"{path} can't be opened: {error.strerror}")
+
+
 def _unwritable(path: Path, error: OSError) -> Refused:
-    """Why a file can't be opened for writing, and what to do."""
     if error.errno == errno.EACCES:
         return Refused(f"This user may not write to {path}", f"Ask its owner{_owner(path)}")
     if error.errno == errno.EPERM:
@@ -130,7 +139,7 @@ def _unwritable(path: Path, error: OSError) -> Refused:
         )
     if error.errno == errno.EROFS:
         return Refused(f"{path} lies on a file system that is mounted read-only")
-    return Refused(f"{path} can't be opened for writing: {error.strerror}")
+    return unopened(path, error)
 
 
 def _owner(path: Path) -> str:

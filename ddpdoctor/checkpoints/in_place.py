@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ddpdoctor.checkpoints import journal
 from ddpdoctor.checkpoints.changes import Change
 from ddpdoctor.checkpoints.errors import Damaged, Refused
-from ddpdoctor.checkpoints.holding import Held, held, opened_folder
+from ddpdoctor.checkpoints.holding import Held, held, opened_folder, unopened
 from ddpdoctor.checkpoints.interruptions import put_off
 from ddpdoctor.checkpoints.journal import Layer, Record, Stage, State
 from ddpdoctor.checkpoints.recognised import quoted
@@ -156,7 +156,7 @@ def _state_at(path: Path, folder: int, record: Record) -> State:
     except FileNotFoundError:
         raise _gone(path) from None
     except OSError as error:
-        raise Refused(f"{path} can't be opened: {error.strerror}") from None
+        raise unopened(path, error) from None
     try:
         return journal.state(file, record.layer)
     finally:

@@ -267,6 +267,31 @@ def test_whoever_opens_it_waits_until_it_is_whole(path: Path) -> None:
     assert other.communicate(timeout=30)[0] == "01020304\n"
 
 
+def test_a_file_that_a_file_server_has_leased_is_refused_at_once(path: Path) -> None:
+    """And not after the 45 seconds for which the kernel would wait. As Samba does it for its clients."""
+    program = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print(flush=True)
+sys.stdin.read()
+"""
+    in_place.change_in_place(path, CHANGE)
+    server = subprocess.Popen(
+        [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == "\n"
+    start = time.monotonic()
+    for work in (in_place.recover, in_place.undo, lambda path: in_place.change_in_place(path, CHANGE)):
+        with pytest.raises(Refused, match="taken .* for itself"):
+            work(path)
+    assert time.monotonic() - start < 10
+    server.communicate("")
+    assert in_place.undo(path) == 1
+
+
 def test_a_second_run_is_kept_away(path: Path) -> None:
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
