@@ -285,7 +285,7 @@ sys.stdin.read()
     assert server.stdout.readline() == "\n"
     start = time.monotonic()
     for work in (in_place.recover, in_place.undo, lambda path: in_place.change_in_place(path, CHANGE)):
-        with pytest.raises(Refused, match="taken .* for itself"):
+        with pytest.raises(Refused, match=r"taken .* for itself"):
             work(path)
     assert time.monotonic() - start < 10
     server.communicate("")
