@@ -84,6 +84,7 @@ class Made(NamedTuple):
     header: int | None = None
     signature: bytes = LOCAL_SIGNATURE
     local_method: int | None = None
+    attributes: int = 0
 
 
 def make_zip(records: Sequence[Made], *, end: dict[int, int] | None = None, comment: bytes = b"") -> bytes:
@@ -103,7 +104,24 @@ def make_zip(records: Sequence[Made], *, end: dict[int, int] | None = None, comm
         if late:
             out += DESCRIPTOR_SIGNATURE + b"".join(one.to_bytes(4, "little") for one in (crc, stored, size))
         header = at if record.header is None else record.header
-        fields = (0, 0, record.flags, record.method, 0, 0, crc, stored, size, len(record.name), 0, 0, 0, 0, 0, header)
+        fields = (
+            0,
+            0,
+            record.flags,
+            record.method,
+            0,
+            0,
+            crc,
+            stored,
+            size,
+            len(record.name),
+            0,
+            0,
+            0,
+            0,
+            record.attributes,
+            header,
+        )
         listing += ENTRY.pack(ENTRY_SIGNATURE, *fields) + record.name
     count = len(records)
     numbers = [0, 0, count, count, len(listing), len(out), len(comment)]

@@ -22,11 +22,15 @@ LOCAL = Struct("<4sHHHHHLLLHH")
 END_SIGNATURE, LOCATOR_SIGNATURE, END64_SIGNATURE = b"PK\5\6", b"PK\6\7", b"PK\6\6"
 ENTRY_SIGNATURE, LOCAL_SIGNATURE, DESCRIPTOR_SIGNATURE = b"PK\1\2", b"PK\3\4", b"PK\7\x08"
 STORED, DEFLATED = 0, 8
-ENCRYPTED, HAS_DESCRIPTOR = 1, 8
+HAS_DESCRIPTOR = 8
+_ENCRYPTED, _PATCHED = 0x2041, 0x20
+_UNREADABLE = _ENCRYPTED | _PATCHED
+_FOLDER = 0x10
+"""Attribute: torch then reads nothing, and takes whatever is in memory for the contents."""
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
 """In place of a number too large for its field: look in the zip64 extra field or end record."""
 
-_SHORT_ENTRY = Struct("<4s4xHH4xLLLHHHH6xL")
+_SHORT_ENTRY = Struct("<4s4xHH4xLLLHHHH2xLL")
 _SHORT_LOCAL = Struct("<4s2xHH4x12xHH")
 _WINDOW = 1 << 18
 """Bytes: local headers nearer together than a fraction of this are read many at a time."""
@@ -162,9 +166,20 @@ def _read_entries(data: bytes, count: int) -> list[_Entry]:
     at = 0
     while len(entries) < count:
         try:
-            signature, flags, method, crc, stored, size, name_length, extra_length, comment_length, disk, header = (
-                unpack(data, at)
-            )
+            (
+                signature,
+                flags,
+                method,
+                crc,
+                stored,
+                size,
+                name_length,
+                extra_length,
+                comment_length,
+                disk,
+                attributes,
+                header,
+            ) = unpack(data, at)
         except StructError:
             break
         if signature != ENTRY_SIGNATURE:
@@ -174,8 +189,8 @@ def _read_entries(data: bytes, count: int) -> list[_Entry]:
         name = data[name_at:extra_at]
         if stored == FULL32 or size == FULL32 or header == FULL32:
             size, stored, header = _large_numbers(data[extra_at : extra_at + extra_length], name, size, stored, header)
-        if flags & ENCRYPTED or disk or (method and method != DEFLATED):
-            raise Refused(_unreadable(name, flags, method))
+        if flags & _UNREADABLE or disk or (method and method != DEFLATED) or (attributes & _FOLDER and size):
+            raise Refused(_unreadable(name, flags, method, disk))
         if stored != size and not method:
             raise Damaged(
                 f"{_printable(name)} is not compressed, and yet is said to have both {stored:,} and {size:,} bytes"
@@ -212,12 +227,14 @@ def extra_field(extra: bytes, wanted: int) -> bytes:
     return b""
 
 
-def _unreadable(name: bytes, flags: int, method: int) -> str:
-    if flags & ENCRYPTED:
+def _unreadable(name: bytes, flags: int, method: int, disk: int) -> str:
+    if flags & _ENCRYPTED:
         return f"{_printable(name)} is encrypted"
     if method not in (STORED, DEFLATED):
         return f"{_printable(name)} is compressed by method {method}, which torch can't read either"
-    return "The file is one part of a zip archive in several parts"
+    if disk:
+        return "The file is one part of a zip archive in several parts"
+    return f"{_printable(name)} is marked as a patch or a folder, and yet it has contents"
 
 
 def _first_folder(name: bytes) -> bytes:
@@ -293,7 +310,7 @@ def _locate_data(source: Source, entries: list[_Entry], names: list[str], limit:
             raise Refused(
                 f"The record at byte {header:,} is {_printable(name)} in the directory, but not in its own header"
             )
-        if local_flags & ENCRYPTED:
+        if local_flags & _ENCRYPTED:
             raise Refused(f"{_printable(name)} is encrypted")
         offsets[number] = offset = header + 30 + length + extra_length
         reached = offset + stored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
 import subprocess
@@ -331,6 +332,10 @@ SUSPICIOUS = {
     "a zero byte in a name": (make_zip([GOOD, Made(b"x/data/0\0.txt", b"")]), "line break or a zero byte"),
     "a line break in a name": (make_zip([GOOD, Made(b"x/da\nx/ta", b"")]), "line break or a zero byte"),
     "encrypted": (make_zip([GOOD._replace(flags=0x801)]), "x/data.pkl is encrypted"),
+    "strongly encrypted": (make_zip([GOOD._replace(flags=0x840)]), "x/data.pkl is encrypted"),
+    "encrypted by its own header": (make_zip([GOOD._replace(flags=0x2800)]), "x/data.pkl is encrypted"),
+    "a patch": (make_zip([GOOD._replace(flags=0x820)]), "marked as a patch"),
+    "a folder with contents": (make_zip([GOOD._replace(attributes=0x10)]), "marked as a patch or a folder"),
     "an unknown compression": (make_zip([GOOD._replace(method=12)]), "compressed by method 12"),
     "a header that says otherwise": (
         make_zip([GOOD, OTHER._replace(local_name=b"x/data/1")]),
@@ -518,6 +523,55 @@ def test_flipped_bytes_give_nothing_but_our_errors(file: Path, tmp_path: Path, s
         except CheckpointError:
             pass
     assert fine
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """With a few bytes changed in the archive's structure: flipped, extreme, or taken from elsewhere in it."""
+    new = bytearray(data)
+    signs = [at for at in range(len(data) - 3) if data[at : at + 2] == b"PK" and data[at + 2] in (1, 3, 5, 6, 7)]
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        at = min(chance.choice(signs) + chance.randrange(66), len(data) - 1)
+        way = chance.randrange(4)
+        if way == 0:
+            new[at] ^= 1 << chance.randrange(8)
+        elif way == 1:
+            new[at] = chance.choice((0, 1, 8, 16, 255))
+        elif way == 2:
+            other, length = chance.choice(signs), chance.choice((4, 22, 30, 46, 76))
+            new[at : at + length] = new[other : other + length]
+        else:
+            new[at : at + 4] = chance.choice(signs).to_bytes(4, "little")
+    return bytes(new)
+
+
+@pytest.mark.parametrize("how", ["plain", "compressed", "streamed", "with 64-bit sizes", "with a comment"])
+def test_what_is_accepted_reads_the_same_in_torch_and_in_zipfile(how: str, tmp_path: Path) -> None:
+    """Or a file could show us one pickle, and torch another."""
+    path = tmp_path / "model.pt"
+    SAVERS[how](path, torch.utils.serialization.config)
+    original = path.read_bytes()
+    with Source(path) as source:
+        archive = read_archive(source)
+        appended = changed(original, archive.change({"data.pkl": archive.pickles()["data.pkl"][:-1] + b"q\xff."}))
+    chance = random.Random(how)
+    accepted = 0
+    for number in range(600):
+        path.write_bytes(mutated(appended if number % 2 else original, chance))
+        try:
+            with Source(path) as source:
+                archive = read_archive(source)
+                ours = archive.pickles()["data.pkl"]
+        except CheckpointError:
+            continue
+        accepted += 1
+        with contextlib.suppress(RuntimeError, UnicodeDecodeError):
+            reader = torch._C.PyTorchFileReader(str(path))
+            assert reader.get_record("data.pkl") == ours
+            for name, record in archive.records.items():
+                assert reader.get_record_offset(name) == record.offset
+        with contextlib.suppress(zipfile.BadZipFile, NotImplementedError), zipfile.ZipFile(path) as oracle:
+            assert oracle.read(archive.prefix + "data.pkl") == ours
+    assert accepted > 50
 
 
 def test_a_directory_made_to_fill_the_memory(tmp_path: Path) -> None:
