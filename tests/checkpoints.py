@@ -109,7 +109,7 @@ def _form(value: Any) -> Any:
             parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
             return (about, attributes, tuple(tensor.shape), *map(dense, parts))
         if tensor.is_nested:
-            return (about, attributes, dense(tensor.values()), str(tensor._nested_tensor_size()))
+            return (about, [tensor_form(part) for part in tensor.unbind()])
         if tensor.is_meta:
             return (about, attributes, tuple(tensor.shape), tensor.stride())
         scheme = (str(tensor.qscheme()), tensor.int_repr().tolist()) if tensor.is_quantized else ()

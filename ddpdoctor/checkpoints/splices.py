@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ddpdoctor.checkpoints.nodes import Text
 
-_BINPUT, _LONG_BINPUT, _BINGET, _LONG_BINGET, _BININT1, _BININT2 = b"qrhjKM"
+_BINPUT, _LONG_BINPUT, _BINGET, _LONG_BINGET, _BININT1, _BININT2, _BININT = b"qrhjKMJ"
 
 
 class Splice(NamedTuple):
@@ -136,8 +136,8 @@ def _widened(data: bytes, by: int) -> Splice | None:
     try:
         for opcode, argument, position in pickletools.genops(data):
             code = ord(opcode.code)
-            if by == 1 and code == _BININT1:
-                wide = struct.pack("<BH", _BININT2, argument)
+            if code == _BININT1:
+                wide = struct.pack("<BH", _BININT2, argument) if by == 1 else struct.pack("<BI", _BININT, argument)
             elif by == 3 and code in (_BINPUT, _BINGET):
                 wide = struct.pack("<BI", _LONG_BINPUT if code == _BINPUT else _LONG_BINGET, argument)
             else:

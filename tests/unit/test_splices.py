@@ -83,10 +83,7 @@ def test_a_pickle_grows_by_any_number_of_bytes_and_says_the_same(protocol: int) 
         program = scan(data)
         for growth in [*range(40), 100, 511, 4096, 70_001]:
             longer = fit(data, len(data) + growth, program.frames)
-            if longer is None:
-                assert growth == 3
-                assert protocol >= 4, "no BINPUT to widen, and MEMOIZE can't be"
-                continue
+            assert longer is not None
             assert len(longer) == len(data) + growth
             result = scan(longer)
             assert result.end == len(longer)
@@ -113,6 +110,17 @@ def test_names_of_classes_beyond_ascii_do_no_harm() -> None:
     data = pickle.dumps([Modèle(), 3], 3)
     assert fit(data, len(data) + 1) is None
     assert fit(data, len(data) + 2) is not None
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("growth", [1, 3])
+@pytest.mark.parametrize("value", [7, ["a", 7], [{"a": ()}, 7, 300]])
+def test_a_small_number_is_enough_to_fill_one_and_three_bytes(value: Any, growth: int, protocol: int) -> None:
+    data = pickle.dumps(value, protocol)
+    longer = fit(data, len(data) + growth, scan(data).frames)
+    assert longer is not None
+    assert len(longer) == len(data) + growth
+    assert pickle.loads(longer) == value
 
 
 @pytest.mark.parametrize("protocol", [4, 5])
