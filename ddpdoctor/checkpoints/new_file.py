@@ -52,8 +52,9 @@ def new_file(out: Path, like: os.stat_result) -> Iterator[int]:
     except BaseException as error:
         with suppress(OSError):
             hidden.unlink()
-            # Gives its room back at once, so that what is then said to be free is what it had.
-            os.ftruncate(fd, 0)
+            if not os.fstat(fd).st_nlink:
+                # Gives its room back at once, so that what is then said to be free is what there was.
+                os.ftruncate(fd, 0)
         if isinstance(error, OSError):
             raise unwritten(out, error) from None
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -32,7 +33,10 @@ class Source:
             raise NotACheckpoint(f"{path} is not a regular file")
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`. Raises Damaged if the file ends before, or the disk can't read them."""
+        """Exactly `length` bytes from `offset`.
+
+        Raises Damaged if the file ends before, or the disk can't read them; Refused if the file system has lost them.
+        """
         data = self._read(offset, length)
         if len(data) == length:
             return data
@@ -80,7 +84,8 @@ class Source:
         try:
             return os.pread(self.fd, length, offset)
         except OSError as error:
-            raise Damaged(f"Reading {length:,} bytes at {offset:,} failed: {error.strerror}") from None
+            kind = Damaged if error.errno == errno.EIO else Refused
+            raise kind(f"Reading {length:,} bytes at {offset:,} failed: {error.strerror}") from None
 
 
 def changed_meanwhile() -> Refused:

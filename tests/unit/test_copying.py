@@ -172,6 +172,31 @@ def test_nothing_is_left_when_it_is_stopped(error: type[BaseException], file: Pa
     assert names(file) == ["old.pt"]
 
 
+@pytest.mark.parametrize("renames", [True, False])
+def test_stopped_the_moment_it_has_its_name(
+    renames: bool, file: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it is there, and whole."""
+    if renames:
+        rename = new_file._rename_without_replacing
+        monkeypatch.setattr(new_file, "_rename_without_replacing", interrupted(rename))
+    else:
+        monkeypatch.setattr(new_file, "_rename_without_replacing", refuse_rename(errno.EINVAL))
+        monkeypatch.setattr(os, "link", interrupted(os.link))
+    with pytest.raises(KeyboardInterrupt):
+        write_copy(file, CHANGE, out, ignore)
+    assert out.read_bytes() == changed(file.read_bytes(), CHANGE)
+    assert names(file) == ["new.pt", "old.pt"]
+
+
+def interrupted(function: Callable[..., None]) -> Callable[..., None]:
+    def run(*arguments: Any) -> None:
+        function(*arguments)
+        raise KeyboardInterrupt
+
+    return run
+
+
 def test_a_file_that_is_written_to_meanwhile(file: Path, out: Path) -> None:
     def write(done: int, total: int) -> None:
         with file.open("ab") as appended:
