@@ -12,42 +12,15 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from ddpdoctor.checkpoints import journal
 from ddpdoctor.checkpoints.changes import Change
-from ddpdoctor.checkpoints.errors import Damaged, Refused
+from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.holding import Held, held, opened_folder, unopened
 from ddpdoctor.checkpoints.interruptions import put_off
-from ddpdoctor.checkpoints.journal import Layer, Record, Stage, State
-from ddpdoctor.checkpoints.recognised import quoted
-
-_COPY = "Write a new file instead: add -o and its name to the same command"
-
-_WHY = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "this user's quota on the disk is used up",
-    errno.EFBIG: "the file would exceed the limit of this shell (ulimit -f) or of the file system",
-    errno.EACCES: "this user may not write to the folder",
-    errno.EPERM: "the folder is marked as immutable, or the file system does not allow it",
-    errno.EROFS: "the file system is mounted read-only",
-    errno.ENAMETOOLONG: "its name would be too long",
-}
-
-
-class Recovery(NamedTuple):
-    """What was done (or, on a dry run, would be) about an interrupted earlier run.
-
-    finished: the file now is as that run wanted it; else it is as it was before that run. text: the same, as a sentence.
-    """
-
-    finished: bool
-    text: str
-
-
-def undo_file(path: Path) -> Path:
-    """Where the undo file of a checkpoint is, or would be."""
-    return path.with_name(path.name + journal.SUFFIX)
+from ddpdoctor.checkpoints.journal import Layer, Record, Stage, State, undo_file
+from ddpdoctor.checkpoints.leftovers import NEVER_BEGUN, Ending, Recovery, ending_of
+from ddpdoctor.checkpoints.undo_words import A_COPY, foreign, gone, half_tidy, no_undo, reason, stuck
 
 
 def change_in_place(path: Path, change: Change) -> Path:
@@ -67,8 +40,8 @@ def change_in_place(path: Path, change: Change) -> Path:
                 _ensure(file.file, record.layer, State.AFTER)
                 _keep_date(file.file, record.layer)
         except OSError as error:
-            _roll_back(path, file, record, _why(error))
-            raise Refused(f"The change could not be written: {_why(error)}. The file is as it was", _COPY) from None
+            _roll_back(path, file, record, reason(error))
+            raise Refused(f"The change could not be written: {reason(error)}. The file is as it was", A_COPY) from None
         except BaseException:
             _roll_back(path, file, record, "until the program failed")
             raise
@@ -92,12 +65,13 @@ def recover(path: Path, *, dry_run: bool = False) -> Recovery | None:
     with opened_folder(path) as folder:
         found = _unsettled(path, folder)
     if found is None or dry_run:
-        return found
+        return found and found.told(dry_run=True)
     with put_off(), held(path) as file, _read_errors_in_words():
         draft = journal.remove_draft(file.folder, file.name)
         records = journal.read(file.folder, file.name)
-        done = _settle(path, file, records[-1]) if records else None
-        return done or (_NEVER_BEGUN if draft else None)
+        ending = _settle(path, file, records[-1]) if records else None
+        ending = ending or (NEVER_BEGUN if draft else None)
+    return ending and ending.told(dry_run=False)
 
 
 def undo(path: Path, *, only_last: bool = False, dry_run: bool = False) -> int:
@@ -109,15 +83,15 @@ def undo(path: Path, *, only_last: bool = False, dry_run: bool = False) -> int:
     with opened_folder(path) as folder:
         records = journal.read(folder, path.name)
         if not records:
-            raise _no_undo(path, folder)
-        _wanting(path, records[-1], _state_at(path, folder, records[-1]))
+            raise no_undo(path, folder)
+        _ending(path, records[-1], _state_at(path, folder, records[-1]))
     if not dry_run:
         with put_off(), held(path) as file, _read_errors_in_words():
             journal.remove_draft(file.folder, file.name)
             records = journal.read(file.folder, file.name)
             for record in reversed(records[-1:] if only_last else records):
                 if journal.state(file.file, record.layer) is State.FOREIGN:
-                    raise _foreign(path)
+                    raise foreign(path)
                 _mark_undoing(path, file, record)
                 _roll_back(path, file, record, "by an undo that failed")
     return 1 if only_last else len(records)
@@ -130,7 +104,7 @@ def _held_or_copied(path: Path) -> Iterator[Held]:
         try:
             file = stack.enter_context(held(path))
         except Refused as refused:
-            advice = f"{refused.advice}; or write a new file: add -o and its name" if refused.advice else _COPY
+            advice = f"{refused.advice}; or write a new file: add -o and its name" if refused.advice else A_COPY
             raise Refused(refused.text, advice, refused.commands) from None
         yield file
 
@@ -140,21 +114,21 @@ def _read_errors_in_words() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Refused(f"The disk could not be read: {_why(error)}") from None
+        raise Refused(f"The disk could not be read: {reason(error)}") from None
 
 
-def _unsettled(path: Path, folder: int) -> Recovery | None:
+def _unsettled(path: Path, folder: int) -> Ending | None:
     """What there is to be done, without touching anything."""
     records = journal.read(folder, path.name)
-    found = _wanting(path, records[-1], _state_at(path, folder, records[-1])) if records else None
-    return _NEVER_BEGUN if found is None and _exists(folder, path.name + journal.DRAFT_SUFFIX) else found
+    found = _ending(path, records[-1], _state_at(path, folder, records[-1])) if records else None
+    return NEVER_BEGUN if found is None and _exists(folder, path.name + journal.DRAFT_SUFFIX) else found
 
 
 def _state_at(path: Path, folder: int, record: Record) -> State:
     try:
         file = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
-        raise _gone(path) from None
+        raise gone(path) from None
     except OSError as error:
         raise unopened(path, error) from None
     try:
@@ -163,42 +137,23 @@ def _state_at(path: Path, folder: int, record: Record) -> State:
         os.close(file)
 
 
-_NEVER_BEGUN = Recovery(False, "An earlier run was killed before it changed anything; what it left is removed")
-_TAKEN_BACK = Recovery(
-    False,
-    "An earlier run was killed while it worked on this file; it is taken back: the file is as it was before that change",
-)
-_ALREADY_BACK = Recovery(False, "The file is already as it was before it was changed; its undo file is removed")
-_UNDONE = Recovery(
-    False, "An earlier undo was killed while it worked on this file; it is finished: the change is undone"
-)
-_FINISHED = Recovery(
-    True, "An earlier run was killed when it had just changed this file; its change is complete, and stays"
-)
-_STAYS = Recovery(True, "An earlier undo was killed before it changed anything; the file is still the changed one")
-
-
-def _wanting(path: Path, record: Record, state: State) -> Recovery | None:
+def _ending(path: Path, record: Record, state: State) -> Ending | None:
     if state is State.FOREIGN:
-        raise _foreign(path)
-    if state is State.AFTER:
-        return {Stage.CHANGING: _FINISHED, Stage.COMPLETE: None, Stage.UNDOING: _STAYS}[record.stage]
-    if record.stage is Stage.UNDOING:
-        return _UNDONE
-    return _ALREADY_BACK if record.stage is Stage.COMPLETE and state is State.BEFORE else _TAKEN_BACK
+        raise foreign(path)
+    return ending_of(record.stage, state)
 
 
-def _settle(path: Path, file: Held, record: Record) -> Recovery | None:
-    recovery = _wanting(path, record, journal.state(file.file, record.layer))
-    if recovery is None:
+def _settle(path: Path, file: Held, record: Record) -> Ending | None:
+    ending = _ending(path, record, journal.state(file.file, record.layer))
+    if ending is None:
         return None
-    if recovery.finished:
+    if ending.finished:
         os.fsync(file.file)
         _keep_date(file.file, record.layer)
         _mark_complete(file, record)
     else:
         _roll_back(path, file, record, "by a run that was killed")
-    return recovery
+    return ending
 
 
 def _ensure_settled(file: Held) -> None:
@@ -224,7 +179,7 @@ def _record(file: Held, layer: Layer) -> Record:
         return journal.add(file.folder, file.name, layer, os.fstat(file.file))
     except OSError as error:
         raise Refused(
-            f"The undo file {name} can't be written beside it: {_why(error)}. Nothing was changed", _COPY
+            f"The undo file {name} can't be written beside it: {reason(error)}. Nothing was changed", A_COPY
         ) from None
 
 
@@ -254,7 +209,7 @@ def _mark_undoing(path: Path, file: Held, record: Record) -> None:
         journal.mark(file.folder, file.name, record, Stage.UNDOING)
     except OSError as error:
         raise Refused(
-            f"The undo file {undo_file(path).name} can't be written: {_why(error)}. Nothing was changed"
+            f"The undo file {undo_file(path).name} can't be written: {reason(error)}. Nothing was changed"
         ) from None
 
 
@@ -281,81 +236,12 @@ def _roll_back(path: Path, file: Held, record: Record, why: str) -> None:
             os.ftruncate(file.file, layer.size)
         _ensure(file.file, layer, State.BEFORE)
     except OSError as error:
-        raise _stuck(path, why, error) from None
+        raise stuck(path, why, error) from None
     try:
         _keep_date(file.file, layer)
         journal.pop(file.folder, file.name, record)
     except OSError as error:
-        raise _half_tidy(path, error) from None
-
-
-def _why(error: OSError) -> str:
-    return _WHY.get(error.errno or 0, error.strerror or str(error))
-
-
-def _stuck(path: Path, why: str, error: OSError) -> Damaged:
-    return Damaged(
-        f"The file may be half changed ({why}), and bringing its old bytes back failed: {_why(error)}",
-        f"Nothing is lost: {undo_file(path).name} holds what is missing. Free some space on the disk, then undo the change",
-        (f"ddpdoctor fix-checkpoint --undo {quoted(path)}",),
-    )
-
-
-def _half_tidy(path: Path, error: OSError) -> Refused:
-    return Refused(
-        f"The content is as it was, but its date or its undo file could not be put right: {_why(error)}",
-        "When that is mended, let the next run do it",
-        (f"ddpdoctor fix-checkpoint --undo {quoted(path)}",),
-    )
-
-
-def _foreign(path: Path) -> Refused:
-    return Refused(
-        f"The undo file {undo_file(path).name} belongs to other content than the file has now: it was saved anew or replaced",
-        "Nothing was changed. If you don't need the former content, remove the undo file, then run the command again",
-        (f"rm {quoted(undo_file(path))}",),
-    )
-
-
-def _gone(path: Path) -> Refused:
-    return Refused(
-        f"{path} is gone, only its undo file is left",
-        "If you renamed it, give the undo file the new name, too: the new name followed by " + journal.SUFFIX,
-    )
-
-
-def _no_undo(path: Path, folder: int) -> Refused:
-    """No undo file: where it may be instead."""
-    target = Path(os.path.realpath(path))
-    if path.is_symlink() and undo_file(target).exists():
-        return Refused(
-            f"It is a symbolic link to {target}",
-            "Its undo file lies there",
-            (f"ddpdoctor fix-checkpoint --undo {quoted(target)}",),
-        )
-    for name in _left_alone(path, folder):
-        return Refused(
-            f"There is no undo file {undo_file(path).name}, but {name} belongs to this very content",
-            "If you renamed the checkpoint, rename the undo file, too, then run the command again",
-            (f"mv {quoted(path.with_name(name))} {quoted(undo_file(path))}",),
-        )
-    return Refused(f"There is nothing to undo: no undo file {undo_file(path).name} lies beside it")
-
-
-def _left_alone(path: Path, folder: int) -> Iterator[str]:
-    """Undo files in the folder whose checkpoint is gone and which know the content of this one."""
-    names = set(os.listdir(folder))
-    with suppress(OSError):
-        file = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-        try:
-            for name in sorted(names):
-                if name.endswith(journal.SUFFIX) and name.removesuffix(journal.SUFFIX) not in names:
-                    with suppress(Refused):
-                        records = journal.read(folder, name.removesuffix(journal.SUFFIX))
-                        if records and journal.state(file, records[-1].layer) is State.AFTER:
-                            yield name
-        finally:
-            os.close(file)
+        raise half_tidy(path, error) from None
 
 
 def _exists(folder: int, name: str) -> bool:

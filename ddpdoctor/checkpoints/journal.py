@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum, IntEnum
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -36,6 +37,11 @@ _MOST = 512 << 20
 _DATES = 1 << 63
 # How much of the content on both sides is compared, beside the patches, to know whose undo file it is.
 _HEAD, _TAIL = 4 << 10, 64 << 10
+
+
+def undo_file(path: Path) -> Path:
+    """Where the undo file of a checkpoint is, or would be."""
+    return path.with_name(path.name + SUFFIX)
 
 
 class Layer(msgspec.Struct, frozen=True, array_like=True):

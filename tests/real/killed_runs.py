@@ -169,7 +169,7 @@ def recovered(one: Checkpoint) -> dict[str, object]:
     return {
         **seen,
         "touched_by_dry_run": touched,
-        "planned": planned == did,
+        "planned": (planned and planned.finished) == (did and did.finished),
         "finished": did.finished if did else None,
         "text": did.text if did else "",
         "settled": again is None,

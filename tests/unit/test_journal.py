@@ -90,7 +90,7 @@ def test_the_undo_file_is_small() -> None:
 
 @pytest.mark.parametrize("work", EVERYTHING)
 def test_a_damaged_undo_file_is_refused(work: Callable[[Path], object], path: Path) -> None:
-    undo_file = in_place.undo_file(path)
+    undo_file = journal.undo_file(path)
     whole = undo_file.read_bytes()
     for at in (0, 8, 14, 15, 16, 17, 24, 25, 56, 57, len(whole) // 2, len(whole) - 1):
         undo_file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
@@ -108,7 +108,7 @@ def test_a_damaged_undo_file_is_refused(work: Callable[[Path], object], path: Pa
 
 def test_every_bit_of_the_undo_file_counts(path: Path) -> None:
     """Whichever is flipped: refused, or (the stage alone) the same file comes out."""
-    undo_file = in_place.undo_file(path)
+    undo_file = journal.undo_file(path)
     whole = undo_file.read_bytes()
     for bit in range(8 * min(len(whole), 300)):
         content = bytearray(whole)
@@ -122,7 +122,7 @@ def test_every_bit_of_the_undo_file_counts(path: Path) -> None:
 
 
 def test_a_later_releases_undo_file_names_the_remedy(path: Path) -> None:
-    undo_file = in_place.undo_file(path)
+    undo_file = journal.undo_file(path)
     content = bytearray(undo_file.read_bytes())
     content[len(journal.MAGIC)] = journal.VERSION + 1
     undo_file.write_bytes(content)
@@ -172,7 +172,7 @@ FORGED = {
 @pytest.mark.parametrize("forged", FORGED)
 def test_a_forged_undo_file_is_refused(forged: str, path: Path) -> None:
     """With a right checksum, so that only its sense can give it away."""
-    in_place.undo_file(path).write_bytes(FORGED[forged])
+    journal.undo_file(path).write_bytes(FORGED[forged])
     for work in EVERYTHING:
         refusal(path, work)
 
@@ -183,13 +183,13 @@ def test_forged_figures_are_refused_even_where_the_content_fits(tmp_path: Path) 
     path.write_bytes(b"")
     empty = journal.layer_of(os.open(path, os.O_RDONLY), Change(0))
     for figures in ({"mtime_ns": 1 << 63}, {"mtime_ns": -(1 << 63)}):
-        in_place.undo_file(path).write_bytes(_layer(size=0, digest=empty.digest, witness=empty.witness, **figures))
+        journal.undo_file(path).write_bytes(_layer(size=0, digest=empty.digest, witness=empty.witness, **figures))
         assert "is damaged" in refusal(path, in_place.undo).text
 
 
 def test_a_bomb_is_not_unpacked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "_MOST", 1 << 20)
-    in_place.undo_file(path).write_bytes(_record(zlib.compress(bytes(1 << 24))))
+    journal.undo_file(path).write_bytes(_record(zlib.compress(bytes(1 << 24))))
     assert "damaged" in refusal(path, in_place.undo).text
     monkeypatch.setattr(journal, "_MOST", 50)
     assert "far too large" in refusal(path, in_place.undo).text
@@ -198,7 +198,7 @@ def test_a_bomb_is_not_unpacked(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("make", ["symlink", "fifo", "folder"])
 @pytest.mark.parametrize("work", EVERYTHING)
 def test_something_else_under_its_name_is_refused(make: str, work: Callable[[Path], object], path: Path) -> None:
-    undo_file = in_place.undo_file(path)
+    undo_file = journal.undo_file(path)
     moved = undo_file.rename(path.with_name("moved"))
     {"symlink": lambda: undo_file.symlink_to(moved), "fifo": lambda: os.mkfifo(undo_file), "folder": undo_file.mkdir}[
         make
@@ -228,7 +228,7 @@ def test_another_content_is_never_touched(changed: str, path: Path) -> None:
     for work in (in_place.recover, recover_dry, in_place.undo):
         error = refusal(path, work)
         assert "belongs to other content" in error.text
-        assert error.commands == (f"rm {in_place.undo_file(path)}",)
+        assert error.commands == (f"rm {journal.undo_file(path)}",)
     assert refusal(path, change_again)
 
 
@@ -280,7 +280,7 @@ def test_a_moved_folder_or_a_copy_with_its_undo_file_can_be_undone(path: Path, t
     other.mkdir()
     copy = other / path.name
     copy.write_bytes(path.read_bytes())
-    in_place.undo_file(copy).write_bytes(in_place.undo_file(path).read_bytes())
+    journal.undo_file(copy).write_bytes(in_place.undo_file(path).read_bytes())
     date = copy.stat().st_mtime_ns
     assert in_place.recover(copy) is None
     assert copy.stat().st_mtime_ns == date
@@ -294,7 +294,7 @@ def test_the_original_put_back_by_hand_ends_it(path: Path) -> None:
     assert recovery is not None
     assert not recovery.finished
     assert "already as it was" in recovery.text
-    assert not in_place.undo_file(path).exists()
+    assert not journal.undo_file(path).exists()
     assert path.read_bytes() == ORIGINAL
 
 
@@ -356,6 +356,6 @@ def test_any_mixture_of_old_and_new_is_taken_back(data: st.DataObject) -> None:
             assert recovery is not None
             assert path.read_bytes() == ORIGINAL
             assert path.stat().st_mtime_ns == DATE
-        if in_place.undo_file(path).exists():
+        if journal.undo_file(path).exists():
             in_place.undo(path)
         assert path.read_bytes() == ORIGINAL
