@@ -112,8 +112,8 @@ def _cut(data: bytes, keep: Collection[str], drop: Collection[str], params_only:
     if not entries and not is_dict(program.root):
         raise Refused(f"Its top level is {describe(program.root)}, not a dict, so there are no keys to choose from")
     names = [_name(pair.key) for pair in entries]
-    deeper = {*keep}.difference(names) if params_only else ()
-    named = {one.name: one for one in _candidates(entries) if one.name in deeper}
+    deeper = {*keep}.difference(names) if params_only else set()
+    named = {one.name: one for one in _candidates(entries) if one.name in deeper} if deeper else {}
     tops = [named[name].path[0] if name in named else name for name in keep]
     _check_names((*tops, *drop), names)
     leaving = [name in drop or bool(tops and name not in tops) for name in names]
@@ -158,6 +158,9 @@ def describe(node: Any) -> str:
             made = node.arguments.items[0]
         return f"an object of the class {made.full_name}" if isinstance(made, Global) else "an object"
     kinds = {Text: "a text", Bytes: "bytes", Global: "a class or function", Storage: "a storage", type(None): "None"}
+    if isinstance(node, int) and node.bit_length() > 64:
+        # Python refuses to write out integers of thousands of digits.
+        return "a huge int"
     return kinds.get(type(node), f"the {type(node).__name__} {node}" if isinstance(node, (int, float)) else "an object")
 
 

@@ -315,6 +315,7 @@ def test_dotted_keys_are_keys() -> None:
         (torch.nn.Linear(1, 1), "an object of the class torch.nn.modules.linear.Linear"),
         ("hello", "a text"),
         (3, "the int 3"),
+        (1 << 70, "a huge int"),
         (None, "None"),
     ],
 )

@@ -226,6 +226,7 @@ class Sub(torch.Tensor):
     """A subclass."""
 
 
+@pytest.mark.filterwarnings("ignore")  # Of the tensors' kinds, some are new and some old.
 def test_what_it_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
     thing = {
         "fine": torch.rand(2),
@@ -380,7 +381,7 @@ def test_views_of_storages_in_very_old_files(tmp_path: Path) -> None:
 def test_a_tensor_outside_of_its_storage(tmp_path: Path, size: Any, stride: Any, offset: int) -> None:
     class Forged:
         def __reduce__(self) -> Any:
-            storage = torch.rand(10).storage()
+            storage = torch.rand(10)._typed_storage()
             return torch._utils._rebuild_tensor_v2, (storage, offset, size, stride, False, OrderedDict())
 
     torch.save({"forged": Forged()}, tmp_path / "in.pt")
