@@ -24,6 +24,7 @@ ENTRY_SIGNATURE, LOCAL_SIGNATURE, DESCRIPTOR_SIGNATURE = b"PK\1\2", b"PK\3\4", b
 STORED, DEFLATED = 0, 8
 HAS_DESCRIPTOR = 8
 _ENCRYPTED, _PATCHED = 0x2041, 0x20
+"""Flags: each of three ways to encrypt, and differences to another file instead of contents."""
 _UNREADABLE = _ENCRYPTED | _PATCHED
 _FOLDER = 0x10
 """Attribute: torch then reads nothing, and takes whatever is in memory for the contents."""
@@ -104,8 +105,6 @@ def _read_end(source: Source) -> tuple[int, int, int, bool, bytes]:
         raise Damaged(
             f"The zip archive ends at byte {position + END.size + comment_length:,}, the file at {source.size:,}"
         )
-    if tail.find(END_SIGNATURE, max(0, at - comment_length)) != at:
-        raise Refused("The zip archive has more than one end record near its end, so that readers may disagree on it")
     zip64 = False
     if position >= LOCATOR.size:
         locator = source.read_at(position - LOCATOR.size, LOCATOR.size)
@@ -114,7 +113,7 @@ def _read_end(source: Source) -> tuple[int, int, int, bool, bytes]:
             said = (disk, first_disk, here, count, size, offset)
             position = LOCATOR.unpack(locator)[2]
             disk, first_disk, here, count, size, offset = _read_end64(source, position, said)
-    if zip64 is False and FULL32 in (size, offset):
+    if not zip64 and FULL32 in (size, offset):
         raise Damaged("The zip archive's directory lies beyond 4 GiB, and the zip64 record that says where is missing")
     if disk or first_disk or here != count:
         raise Refused("The file is one part of a zip archive in several parts")
@@ -163,6 +162,7 @@ def _read_entries(data: bytes, count: int) -> list[_Entry]:
     unpack = _SHORT_ENTRY.unpack_from
     entries: list[_Entry] = []
     append = entries.append
+    fixed_size = ENTRY.size
     at = 0
     while len(entries) < count:
         try:
@@ -184,7 +184,7 @@ def _read_entries(data: bytes, count: int) -> list[_Entry]:
             break
         if signature != ENTRY_SIGNATURE:
             raise Damaged(f"Entry {len(entries):,} of the zip archive's directory is not one")
-        name_at = at + 46
+        name_at = at + fixed_size
         extra_at = name_at + name_length
         name = data[name_at:extra_at]
         if stored == FULL32 or size == FULL32 or header == FULL32:
@@ -281,6 +281,7 @@ def _locate_data(source: Source, entries: list[_Entry], names: list[str], limit:
     """
     unpack = _SHORT_LOCAL.unpack_from
     read = source.read_at
+    fixed_size = LOCAL.size
     offsets = [0] * len(entries)
     order = sorted(range(len(entries)), key=[entry[0] for entry in entries].__getitem__)
     last = len(order) - 1
@@ -292,27 +293,28 @@ def _locate_data(source: Source, entries: list[_Entry], names: list[str], limit:
         length = len(name)
         if header < reached:
             break
-        if header + 30 + length > end:
+        if header + fixed_size + length > end:
             start = header
             if entries[order[place + 8 if place + 8 < last else last]][0] - start < _WINDOW:
                 window = read(start, max(0, min(_WINDOW, limit - start)))
             else:
-                window = read(start, 30 + length)
+                window = read(start, fixed_size + length)
             end = start + len(window)
-            if header + 30 + length > end:
+            if header + fixed_size + length > end:
                 reached = limit + 1
                 break
         at = header - start
         signature, local_flags, local_method, name_length, extra_length = unpack(window, at)
         if signature != LOCAL_SIGNATURE:
             raise Damaged(f"{_printable(name)} should begin at byte {header:,}, but something else is there")
-        if name_length != length or local_method != method or window[at + 30 : at + 30 + length] != name:
+        name_at = at + fixed_size
+        if name_length != length or local_method != method or window[name_at : name_at + length] != name:
             raise Refused(
                 f"The record at byte {header:,} is {_printable(name)} in the directory, but not in its own header"
             )
         if local_flags & _ENCRYPTED:
             raise Refused(f"{_printable(name)} is encrypted")
-        offsets[number] = offset = header + 30 + length + extra_length
+        offsets[number] = offset = header + fixed_size + length + extra_length
         reached = offset + stored
     else:
         place = len(order)

@@ -321,7 +321,6 @@ def test_what_is_made_up_is_read(tmp_path: Path) -> None:
 
 deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
 BOMB = deflate.compress(bytes(50_000_000)) + deflate.flush()
-TWO_ENDS = b"PK\5\6" + bytes(18)
 
 SUSPICIOUS = {
     "two of one name": (make_zip([GOOD, OTHER, OTHER]), "Two records are named x/data/0"),
@@ -350,13 +349,13 @@ SUSPICIOUS = {
     ),
     "the same data twice": (make_zip([GOOD, OTHER, Made(b"x/data/1", b"", header=46)]), "header|overlaps"),
     "in parts": (make_zip([GOOD], end={0: 1}), "one part of a zip archive"),
-    "two end records": (make_zip([GOOD], comment=TWO_ENDS + b"zz"), "more than one end record|The zip archive ends"),
 }
 
 BROKEN = {
     "no end record": (make_zip([GOOD])[:-5], "without the directory"),
     "bytes behind the end": (make_zip([GOOD]) + b"abc", "The zip archive ends at byte"),
     "all zeros from some point": (make_zip([GOOD])[:60] + bytes(70_000), "nothing but zeros"),
+    "an end record in the comment": (make_zip([GOOD], comment=b"PK\5\6" + bytes(20)), "The zip archive ends at byte"),
     "a directory elsewhere": (make_zip([GOOD], end={5: 3}), "directory should end at"),
     "too many entries said": (make_zip([GOOD], end={2: 2, 3: 2}), "too short for 2 records"),
     "too few entries said": (make_zip([GOOD, OTHER], end={2: 1, 3: 1}), "does not end where its 1 entries do"),
@@ -374,9 +373,8 @@ def test_the_suspicious_is_refused(what: str, tmp_path: Path) -> None:
     data, words = SUSPICIOUS[what]
     path = tmp_path / "made.pt"
     path.write_bytes(data)
-    with Source(path) as source, pytest.raises((Refused, Damaged), match=words) as caught:
+    with Source(path) as source, pytest.raises(Refused, match=words):
         read_archive(source)
-    assert isinstance(caught.value, Refused) or what == "two end records"
 
 
 @pytest.mark.parametrize("what", BROKEN)
