@@ -23,7 +23,7 @@ from ddpdoctor.checkpoints.copying import Copier, Progress, write_at
 from ddpdoctor.checkpoints.layouts import DATA, Layout
 from ddpdoctor.checkpoints.legacy import COUNT_SIZE, Legacy
 from ddpdoctor.checkpoints.new_file import new_file
-from ddpdoctor.checkpoints.zip_records import HAS_DESCRIPTOR, LOCAL, Record, extra_field
+from ddpdoctor.checkpoints.zip_records import FULL32, HAS_DESCRIPTOR, LOCAL, Record, extra_field
 
 _STORAGES = "data/"
 _FORMAT_VERSION = ".format_version"
@@ -77,7 +77,9 @@ class _ArchiveWriter:
     def write(self, pickles: Mapping[str, bytes], kept: Collection[str] | None) -> None:
         records = [record for record in self.directory.records if _stays(record, kept)]
         new = dict(pickles)
-        if len(records) < len(self.directory.records) and _FORMAT_VERSION in self.archive.records:
+        # Beyond 4 GiB a header's length depends on where it stands, too.
+        computable = len(records) == len(self.directory.records) and self.source.size <= FULL32
+        if not computable and _FORMAT_VERSION in self.archive.records:
             new[_FORMAT_VERSION] = _NO_OFFSETS
         parts = list(self._parts(records, new))
         total = sum(part.end - part.records[0].offset for part in parts if isinstance(part, _Run))
