@@ -21,6 +21,13 @@ class Damaged(CheckpointError):
     """Truncated or corrupt: `text` says what exactly."""
 
 
+class OutOfData(Damaged):
+    """The pickle goes on behind the end of the data."""
+
+    def __init__(self) -> None:
+        super().__init__("The pickle breaks off in the middle")
+
+
 class Refused(CheckpointError):
     """It could be read, and is not touched: suspicious, in use, a link, no permission, or a wish that can't be met."""
 

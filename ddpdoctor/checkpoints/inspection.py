@@ -12,7 +12,7 @@ from ddpdoctor.checkpoints.errors import CheckpointError, Damaged
 from ddpdoctor.checkpoints.garbage import without_collection
 from ddpdoctor.checkpoints.layouts import Layout
 from ddpdoctor.checkpoints.locations import device_arguments, device_of, pinned
-from ddpdoctor.checkpoints.nodes import Call, Storage, Text, Tuple
+from ddpdoctor.checkpoints.nodes import Call, Storage, Text
 from ddpdoctor.checkpoints.prefixes import WRAPPERS, has_prefix
 from ddpdoctor.checkpoints.recognised import Recognised
 from ddpdoctor.checkpoints.tensors import VIEWS, Found, element_size, is_state_dict, pairs, view, walk
@@ -103,10 +103,8 @@ def _pins(parts: list[Part]) -> tuple[Pins, ...]:
                 seen.add(storage.key)
                 sizes[device] = sizes.get(device, 0) + storage.count * element_size(storage)
         for call in part.program.calls:
-            if call.name in VIEWS and isinstance(call.arguments, Tuple) and call.arguments.items:
-                storage = call.arguments.items[0]
-                if isinstance(storage, Storage):
-                    tensors[storage.location.value] += 1
+            if call.name in VIEWS and isinstance(call.first_argument, Storage):
+                tensors[call.first_argument.location.value] += 1
         for argument in device_arguments(part.program):
             if pinned(argument.device):
                 tensors[argument.device] = tensors.get(argument.device, 0) + 1
@@ -147,8 +145,8 @@ def _whole_module(found: list[Found]) -> str:
 
 
 def _class_name(call: Call) -> str:
-    if call.name in ("copyreg._reconstructor", "copy_reg._reconstructor") and isinstance(call.arguments, Tuple):
-        return getattr(call.arguments.items[0], "full_name", "")
+    if call.name in ("copyreg._reconstructor", "copy_reg._reconstructor"):
+        return getattr(call.first_argument, "full_name", "")
     return call.name or "a class"
 
 

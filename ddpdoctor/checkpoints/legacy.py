@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from ddpdoctor.checkpoints.archive_changes import differences
 from ddpdoctor.checkpoints.changes import Change
-from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
+from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, OutOfData, Refused
 from ddpdoctor.checkpoints.garbage import without_collection
 from ddpdoctor.checkpoints.layouts import DATA, LARGEST_PICKLE, Place, item_size
-from ddpdoctor.checkpoints.machine import OutOfData, Program, scan
+from ddpdoctor.checkpoints.machine import Program, scan
 from ddpdoctor.checkpoints.nodes import Container, Storage, Text
 from ddpdoctor.checkpoints.reading import Source
 from ddpdoctor.checkpoints.tensors import ELEMENT_SIZES

@@ -5,37 +5,27 @@ Where Python's unpickler would make an object, it makes a node of `nodes.py`. A 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from struct import Struct
 from struct import error as _error
 from typing import Any, NamedTuple
 
-from ddpdoctor.checkpoints.errors import Damaged, Refused
+from ddpdoctor.checkpoints.errors import Damaged, OutOfData, Refused
 from ddpdoctor.checkpoints.garbage import without_collection
-from ddpdoctor.checkpoints.nodes import Bytes, Call, Container, Global, Holder, Pair, Reference, Storage, Text, Tuple
+from ddpdoctor.checkpoints.nodes import Call, Container, Global, Holder, Pair, Reference, Storage, Text, Tuple
+from ddpdoctor.checkpoints.opcodes import OTHERS, opcode_name
+from ddpdoctor.checkpoints.plain_tensors import UNREAD, Unforeseen, read_tensor
 
-_UINT16 = Struct("<H").unpack_from
-_INT32 = Struct("<i").unpack_from
 _UINT32 = Struct("<I").unpack_from
-_UINT64 = Struct("<Q").unpack_from
-_DOUBLE = Struct(">d").unpack_from
 
 _LONGEST_FIXED = 9
 """Bytes of the longest opcode without data of its own length."""
-
-
-class OutOfData(Damaged):
-    """The pickle goes on behind the end of the data."""
-
-    def __init__(self) -> None:
-        super().__init__("The pickle breaks off in the middle")
 
 
 class Program(NamedTuple):
     """A pickle as it was read.
 
     root: the node it leaves; end: position behind its STOP.
-    storages, calls: every one in the order of the pickle, shared ones once.
+    storages, calls: every one in the order of the pickle, shared ones once; not the empty dict of a plain tensor's hooks.
     globals: every class and function that it names, by full name.
     frames: position and length of each FRAME's content (protocol 4 and later).
     opcodes: those met that plain protocol 2 doesn't have, by name.
@@ -60,12 +50,18 @@ def scan(data: bytes, start: int = 0) -> Program:
         Refused: it holds opcodes that no pickler of a checkpoint writes.
     """
     with without_collection():
-        return _Machine(data).run(start)
+        try:
+            return Machine(data).run(start)
+        except Unforeseen:
+            return Machine(data, hasty=False).run(start)
 
 
-class _Machine:
-    def __init__(self, data: bytes) -> None:
+class Machine:
+    """One run over one pickle. hasty: plain tensors are read at one go."""
+
+    def __init__(self, data: bytes, *, hasty: bool = True) -> None:
         self.data = data
+        self.hasty = hasty
         self.pos = 0
         self.stack: list[Any] = []
         self.starts: list[int] = []
@@ -108,7 +104,7 @@ class _Machine:
         million of them. The others have a function each."""
         data, stack, starts, marks, memo = self.data, self.stack, self.starts, self.marks, self.memo
         push, push_start = stack.append, starts.append
-        others = _OTHERS
+        others, hasty = OTHERS, self.hasty
         pos = self.pos
         try:
             while True:
@@ -124,6 +120,8 @@ class _Machine:
                     value = memo[data[pos + 1]]
                     if value.__class__ is Text:
                         value.used(pos)
+                    elif value is UNREAD:
+                        raise Unforeseen
                     push(value)
                     push_start(pos)
                     pos += 2
@@ -139,8 +137,10 @@ class _Machine:
                     memo[data[pos + 1]] = stack[-1]
                     pos += 2
                 elif op == 0x28:  # MARK
-                    marks.append((len(stack), pos))
-                    pos += 1
+                    end = read_tensor(self, pos) if hasty and data[pos + 1] == 0x28 else 0
+                    if not end:
+                        marks.append((len(stack), pos))
+                    pos = end or pos + 1
                 elif op == 0x74:  # TUPLE
                     height, first = marks.pop()
                     node = Tuple(stack[height:], starts[height:], pos)
@@ -168,6 +168,8 @@ class _Machine:
                     value = memo[_UINT32(data, pos + 1)[0]]
                     if value.__class__ is Text:
                         value.used(pos)
+                    elif value is UNREAD:
+                        raise Unforeseen
                     push(value)
                     push_start(pos)
                     pos += 5
@@ -177,7 +179,7 @@ class _Machine:
                 else:
                     other = others.get(op)
                     if other is None:
-                        raise Refused(f"The pickle uses {_opcode_name(op)}, which torch.save never writes")
+                        raise Refused(f"The pickle uses {opcode_name(op)}, which torch.save never writes")
                     self.pos = pos
                     other(self)
                     pos = self.pos
@@ -234,297 +236,3 @@ class _Machine:
                 self.storages.append(storage)
                 return storage
         return Reference(identity)
-
-
-# Each of the following is one opcode, or a few of a kind: it changes the machine as Python's unpickler would its stack.
-_Opcode = Callable[[_Machine], None]
-_OTHERS: dict[int, _Opcode] = {}
-
-
-def _opcode(*codes: bytes) -> Callable[[_Opcode], _Opcode]:
-    def register(function: _Opcode) -> _Opcode:
-        for code in codes:
-            _OTHERS[code[0]] = function
-        return function
-
-    return register
-
-
-def _constant(code: bytes, value: Any) -> None:
-    _OTHERS[code[0]] = lambda machine: machine.push(value, 1)
-
-
-_constant(b"N", None)
-_constant(b"\x88", True)
-_constant(b"\x89", False)
-
-
-@_opcode(b"\x80")
-def _proto(machine: _Machine) -> None:
-    machine.protocol = machine.data[machine.pos + 1]
-    machine.pos += 2
-
-
-@_opcode(b"\x95")
-def _frame(machine: _Machine) -> None:
-    length = _UINT64(machine.data, machine.pos + 1)[0]
-    machine.pos += 9
-    if machine.pos + length > len(machine.data):
-        raise OutOfData
-    machine.frames.append((machine.pos, length))
-    machine.opcodes.add("FRAME")
-
-
-@_opcode(b"\x94")
-def _memoize(machine: _Machine) -> None:
-    machine.memo[len(machine.memo)] = machine.stack[-1]
-    machine.opcodes.add("MEMOIZE")
-    machine.pos += 1
-
-
-@_opcode(b"J")
-def _binint(machine: _Machine) -> None:
-    machine.push(_INT32(machine.data, machine.pos + 1)[0], 5)
-
-
-@_opcode(b"M")
-def _binint2(machine: _Machine) -> None:
-    machine.push(_UINT16(machine.data, machine.pos + 1)[0], 3)
-
-
-@_opcode(b"\x8a")
-def _long1(machine: _Machine) -> None:
-    length = machine.data[machine.pos + 1]
-    machine.push(int.from_bytes(machine.take(length, 2), "little", signed=True), 2 + length)
-
-
-@_opcode(b"\x8b")
-def _long4(machine: _Machine) -> None:
-    length = _UINT32(machine.data, machine.pos + 1)[0]
-    machine.opcodes.add("LONG4")
-    machine.push(int.from_bytes(machine.take(length, 5), "little", signed=True), 5 + length)
-
-
-@_opcode(b"G")
-def _binfloat(machine: _Machine) -> None:
-    machine.push(_DOUBLE(machine.data, machine.pos + 1)[0], 9)
-
-
-@_opcode(b"I", b"L", b"F")
-def _number_as_text(machine: _Machine) -> None:
-    """Python 2 wrote integers of more than 32 bits so, whatever the protocol."""
-    text, end = machine.line(machine.pos + 1)
-    is_float = machine.data[machine.pos] == ord("F")
-    machine.opcodes.add({"I": "INT", "L": "LONG", "F": "FLOAT"}[chr(machine.data[machine.pos])])
-    if len(text) > 400:
-        raise Refused("The pickle holds a number of more than 400 digits")
-    value: float = float(text) if is_float else int(text.rstrip("L"))
-    machine.push(value, end - machine.pos)
-
-
-def _text(machine: _Machine, length: int, header: int, encoding: str) -> None:
-    end = machine.pos + header + length
-    value = str(machine.take(length, header), encoding, "surrogatepass")
-    machine.push(Text(value, machine.pos, end), end - machine.pos)
-
-
-@_opcode(b"\x8c")
-def _short_binunicode(machine: _Machine) -> None:
-    machine.opcodes.add("SHORT_BINUNICODE")
-    _text(machine, machine.data[machine.pos + 1], 2, "utf-8")
-
-
-@_opcode(b"\x8d")
-def _binunicode8(machine: _Machine) -> None:
-    machine.opcodes.add("BINUNICODE8")
-    _text(machine, _UINT64(machine.data, machine.pos + 1)[0], 9, "utf-8")
-
-
-@_opcode(b"U")
-def _short_binstring(machine: _Machine) -> None:
-    machine.opcodes.add("SHORT_BINSTRING")
-    _text(machine, machine.data[machine.pos + 1], 2, "latin-1")
-
-
-@_opcode(b"T")
-def _binstring(machine: _Machine) -> None:
-    machine.opcodes.add("BINSTRING")
-    _text(machine, _UINT32(machine.data, machine.pos + 1)[0], 5, "latin-1")
-
-
-def _bytes(machine: _Machine, length: int, header: int, name: str) -> None:
-    if machine.pos + header + length > len(machine.data):
-        raise OutOfData
-    machine.opcodes.add(name)
-    machine.push(Bytes(machine.pos + header, length), header + length)
-
-
-@_opcode(b"C")
-def _short_binbytes(machine: _Machine) -> None:
-    _bytes(machine, machine.data[machine.pos + 1], 2, "SHORT_BINBYTES")
-
-
-@_opcode(b"B")
-def _binbytes(machine: _Machine) -> None:
-    _bytes(machine, _UINT32(machine.data, machine.pos + 1)[0], 5, "BINBYTES")
-
-
-@_opcode(b"\x8e")
-def _binbytes8(machine: _Machine) -> None:
-    _bytes(machine, _UINT64(machine.data, machine.pos + 1)[0], 9, "BINBYTES8")
-
-
-@_opcode(b"\x96")
-def _bytearray8(machine: _Machine) -> None:
-    _bytes(machine, _UINT64(machine.data, machine.pos + 1)[0], 9, "BYTEARRAY8")
-
-
-@_opcode(b")")
-def _empty_tuple(machine: _Machine) -> None:
-    machine.push(Tuple((), (), machine.pos), 1)
-
-
-@_opcode(b"}")
-def _empty_dict(machine: _Machine) -> None:
-    machine.push(Container("dict"), 1)
-
-
-@_opcode(b"]")
-def _empty_list(machine: _Machine) -> None:
-    machine.push(Container("list"), 1)
-
-
-@_opcode(b"\x8f")
-def _empty_set(machine: _Machine) -> None:
-    machine.opcodes.add("EMPTY_SET")
-    machine.push(Container("set"), 1)
-
-
-@_opcode(b"\x91")
-def _frozenset(machine: _Machine) -> None:
-    items, _, first = machine.to_mark()
-    machine.opcodes.add("FROZENSET")
-    node = Container("frozenset")
-    node.items = items
-    machine.stack.append(node)
-    machine.starts.append(first)
-    machine.pos += 1
-
-
-def _holder(machine: _Machine) -> Holder:
-    """What items are added to. A storage or a tuple takes none."""
-    holder = machine.stack[-1]
-    if not isinstance(holder, Holder):
-        raise ValueError
-    return holder
-
-
-@_opcode(b"a")
-def _append(machine: _Machine) -> None:
-    value = machine.stack.pop()
-    machine.starts.pop()
-    _holder(machine).add([value])
-    machine.pos += 1
-
-
-@_opcode(b"e", b"\x90")
-def _appends(machine: _Machine) -> None:
-    items, starts, _ = machine.to_mark()
-    holder = _holder(machine)
-    holder.add(items)
-    if len(items) == 2:
-        machine.couples[id(holder)] = holder, Pair(items[0], starts[0], items[1], starts[1], machine.pos)
-    machine.pos += 1
-
-
-@_opcode(b"s")
-def _setitem(machine: _Machine) -> None:
-    value, key = machine.stack.pop(), machine.stack.pop()
-    value_start, key_start = machine.starts.pop(), machine.starts.pop()
-    _holder(machine).put([Pair(key, key_start, value, value_start, machine.pos)])
-    machine.pos += 1
-
-
-@_opcode(b"u")
-def _setitems(machine: _Machine) -> None:
-    items, starts, _ = machine.to_mark()
-    if len(items) % 2:
-        raise ValueError
-    ends = [*starts[2::2], machine.pos]
-    _holder(machine).put(list(map(Pair, items[::2], starts[::2], items[1::2], starts[1::2], ends)))
-    machine.pos += 1
-
-
-@_opcode(b"0")
-def _pop(machine: _Machine) -> None:
-    machine.opcodes.add("POP")
-    if machine.marks and machine.marks[-1][0] == len(machine.stack):
-        machine.marks.pop()
-    else:
-        machine.stack.pop()
-        machine.starts.pop()
-    machine.pos += 1
-
-
-@_opcode(b"1")
-def _pop_mark(machine: _Machine) -> None:
-    machine.opcodes.add("POP_MARK")
-    machine.to_mark()
-    machine.pos += 1
-
-
-@_opcode(b"c")
-def _global(machine: _Machine) -> None:
-    module, middle = machine.line(machine.pos + 1)
-    name, end = machine.line(middle)
-    machine.push(machine.global_(module, name), end - machine.pos)
-
-
-@_opcode(b"\x93")
-def _stack_global(machine: _Machine) -> None:
-    name, module = machine.stack.pop(), machine.stack.pop()
-    machine.starts.pop()
-    if not isinstance(name, Text) or not isinstance(module, Text):
-        raise Refused("The pickle computes the name of a class or function, which no pickler does")
-    machine.opcodes.add("STACK_GLOBAL")
-    machine.stack.append(machine.global_(module.value, name.value))
-    machine.pos += 1
-
-
-@_opcode(b"\x81")
-def _newobj(machine: _Machine) -> None:
-    arguments = machine.stack.pop()
-    machine.starts.pop()
-    call = machine.stack[-1] = Call(machine.stack[-1], arguments, machine.starts[-1])
-    machine.calls.append(call)
-    machine.pos += 1
-
-
-@_opcode(b"\x92")
-def _newobj_ex(machine: _Machine) -> None:
-    keywords, arguments = machine.stack.pop(), machine.stack.pop()
-    del machine.starts[-2:]
-    machine.opcodes.add("NEWOBJ_EX")
-    both = Tuple([arguments, keywords], [], machine.pos)
-    call = machine.stack[-1] = Call(machine.stack[-1], both, machine.starts[-1])
-    machine.calls.append(call)
-    machine.pos += 1
-
-
-@_opcode(b"b")
-def _build(machine: _Machine) -> None:
-    state = machine.stack.pop()
-    machine.starts.pop()
-    holder = machine.stack[-1]
-    if not isinstance(holder, Call):
-        raise ValueError
-    holder.state = state
-    machine.pos += 1
-
-
-def _opcode_name(code: int) -> str:
-    # Here and not above: it is needed for suspicious files only, and takes milliseconds to load.
-    import pickletools
-
-    names = {one.code: one.name for one in pickletools.opcodes}
-    return f"the opcode {names[chr(code)]}" if chr(code) in names else f"the unknown opcode 0x{code:02x}"

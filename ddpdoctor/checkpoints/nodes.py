@@ -112,14 +112,31 @@ class Container(Holder):
 class Call(Holder):
     """What calling `function` with `arguments` would give, with what was set, added or stored in it afterwards."""
 
-    __slots__ = ("arguments", "function", "start", "state")
+    __slots__ = ("_arguments", "function", "start", "state")
 
     def __init__(self, function: Any, arguments: Any, start: int) -> None:
         self.items = self.pairs = ()
         self.function = function
-        self.arguments = arguments
+        self._arguments = arguments
         self.start = start
         self.state: Any = None
+
+    @property
+    def arguments(self) -> Any:
+        return self.read()
+
+    @arguments.setter
+    def arguments(self, new: Any) -> None:
+        self._arguments = new
+
+    def read(self) -> Any:
+        """The arguments. One subclass reads them late."""
+        return self._arguments
+
+    @property
+    def first_argument(self) -> Any:
+        """None where there is none."""
+        return self.arguments.items[0] if isinstance(self.arguments, Tuple) and self.arguments.items else None
 
     @property
     def name(self) -> str:

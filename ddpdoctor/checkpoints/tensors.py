@@ -57,7 +57,7 @@ ELEMENT_SIZES = {
 
 
 def is_tensor(node: Any) -> bool:
-    return node.__class__ is Call and node.name in TENSORS
+    return isinstance(node, Call) and node.name in TENSORS
 
 
 def element_size(storage: Storage) -> int:
@@ -81,9 +81,9 @@ class View(NamedTuple):
 
 def view(node: Any) -> View | None:
     """The strided tensor that a node is, alone or as a parameter; None for any other (sparse, quantized, nested ...)."""
-    while node.__class__ is Call and node.name.startswith("torch._utils._rebuild_parameter"):
-        node = node.arguments.items[0] if isinstance(node.arguments, Tuple) and node.arguments.items else None
-    if node.__class__ is not Call or node.name not in VIEWS or node.name.endswith("_rebuild_qtensor"):
+    while isinstance(node, Call) and node.name.startswith("torch._utils._rebuild_parameter"):
+        node = node.first_argument
+    if not isinstance(node, Call) or node.name not in VIEWS or node.name.endswith("_rebuild_qtensor"):
         return None
     items = node.arguments.items if isinstance(node.arguments, Tuple) else []
     if len(items) < 4 or not isinstance(items[0], Storage) or type(items[1]) is not int:

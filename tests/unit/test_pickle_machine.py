@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused
-from ddpdoctor.checkpoints.machine import OutOfData, scan
+from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, OutOfData, Refused
+from ddpdoctor.checkpoints.machine import scan
 from ddpdoctor.checkpoints.nodes import Storage, Text, Tuple
 from ddpdoctor.checkpoints.tensors import is_state_dict, walk
 from tests.pickles import InC, InPython, canonical, dumps, random_value, read
