@@ -26,6 +26,7 @@ from ddpdoctor.checkpoints.undo_words import A_COPY, foreign, gone, half_tidy, n
 def change_in_place(path: Path, change: Change) -> Path:
     """Applies the change and returns the undo file. The caller has closed the checkpoint, and called `recover` before.
 
+    change: of at least one byte.
     Raises Refused if the file must not be changed, has changed since it was read, or could not be: then it is as it was.
     Raises Damaged in the one case in which it could not be brought back either: the undo file is then left for `undo`.
     A signal that comes before the end takes the change back, and is delivered then; a later one when all is complete.

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -346,6 +347,15 @@ in_place.change_in_place(one.path, one.change)
     done = subprocess.run([sys.executable, "-c", program], env=plain_environ(), check=False)
     assert done.returncode == -10
     assert Checkpoint(tmp_path, "both").disk() == {"last.ckpt": (ORIGINAL, DATE)}
+
+
+def test_it_works_in_a_thread_which_no_signal_reaches(memory: Path) -> None:
+    one = Checkpoint(memory, "both")
+    one.fresh(0)
+    thread = threading.Thread(target=in_place.change_in_place, args=(one.path, one.change))
+    thread.start()
+    thread.join()
+    assert one.seen() == {"step": 1, "dated": True, "beside": [UNDO]}
 
 
 def test_the_log_of_calls_can_show_a_wrong_order(logs: tuple[Path, Path], tmp_path: Path) -> None:

@@ -607,6 +607,7 @@ def test_on_a_full_disk_the_file_stays_as_it_was(kind: str, tmp_path: Path) -> N
                 if isinstance(error, Refused):
                     assert path.read_bytes() == ORIGINAL
                     assert path.stat().st_mtime_ns == dated
+                    assert names(folder) == ["filler", path.name]
                 filler.unlink()
             else:
                 ends.add("done")
