@@ -161,7 +161,7 @@ class _Attempt:
             if done.chosen:
                 self.notes.append(f"The model's parameters are what was under {'.'.join(done.chosen)}.")
             self.notes += (
-                f"{human(one.bytes)} of {one.name} stay, since {listed(one.keys)} are made of them, too."
+                f"{human(one.bytes)} of what was under {one.name} stay: they belong to {listed(one.keys)}, too."
                 for one in done.remainders
             )
         edits = [propose(part, self.wishes if part.name == DATA else Wishes(to=self.wishes.to)) for part in parts]
