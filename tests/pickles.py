@@ -89,7 +89,8 @@ def random_value(dice: random.Random, size: int = 30) -> Any:
         if made in (set, frozenset):
             return made(hashable(share) for _ in range(some))
         if made is Elsewhere:
-            return Elsewhere(("storage", Plain, str(dice.randrange(9)), "cuda:1", value(share)))
+            storage = ("storage", Plain, str(dice.randrange(9)), "cuda:1", dice.randrange(999), value(share))
+            return Elsewhere(dice.choice((storage, storage[:5], ("module", Plain, value(share)), "else", 7)))
         if made is Point:
             return Point(value(share), value(share))
         if made is Keyword:
