@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddpdoctor.checkpoints.archive import Archive
 from ddpdoctor.checkpoints.contents import Part, open_layout, read_parts
-from ddpdoctor.checkpoints.errors import CheckpointError, Damaged
+from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused
 from ddpdoctor.checkpoints.garbage import without_collection
 from ddpdoctor.checkpoints.layouts import Layout
 from ddpdoctor.checkpoints.locations import device_arguments, device_of, pinned
@@ -38,6 +38,10 @@ def inspect(path: Path) -> CheckpointFile:
             return describe(path, recognised, layout, read_parts(layout))
     except CheckpointError as error:
         return unread(path, recognised, error)
+    except OSError as error:
+        return unread(path, recognised, Refused(f"{error.filename or path}: {error.strerror or error}"))
+    except (MemoryError, RecursionError):
+        return unread(path, recognised, Refused("There is not enough memory to read its pickle"))
 
 
 def unread(path: Path, recognised: Recognised, error: CheckpointError | None = None) -> CheckpointFile:

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddpdoctor.checkpoints import contents
 from ddpdoctor.checkpoints.fixing import Action, Wishes, fix, undo
 from ddpdoctor.checkpoints.inspection import inspect
 from tests.checkpoint_files import repacked
@@ -326,4 +327,21 @@ def test_pickles_that_no_pickler_writes(data: bytes, tmp_path: Path) -> None:
     before = path.read_bytes()
     inspect(path)
     assert fix(path, Wishes()).action in (Action.CLEAN, Action.REFUSED)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError(), OSError(5, "Input/output error")])
+def test_what_the_machine_lacks_is_a_fact_too(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(model(), tmp_path / "a.pt", on("cuda:3"))
+    before = path.read_bytes()
+
+    def fails(data: bytes, start: int = 0) -> Any:
+        raise error
+
+    monkeypatch.setattr(contents, "scan", fails)
+    assert inspect(path).problem
+    assert not inspect(path).damaged
+    assert fix(path, Wishes()).action is Action.REFUSED
     assert path.read_bytes() == before
