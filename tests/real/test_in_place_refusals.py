@@ -421,9 +421,10 @@ def as_user(user: int, work: Callable[[], object]) -> str:
     if pid == 0:
         said = "done"
         try:
-            os.setgroups([])
-            os.setgid(user)
-            os.setuid(user)
+            if user != os.getuid():
+                os.setgroups([])
+                os.setgid(user)
+                os.setuid(user)
             work()
         except CheckpointError as error:
             said = f"{type(error).__name__}: {error.text} / {error.advice} / {error.commands}"
