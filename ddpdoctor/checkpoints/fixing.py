@@ -64,9 +64,8 @@ def undo(path: Path, *, dry_run: bool = False) -> Outcome:
     except OSError as error:
         return _refused(path, Refused(f"{error.filename or path}: {error.strerror or error}"))
     if dry_run:
-        return Outcome(path=str(path), action=Action.WOULD_FIX, before=inspect(path))
-    notes = (f"{changes} changes were taken back, the last one first.",) if changes > 1 else ()
-    return Outcome(path=str(path), action=Action.UNDONE, after=inspect(path), notes=notes)
+        return Outcome(path=str(path), action=Action.WOULD_UNDO, before=inspect(path), undone=changes)
+    return Outcome(path=str(path), action=Action.UNDONE, after=inspect(path), undone=changes)
 
 
 def _refused(path: Path, error: CheckpointError) -> Outcome:

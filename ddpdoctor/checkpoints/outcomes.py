@@ -20,6 +20,8 @@ class Action(str, Enum):
     """Changed in place, and verified."""
     WRITTEN = "written"
     """A new file was written, and verified."""
+    WOULD_UNDO = "would-undo"
+    """There is something to undo; it was a dry run."""
     UNDONE = "undone"
     """The original was restored from its undo file."""
     LEFT = "left"
@@ -41,7 +43,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One file's fate.
 
     before, after: its facts; after only where something was written. written: path of the new file. renamed: keys that
-    lost a prefix. dropped: top-level keys that were left out. notes: what else the user should know. error, advice,
+    lost a prefix. undone: changes taken back. dropped: top-level keys that were left out. notes: what else the user should know. error, advice,
     commands: why it was refused and what to do; choices: the keys between which --params-only could not choose.
     """
 
@@ -53,6 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     undo_file: str = ""
     moved: tuple[Moved, ...] = ()
     renamed: int = 0
+    undone: int = 0
     dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     error: str = ""

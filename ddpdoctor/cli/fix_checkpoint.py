@@ -77,12 +77,11 @@ def fix_checkpoint(
         params_only=params_only,
         to_safetensors=to_safetensors,
         output=output,
-        dry_run=dry_run,
         undo=undo,
     )
     handle: Handle
     if undo:
-        chosen, handle = undo_targets(paths), _undo
+        chosen, handle = undo_targets(paths), _undoing(dry_run=dry_run)
     else:
         chosen = choose_targets(paths, output, wishes)
         if not dry_run:
@@ -102,10 +101,10 @@ def fix_checkpoint(
 Handle = Callable[["Target", "FilesProgress"], "Outcome"]
 
 
-def _undo(target: Target, progress: FilesProgress) -> Outcome:
+def _undoing(*, dry_run: bool) -> Handle:
     from ddpdoctor.checkpoints.fixing import undo
 
-    return undo(target.path)
+    return lambda target, progress: undo(target.path, dry_run=dry_run)
 
 
 def _fixing(wishes: Wishes, *, dry_run: bool, ask: bool) -> Handle:
@@ -214,4 +213,4 @@ def _exit_code(outcomes: Sequence[Outcome]) -> int:
     actions = {one.action for one in outcomes}
     if Action.REFUSED in actions:
         return 2
-    return 1 if Action.WOULD_FIX in actions else 0
+    return 1 if actions & {Action.WOULD_FIX, Action.WOULD_UNDO} else 0

@@ -25,7 +25,6 @@ def make_wishes(
     params_only: bool,
     to_safetensors: bool,
     output: str | None,
-    dry_run: bool,
     undo: bool,
 ) -> Wishes:
     """The options as wishes.
@@ -34,7 +33,6 @@ def make_wishes(
         typer.BadParameter: they contradict each other, or one lacks what it needs; with the command to type instead.
     """
     given = {
-        "--dry-run": dry_run,
         "--output": output is not None,
         "--to": to is not None,
         "--strip-prefix": bool(prefixes),

@@ -28,6 +28,7 @@ _WORDS = {
     Action.FIXED: ("FIXED", "green"),
     Action.WRITTEN: ("WRITTEN", "green"),
     Action.UNDONE: ("UNDONE", "green"),
+    Action.WOULD_UNDO: ("FIXED", "green"),
     Action.LEFT: ("LEFT", "blue"),
     Action.REFUSED: ("REFUSED", "red"),
 }
@@ -37,6 +38,7 @@ _COUNTED = {
     Action.WRITTEN: "written",
     Action.UNDONE: "undone",
     Action.WOULD_FIX: "to be fixed",
+    Action.WOULD_UNDO: "can be undone",
     Action.CLEAN: "had nothing to fix",
     Action.LEFT: "left alone",
     Action.REFUSED: "could not be handled",

@@ -46,7 +46,7 @@ def paragraphs(outcome: Outcome, wishes: Wishes) -> list[list[Part]]:
     facts = outcome.after or outcome.before
     if facts is not None and outcome.action in (Action.CLEAN, Action.FIXED, Action.WRITTEN):
         done += _load(outcome, facts)
-    if facts is not None and outcome.action is not Action.UNDONE:
+    if facts is not None and outcome.action not in (Action.UNDONE, Action.WOULD_UNDO):
         to_know += _to_know(outcome, facts)
     return [told for told in (list(_dangers(outcome)), done, to_know) if told]
 
@@ -147,8 +147,15 @@ def _done(outcome: Outcome, wishes: Wishes) -> Iterator[Part]:
         tied = outcome.before is not None and outcome.before.pinned
         why = f"what is tied to a device is on {wishes.to} already" if tied else "no tensor in it is tied to a device"
         yield Part("done", f"Nothing to do: {why}. The file was not changed.")
+    elif outcome.action is Action.WOULD_UNDO:
+        yield Part(
+            "to do", f"{plural(outcome.undone, 'change')} can be taken back. This was a dry run: nothing was changed."
+        )
     elif outcome.action is Action.UNDONE:
-        yield Part("done", "Every byte is as it was before it was fixed.")
+        which = (
+            f"{outcome.undone} changes were taken back, the last one first: every" if outcome.undone > 1 else "Every"
+        )
+        yield Part("done", f"{which} byte is as it was before it was fixed.")
     for note in outcome.notes:
         yield Part("note", _sentence(note))
 
@@ -159,7 +166,7 @@ def _capital(text: str) -> str:
 
 def _dangers(outcome: Outcome) -> Iterator[Part]:
     facts = outcome.after or outcome.before
-    if facts is None or outcome.action is Action.UNDONE:
+    if facts is None or outcome.action in (Action.UNDONE, Action.WOULD_UNDO):
         return
     dangerous = [one for one in facts.globals if one.dangerous]
     if dangerous:

@@ -83,6 +83,10 @@ def test_in_place_and_back(tmp_path: Path, zipped: bool) -> None:
     assert (again.returncode, path.read_bytes()) == (0, after)
     assert fix("--dry-run", path).returncode == 0
 
+    undoable = fix("--undo", "--dry-run", path)
+    assert "1 change can be taken back" in undoable.stdout
+    assert (undoable.returncode, path.read_bytes()) == (1, after)
+
     undone = fix("--undo", path)
     assert undone.stdout.startswith("UNDONE")
     assert (undone.returncode, path.read_bytes()) == (0, before)

@@ -304,7 +304,7 @@ def test_a_dry_run_is_judged_by_what_the_file_still_is() -> None:
 
 def wishes_of(**options: Any) -> Wishes:
     nothing: dict[str, Any] = dict.fromkeys(("to", "prefixes", "keep", "drop", "output"))
-    flags = dict.fromkeys(("params_only", "to_safetensors", "dry_run", "undo"), False)
+    flags = dict.fromkeys(("params_only", "to_safetensors", "undo"), False)
     return make_wishes(["ckpt.pt"], **(nothing | flags | options))
 
 
