@@ -110,6 +110,8 @@ class _Attempt:
             self.before = unread(self.path, recognised)
             if recognised.problem:
                 raise CheckpointError(recognised.problem, recognised.advice, recognised.commands)
+            if self.out is not None:
+                raise Refused(f"It is {recognised.called}, which is not rewritten, so {self.out} was not made")
             return self._outcome(Action.LEFT)
         with open_layout(self.path, recognised.kind) as layout:
             parts = read_parts(layout)

@@ -430,3 +430,14 @@ def test_ctrl_c_says_what_was_done_by_then(tmp_path: Path) -> None:
     assert f"{len(changed)} files, the last of them {tmp_path / max(changed)}." in stderr
     for path in originals:
         torch.load(path, weights_only=True, map_location="cpu")
+
+
+def test_no_new_file_is_promised_of_what_is_not_rewritten(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path, out = tmp_path / "model.safetensors", tmp_path / "new.pt"
+    save_file(weights(), path)
+    assert fix(path).returncode == 0
+    refused = fix(path, "-o", out)
+    assert (refused.returncode, out.exists()) == (2, False)
+    assert "safetensors" in refused.stdout
