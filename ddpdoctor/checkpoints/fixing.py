@@ -13,7 +13,7 @@ from ddpdoctor.checkpoints.contents import Part, open_layout, read_parts
 from ddpdoctor.checkpoints.editing import Edit, Wishes, carry_out, propose
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
 from ddpdoctor.checkpoints.garbage import without_collection
-from ddpdoctor.checkpoints.inspection import describe, inspect, unread
+from ddpdoctor.checkpoints.inspection import describe, inspect, refuse_torn, unread
 from ddpdoctor.checkpoints.layouts import DATA, Layout
 from ddpdoctor.checkpoints.machine import scan
 from ddpdoctor.checkpoints.outcomes import Action, Moved, Outcome
@@ -103,6 +103,8 @@ class _Attempt:
         self.notes: list[str] = []
 
     def run(self) -> Outcome:
+        if self.out is not None or self.dry_run:
+            refuse_torn(self.path)
         if self.out is None:
             self._recover()
         recognised = recognise(self.path)
@@ -143,7 +145,7 @@ class _Attempt:
         except Refused as refused:
             if not self.dry_run:
                 raise
-            self.notes.append(f"{refused.text}.")
+            self.notes.append(f"It could not be fixed in place yet: {refused.text}.")
         else:
             if recovery is not None:
                 self.notes.append(f"{recovery.text}.")

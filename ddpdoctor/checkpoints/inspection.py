@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +36,7 @@ def inspect(path: Path) -> CheckpointFile:
     if not recognised.rewritable:
         return unread(path, recognised)
     try:
+        refuse_torn(path)
         with without_collection(), open_layout(path, recognised.kind) as layout:
             return describe(path, recognised, layout, read_parts(layout))
     except CheckpointError as error:
@@ -42,6 +45,22 @@ def inspect(path: Path) -> CheckpointFile:
         return unread(path, recognised, Refused(f"{error.filename or path}: {error.strerror or error}"))
     except (MemoryError, RecursionError):
         return unread(path, recognised, Refused("There is not enough memory to read its pickle"))
+
+
+def refuse_torn(path: Path) -> None:
+    """Raises Refused if an earlier run was killed while it changed the file: what stands there is neither old nor new."""
+    from ddpdoctor.checkpoints.journal import undo_file
+
+    if not os.path.lexists(undo_file(path)):
+        return
+    from ddpdoctor.checkpoints import in_place
+
+    try:
+        recovery = in_place.recover(path, dry_run=True)
+    except CheckpointError:
+        return  # An undo file of other content says nothing about this one.
+    if recovery is not None and recovery.torn:
+        raise Refused(recovery.text, "Let it do so", (f"ddpdoctor fix-checkpoint {shlex.quote(str(path))}",))
 
 
 def unread(path: Path, recognised: Recognised, error: CheckpointError | None = None) -> CheckpointFile:

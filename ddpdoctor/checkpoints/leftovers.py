@@ -11,10 +11,12 @@ class Recovery(NamedTuple):
     """What was done (or, on a dry run, would be) about an interrupted earlier run.
 
     finished: the file now is as that run wanted it; else it is as it was before that run. text: the same, as a sentence.
+    torn: the file is, or was, neither.
     """
 
     finished: bool
     text: str
+    torn: bool
 
 
 class Ending(NamedTuple):
@@ -24,9 +26,10 @@ class Ending(NamedTuple):
     found: str
     done: str
     planned: str
+    torn: bool = False
 
     def told(self, *, dry_run: bool) -> Recovery:
-        return Recovery(self.finished, f"{self.found}; {self.planned if dry_run else self.done}")
+        return Recovery(self.finished, f"{self.found}; {self.planned if dry_run else self.done}", self.torn)
 
 
 NEVER_BEGUN = Ending(
@@ -40,6 +43,7 @@ _TAKEN_BACK = Ending(
     "An earlier run was cut short while it changed this file",
     "it is taken back: the file is as it was before that change",
     "the file is half changed, and the next run takes that back",
+    torn=True,
 )
 _ALREADY_BACK = Ending(
     False,
@@ -52,6 +56,7 @@ _UNDONE = Ending(
     "An earlier undo was cut short",
     "it is finished: the change is undone",
     "the file is half restored, and the next run finishes that",
+    torn=True,
 )
 _FINISHED = Ending(
     True,

@@ -99,4 +99,6 @@ def unopened(path: Path, error: OSError) -> CheckpointError:
         return Refused(f"{path} does not exist")
     if isinstance(error, PermissionError):
         return Refused(f"{path} may not be read by this user")
+    if isinstance(error, BlockingIOError):
+        return Refused(f"{path} is being changed just now", "Run the command again when that is done")
     return Refused(f"{path} could not be opened: {error.strerror}")

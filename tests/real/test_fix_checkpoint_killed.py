@@ -83,3 +83,31 @@ def test_after_a_kill_the_next_run_says_what_became_of_it(layout: str, pinned: b
         assert number > 2
         assert ddpdoctor("fix-checkpoint", "--undo", path).returncode == 0
     assert said == {"before it changed anything", "is taken back", "is complete, and stays"}
+
+
+def test_a_half_changed_file_is_called_so_by_everybody(pinned: bytes, tmp_path: Path) -> None:
+    path, out = tmp_path / "last.pt", tmp_path / "out.pt"
+    path.write_bytes(pinned)
+    # The third write: the undo file is the first, and the pickle has been half replaced by then.
+    inject = ["-e", "trace=pwrite64", "-e", "inject=pwrite64:signal=KILL:when=3"]
+    subprocess.run(
+        ["strace", "-f", "-o", tmp_path / "trace", *inject, *command("fix-checkpoint", path)],
+        env=plain_environ(),
+        capture_output=True,
+        check=False,
+    )
+    torn = path.read_bytes()
+    assert torn != pinned
+    for arguments in (
+        ["fix-checkpoint", "--dry-run", path],
+        ["fix-checkpoint", path, "-o", out],
+        ["check", "--select", "checkpoint", "--checkpoint", path],
+    ):
+        told = ddpdoctor(*arguments)
+        text = " ".join(told.stdout.split())
+        assert "the file is half changed, and the next run takes that back" in text
+        assert f"ddpdoctor fix-checkpoint {path}" in text
+        assert (told.returncode != 0, path.read_bytes(), out.exists()) == (True, torn, False)
+    again = ddpdoctor("fix-checkpoint", path)
+    assert again.returncode == 0
+    assert "is taken back" in " ".join(again.stdout.split())
