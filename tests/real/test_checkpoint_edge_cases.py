@@ -6,6 +6,7 @@ import copy
 import pickle
 import warnings
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -352,6 +353,66 @@ def test_wrapper_subclasses_name_their_device_apart(protocol: int, to: str, tmp_
     assert path.read_bytes() == before
 
 
+class Sent:
+    """Pickled as tensors are whose device shares no memory with the CPU: by their values, and the device's name."""
+
+    def __init__(self, function: Callable[..., Any], values: Any, device: str) -> None:
+        self.function = function
+        self.arguments = (values, torch.float32, device, False)
+
+    def __reduce__(self) -> Any:
+        return self.function, self.arguments
+
+
+@pytest.mark.parametrize("device", ["xla:1", "hpu:0", "maia:3", CUDA3])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_tensors_that_were_sent_by_value(legacy: bool, protocol: int, device: str, tmp_path: Path) -> None:
+    values = torch.arange(3.0)
+    some = [
+        Sent(torch._utils._rebuild_device_tensor_from_numpy, values.numpy(), device),
+        Sent(torch._utils._rebuild_device_tensor_from_cpu_tensor, values, device),
+    ]
+    path = save({"device": device, "some": some}, tmp_path / "a.pt", legacy=legacy, protocol=protocol)
+    assert {pin.device: pin.tensors for pin in inspect(path).pins if pin.device != "cpu"} == {device: 2}
+    new = tmp_path / "new.pt"
+    assert fix(path, Wishes(), out=new).action is Action.WRITTEN
+    assert_same(loads(new), {"device": device, "some": [values, values.clone()]})
+    before = path.read_bytes()
+    if fix(path, Wishes()).action is Action.REFUSED:
+        assert legacy
+        assert path.read_bytes() == before
+    else:
+        assert path.read_bytes() == new.read_bytes()
+
+
+class AsPython2:
+    """A state dict that Python 2 pickled: OrderedDict([[key, value], ...])."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, ([[key, value] for key, value in self.state.items()],)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_state_dicts_that_python_2_wrote(protocol: int, legacy: bool, tmp_path: Path) -> None:
+    state = {f"module.{key}": value for key, value in weights().items()}
+    value = {"keys": list(state), "model": AsPython2(state), "again": list(state)}
+    path = save(value, tmp_path / "a.pt", on("cuda:3"), protocol=protocol, legacy=legacy)
+    before = path.read_bytes()
+    assert [one.prefix for one in inspect(path).prefixes] == ["module."]
+    outcome = fix(path, Wishes(strip_prefixes=("module.",)), out=tmp_path / "new.pt")
+    assert outcome.action is Action.WRITTEN, outcome.error
+    assert outcome.renamed == 3
+    assert_same(
+        loads(tmp_path / "new.pt"), {"keys": list(state), "model": OrderedDict(weights()), "again": list(state)}
+    )
+    assert path.read_bytes() == before
+
+
 @pytest.fixture
 def one_process(tmp_path: Path) -> Iterator[None]:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -394,6 +455,25 @@ def test_an_alignment_of_4096(to: str, tmp_path: Path) -> None:
         path = save(weights(), tmp_path / "a.pt", on("cuda:3"))
     assert path.stat().st_size > 3 * 4096
     fixed(path, Wishes(to=to))
+
+
+@pytest.mark.parametrize("alignment", [64, 4096])
+@pytest.mark.parametrize("to", ["cpu", "cuda:10"])
+def test_storages_stay_where_torch_calculates_them_to_be(to: str, alignment: int, tmp_path: Path) -> None:
+    """It may add up the sizes rather than look into the directory: mapped, and for tensors without data."""
+    from torch.utils.serialization import config
+
+    values = {f"w{size}": torch.arange(size * 3.0 + 1) for size in range(20)}
+    with config.patch("save.storage_alignment", alignment):
+        path = save(values, tmp_path / "a.pt", on("cuda:3"))
+    assert fix(path, Wishes(to=to)).action is Action.FIXED
+    for calculated in (False, True):
+        with config.patch("load.calculate_storage_offsets", calculated):
+            assert_same(loads(path, map_location="cpu", mmap=True), loads(path, map_location="cpu"))
+            assert_same(loads(path, map_location="cpu"), values)
+            for name, tensor in loads(path, map_location="meta").items():
+                at = tensor.untyped_storage()._checkpoint_offset
+                assert path.read_bytes()[at : at + values[name].nbytes] == values[name].numpy().tobytes()
 
 
 def test_checksums_that_were_left_out_stay_out(tmp_path: Path) -> None:
