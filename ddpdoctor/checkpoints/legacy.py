@@ -76,7 +76,7 @@ class Legacy:
             raise Refused(
                 f"Its pickle would have {len(new):,} bytes instead of {len(old):,}, and in the format from before torch 1.6 "
                 "nothing behind it can move",
-                "Write a new file instead",
+                "Write a new file instead: add -o and its name to the same command",
             )
         return Change(self.source.size, tuple(differences(old, new, self.main.start)))
 
