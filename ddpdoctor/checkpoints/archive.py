@@ -15,6 +15,9 @@ from ddpdoctor.checkpoints.zip_records import LOCAL_SIGNATURE, STORED, CutOff, D
 
 CONSTANTS = "constants.pkl"
 _DEFAULT_ALIGNMENT = 64
+_UNSUSPICIOUS = 16 << 20
+_MOST_INFLATION = 100
+"""Bytes, and times the compressed size: the pickles of real checkpoints shrink to a tenth or so."""
 _SMALL = 64
 """Bytes: more than any of the one-word records has."""
 
@@ -33,6 +36,9 @@ class Archive:
         """A record's contents, inflated. Raises Damaged if they don't match their checksum, Refused if over 1 GiB."""
         if record.size > LARGEST_PICKLE:
             raise Refused(f"{record.name} has {record.size:,} bytes: no checkpoint needs that")
+        if record.size > max(_UNSUSPICIOUS, _MOST_INFLATION * record.stored):
+            # What a pickle makes in memory is many times its size: a bomb of some megabytes would fill it.
+            raise Refused(f"{record.name} inflates from {record.stored:,} to {record.size:,} bytes, as only a bomb does")
         data = b"".join(self._contents(record))
         if record.crc and zlib.crc32(data) != record.crc:
             raise Damaged(f"{record.name} was altered or is corrupt: its bytes do not match their checksum")

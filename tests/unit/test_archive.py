@@ -591,3 +591,11 @@ def test_names_for_a_file_that_is_none(tmp_path: Path) -> None:
         Source(tmp_path / "nowhere.pt")
     with pytest.raises(NotACheckpoint, match="not a regular file"):
         Source(tmp_path)
+
+
+def test_a_pickle_that_swells_a_hundredfold_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb/data.pkl", b"\x80\x02" + b"]" * (20 << 20) + b".")
+    with Source(path) as source, pytest.raises(Refused, match="as only a bomb does"):
+        read_archive(source).pickles()
