@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpdoctor.checkpoints.changes import Change
-from ddpdoctor.checkpoints.zip_records import (
+from ddpdoctor.checkpoints.formats.changes import Change
+from ddpdoctor.checkpoints.formats.zip_records import (
     DESCRIPTOR_SIGNATURE,
     END,
     END_SIGNATURE,

@@ -9,7 +9,7 @@ import random
 from collections import OrderedDict, defaultdict, deque
 from typing import Any, NamedTuple
 
-from ddpdoctor.checkpoints.nodes import Bytes, Call, Container, Global, Reference, Storage, Text, Tuple
+from ddpdoctor.checkpoints.pickles.nodes import Bytes, Call, Container, Global, Reference, Storage, Text, Tuple
 
 
 class Plain:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from ddpdoctor.checkpoints import recognition
-from ddpdoctor.checkpoints.recognised import Recognised
+from ddpdoctor.checkpoints.kinds import recognition
+from ddpdoctor.checkpoints.kinds.recognised import Recognised
 
 STATE = {"w": torch.arange(1000.0), "b": torch.ones(3)}
 

@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from ddpdoctor.checkpoints.changes import Change
-from ddpdoctor.checkpoints.contents import Part, open_layout, read_parts
-from ddpdoctor.checkpoints.editing import Edit, Wishes, carry_out, propose
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
-from ddpdoctor.checkpoints.garbage import without_collection
+from ddpdoctor.checkpoints.formats.changes import Change
+from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
+from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
 from ddpdoctor.checkpoints.inspection import describe, inspect, refuse_torn, unread
-from ddpdoctor.checkpoints.layouts import DATA, Layout
-from ddpdoctor.checkpoints.machine import scan
+from ddpdoctor.checkpoints.kinds.recognition import recognise
 from ddpdoctor.checkpoints.outcomes import Action, Moved, Outcome
-from ddpdoctor.checkpoints.recognition import recognise
+from ddpdoctor.checkpoints.pickles.editing import Edit, Wishes, carry_out, propose
+from ddpdoctor.checkpoints.pickles.garbage import without_collection
+from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.facts.checkpoints import CheckpointFile
 from ddpdoctor.wording import human, listed
 
@@ -55,7 +55,7 @@ def fix(
 
 def undo(path: Path, *, dry_run: bool = False) -> Outcome:
     """Restores what was fixed in place, to the bit; a dry run only says that it could be."""
-    from ddpdoctor.checkpoints import in_place
+    from ddpdoctor.checkpoints.writing import in_place
 
     try:
         changes = in_place.undo(path, dry_run=dry_run)
@@ -138,7 +138,7 @@ class _Attempt:
         )
 
     def _recover(self) -> None:
-        from ddpdoctor.checkpoints import in_place
+        from ddpdoctor.checkpoints.writing import in_place
 
         try:
             recovery = in_place.recover(self.path, dry_run=self.dry_run)
@@ -154,7 +154,7 @@ class _Attempt:
         kept: frozenset[str] | None = None
         dropped: tuple[str, ...] = ()
         if self.wishes.cuts:
-            from ddpdoctor.checkpoints.surgery import cut
+            from ddpdoctor.checkpoints.pickles.surgery import cut
 
             if layout.kind == "torchscript":
                 raise Refused("It is a TorchScript program: nothing can be taken out of it without breaking it")
@@ -183,7 +183,7 @@ class _Attempt:
         )
 
     def _change_in_place(self, plan: _Plan, new: list[Part], change: Change) -> Outcome:
-        from ddpdoctor.checkpoints import in_place
+        from ddpdoctor.checkpoints.writing import in_place
 
         undo_file = in_place.change_in_place(self.path, change)
         try:
@@ -199,11 +199,11 @@ class _Attempt:
         fits = all(len(part.data) == len(edit.part.data) for part, edit in zip(new, plan.edits, strict=True))
         pickles = {part.name: part.data for part in new}
         if plan.kept is not None or (layout.kind == "legacy" and not fits):
-            from ddpdoctor.checkpoints.rebuilding import rebuild
+            from ddpdoctor.checkpoints.writing.rebuilding import rebuild
 
             rebuild(layout, pickles, plan.kept, out, self.progress)
         else:
-            from ddpdoctor.checkpoints.copying import write_copy
+            from ddpdoctor.checkpoints.writing.copying import write_copy
 
             write_copy(self.path, layout.change(pickles), out, self.progress)
         try:
@@ -222,8 +222,8 @@ class _Attempt:
             return describe(written, recognised, layout, new)
 
     def _to_safetensors(self, layout: Layout, parts: list[Part]) -> Outcome:
-        from ddpdoctor.checkpoints.safetensors import write_safetensors
-        from ddpdoctor.checkpoints.safetensors_plan import plan_safetensors
+        from ddpdoctor.checkpoints.writing.safetensors import write_safetensors
+        from ddpdoctor.checkpoints.writing.safetensors_plan import plan_safetensors
 
         plan = self._plan(layout, parts)
         program = carry_out(plan.edits[0]).program

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.checkpoints.kinds.recognised import mode_of
 from ddpdoctor.checkpoints.rank_files import rank_files
-from ddpdoctor.checkpoints.recognised import mode_of
 
 __all__ = ["expand", "index_names", "rank_files", "shards_of"]
 
@@ -53,7 +53,7 @@ def _meant(path: Path) -> Iterator[Path]:
 
 
 def _within(folder: Path) -> Iterator[Path]:
-    from ddpdoctor.checkpoints.folder_kinds import LEFT_ALONE, entries_of, special_folder
+    from ddpdoctor.checkpoints.kinds.folder_kinds import LEFT_ALONE, entries_of, special_folder
 
     try:
         entries = entries_of(folder)
@@ -113,7 +113,7 @@ def _wanted(path: Path) -> Iterator[Path]:
     named = _NAMES.search(path.name) is not None
     if not named and not _begins_as_checkpoint(path):
         return
-    from ddpdoctor.checkpoints.recognition import recognise
+    from ddpdoctor.checkpoints.kinds.recognition import recognise
 
     found = recognise(path)
     if found.kind in ("zip", "legacy", "torchscript") or (named and (found.damaged or found.kind in _NAMED)):
@@ -122,7 +122,7 @@ def _wanted(path: Path) -> Iterator[Path]:
 
 def _begins_as_checkpoint(path: Path) -> bool:
     """A look at a few bytes, since a folder may hold a data set of a million pictures."""
-    from ddpdoctor.checkpoints.recognition import is_legacy
+    from ddpdoctor.checkpoints.kinds.recognition import is_legacy
 
     try:
         # Neither a pipe nor a device is opened: their reader may wait for ever.

@@ -8,16 +8,16 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpdoctor.checkpoints.archive import Archive
-from ddpdoctor.checkpoints.contents import Part, open_layout, read_parts
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused
-from ddpdoctor.checkpoints.garbage import without_collection
-from ddpdoctor.checkpoints.layouts import Layout
-from ddpdoctor.checkpoints.locations import device_arguments, device_of, pinned
-from ddpdoctor.checkpoints.nodes import Call, Storage, Text
-from ddpdoctor.checkpoints.prefixes import WRAPPERS, has_prefix
-from ddpdoctor.checkpoints.recognised import Recognised
-from ddpdoctor.checkpoints.tensors import VIEWS, Found, element_size, is_state_dict, pairs, view, walk
+from ddpdoctor.checkpoints.formats.archive import Archive
+from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
+from ddpdoctor.checkpoints.formats.layouts import Layout
+from ddpdoctor.checkpoints.kinds.recognised import Recognised
+from ddpdoctor.checkpoints.pickles.garbage import without_collection
+from ddpdoctor.checkpoints.pickles.locations import device_arguments, device_of, pinned
+from ddpdoctor.checkpoints.pickles.nodes import Call, Storage, Text
+from ddpdoctor.checkpoints.pickles.prefixes import WRAPPERS, has_prefix
+from ddpdoctor.checkpoints.pickles.tensors import VIEWS, Found, element_size, is_state_dict, pairs, view, walk
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
 
 CPU_RNG_STATE = 5056
@@ -30,7 +30,7 @@ _CODE_DEVICE = re.compile(r'"((?:cuda|xpu|npu|hpu|mps|xla)(?::\d+)?)"')
 
 def inspect(path: Path) -> CheckpointFile:
     """The facts of one file or folder. Whatever is wrong with it is a fact, too: nothing is raised."""
-    from ddpdoctor.checkpoints.recognition import recognise
+    from ddpdoctor.checkpoints.kinds.recognition import recognise
 
     recognised = recognise(path)
     if not recognised.rewritable:
@@ -49,11 +49,11 @@ def inspect(path: Path) -> CheckpointFile:
 
 def refuse_torn(path: Path) -> None:
     """Raises Refused if an earlier run was killed while it changed the file: what stands there is neither old nor new."""
-    from ddpdoctor.checkpoints.journal import undo_file
+    from ddpdoctor.checkpoints.writing.journal import undo_file
 
     if not os.path.lexists(undo_file(path)):
         return
-    from ddpdoctor.checkpoints import in_place
+    from ddpdoctor.checkpoints.writing import in_place
 
     try:
         recovery = in_place.recover(path, dry_run=True)

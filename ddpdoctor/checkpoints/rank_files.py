@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpdoctor.checkpoints.recognised import mode_of
+from ddpdoctor.checkpoints.kinds.recognised import mode_of
 from ddpdoctor.facts.checkpoints import RankFiles
 
 _ZERO = re.compile(

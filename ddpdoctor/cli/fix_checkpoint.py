@@ -13,8 +13,8 @@ import typer
 from ddpdoctor.cli.stopping import Stopped
 
 if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.editing import Wishes
     from ddpdoctor.checkpoints.outcomes import Outcome
+    from ddpdoctor.checkpoints.pickles.editing import Wishes
     from ddpdoctor.cli.fixing_targets import Target
     from ddpdoctor.cli.progress import FilesProgress
 
@@ -186,7 +186,7 @@ def _run_and_show(chosen: Sequence[Target], handle: Handle, wishes: Wishes, path
 
 def _undo_size(path: Path) -> int:
     """Grows with every change in place, and shrinks or goes away with its undoing."""
-    from ddpdoctor.checkpoints.journal import SUFFIX
+    from ddpdoctor.checkpoints.writing.journal import SUFFIX
 
     try:
         return Path(f"{path}{SUFFIX}").stat().st_size

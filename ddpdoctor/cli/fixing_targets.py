@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.editing import Wishes
+    from ddpdoctor.checkpoints.pickles.editing import Wishes
 
 
 class Target(NamedTuple):
@@ -84,7 +84,7 @@ def undo_targets(paths: Sequence[str]) -> list[Target]:
 
 
 def _fixed_before(path: Path) -> list[Path]:
-    from ddpdoctor.checkpoints.journal import SUFFIX
+    from ddpdoctor.checkpoints.writing.journal import SUFFIX
 
     if path.is_dir():
         found = sorted(Path(str(one).removesuffix(SUFFIX)) for one in path.rglob(f"*{SUFFIX}"))

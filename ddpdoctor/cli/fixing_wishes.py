@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from ddpdoctor.checkpoints.editing import Wishes
+from ddpdoctor.checkpoints.pickles.editing import Wishes
 
 _DEVICE = re.compile(r"cpu|mps(:0)?|(cuda|xpu|npu|hpu|mtia)(:(0|[1-9]\d{0,3}))?")
 """What torch.load takes for a place. It knows no cpu:0."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.knowledge.global_meanings import BURIED, BURIED_LAST, MEANINGS
 
 if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.machine import Program
+    from ddpdoctor.checkpoints.pickles.machine import Program
 
 _TENSORS = ("Float", "Double", "Half", "BFloat16", "Int", "Long", "Short", "Char", "Byte")
 _STORAGES = (*_TENSORS, "Bool", "ComplexDouble", "ComplexFloat")

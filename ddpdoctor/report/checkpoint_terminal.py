@@ -14,8 +14,8 @@ from ddpdoctor.report.screen import Screen
 from ddpdoctor.wording import listed, plural
 
 if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.editing import Wishes
     from ddpdoctor.checkpoints.outcomes import Outcome
+    from ddpdoctor.checkpoints.pickles.editing import Wishes
 
 _MARGIN = 9
 """Columns: room for the longest of the words below."""

@@ -11,8 +11,8 @@ from ddpdoctor.report.plain import one_line
 from ddpdoctor.wording import human, listed, plural
 
 if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.editing import Wishes
     from ddpdoctor.checkpoints.outcomes import Outcome
+    from ddpdoctor.checkpoints.pickles.editing import Wishes
     from ddpdoctor.facts.checkpoints import CheckpointFile
 
 COMMAND = "ddpdoctor fix-checkpoint"

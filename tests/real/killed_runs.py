@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ddpdoctor.checkpoints import in_place, journal
-from ddpdoctor.checkpoints.changes import Change, Patch
 from ddpdoctor.checkpoints.errors import CheckpointError
+from ddpdoctor.checkpoints.formats.changes import Change, Patch
+from ddpdoctor.checkpoints.writing import in_place, journal
 
 BEFORE, AFTER, HALF, FAIL_ONCE, FAIL_FROM_THERE, SHORT = range(1, 7)
 KILLS = (BEFORE, AFTER, HALF)

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddpdoctor.checkpoints.new_file import hidden_name
+from ddpdoctor.checkpoints.writing.new_file import hidden_name
 
 CALLS = ("pwrite64", "copy_file_range", "ftruncate", "fchmod", "utimensat", "renameat2", "link", "unlink")
 SCRIPT = textwrap.dedent("""
     import sys
     from pathlib import Path
-    from ddpdoctor.checkpoints.contents import open_layout
-    from ddpdoctor.checkpoints.copying import write_copy
-    from ddpdoctor.checkpoints.rebuilding import rebuild
+    from ddpdoctor.checkpoints.formats.contents import open_layout
+    from ddpdoctor.checkpoints.writing.copying import write_copy
+    from ddpdoctor.checkpoints.writing.rebuilding import rebuild
 
     how, path, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     with open_layout(path, "zip") as layout:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.checkpoints import holding, in_place
-from ddpdoctor.checkpoints.changes import Change
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
+from ddpdoctor.checkpoints.formats.changes import Change
+from ddpdoctor.checkpoints.writing import holding, in_place
 from tests.command import plain_environ
 from tests.real.killed_runs import CHANGES, DATE, ORIGINAL, applied
 
@@ -306,7 +306,7 @@ import sys
 from pathlib import Path
 from tests.command import plain_environ
 from tests.real.killed_runs import CHANGES
-from ddpdoctor.checkpoints import in_place
+from ddpdoctor.checkpoints.writing import in_place
 from ddpdoctor.checkpoints.errors import Refused
 path = Path(sys.argv[1])
 sys.stdin.readline()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.checkpoints import occupancy
-from ddpdoctor.checkpoints.occupancy import Occupant, file_system, others
+from ddpdoctor.checkpoints.writing import occupancy
+from ddpdoctor.checkpoints.writing.occupancy import Occupant, file_system, others
 
 LIBC = """
 import ctypes, os, sys

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 import torch
 
-from ddpdoctor.checkpoints import contents
 from ddpdoctor.checkpoints.fixing import Action, Wishes, fix, undo
+from ddpdoctor.checkpoints.formats import contents
 from ddpdoctor.checkpoints.inspection import inspect
 from tests.checkpoint_files import repacked
 from tests.checkpoints import assert_same, by_size, on, pickle_of, save, saved

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ddpdoctor.checkpoints.fixing import Action, Wishes, fix, undo
 from ddpdoctor.checkpoints.inspection import inspect
-from ddpdoctor.checkpoints.locations import pinned
+from ddpdoctor.checkpoints.pickles.locations import pinned
 from tests.checkpoints import assert_same, pins, save
 
 DEVICES = ("cpu", "cuda:0", "cuda:3", "cuda:11", "cuda", "mps", "xpu:1", "meta")

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.checkpoints import copying, new_file
-from ddpdoctor.checkpoints.changes import Change, Patch
-from ddpdoctor.checkpoints.copying import write_copy
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.new_file import hidden_name
+from ddpdoctor.checkpoints.formats.changes import Change, Patch
+from ddpdoctor.checkpoints.writing import copying, new_file
+from ddpdoctor.checkpoints.writing.copying import write_copy
+from ddpdoctor.checkpoints.writing.new_file import hidden_name
 from tests.checkpoint_files import changed
 
 SIZE = 3_000_000
@@ -222,8 +222,8 @@ class TestKilled:
     SCRIPT = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from ddpdoctor.checkpoints.changes import Change
-        from ddpdoctor.checkpoints.copying import write_copy
+        from ddpdoctor.checkpoints.formats.changes import Change
+        from ddpdoctor.checkpoints.writing.copying import write_copy
 
         def wait(done, total):
             print(done, flush=True)
@@ -331,8 +331,8 @@ class TestMounted:
     SCRIPT = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from ddpdoctor.checkpoints.changes import Change
-        from ddpdoctor.checkpoints.copying import write_copy
+        from ddpdoctor.checkpoints.formats.changes import Change
+        from ddpdoctor.checkpoints.writing.copying import write_copy
         from ddpdoctor.checkpoints.errors import CheckpointError
 
         path, out = map(Path, sys.argv[1:])

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import typer
 
-from ddpdoctor.checkpoints.editing import Wishes
 from ddpdoctor.checkpoints.outcomes import Action, Moved, Outcome
+from ddpdoctor.checkpoints.pickles.editing import Wishes
 from ddpdoctor.cli import progress
 from ddpdoctor.cli.fixing_wishes import make_wishes
 from ddpdoctor.cli.progress import FilesProgress

@@ -17,7 +17,7 @@ import torch
 import torch.distributed.checkpoint
 
 from ddpdoctor.checkpoints.folders import expand, rank_files
-from ddpdoctor.checkpoints.recognition import recognise
+from ddpdoctor.checkpoints.kinds.recognition import recognise
 from ddpdoctor.facts.checkpoints import RankFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ddpdoctor.checkpoints import in_place, journal
-from ddpdoctor.checkpoints.changes import Change, Patch
 from ddpdoctor.checkpoints.errors import Damaged, Refused
+from ddpdoctor.checkpoints.formats.changes import Change, Patch
+from ddpdoctor.checkpoints.writing import in_place, journal
 
 ORIGINAL = random.Random(0).randbytes(100_000)
 DATE = 1_600_000_000_123_456_789

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from ddpdoctor.checkpoints import legacy as legacy_layout
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, NotACheckpoint, Refused
-from ddpdoctor.checkpoints.legacy import MAGIC, Legacy, read_legacy
-from ddpdoctor.checkpoints.machine import scan
-from ddpdoctor.checkpoints.reading import Source
+from ddpdoctor.checkpoints.formats import legacy as legacy_layout
+from ddpdoctor.checkpoints.formats.legacy import MAGIC, Legacy, read_legacy
+from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.pickles.machine import scan
 from tests.checkpoint_files import changed
 
 OBJECT = {

@@ -23,7 +23,7 @@ import numpy
 import pytest
 import torch
 
-from ddpdoctor.checkpoints.machine import Program, scan
+from ddpdoctor.checkpoints.pickles.machine import Program, scan
 from ddpdoctor.knowledge import pickle_globals
 from ddpdoctor.knowledge.global_meanings import MEANINGS
 from ddpdoctor.knowledge.pickle_globals import ALLOWED, NEEDS_IMPORT, NEVER_ALLOWED, OWN, meaning, weights_only_blockers

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, OutOfData, Refused
-from ddpdoctor.checkpoints.machine import scan
-from ddpdoctor.checkpoints.nodes import Storage, Text, Tuple
-from ddpdoctor.checkpoints.tensors import is_state_dict, walk
+from ddpdoctor.checkpoints.pickles.machine import scan
+from ddpdoctor.checkpoints.pickles.nodes import Storage, Text, Tuple
+from ddpdoctor.checkpoints.pickles.tensors import is_state_dict, walk
 from tests.pickles import InC, InPython, canonical, dumps, random_value, read
 
 PROTOCOLS = (2, 3, 4, 5)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ddpdoctor.checkpoints.comparison import Expected, same
-from ddpdoctor.checkpoints.machine import Machine, Program, scan
-from ddpdoctor.checkpoints.nodes import Text, Tuple
-from ddpdoctor.checkpoints.plain_tensors import PlainTensor, Unforeseen
+from ddpdoctor.checkpoints.pickles.comparison import Expected, same
+from ddpdoctor.checkpoints.pickles.machine import Machine, Program, scan
+from ddpdoctor.checkpoints.pickles.nodes import Text, Tuple
+from ddpdoctor.checkpoints.pickles.plain_tensors import PlainTensor, Unforeseen
 
 
 def saved(thing: object) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
-from ddpdoctor.checkpoints.reading import PIECE, Source
+from ddpdoctor.checkpoints.formats.reading import PIECE, Source
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.utils.serialization import config
 
-from ddpdoctor.checkpoints.contents import open_layout
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.rebuilding import rebuild
-from ddpdoctor.checkpoints.surgery import cut
+from ddpdoctor.checkpoints.formats.contents import open_layout
+from ddpdoctor.checkpoints.pickles.surgery import cut
+from ddpdoctor.checkpoints.writing.rebuilding import rebuild
 from tests.checkpoint_files import changed, repacked, unchecked
 
 SHARED = torch.arange(30.0)

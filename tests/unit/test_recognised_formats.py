@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from ddpdoctor.checkpoints.folders import expand
-from ddpdoctor.checkpoints.recognised import printable
+from ddpdoctor.checkpoints.kinds.recognised import printable
 from tests.samples import OTHERS, STATE, onnx, recognise, save, saved_bytes, written
 
 # Archives, compressed and encrypted files

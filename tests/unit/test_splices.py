@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.checkpoints.comparison import Expected, same
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.locations import Moves, device_of, moves, pinned
-from ddpdoctor.checkpoints.machine import Program, scan
-from ddpdoctor.checkpoints.nodes import Text
-from ddpdoctor.checkpoints.splices import Splice, Wording, apply, encoded, fit, reword
+from ddpdoctor.checkpoints.pickles.comparison import Expected, same
+from ddpdoctor.checkpoints.pickles.locations import Moves, device_of, moves, pinned
+from ddpdoctor.checkpoints.pickles.machine import Program, scan
+from ddpdoctor.checkpoints.pickles.nodes import Text
+from ddpdoctor.checkpoints.pickles.splices import Splice, Wording, apply, encoded, fit, reword
 from tests.pickles import dumps, random_value
 
 PROTOCOLS = (2, 3, 4, 5)

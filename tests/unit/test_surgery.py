@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
-from ddpdoctor.checkpoints.machine import scan
-from ddpdoctor.checkpoints.surgery import Cut, Remainder, Unclear, cut
+from ddpdoctor.checkpoints.pickles.machine import scan
+from ddpdoctor.checkpoints.pickles.surgery import Cut, Remainder, Unclear, cut
 
 PROTOCOLS = (2, 3, 4, 5)
 

@@ -21,13 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from ddpdoctor.checkpoints import gathering
-from ddpdoctor.checkpoints.contents import open_layout, read_parts
 from ddpdoctor.checkpoints.errors import Damaged, Refused
 from ddpdoctor.checkpoints.fixing import Action, Wishes, fix
-from ddpdoctor.checkpoints.gathering import gather, merged
-from ddpdoctor.checkpoints.recognition import recognise
-from ddpdoctor.checkpoints.safetensors import write_safetensors
+from ddpdoctor.checkpoints.formats.contents import open_layout, read_parts
+from ddpdoctor.checkpoints.kinds.recognition import recognise
+from ddpdoctor.checkpoints.writing import gathering
+from ddpdoctor.checkpoints.writing.gathering import gather, merged
+from ddpdoctor.checkpoints.writing.safetensors import write_safetensors
 
 SIMPLE_TYPES = [
     torch.float64,
@@ -452,8 +452,8 @@ def peak(path: Path, out: Path) -> int:
     """Bytes of memory that converting takes at most."""
     program = (
         "import sys; from pathlib import Path\n"
-        "from ddpdoctor.checkpoints.contents import open_layout, read_parts\n"
-        "from ddpdoctor.checkpoints.safetensors import write_safetensors\n"
+        "from ddpdoctor.checkpoints.formats.contents import open_layout, read_parts\n"
+        "from ddpdoctor.checkpoints.writing.safetensors import write_safetensors\n"
         "with open_layout(Path(sys.argv[1]), 'zip') as layout:\n"
         "    write_safetensors(layout, read_parts(layout)[0].program, Path(sys.argv[2]), lambda done, total: None)\n"
         "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"

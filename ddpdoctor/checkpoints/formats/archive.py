@@ -1,0 +1,164 @@
+"""The zip layout: since torch 1.6 a record for the pickle, and one for each storage."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+
+from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
+from ddpdoctor.checkpoints.formats.archive_changes import append, patch
+from ddpdoctor.checkpoints.formats.changes import Change
+from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, Place, item_size
+from ddpdoctor.checkpoints.formats.reading import PIECE, Source
+from ddpdoctor.checkpoints.formats.zip_records import LOCAL_SIGNATURE, STORED, CutOff, Directory, Record, read_directory
+from ddpdoctor.checkpoints.pickles.nodes import Storage
+
+CONSTANTS = "constants.pkl"
+_DEFAULT_ALIGNMENT = 64
+_UNSUSPICIOUS = 16 << 20
+_MOST_INFLATION = 100
+"""Bytes, and times the compressed size: the pickles of real checkpoints shrink to a tenth or so."""
+_SMALL = 64
+"""Bytes: more than any of the one-word records has."""
+
+
+class Archive:
+    """A checkpoint in a zip archive. records: by name, without the first folder, in the directory's order."""
+
+    def __init__(self, source: Source, directory: Directory) -> None:
+        self.source = source
+        self.directory = directory
+        self.prefix = directory.prefix
+        self.records = {record.name: record for record in directory.records}
+        self.kind = "torchscript" if CONSTANTS in self.records else "zip"
+
+    def read(self, record: Record) -> bytes:
+        """A record's contents, inflated. Raises Damaged if they don't match their checksum, Refused if over 1 GiB."""
+        if record.size > LARGEST_PICKLE:
+            raise Refused(f"{record.name} has {record.size:,} bytes: no checkpoint needs that")
+        if record.size > max(_UNSUSPICIOUS, _MOST_INFLATION * record.stored):
+            # What a pickle makes in memory is many times its size: a bomb of some megabytes would fill it.
+            raise Refused(
+                f"{record.name} inflates from {record.stored:,} to {record.size:,} bytes, as only a bomb does"
+            )
+        data = b"".join(self._contents(record))
+        if record.crc and zlib.crc32(data) != record.crc:
+            raise Damaged(f"{record.name} was altered or is corrupt: its bytes do not match their checksum")
+        return data
+
+    def pickles(self) -> dict[str, bytes]:
+        """See Layout."""
+        return {name: self.read(self.records[name]) for name in (DATA, CONSTANTS) if name in self.records}
+
+    def check(self, storages: Iterable[Storage], pickle: str = DATA) -> None:
+        """See Layout."""
+        for storage in storages:
+            self.storage_record(storage, pickle)
+
+    def place(self, storage: Storage, pickle: str = DATA) -> Place:
+        """See Layout."""
+        record = self.storage_record(storage, pickle)
+        if record.method != STORED:
+            raise Refused(f"{record.name} is compressed")
+        return Place(record.offset, storage.count * item_size(storage))
+
+    def pieces(self, storage: Storage, pickle: str = DATA) -> Iterator[bytes]:
+        """See Layout."""
+        left = storage.count * item_size(storage)
+        for piece in self._contents(self.storage_record(storage, pickle)):
+            yield piece[:left]
+            left -= len(piece)
+            if left <= 0:
+                return
+
+    def storage_record(self, storage: Storage, pickle: str = DATA) -> Record:
+        """Raises Damaged if there is none, or one with fewer bytes than the pickle says."""
+        name = f"{pickle.removesuffix('.pkl')}/{storage.key}"
+        record = self.records.get(name)
+        if record is None:
+            raise Damaged(f"{name}, the data of a tensor, is missing")
+        length = storage.count * item_size(storage)
+        if record.size < length:
+            raise Damaged(f"{name} has {record.size:,} bytes, but its tensors need {length:,}")
+        return record
+
+    def change(self, pickles: Mapping[str, bytes]) -> Change:
+        """See Layout: where a pickle keeps its length and isn't compressed, patches; else new records behind the old end."""
+        new = {}
+        for name, data in pickles.items():
+            record = self.records[name]
+            if len(data) != record.size or data != self.read(record):
+                new[record] = data
+        patches = []
+        for record, data in new.items():
+            some = patch(self.source, self.directory, record, data)
+            if some is None:
+                return Change(self.source.size, appended=append(self.source, self.directory, new, self.alignment))
+            patches += some
+        return Change(self.source.size, tuple(sorted(patches, key=lambda one: one.offset)))
+
+    @property
+    def alignment(self) -> int:
+        """Each storage begins at a multiple of this. Bytes."""
+        word = self._word(".storage_alignment", str(_DEFAULT_ALIGNMENT))
+        alignment = int(word) if word.isdecimal() and len(word) < 6 else 0
+        if not 1 <= alignment <= 1 << 15:
+            raise Refused(f"The storages are said to be aligned to {word!a} bytes, which can't be")
+        return alignment
+
+    @property
+    def byteorder(self) -> str:
+        """little or big. Files from before there was a choice don't say, and are little."""
+        word = self._word("byteorder", "little")
+        if word not in ("little", "big"):
+            raise Damaged(f"The byte order is given as {word!a}, not as little or big")
+        return word
+
+    def _word(self, name: str, default: str) -> str:
+        record = self.records.get(name)
+        if record is None:
+            return default
+        if record.size > _SMALL:
+            raise Refused(f"{name} has {record.size:,} bytes instead of one word")
+        return self.read(record).decode("ascii", "replace").strip()
+
+    def _contents(self, record: Record) -> Iterator[bytes]:
+        """The record's bytes, inflated, some at a time and never more than it is said to have."""
+        if record.method == STORED:
+            yield from self.source.pieces(record.offset, record.stored)
+            return
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        left = record.size
+        try:
+            for piece in self.source.pieces(record.offset, record.stored):
+                rest = piece
+                while rest and not inflater.eof:
+                    inflated = inflater.decompress(rest, PIECE)
+                    rest = inflater.unconsumed_tail
+                    left -= len(inflated)
+                    if left < 0:
+                        raise Refused(
+                            f"{record.name} inflates to more than the {record.size:,} bytes that it is said to have"
+                        )
+                    yield inflated
+        except zlib.error as error:
+            raise Damaged(f"{record.name} can't be decompressed: {error}") from None
+        if left or not inflater.eof:
+            raise Damaged(f"{record.name} inflates to {left:,} bytes less than it is said to have")
+
+
+def read_archive(source: Source) -> Archive:
+    """Raises Damaged, Refused, or NotACheckpoint if it is a zip archive of something else."""
+    if source.read_at(0, min(4, source.size)) != LOCAL_SIGNATURE:
+        raise NotACheckpoint("It does not begin as a zip archive of torch.save does")
+    try:
+        directory = read_directory(source)
+    except CutOff as error:
+        from ddpdoctor.checkpoints.formats.zip_survivors import survivors
+
+        advice = "Copy or download it again; if it broke off while it was being saved, go back to the checkpoint before"
+        raise Damaged(f"{error.text}; {survivors(source)}", advice) from None
+    archive = Archive(source, directory)
+    if DATA not in archive.records:
+        raise NotACheckpoint("A zip archive, but torch.save did not write it: it holds no data.pkl")
+    return archive

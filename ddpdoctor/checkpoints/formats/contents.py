@@ -1,0 +1,50 @@
+"""A checkpoint opened and read: its layout, and its pickles with what the symbolic machine made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpdoctor.checkpoints.errors import NotACheckpoint, Refused
+from ddpdoctor.checkpoints.formats.layouts import Layout
+from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.pickles.machine import Program, scan
+
+
+class Part(NamedTuple):
+    """One of the file's pickles. name: data.pkl, constants.pkl."""
+
+    name: str
+    data: bytes
+    program: Program
+
+
+@contextmanager
+def open_layout(path: Path, kind: str) -> Iterator[Layout]:
+    """The file in the format that it was recognised as. Raises CheckpointError where it isn't, or is damaged."""
+    with Source(path) as source:
+        if kind == "legacy":
+            from ddpdoctor.checkpoints.formats.legacy import read_legacy
+
+            yield read_legacy(source)
+        elif kind in ("zip", "torchscript"):
+            from ddpdoctor.checkpoints.formats.archive import read_archive
+
+            yield read_archive(source)
+        else:
+            raise NotACheckpoint(f"{path} is not a checkpoint that can be rewritten")
+
+
+def read_parts(layout: Layout) -> list[Part]:
+    """The pickles, read to the ground. Raises CheckpointError."""
+    parts = []
+    for name, data in layout.pickles().items():
+        program = scan(data)
+        if program.end != len(data):
+            # Whatever stands there, torch doesn't read it and we can't judge it.
+            raise Refused(f"{name} goes on for {len(data) - program.end:,} bytes after the end of its pickle")
+        layout.check(program.storages, name)
+        parts.append(Part(name, data, program))
+    return parts

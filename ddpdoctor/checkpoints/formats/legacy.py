@@ -1,0 +1,167 @@
+"""The layout before torch 1.6: five pickles one behind the other (magic number, protocol version, facts of the machine,
+the object, the storages' keys), then for each key the number of its elements, 8 bytes, and the elements, little-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, OutOfData, Refused
+from ddpdoctor.checkpoints.formats.archive_changes import differences
+from ddpdoctor.checkpoints.formats.changes import Change
+from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, Place, item_size
+from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.pickles.garbage import without_collection
+from ddpdoctor.checkpoints.pickles.machine import Program, scan
+from ddpdoctor.checkpoints.pickles.nodes import Container, Storage, Text
+from ddpdoctor.checkpoints.pickles.tensors import ELEMENT_SIZES
+
+MAGIC = 0x1950A86A20F9469CFC6C
+PROTOCOL_VERSION = 1001
+COUNT_SIZE = 8
+"""Bytes of the number before each storage's elements."""
+
+_FIRST_WINDOW = 1 << 16
+"""Bytes in which a pickle's end is looked for at first: nothing says how long it is."""
+
+
+class Span(NamedTuple):
+    """Where a pickle begins and ends in the file."""
+
+    start: int
+    end: int
+
+
+class Legacy:
+    """A checkpoint from before the zip format, or saved with _use_new_zipfile_serialization=False.
+
+    main, keys: where these two pickles stand. places: of the elements of each storage, by key, in the file's order.
+    """
+
+    kind = "legacy"
+    byteorder = "little"
+
+    def __init__(self, source: Source, main: Span, keys: Span, places: dict[str, Place]) -> None:
+        self.source = source
+        self.main = main
+        self.keys = keys
+        self.places = places
+
+    def pickles(self) -> dict[str, bytes]:
+        """See Layout."""
+        return {DATA: self.source.read_at(self.main.start, self.main.end - self.main.start)}
+
+    def check(self, storages: Iterable[Storage], pickle: str = DATA) -> None:
+        """See Layout."""
+        for storage in storages:
+            self.place(storage)
+
+    def place(self, storage: Storage, pickle: str = DATA) -> Place:
+        """See Layout."""
+        place = self.places.get(storage.key)
+        length = storage.count * item_size(storage)
+        if place is None or place.length < length:
+            raise Damaged(f"The data of storage {storage.key!a}, {length:,} bytes, is missing")
+        return Place(place.offset, length)
+
+    def pieces(self, storage: Storage, pickle: str = DATA) -> Iterator[bytes]:
+        """See Layout."""
+        return self.source.pieces(*self.place(storage, pickle))
+
+    def change(self, pickles: Mapping[str, bytes]) -> Change:
+        """See Layout: only to a pickle of the same length, since everything else stands behind it."""
+        old, new = self.pickles()[DATA], pickles[DATA]
+        if len(old) != len(new):
+            raise Refused(
+                f"Its pickle would have {len(new):,} bytes instead of {len(old):,}, and in the format from before torch 1.6 "
+                "nothing behind it can move",
+                "Write a new file instead: add -o and its name to the same command",
+            )
+        return Change(self.source.size, tuple(differences(old, new, self.main.start)))
+
+
+def read_legacy(source: Source) -> Legacy:
+    """Raises Damaged, Refused, or NotACheckpoint if it doesn't begin as such a file does."""
+    with without_collection():
+        return _read(source)
+
+
+def _read(source: Source) -> Legacy:
+    at = 0
+    for expected in (MAGIC, PROTOCOL_VERSION):
+        header, program = read_pickle(source, at)
+        if type(program.root) is not int or program.root != expected:
+            raise NotACheckpoint(
+                "A pickle, but torch.save did not write it: it does not begin with torch's magic number"
+            )
+        at = header.end
+    machine, _ = read_pickle(source, at)
+    main, program = read_pickle(source, machine.end)
+    keys, listing = read_pickle(source, main.end)
+    return Legacy(source, main, keys, _find_storages(source, program, _names(listing), keys.end))
+
+
+def read_pickle(source: Source, start: int) -> tuple[Span, Program]:
+    """The pickle that begins at `start`. Raises as `scan` does, and Damaged if the file ends before it does."""
+    window = _FIRST_WINDOW
+    while True:
+        length = min(window, LARGEST_PICKLE, source.size - start)
+        try:
+            program = scan(source.read_at(start, length))
+        except OutOfData:
+            if length == source.size - start:
+                raise Damaged(
+                    f"Truncated: the file ends at byte {source.size:,}, within the pickle that begins at {start:,}"
+                ) from None
+            if length >= LARGEST_PICKLE:
+                raise Refused(f"The pickle at byte {start:,} has no end within {length:,} bytes") from None
+            window *= 16
+        else:
+            return Span(start, start + program.end), program
+
+
+def _names(listing: Program) -> list[str]:
+    root = listing.root
+    keys = root.items if isinstance(root, Container) and root.kind == "list" else [None]
+    names = [key.value for key in keys if isinstance(key, Text)]
+    if len(names) != len(keys) or len(set(names)) != len(names):
+        raise Damaged("Where the keys of its storages should be listed, there is something else")
+    return names
+
+
+def _find_storages(source: Source, program: Program, keys: list[str], start: int) -> dict[str, Place]:
+    """Where each storage's elements lie. Raises Damaged unless the last one's end is the file's."""
+    storages: dict[str, Storage] = {}
+    for storage in program.storages:
+        # torch, too, goes by the type at the first occurrence.
+        storages.setdefault(storage.key, storage)
+    if storages.keys() != set(keys):
+        raise Damaged("Its list of storages does not match those that its tensors need")
+    places: dict[str, Place] = {}
+    at = start
+    for key in keys:
+        storage = storages[key]
+        if storage.kind.removesuffix("Storage") not in ELEMENT_SIZES:
+            raise Refused(f"It has a storage of type {storage.kind}, of which this version does not know the size")
+        length = storage.count * item_size(storage)
+        if at + COUNT_SIZE + length <= source.size:
+            count = int.from_bytes(source.read_at(at, COUNT_SIZE), "little", signed=True)
+            if count != storage.count:
+                raise Damaged(
+                    f"Storage {key!a} has {count:,} elements at byte {at:,}, but {storage.count:,} in the pickle"
+                )
+        places[key] = Place(at + COUNT_SIZE, length)
+        at += COUNT_SIZE + length
+    if at > source.size:
+        whole = sum(place.offset + place.length <= source.size for place in places.values())
+        raise Damaged(
+            f"Truncated: it should have {at:,} bytes and has {source.size:,}; of its {len(places):,} storages, "
+            f"the first {whole:,} are whole"
+        )
+    if at < source.size:
+        raise Refused(
+            f"{source.size - at:,} bytes follow its last storage, which torch.load would ignore",
+            "If several things were saved into this one file, load them one after the other and save each to its own",
+        )
+    return places

@@ -1,0 +1,122 @@
+"""What is still whole in a zip archive that was cut off: its directory, at the end, is gone, but each record has a header."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddpdoctor.checkpoints.errors import CheckpointError
+from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, item_size
+from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.formats.zip_records import (
+    DESCRIPTOR_SIGNATURE,
+    FULL32,
+    HAS_DESCRIPTOR,
+    LOCAL,
+    LOCAL_SIGNATURE,
+    STORED,
+    extra_field,
+)
+from ddpdoctor.checkpoints.pickles.machine import scan
+from ddpdoctor.wording import plural
+
+_LONGEST_SEARCH = 1 << 26
+"""Bytes: how far the end of a record is looked for of which nothing says where it is."""
+
+
+_MOST_RECORDS = 200_000
+"""So many are looked at: enough for any model, and seconds where a file was made to keep us busy."""
+
+
+class _Record(NamedTuple):
+    """In the file: where its data begins, and how long it should be, None where that isn't known."""
+
+    name: str
+    offset: int
+    length: int | None
+    method: int
+
+
+def survivors(source: Source) -> str:
+    """What is left, in half a sentence: "of its 390 storages, the first 12 are whole"."""
+    needed: dict[str, int] = {}
+    whole: set[str] = set()
+    for record in _walk(source, needed):
+        if record.length is None or record.offset + record.length > source.size:
+            break
+        whole.add(record.name)
+        if record.name == DATA and record.method == STORED and record.length <= LARGEST_PICKLE:
+            needed.update(_storages(source.read_at(record.offset, record.length)))
+    if not needed:
+        return "nothing of its tensors can be made out in what is left"
+    count = len(whole & needed.keys())
+    if count == len(needed):
+        return f"{plural(count, 'storage')}, all that its tensors need, are whole"
+    return f"of its {plural(len(needed), 'storage')}, {count} {'is' if count == 1 else 'are'} whole"
+
+
+def _storages(pickle: bytes) -> dict[str, int]:
+    """The lengths in bytes of the records that the pickle's storages are in."""
+    try:
+        return {f"data/{one.key}": one.count * item_size(one) for one in scan(pickle).storages}
+    except CheckpointError:
+        return {}
+
+
+def _walk(source: Source, needed: dict[str, int]) -> Iterator[_Record]:
+    """From header to header. needed: lengths of records, as far as the pickle told them by now."""
+    at = 0
+    for _ in range(_MOST_RECORDS):
+        if at + LOCAL.size > source.size:
+            return
+        fixed = source.read_at(at, LOCAL.size)
+        signature, _, flags, method, _, _, _, stored, _, name_length, extra_length = LOCAL.unpack(fixed)
+        offset = at + LOCAL.size + name_length + extra_length
+        if signature != LOCAL_SIGNATURE or offset > source.size:
+            return
+        name = source.read_at(at + LOCAL.size, name_length).decode("utf-8", "replace").partition("/")[2]
+        length: int | None = stored
+        if stored == FULL32:
+            large = extra_field(source.read_at(offset - extra_length, extra_length), 1)
+            length = int.from_bytes(large[8:16], "little")
+        elif flags & HAS_DESCRIPTOR and not stored:
+            length = needed[name] if name in needed and method == STORED else _search_end(source, offset)
+        if flags & HAS_DESCRIPTOR and length is not None and not _ends(source, offset + length):
+            return
+        yield _Record(name, offset, length, method)
+        if length is None:
+            return
+        end = offset + length
+        steps = (16, 24, 12, 20) if flags & HAS_DESCRIPTOR else (0,)
+        at = next((end + step for step in steps if _header_at(source, end + step)), source.size)
+
+
+def _ends(source: Source, at: int) -> bool:
+    """Whether a descriptor stands there, as far as the file goes. Where a file was only made long enough, zeros do."""
+    if at > source.size:
+        return True
+    there = source.read_at(at, min(len(DESCRIPTOR_SIGNATURE), source.size - at))
+    return DESCRIPTOR_SIGNATURE.startswith(there)
+
+
+def _header_at(source: Source, at: int) -> bool:
+    size = len(LOCAL_SIGNATURE)
+    return at + size <= source.size and source.read_at(at, size) == LOCAL_SIGNATURE
+
+
+def _search_end(source: Source, offset: int) -> int | None:
+    """The length of a record, from a descriptor behind it that repeats the length; None if there is none near."""
+    before = b""
+    at = offset
+    for piece in source.pieces(offset, min(_LONGEST_SEARCH, source.size - offset)):
+        data = before + piece
+        start = at - len(before)
+        found = data.find(DESCRIPTOR_SIGNATURE)
+        while found >= 0:
+            length = start + found - offset
+            if data[found + 8 : found + 12] == length.to_bytes(4, "little"):
+                return length
+            found = data.find(DESCRIPTOR_SIGNATURE, found + 1)
+        before = data[-11:]
+        at += len(piece)
+    return None

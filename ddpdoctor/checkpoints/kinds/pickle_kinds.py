@@ -1,0 +1,68 @@
+"""Pickles that torch.save didn't write: torch.load can't read them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised
+
+_BINARY = re.compile(rb"\x80[\x02-\x05][\x95}\](\x8c\x8a\x8b\x8fc)J-NGUXC\x88\x89BT]")
+_TEXT = re.compile(
+    rb"(?:\(dp?\d*\n|\(lp?\d*\n|\(i[A-Za-z_][\w.]*\n\w+\n|\(?c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n|\}q\x00|\]q\x00)"
+)
+"""Protocols 0 and 1: a dict, a list, or a class by name."""
+_ZLIB = re.compile(rb"x[\x01\x5e\x9c\xda]")
+_PEEK = 1 << 20
+
+
+def recognise_pickle(glance: Glance) -> Recognised | None:
+    if _ZLIB.match(glance.head) and _is_zlib(glance.head):
+        return Recognised(
+            kind="pickle",
+            called="a zlib-compressed file, as joblib writes them",
+            problem="Compressed with zlib as a whole, probably by joblib.dump, which torch.load can't read",
+            advice="Load it with joblib.load if you trust it, since that runs what the file says, and torch.save the state dict",
+        )
+    if not (_BINARY.match(glance.head) or _TEXT.match(glance.head)):
+        return None
+    front = glance.read(0, _PEEK)
+    if b"joblib.numpy_pickle" in front:
+        return _pickle(
+            "a pickle written by joblib", "A pickle written by joblib.dump, which torch.load can't read", "joblib"
+        )
+    if b"_load_from_bytes" in front or b"torch._utils" in front:
+        return _tensors(glance)
+    return _pickle("a plain pickle", "A plain pickle, not written by torch.save: torch.load can't read it", "pickle")
+
+
+def _is_zlib(head: bytes) -> bool:
+    import zlib
+
+    try:
+        return bool(zlib.decompressobj().decompress(head, 16))
+    except zlib.error:
+        return False
+
+
+def _pickle(called: str, problem: str, module: str) -> Recognised:
+    return Recognised(
+        kind="pickle",
+        called=called,
+        problem=problem,
+        advice=f"Load it with {module}.load if you trust it, since that runs what the file says, and torch.save the state dict",
+    )
+
+
+def _tensors(glance: Glance) -> Recognised:
+    """pickle.dump of tensors: each storage is a small torch.save of its own, and goes back to its device."""
+    path = str(glance.path)
+    target = f"{glance.path.stem}.resaved.pt"
+    code = f"import pickle, torch; torch.save(pickle.load(open({path!r}, 'rb')), {target!r})"
+    return Recognised(
+        kind="pickle",
+        called="a pickle of tensors, not written by torch.save",
+        problem="Tensors written by pickle.dump and not by torch.save: torch.load can't read them, and pickle.load knows no map_location",
+        advice="If you trust it, since pickle.load runs what the file says: load it on a host with as many GPUs as it was saved on, and save it with torch.save",
+        commands=(f"python -c {shlex.quote(code)}",),
+    )

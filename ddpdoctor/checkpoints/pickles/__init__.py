@@ -1,0 +1,1 @@
+"""The pickle in a checkpoint: read by a symbolic machine, edited as text is, and proven."""

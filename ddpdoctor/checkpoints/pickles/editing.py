@@ -1,0 +1,76 @@
+"""From what is wished to new pickles, each proven to say what the old one said but for what was wished."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from ddpdoctor.checkpoints.errors import Refused
+from ddpdoctor.checkpoints.formats.contents import Part
+from ddpdoctor.checkpoints.pickles.comparison import Expected, same
+from ddpdoctor.checkpoints.pickles.locations import Moves, moves, pinned
+from ddpdoctor.checkpoints.pickles.machine import scan
+from ddpdoctor.checkpoints.pickles.prefixes import Renamings, strip
+from ddpdoctor.checkpoints.pickles.splices import apply, fit, reword
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done to a checkpoint.
+
+    to: the device for everything that is pinned to another than the CPU.
+    strip_prefixes: taken from the keys one after the other. keep, drop: keys of the top level.
+    params_only: the model's state dict and nothing else. to_safetensors: in that format.
+    """
+
+    to: str = "cpu"
+    strip_prefixes: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    params_only: bool = False
+    to_safetensors: bool = False
+
+    @property
+    def cuts(self) -> bool:
+        """Whether something is to be taken out of the file, which then has to be written anew."""
+        return bool(self.keep or self.drop or self.params_only)
+
+    def moves(self, device: str) -> bool:
+        """Whether what is pinned to this device is to go elsewhere."""
+        return pinned(device) and device != self.to
+
+
+class Edit(NamedTuple):
+    """What granting the wishes takes in one part; nothing of it has been done yet."""
+
+    part: Part
+    moves: Moves
+    renamings: Renamings
+
+    def __bool__(self) -> bool:
+        return bool(self.moves or self.renamings)
+
+
+def propose(part: Part, wishes: Wishes) -> Edit:
+    """Raises Refused if a prefix can't be stripped."""
+    found = moves(part.data, part.program, wishes.to, wishes.moves)
+    return Edit(part, found, strip(part.program, wishes.strip_prefixes))
+
+
+def carry_out(edit: Edit) -> Part:
+    """The part as it is to be, as long as the original wherever that can be.
+
+    Raises Refused if the result doesn't say what it should.
+    """
+    if not edit:
+        return edit.part
+    name, data, program = edit.part
+    wordings = [*edit.moves.wordings, *edit.renamings.keys, *edit.renamings.modules]
+    edited = apply(data, [*reword(data, wordings), *edit.moves.splices], program.frames)
+    frames = scan(edited).frames if program.frames else ()
+    fitted = fit(edited, len(data), frames) or edited
+    expected = Expected({one.position: one.new for one in wordings}, edit.moves.devices)
+    result = scan(fitted)
+    if result.end != len(fitted) or not same(program, data, result, fitted, expected):
+        raise Refused("Editing its pickle did not come out right, which is a bug in ddpdoctor. Nothing was changed")
+    return Part(name, fitted, result)

@@ -1,0 +1,242 @@
+"""A symbolic pickle machine: runs the opcodes, and resolves, imports and calls nothing.
+
+Where Python's unpickler would make an object, it makes a node of `nodes.py`. A malicious pickle is data like any other.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from struct import error as _error
+from typing import Any, NamedTuple
+
+from ddpdoctor.checkpoints.errors import Damaged, OutOfData, Refused
+from ddpdoctor.checkpoints.pickles.garbage import without_collection
+from ddpdoctor.checkpoints.pickles.nodes import Call, Container, Global, Holder, Pair, Reference, Storage, Text, Tuple
+from ddpdoctor.checkpoints.pickles.opcodes import OTHERS, opcode_name
+from ddpdoctor.checkpoints.pickles.plain_tensors import UNREAD, Unforeseen, read_tensor
+
+_UINT32 = Struct("<I").unpack_from
+
+_LONGEST_FIXED = 9
+"""Bytes of the longest opcode without data of its own length."""
+
+
+class Program(NamedTuple):
+    """A pickle as it was read.
+
+    root: the node it leaves; end: position behind its STOP.
+    storages, calls: every one in the order of the pickle, shared ones once; not the empty dict of a plain tensor's hooks.
+    globals: every class and function that it names, by full name.
+    frames: position and length of each FRAME's content (protocol 4 and later).
+    opcodes: those met that plain protocol 2 doesn't have, by name.
+    """
+
+    root: Any
+    end: int
+    protocol: int
+    storages: list[Storage]
+    calls: list[Call]
+    globals: dict[str, Global]
+    frames: list[tuple[int, int]]
+    opcodes: set[str]
+
+
+def scan(data: bytes, start: int = 0) -> Program:
+    """Reads one pickle.
+
+    Raises:
+        OutOfData: it goes on behind the end of `data`.
+        Damaged: it isn't a valid pickle.
+        Refused: it holds opcodes that no pickler of a checkpoint writes.
+    """
+    with without_collection():
+        try:
+            return Machine(data).run(start)
+        except Unforeseen:
+            return Machine(data, hasty=False).run(start)
+
+
+class Machine:
+    """One run over one pickle. hasty: plain tensors are read at one go."""
+
+    def __init__(self, data: bytes, *, hasty: bool = True) -> None:
+        self.data = data
+        self.hasty = hasty
+        self.pos = 0
+        self.stack: list[Any] = []
+        self.starts: list[int] = []
+        self.marks: list[tuple[int, int]] = []
+        self.memo: dict[int, Any] = {}
+        self.protocol = 0
+        self.storages: list[Storage] = []
+        self.calls: list[Call] = []
+        self.globals: dict[str, Global] = {}
+        self.frames: list[tuple[int, int]] = []
+        self.opcodes: set[str] = set()
+        # Lists of two, by id, as the dict entries that they may turn out to be.
+        self.couples: dict[int, tuple[Holder, Pair]] = {}
+
+    def run(self, start: int) -> Program:
+        self.pos = start
+        try:
+            self._loop()
+        except (IndexError, KeyError, _error, UnicodeDecodeError, ValueError) as error:
+            if self.pos + _LONGEST_FIXED > len(self.data):
+                raise OutOfData from error
+            raise Damaged(f"The pickle makes no sense at byte {self.pos}") from error
+        if len(self.stack) != 1 or self.marks:
+            raise Refused("The pickle ends with things left over on its stack, which no pickler does")
+        if self.couples:
+            self._adopt_couples()
+        return Program(
+            self.stack[0],
+            self.pos,
+            self.protocol,
+            self.storages,
+            self.calls,
+            self.globals,
+            self.frames,
+            self.opcodes,
+        )
+
+    def _loop(self) -> None:
+        """Runs to the STOP. The opcodes of which a state dict mostly consists stand here, for speed: a model has a
+        million of them. The others have a function each."""
+        data, stack, starts, marks, memo = self.data, self.stack, self.starts, self.marks, self.memo
+        push, push_start = stack.append, starts.append
+        others, hasty = OTHERS, self.hasty
+        pos = self.pos
+        try:
+            while True:
+                op = data[pos]
+                if op == 0x72:  # LONG_BINPUT
+                    memo[_UINT32(data, pos + 1)[0]] = stack[-1]
+                    pos += 5
+                elif op == 0x4B:  # BININT1
+                    push(data[pos + 1])
+                    push_start(pos)
+                    pos += 2
+                elif op == 0x68:  # BINGET
+                    value = memo[data[pos + 1]]
+                    if value.__class__ is Text:
+                        value.used(pos)
+                    elif value is UNREAD:
+                        raise Unforeseen
+                    push(value)
+                    push_start(pos)
+                    pos += 2
+                elif op == 0x58:  # BINUNICODE
+                    begin = pos + 5
+                    end = begin + _UINT32(data, pos + 1)[0]
+                    if end > len(data):
+                        raise OutOfData
+                    push(Text(str(data[begin:end], "utf-8", "surrogatepass"), pos, end))
+                    push_start(pos)
+                    pos = end
+                elif op == 0x71:  # BINPUT
+                    memo[data[pos + 1]] = stack[-1]
+                    pos += 2
+                elif op == 0x28:  # MARK
+                    end = read_tensor(self, pos) if hasty and data[pos + 1] == 0x28 else 0
+                    if not end:
+                        marks.append((len(stack), pos))
+                    pos = end or pos + 1
+                elif op == 0x74:  # TUPLE
+                    height, first = marks.pop()
+                    node = Tuple(stack[height:], starts[height:], pos)
+                    stack[height:] = (node,)
+                    starts[height:] = (first,)
+                    pos += 1
+                elif 0x85 <= op <= 0x87:  # TUPLE1, TUPLE2, TUPLE3
+                    height = len(stack) - op + 0x84
+                    if height < 0:
+                        raise IndexError
+                    node = Tuple(stack[height:], starts[height:], pos)
+                    stack[height:] = (node,)
+                    del starts[height + 1 :]
+                    pos += 1
+                elif op == 0x52:  # REDUCE
+                    arguments = stack.pop()
+                    starts.pop()
+                    call = stack[-1] = Call(stack[-1], arguments, starts[-1])
+                    self.calls.append(call)
+                    pos += 1
+                elif op == 0x51:  # BINPERSID
+                    stack[-1] = self._persistent(stack[-1])
+                    pos += 1
+                elif op == 0x6A:  # LONG_BINGET
+                    value = memo[_UINT32(data, pos + 1)[0]]
+                    if value.__class__ is Text:
+                        value.used(pos)
+                    elif value is UNREAD:
+                        raise Unforeseen
+                    push(value)
+                    push_start(pos)
+                    pos += 5
+                elif op == 0x2E:  # STOP
+                    pos += 1
+                    return
+                else:
+                    other = others.get(op)
+                    if other is None:
+                        raise Refused(f"The pickle uses {opcode_name(op)}, which torch.save never writes")
+                    self.pos = pos
+                    other(self)
+                    pos = self.pos
+        finally:
+            self.pos = pos
+
+    def push(self, value: Any, size: int) -> None:
+        self.stack.append(value)
+        self.starts.append(self.pos)
+        self.pos += size
+
+    def take(self, length: int, header: int) -> bytes:
+        """The data that follows an opcode's header."""
+        begin = self.pos + header
+        if begin + length > len(self.data):
+            raise OutOfData
+        return self.data[begin : begin + length]
+
+    def line(self, begin: int) -> tuple[str, int]:
+        """Text up to the next newline, and where it goes on."""
+        end = self.data.find(b"\n", begin)
+        if end < 0:
+            raise OutOfData
+        return str(self.data[begin:end], "utf-8"), end + 1
+
+    def to_mark(self) -> tuple[list[Any], list[int], int]:
+        height, first = self.marks.pop()
+        items, starts = self.stack[height:], self.starts[height:]
+        del self.stack[height:], self.starts[height:]
+        return items, starts, first
+
+    def _adopt_couples(self) -> None:
+        """Python 2 wrote OrderedDict([[key, value], ...]): its entries are a dict's like any other."""
+        for call in self.calls:
+            if call.name != "collections.OrderedDict" or call.pairs or not isinstance(call.arguments, Tuple):
+                continue
+            listed = call.arguments.items
+            if len(listed) == 1 and isinstance(listed[0], Container) and listed[0].kind == "list":
+                couples = [self.couples.get(id(item)) for item in listed[0].items]
+                pairs = [couple[1] for couple in couples if couple and len(couple[0].items) == 2]
+                if len(pairs) == len(couples):
+                    call.pairs = pairs
+                    call.arguments = Tuple((), (), call.arguments.end)
+
+    def global_(self, module: str, name: str) -> Global:
+        return self.globals.setdefault(f"{module}.{name}", Global(module, name))
+
+    def _persistent(self, identity: Any) -> Storage | Reference:
+        items = identity.items if isinstance(identity, Tuple) else []
+        if len(items) >= 5 and isinstance(items[0], Text) and items[0].value == "storage":
+            _, kind, key, location, count, *rest = items
+            if isinstance(key, Text) and isinstance(location, Text) and type(count) is int and isinstance(kind, Global):
+                storage = Storage(kind.name, key.value, location, identity.starts[3], count, rest[0] if rest else None)
+                self.storages.append(storage)
+                return storage
+        first = items[0] if items else None
+        # torch takes bytes for text, and whatever a call makes. Passed over, such a storage's pin would go unseen.
+        if isinstance(identity, Call) or (items and (not isinstance(first, Text) or first.value == "storage")):
+            raise Refused("The pickle names a storage in a way that torch.save never does")
+        return Reference(identity)

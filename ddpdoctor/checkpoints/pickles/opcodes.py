@@ -1,0 +1,314 @@
+"""The opcodes that the symbolic machine seldom meets: a function for each, or for a few of a kind.
+
+Each changes the machine's stack as Python's unpickler would its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.checkpoints.errors import OutOfData, Refused
+from ddpdoctor.checkpoints.pickles.nodes import Bytes, Call, Container, Holder, Pair, Text, Tuple
+
+if TYPE_CHECKING:
+    from ddpdoctor.checkpoints.pickles.machine import Machine
+
+_UINT16 = Struct("<H").unpack_from
+_INT32 = Struct("<i").unpack_from
+_UINT32 = Struct("<I").unpack_from
+_UINT64 = Struct("<Q").unpack_from
+_DOUBLE = Struct(">d").unpack_from
+
+_Opcode = Callable[["Machine"], None]
+OTHERS: dict[int, _Opcode] = {}
+
+
+def _opcode(*codes: bytes) -> Callable[[_Opcode], _Opcode]:
+    def register(function: _Opcode) -> _Opcode:
+        for code in codes:
+            OTHERS[code[0]] = function
+        return function
+
+    return register
+
+
+def _constant(code: bytes, value: Any) -> None:
+    OTHERS[code[0]] = lambda machine: machine.push(value, 1)
+
+
+_constant(b"N", None)
+_constant(b"\x88", True)
+_constant(b"\x89", False)
+
+
+@_opcode(b"\x80")
+def _proto(machine: Machine) -> None:
+    machine.protocol = machine.data[machine.pos + 1]
+    machine.pos += 2
+
+
+@_opcode(b"\x95")
+def _frame(machine: Machine) -> None:
+    length = _UINT64(machine.data, machine.pos + 1)[0]
+    machine.pos += 9
+    if machine.pos + length > len(machine.data):
+        raise OutOfData
+    machine.frames.append((machine.pos, length))
+    machine.opcodes.add("FRAME")
+
+
+@_opcode(b"\x94")
+def _memoize(machine: Machine) -> None:
+    machine.memo[len(machine.memo)] = machine.stack[-1]
+    machine.opcodes.add("MEMOIZE")
+    machine.pos += 1
+
+
+@_opcode(b"J")
+def _binint(machine: Machine) -> None:
+    machine.push(_INT32(machine.data, machine.pos + 1)[0], 5)
+
+
+@_opcode(b"M")
+def _binint2(machine: Machine) -> None:
+    machine.push(_UINT16(machine.data, machine.pos + 1)[0], 3)
+
+
+@_opcode(b"\x8a")
+def _long1(machine: Machine) -> None:
+    length = machine.data[machine.pos + 1]
+    machine.push(int.from_bytes(machine.take(length, 2), "little", signed=True), 2 + length)
+
+
+@_opcode(b"\x8b")
+def _long4(machine: Machine) -> None:
+    length = _UINT32(machine.data, machine.pos + 1)[0]
+    machine.opcodes.add("LONG4")
+    machine.push(int.from_bytes(machine.take(length, 5), "little", signed=True), 5 + length)
+
+
+@_opcode(b"G")
+def _binfloat(machine: Machine) -> None:
+    machine.push(_DOUBLE(machine.data, machine.pos + 1)[0], 9)
+
+
+@_opcode(b"I", b"L", b"F")
+def _number_as_text(machine: Machine) -> None:
+    """Python 2 wrote integers of more than 32 bits so, whatever the protocol."""
+    text, end = machine.line(machine.pos + 1)
+    is_float = machine.data[machine.pos] == ord("F")
+    machine.opcodes.add({"I": "INT", "L": "LONG", "F": "FLOAT"}[chr(machine.data[machine.pos])])
+    if len(text) > 400:
+        raise Refused("The pickle holds a number of more than 400 digits")
+    value: float = float(text) if is_float else int(text.rstrip("L"))
+    machine.push(value, end - machine.pos)
+
+
+def _text(machine: Machine, length: int, header: int, encoding: str) -> None:
+    end = machine.pos + header + length
+    value = str(machine.take(length, header), encoding, "surrogatepass")
+    machine.push(Text(value, machine.pos, end), end - machine.pos)
+
+
+@_opcode(b"\x8c")
+def _short_binunicode(machine: Machine) -> None:
+    machine.opcodes.add("SHORT_BINUNICODE")
+    _text(machine, machine.data[machine.pos + 1], 2, "utf-8")
+
+
+@_opcode(b"\x8d")
+def _binunicode8(machine: Machine) -> None:
+    machine.opcodes.add("BINUNICODE8")
+    _text(machine, _UINT64(machine.data, machine.pos + 1)[0], 9, "utf-8")
+
+
+@_opcode(b"U")
+def _short_binstring(machine: Machine) -> None:
+    machine.opcodes.add("SHORT_BINSTRING")
+    _text(machine, machine.data[machine.pos + 1], 2, "latin-1")
+
+
+@_opcode(b"T")
+def _binstring(machine: Machine) -> None:
+    machine.opcodes.add("BINSTRING")
+    _text(machine, _UINT32(machine.data, machine.pos + 1)[0], 5, "latin-1")
+
+
+def _bytes(machine: Machine, length: int, header: int, name: str) -> None:
+    if machine.pos + header + length > len(machine.data):
+        raise OutOfData
+    machine.opcodes.add(name)
+    machine.push(Bytes(machine.pos + header, length), header + length)
+
+
+@_opcode(b"C")
+def _short_binbytes(machine: Machine) -> None:
+    _bytes(machine, machine.data[machine.pos + 1], 2, "SHORT_BINBYTES")
+
+
+@_opcode(b"B")
+def _binbytes(machine: Machine) -> None:
+    _bytes(machine, _UINT32(machine.data, machine.pos + 1)[0], 5, "BINBYTES")
+
+
+@_opcode(b"\x8e")
+def _binbytes8(machine: Machine) -> None:
+    _bytes(machine, _UINT64(machine.data, machine.pos + 1)[0], 9, "BINBYTES8")
+
+
+@_opcode(b"\x96")
+def _bytearray8(machine: Machine) -> None:
+    _bytes(machine, _UINT64(machine.data, machine.pos + 1)[0], 9, "BYTEARRAY8")
+
+
+@_opcode(b")")
+def _empty_tuple(machine: Machine) -> None:
+    machine.push(Tuple((), (), machine.pos), 1)
+
+
+@_opcode(b"}")
+def _empty_dict(machine: Machine) -> None:
+    machine.push(Container("dict"), 1)
+
+
+@_opcode(b"]")
+def _empty_list(machine: Machine) -> None:
+    machine.push(Container("list"), 1)
+
+
+@_opcode(b"\x8f")
+def _empty_set(machine: Machine) -> None:
+    machine.opcodes.add("EMPTY_SET")
+    machine.push(Container("set"), 1)
+
+
+@_opcode(b"\x91")
+def _frozenset(machine: Machine) -> None:
+    items, _, first = machine.to_mark()
+    machine.opcodes.add("FROZENSET")
+    node = Container("frozenset")
+    node.items = items
+    machine.stack.append(node)
+    machine.starts.append(first)
+    machine.pos += 1
+
+
+def _holder(machine: Machine) -> Holder:
+    """What items are added to. A storage or a tuple takes none."""
+    holder = machine.stack[-1]
+    if not isinstance(holder, Holder):
+        raise ValueError
+    return holder
+
+
+@_opcode(b"a")
+def _append(machine: Machine) -> None:
+    value = machine.stack.pop()
+    machine.starts.pop()
+    _holder(machine).add([value])
+    machine.pos += 1
+
+
+@_opcode(b"e", b"\x90")
+def _appends(machine: Machine) -> None:
+    items, starts, _ = machine.to_mark()
+    holder = _holder(machine)
+    holder.add(items)
+    if len(items) == 2:
+        machine.couples[id(holder)] = holder, Pair(items[0], starts[0], items[1], starts[1], machine.pos)
+    machine.pos += 1
+
+
+@_opcode(b"s")
+def _setitem(machine: Machine) -> None:
+    value, key = machine.stack.pop(), machine.stack.pop()
+    value_start, key_start = machine.starts.pop(), machine.starts.pop()
+    _holder(machine).put([Pair(key, key_start, value, value_start, machine.pos)])
+    machine.pos += 1
+
+
+@_opcode(b"u")
+def _setitems(machine: Machine) -> None:
+    items, starts, _ = machine.to_mark()
+    if len(items) % 2:
+        raise ValueError
+    ends = [*starts[2::2], machine.pos]
+    _holder(machine).put(list(map(Pair, items[::2], starts[::2], items[1::2], starts[1::2], ends)))
+    machine.pos += 1
+
+
+@_opcode(b"0")
+def _pop(machine: Machine) -> None:
+    machine.opcodes.add("POP")
+    if machine.marks and machine.marks[-1][0] == len(machine.stack):
+        machine.marks.pop()
+    else:
+        machine.stack.pop()
+        machine.starts.pop()
+    machine.pos += 1
+
+
+@_opcode(b"1")
+def _pop_mark(machine: Machine) -> None:
+    machine.opcodes.add("POP_MARK")
+    machine.to_mark()
+    machine.pos += 1
+
+
+@_opcode(b"c")
+def _global(machine: Machine) -> None:
+    module, middle = machine.line(machine.pos + 1)
+    name, end = machine.line(middle)
+    machine.push(machine.global_(module, name), end - machine.pos)
+
+
+@_opcode(b"\x93")
+def _stack_global(machine: Machine) -> None:
+    name, module = machine.stack.pop(), machine.stack.pop()
+    machine.starts.pop()
+    if not isinstance(name, Text) or not isinstance(module, Text):
+        raise Refused("The pickle computes the name of a class or function, which no pickler does")
+    machine.opcodes.add("STACK_GLOBAL")
+    machine.stack.append(machine.global_(module.value, name.value))
+    machine.pos += 1
+
+
+@_opcode(b"\x81")
+def _newobj(machine: Machine) -> None:
+    arguments = machine.stack.pop()
+    machine.starts.pop()
+    call = machine.stack[-1] = Call(machine.stack[-1], arguments, machine.starts[-1])
+    machine.calls.append(call)
+    machine.pos += 1
+
+
+@_opcode(b"\x92")
+def _newobj_ex(machine: Machine) -> None:
+    keywords, arguments = machine.stack.pop(), machine.stack.pop()
+    del machine.starts[-2:]
+    machine.opcodes.add("NEWOBJ_EX")
+    both = Tuple([arguments, keywords], [], machine.pos)
+    call = machine.stack[-1] = Call(machine.stack[-1], both, machine.starts[-1])
+    machine.calls.append(call)
+    machine.pos += 1
+
+
+@_opcode(b"b")
+def _build(machine: Machine) -> None:
+    state = machine.stack.pop()
+    machine.starts.pop()
+    holder = machine.stack[-1]
+    if not isinstance(holder, Call):
+        raise ValueError
+    holder.state = state
+    machine.pos += 1
+
+
+def opcode_name(code: int) -> str:
+    # Here and not above: it is needed for suspicious files only, and takes milliseconds to load.
+    import pickletools
+
+    names = {one.code: one.name for one in pickletools.opcodes}
+    return f"the opcode {names[chr(code)]}" if chr(code) in names else f"the unknown opcode 0x{code:02x}"

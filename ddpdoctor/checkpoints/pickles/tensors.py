@@ -1,0 +1,184 @@
+"""Finding one's way in the tree: which nodes are tensors, where they stand, what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ddpdoctor.checkpoints.pickles.nodes import Call, Global, Holder, Pair, Storage, Text, Tuple
+
+VIEWS = frozenset(
+    {
+        "torch._utils._rebuild_tensor",
+        "torch._utils._rebuild_tensor_v2",
+        "torch._utils._rebuild_tensor_v3",
+        "torch._utils._rebuild_qtensor",
+    }
+)
+"""Functions that lay a tensor over a storage: (storage, offset, size, stride, ...)."""
+
+TENSORS = VIEWS | {
+    "torch._utils._rebuild_sparse_tensor",
+    "torch._utils._rebuild_sparse_csr_tensor",
+    "torch._utils._rebuild_nested_tensor",
+    "torch._utils._rebuild_parameter",
+    "torch._utils._rebuild_parameter_with_state",
+    "torch._utils._rebuild_device_tensor_from_numpy",
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor",
+    "torch._utils._rebuild_xla_tensor",
+    "torch._utils._rebuild_meta_tensor_no_storage",
+    "torch._utils._rebuild_wrapper_subclass",
+    "torch._tensor._rebuild_from_type",
+    "torch._tensor._rebuild_from_type_v2",
+}
+"""Functions whose result is a tensor."""
+
+ELEMENT_SIZES = {
+    "Double": 8,
+    "Float": 4,
+    "Half": 2,
+    "BFloat16": 2,
+    "Long": 8,
+    "Int": 4,
+    "Short": 2,
+    "Char": 1,
+    "Byte": 1,
+    "Bool": 1,
+    "ComplexDouble": 16,
+    "ComplexFloat": 8,
+    "QUInt8": 1,
+    "QInt8": 1,
+    "QInt32": 4,
+    "QUInt4x2": 1,
+    "QUInt2x4": 1,
+    "Untyped": 1,
+}
+"""Bytes an element of a storage, by its class without "Storage"."""
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(node, Call) and node.name in TENSORS
+
+
+def element_size(storage: Storage) -> int:
+    """Bytes; 1 for a class that we don't know, whose storage then counts too little rather than too much."""
+    return ELEMENT_SIZES.get(storage.kind.removesuffix("Storage"), 1)
+
+
+class View(NamedTuple):
+    """A strided tensor: offset and stride in elements.
+
+    dtype: "float32" from the pickle where it says so (_rebuild_tensor_v3), else the storage's class without "Storage":
+    "Float".
+    """
+
+    storage: Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+
+
+def view(node: Any) -> View | None:
+    """The strided tensor that a node is, alone or as a parameter; None for any other (sparse, quantized, nested ...)."""
+    while isinstance(node, Call) and node.name.startswith("torch._utils._rebuild_parameter"):
+        node = node.first_argument
+    if not isinstance(node, Call) or node.name not in VIEWS or node.name.endswith("_rebuild_qtensor"):
+        return None
+    items = node.arguments.items if isinstance(node.arguments, Tuple) else []
+    if len(items) < 4 or not isinstance(items[0], Storage) or type(items[1]) is not int:
+        return None
+    size, stride = _numbers(items[2]), _numbers(items[3])
+    if size is None or stride is None or len(size) != len(stride):
+        return None
+    dtype = items[0].kind.removesuffix("Storage")
+    if node.name.endswith("_v3"):
+        if len(items) < 7 or not isinstance(items[6], Global):
+            return None
+        dtype = items[6].name
+    return View(items[0], items[1], size, stride, dtype)
+
+
+def _numbers(node: Any) -> tuple[int, ...] | None:
+    if node.__class__ is Call and node.name == "torch.Size" and isinstance(node.arguments, Tuple):
+        node = node.arguments.items[0] if node.arguments.items else None
+    if not isinstance(node, Tuple) or any(type(one) is not int for one in node.items):
+        return None
+    return tuple(node.items)
+
+
+def pairs(node: Any) -> Sequence[Pair]:
+    """The entries of a dict, an OrderedDict or the like; none for anything else."""
+    return node.pairs if isinstance(node, Holder) else ()
+
+
+def is_state_dict(node: Any) -> bool:
+    """A dict with text keys that holds tensors, and nothing that holds others in its turn."""
+    return _names_tensors(node) and not any(_names_tensors(pair.value) for pair in pairs(node))
+
+
+def _names_tensors(node: Any) -> bool:
+    entries = pairs(node)
+    return (
+        bool(entries)
+        and all(isinstance(pair.key, Text) for pair in entries)
+        and any(is_tensor(pair.value) for pair in entries)
+    )
+
+
+_DEEPEST = 100
+"""Steps in the path to a node; what lies deeper is said to lie there."""
+
+
+class Found(NamedTuple):
+    """A node and where it stands: ("model", "conv.weight"), ("optimizer", "param_groups", "[0]", "lr")."""
+
+    path: tuple[str, ...]
+    node: Any
+
+    @property
+    def where(self) -> str:
+        return ".".join(self.path).replace(".[", "[")
+
+
+def walk(root: Any) -> Iterator[Found]:
+    """Every node that a user would reach from the loaded object, each once, without what tensors are made of."""
+    seen: set[int] = set()
+    waiting = [Found((), root)]
+    while waiting:
+        found = waiting.pop()
+        node = found.node
+        if isinstance(node, (Holder, Tuple)):
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+        yield found
+        if not is_tensor(node) and not (node.__class__ is Call and node.name == "torch.device"):
+            waiting.extend(reversed(list(_children(found))))
+
+
+def _children(found: Found) -> Iterator[Found]:
+    path, node = found
+    if isinstance(node, Holder):
+        for pair in node.pairs:
+            yield Found(_longer(path, _name(pair.key)), pair.value)
+    if isinstance(node, (Holder, Tuple)):
+        for index, item in enumerate(node.items):
+            yield Found(_longer(path, f"[{index}]"), item)
+    if isinstance(node, Call):
+        # What an object keeps reads as its attributes; what it was called with stands at its own place.
+        yield Found(path, node.state)
+        yield Found(path, node.arguments)
+
+
+def _longer(path: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """Deeper down than anyone looks, paths stop growing: nesting costs a pickle a byte a level."""
+    return (*path, name) if len(path) < _DEEPEST else path
+
+
+def _name(key: Any) -> str:
+    if isinstance(key, Text):
+        return key.value
+    # Python refuses to write out integers of thousands of digits.
+    short = isinstance(key, float) or (isinstance(key, int) and key.bit_length() <= 64)
+    return f"[{key}]" if short else "[...]"

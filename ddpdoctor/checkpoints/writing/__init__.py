@@ -1,0 +1,1 @@
+"""Writing: in place under an undo file, as a changed copy, record by record, or as safetensors."""

@@ -1,0 +1,129 @@
+"""Copies of a checkpoint, as fast as the file system can: shared blocks, else copied by the kernel, else by us."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ddpdoctor.checkpoints.formats.changes import Change
+from ddpdoctor.checkpoints.formats.reading import PIECE, Source, changed_meanwhile
+from ddpdoctor.checkpoints.writing.new_file import new_file
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes done, and the bytes to do in all."""
+
+_FICLONE = 0x40049409
+_STEP = 1 << 26
+"""Bytes that the kernel copies at a time: enough for full speed, and a fraction of a second."""
+
+_CANNOT = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF, errno.EIO})
+"""What the kernel answers where it can't copy between these two files by itself, or doesn't say which of them fails."""
+
+
+def write_copy(path: Path, change: Change, out: Path, progress: Progress) -> None:
+    """Writes the file at `path`, changed, to `out`: whole or not at all (see new_file), with its mode and times.
+
+    Raises:
+        Refused: `out` exists or can't be written, or the file is no longer the one that the change was made for.
+        Damaged: it can't be read.
+    """
+    with Source(path) as source, new_file(out, source.status) as fd:
+        if source.size != change.size:
+            raise changed_meanwhile()
+        copier = Copier(source, fd, source.size, progress)
+        if not copier.clone():
+            copier.copy(0, source.size, 0)
+            copier.finish(source.size)
+        for patch in change.patches:
+            if os.pread(fd, len(patch.old), patch.offset) != patch.old:
+                raise changed_meanwhile()
+            write_at(fd, patch.new, patch.offset)
+        write_at(fd, change.appended, change.size)
+        source.refuse_if_changed()
+
+
+class Copier:
+    """Copies ranges of a file into another, and counts. total: bytes that will be copied in all, for the progress."""
+
+    def __init__(self, source: Source, fd: int, total: int, progress: Progress) -> None:
+        self._source = source
+        self._fd = fd
+        self._total = total
+        self._progress = progress
+        self._done = 0
+        status = os.fstat(source.fd)
+        self._sparse = status.st_blocks * 512 < status.st_size
+        self._kernel_copies = True
+
+    def clone(self) -> bool:
+        """Makes the new file share all blocks of the old one, if the file system can."""
+        try:
+            fcntl.ioctl(self._fd, _FICLONE, self._source.fd)
+        except OSError:
+            # Which of a dozen numbers says that it can't differs from one file system to the next.
+            return False
+        self._advance(self._total)
+        return True
+
+    def copy(self, offset: int, length: int, to: int) -> None:
+        """`length` bytes from `offset` of the old file to `to` in the new one. Holes stay holes.
+
+        A hole at the end leaves the new file short: finish(), or write something behind.
+        """
+        end = offset + length
+        shift = to - offset
+        while offset < end:
+            start, stop = self._data(offset, end) if self._sparse else (offset, end)
+            self._advance(start - offset)
+            while start < stop:
+                count = self._copy_some(start, min(_STEP, stop - start), start + shift)
+                start += count
+                self._advance(count)
+            offset = stop
+
+    def finish(self, size: int) -> None:
+        """Gives the new file its size, for what is a hole at its end."""
+        os.ftruncate(self._fd, size)
+
+    def _data(self, offset: int, end: int) -> tuple[int, int]:
+        """Where the next data begins and ends; at `end`, if there is none before."""
+        try:
+            start = os.lseek(self._source.fd, offset, os.SEEK_DATA)
+            return min(start, end), min(os.lseek(self._source.fd, start, os.SEEK_HOLE), end)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return end, end
+            self._sparse = False
+            return offset, end
+
+    def _copy_some(self, offset: int, length: int, to: int) -> int:
+        if self._kernel_copies:
+            try:
+                count = os.copy_file_range(self._source.fd, self._fd, length, offset, to)
+            except OSError as error:
+                if error.errno not in _CANNOT:
+                    raise
+                count = 0
+            if count:
+                return count
+            self._kernel_copies = False
+        data = self._source.read_at(offset, min(PIECE, length))
+        write_at(self._fd, data, to)
+        return len(data)
+
+    def _advance(self, count: int) -> None:
+        if count:
+            self._done += count
+            self._progress(self._done, self._total)
+
+
+def write_at(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """All of it: a signal or a full disk may stop a write in the middle."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, offset)
+        view = view[count:]
+        offset += count

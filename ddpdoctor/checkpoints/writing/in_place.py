@@ -1,0 +1,253 @@
+"""Changes a checkpoint where it lies, takes such changes back, and cleans up after a run that was killed.
+
+Whatever happens, the file holds the old bytes or the new ones, or the undo file says how to get the old ones back: it is
+on disk before the first byte of the checkpoint changes, and what is appended is on disk before the first patch is written.
+Inode, mode, owner and date of the checkpoint stay as they were.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from ddpdoctor.checkpoints.errors import Refused
+from ddpdoctor.checkpoints.formats.changes import Change
+from ddpdoctor.checkpoints.writing import journal
+from ddpdoctor.checkpoints.writing.holding import Held, held, opened_folder, unopened
+from ddpdoctor.checkpoints.writing.interruptions import put_off
+from ddpdoctor.checkpoints.writing.journal import Layer, Record, Stage, State, undo_file
+from ddpdoctor.checkpoints.writing.leftovers import NEVER_BEGUN, Ending, Recovery, ending_of
+from ddpdoctor.checkpoints.writing.undo_words import A_COPY, foreign, gone, half_tidy, no_undo, reason, stuck
+
+
+def change_in_place(path: Path, change: Change) -> Path:
+    """Applies the change and returns the undo file. The caller has closed the checkpoint, and called `recover` before.
+
+    change: of at least one byte.
+    Raises Refused if the file must not be changed, has changed since it was read, or could not be: then it is as it was.
+    Raises Damaged in the one case in which it could not be brought back either: the undo file is then left for `undo`.
+    A signal that comes before the end takes the change back, and is delivered then; a later one when all is complete.
+    """
+    with put_off() as signals, _held_or_copied(path) as file, _read_errors_in_words():
+        _ensure_settled(file)
+        _ensure_unchanged(file, change)
+        record = _record(file, journal.layer_of(file.file, change))
+        try:
+            if not signals:
+                _apply(file.file, change)
+                _ensure(file.file, record.layer, State.AFTER)
+                _keep_date(file.file, record.layer)
+        except OSError as error:
+            _roll_back(path, file, record, reason(error))
+            raise Refused(f"The change could not be written: {reason(error)}. The file is as it was", A_COPY) from None
+        except BaseException:
+            _roll_back(path, file, record, "until the program failed")
+            raise
+        stopped = bool(signals)
+        if stopped:
+            _roll_back(path, file, record, "until a signal came")
+        else:
+            _mark_complete(file, record)
+    if stopped:
+        # Mostly the signal itself has raised something by now.
+        raise Refused("A signal came while the file was being changed. The file is as it was")
+    return undo_file(path)
+
+
+def recover(path: Path, *, dry_run: bool = False) -> Recovery | None:
+    """Finishes or takes back what a killed run left; None if there is nothing to be done. Called before anything else.
+
+    dry_run: only says what would be done. Raises Refused, with nothing touched, if the undo file is not one, or belongs to
+    other content than the file now has.
+    """
+    with opened_folder(path) as folder:
+        found = _unsettled(path, folder)
+    if found is None or dry_run:
+        return found and found.told(dry_run=True)
+    with put_off(), held(path) as file, _read_errors_in_words():
+        draft = journal.remove_draft(file.folder, file.name)
+        records = journal.read(file.folder, file.name)
+        ending = _settle(path, file, records[-1]) if records else None
+        ending = ending or (NEVER_BEGUN if draft else None)
+    return ending and ending.told(dry_run=False)
+
+
+def undo(path: Path, *, only_last: bool = False, dry_run: bool = False) -> int:
+    """Takes all changes back, the last one first, or only that one. Returns how many these are.
+
+    The undo file goes with the first change. dry_run: only counts. Raises Refused if there is no undo file, or it belongs
+    to other content; Damaged if the old bytes could not be written back: the undo file then still holds them.
+    """
+    with opened_folder(path) as folder:
+        records = journal.read(folder, path.name)
+        if not records:
+            raise no_undo(path, folder)
+        _ending(path, records[-1], _state_at(path, folder, records[-1]))
+    if not dry_run:
+        with put_off(), held(path) as file, _read_errors_in_words():
+            journal.remove_draft(file.folder, file.name)
+            records = journal.read(file.folder, file.name)
+            for record in reversed(records[-1:] if only_last else records):
+                if journal.state(file.file, record.layer) is State.FOREIGN:
+                    raise foreign(path)
+                _mark_undoing(path, file, record)
+                _roll_back(path, file, record, "by an undo that failed")
+    return 1 if only_last else len(records)
+
+
+@contextmanager
+def _held_or_copied(path: Path) -> Iterator[Held]:
+    """The same as `held`; a refusal names the other way, a new file."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(held(path))
+        except Refused as refused:
+            advice = f"{refused.advice}; or write a new file: add -o and its name" if refused.advice else A_COPY
+            raise Refused(refused.text, advice, refused.commands) from None
+        yield file
+
+
+@contextmanager
+def _read_errors_in_words() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Refused(f"The disk could not be read: {reason(error)}") from None
+
+
+def _unsettled(path: Path, folder: int) -> Ending | None:
+    """What there is to be done, without touching anything."""
+    records = journal.read(folder, path.name)
+    found = _ending(path, records[-1], _state_at(path, folder, records[-1])) if records else None
+    return NEVER_BEGUN if found is None and _exists(folder, path.name + journal.DRAFT_SUFFIX) else found
+
+
+def _state_at(path: Path, folder: int, record: Record) -> State:
+    try:
+        file = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        raise gone(path) from None
+    except OSError as error:
+        raise unopened(path, error) from None
+    try:
+        return journal.state(file, record.layer)
+    finally:
+        os.close(file)
+
+
+def _ending(path: Path, record: Record, state: State) -> Ending | None:
+    if state is State.FOREIGN:
+        raise foreign(path)
+    return ending_of(record.stage, state)
+
+
+def _settle(path: Path, file: Held, record: Record) -> Ending | None:
+    ending = _ending(path, record, journal.state(file.file, record.layer))
+    if ending is None:
+        return None
+    if ending.finished:
+        os.fsync(file.file)
+        _keep_date(file.file, record.layer)
+        _mark_complete(file, record)
+    else:
+        _roll_back(path, file, record, "by a run that was killed")
+    return ending
+
+
+def _ensure_settled(file: Held) -> None:
+    """Raises Refused if another run came between."""
+    records = journal.read(file.folder, file.name)
+    if records and journal.state(file.file, records[-1].layer) is not State.AFTER:
+        raise Refused("Another run has worked on the file meanwhile", "Run the command again")
+
+
+def _ensure_unchanged(file: Held, change: Change) -> None:
+    same = os.fstat(file.file).st_size == change.size and all(
+        journal.read_exactly(file.file, len(patch.old), patch.offset) == patch.old for patch in change.patches
+    )
+    if not same:
+        raise Refused("The file was changed while it was being read", "Run the command again when its writer is done")
+
+
+def _record(file: Held, layer: Layer) -> Record:
+    """The undo record, durable. Raises Refused, with nothing changed."""
+    name = file.name + journal.SUFFIX
+    try:
+        journal.remove_draft(file.folder, file.name)
+        return journal.add(file.folder, file.name, layer, os.fstat(file.file))
+    except OSError as error:
+        raise Refused(
+            f"The undo file {name} can't be written beside it: {reason(error)}. Nothing was changed", A_COPY
+        ) from None
+
+
+def _apply(file: int, change: Change) -> None:
+    if change.appended:
+        journal.write_exactly(file, change.appended, change.size)
+        os.fsync(file)
+    for patch in change.patches:
+        journal.write_exactly(file, patch.new, patch.offset)
+    if change.patches:
+        os.fsync(file)
+
+
+def _ensure(file: int, layer: Layer, state: State) -> None:
+    if journal.state(file, layer) is not state:
+        raise OSError(errno.EIO, "what was written doesn't read back the same")
+
+
+def _mark_complete(file: Held, record: Record) -> None:
+    # If that fails or gets lost, the next run does it again.
+    with suppress(OSError):
+        journal.mark(file.folder, file.name, record, Stage.COMPLETE)
+
+
+def _mark_undoing(path: Path, file: Held, record: Record) -> None:
+    try:
+        journal.mark(file.folder, file.name, record, Stage.UNDOING)
+    except OSError as error:
+        raise Refused(
+            f"The undo file {undo_file(path).name} can't be written: {reason(error)}. Nothing was changed"
+        ) from None
+
+
+def _keep_date(file: int, layer: Layer) -> None:
+    os.utime(file, ns=(os.fstat(file).st_atime_ns, layer.mtime_ns))
+    os.fsync(file)
+
+
+def _roll_back(path: Path, file: Held, record: Record, why: str) -> None:
+    """Brings the bytes from before the record's change back, and takes the record off.
+
+    why: what stopped the change, for the sentence of the error. Raises Damaged if the bytes can't be brought back, Refused
+    if only the date or the undo file can't be put right.
+    """
+    layer = record.layer
+    try:
+        changed = [one for one in layer.patches if journal.read_exactly(file.file, len(one.old), one.offset) != one.old]
+        for patch in changed:
+            journal.write_exactly(file.file, patch.old, patch.offset)
+        # Not only for what was just written: a recovery may have been killed before it came to this.
+        with suppress(OSError) if not changed else nullcontext():
+            os.fsync(file.file)
+        if layer.appended:
+            os.ftruncate(file.file, layer.size)
+        _ensure(file.file, layer, State.BEFORE)
+    except OSError as error:
+        raise stuck(path, why, error) from None
+    try:
+        _keep_date(file.file, layer)
+        journal.pop(file.folder, file.name, record)
+    except OSError as error:
+        raise half_tidy(path, error) from None
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
