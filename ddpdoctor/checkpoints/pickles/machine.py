@@ -13,7 +13,7 @@ from ddpdoctor.checkpoints.errors import Damaged, OutOfData, Refused
 from ddpdoctor.checkpoints.pickles.garbage import without_collection
 from ddpdoctor.checkpoints.pickles.nodes import Call, Container, Global, Holder, Pair, Reference, Storage, Text, Tuple
 from ddpdoctor.checkpoints.pickles.opcodes import OTHERS, opcode_name
-from ddpdoctor.checkpoints.pickles.plain_tensors import UNREAD, Unforeseen, read_tensor
+from ddpdoctor.checkpoints.pickles.plain_tensors import UNREAD, Unforeseen, fetched_late, read_tensor
 
 _UINT32 = Struct("<I").unpack_from
 
@@ -118,10 +118,10 @@ class Machine:
                     pos += 2
                 elif op == 0x68:  # BINGET
                     value = memo[data[pos + 1]]
+                    if value.__class__ is tuple or value is UNREAD:
+                        value = fetched_late(self, data[pos + 1], value)
                     if value.__class__ is Text:
                         value.used(pos)
-                    elif value is UNREAD:
-                        raise Unforeseen
                     push(value)
                     push_start(pos)
                     pos += 2
@@ -165,11 +165,12 @@ class Machine:
                     stack[-1] = self._persistent(stack[-1])
                     pos += 1
                 elif op == 0x6A:  # LONG_BINGET
-                    value = memo[_UINT32(data, pos + 1)[0]]
+                    number = _UINT32(data, pos + 1)[0]
+                    value = memo[number]
+                    if value.__class__ is tuple or value is UNREAD:
+                        value = fetched_late(self, number, value)
                     if value.__class__ is Text:
                         value.used(pos)
-                    elif value is UNREAD:
-                        raise Unforeseen
                     push(value)
                     push_start(pos)
                     pos += 5
