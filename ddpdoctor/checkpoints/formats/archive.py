@@ -52,8 +52,11 @@ class Archive:
 
     def check(self, storages: Iterable[Storage], pickle: str = DATA) -> None:
         """See Layout."""
+        folder, records = pickle.removesuffix(".pkl"), self.records
         for storage in storages:
-            self.storage_record(storage, pickle)
+            record = records.get(f"{folder}/{storage.key}")
+            if record is None or record.size < storage.count * item_size(storage):
+                self.storage_record(storage, pickle)  # raises, with the reason
 
     def place(self, storage: Storage, pickle: str = DATA) -> Place:
         """See Layout."""

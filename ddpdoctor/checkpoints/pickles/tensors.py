@@ -56,13 +56,16 @@ ELEMENT_SIZES = {
 """Bytes an element of a storage, by its class without "Storage"."""
 
 
+_SIZES_BY_CLASS = {f"{name}Storage": size for name, size in ELEMENT_SIZES.items()}
+
+
 def is_tensor(node: Any) -> bool:
     return isinstance(node, Call) and node.name in TENSORS
 
 
 def element_size(storage: Storage) -> int:
     """Bytes; 1 for a class that we don't know, whose storage then counts too little rather than too much."""
-    return ELEMENT_SIZES.get(storage.kind.removesuffix("Storage"), 1)
+    return _SIZES_BY_CLASS.get(storage.kind, 1)
 
 
 class View(NamedTuple):
