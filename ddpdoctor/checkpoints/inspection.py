@@ -16,6 +16,7 @@ from ddpdoctor.checkpoints.kinds.recognised import Recognised
 from ddpdoctor.checkpoints.pickles.garbage import without_collection
 from ddpdoctor.checkpoints.pickles.locations import device_arguments, device_of, pinned
 from ddpdoctor.checkpoints.pickles.nodes import Call, Storage, Text
+from ddpdoctor.checkpoints.pickles.plain_tensors import PlainTensor
 from ddpdoctor.checkpoints.pickles.prefixes import WRAPPERS, has_prefix
 from ddpdoctor.checkpoints.pickles.tensors import VIEWS, Found, element_size, is_state_dict, pairs, view, walk
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
@@ -86,6 +87,7 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Par
     from ddpdoctor.knowledge.pickle_globals import weights_only_blockers
 
     found = [one for part in parts for one in walk(part.program.root)]
+    others = [one for one in found if one.node.__class__ is not PlainTensor]
     names = {name: None for part in parts for name in part.program.globals}
     blockers = {reason: None for part in parts for reason in weights_only_blockers(part.program)}
     return CheckpointFile(
@@ -97,10 +99,10 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Par
         pins=_pins(parts),
         globals=tuple(_foreign(names)),
         weights_only_blockers=() if recognised.kind == "torchscript" else tuple(blockers),
-        prefixes=tuple(_prefixes(found)),
-        whole_module=_whole_module(found) if recognised.kind != "torchscript" else "",
+        prefixes=tuple(_prefixes(others)),
+        whole_module=_whole_module(others) if recognised.kind != "torchscript" else "",
         rng_states=tuple(_rng_states(parts, found)),
-        device_texts=tuple(dict.fromkeys(_device_texts(found))),
+        device_texts=tuple(dict.fromkeys(_device_texts(others))),
         code_devices=tuple(_code_devices(layout)),
         rank_files=rank_files(path),
     )
