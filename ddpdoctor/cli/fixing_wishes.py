@@ -32,6 +32,11 @@ def make_wishes(
     Raises:
         typer.BadParameter: they contradict each other, or one lacks what it needs; with the command to type instead.
     """
+    if not all(paths):
+        # Path("") is the current folder, and all in it would be changed.
+        raise typer.BadParameter("a path is empty; is the variable in it set?")
+    if "-" in paths:
+        raise typer.BadParameter("standard input can't be fixed: a file is needed (one that is called so is ./-)")
     given = {
         "--output": output is not None,
         "--to": to is not None,
@@ -74,6 +79,8 @@ def _device(wanted: str | None) -> str:
         return "cpu"
     if _DEVICE.fullmatch(wanted):
         return wanted
+    if _DEVICE.fullmatch(wanted.lower()):
+        raise typer.BadParameter(f"--to {wanted!r}: write it in lower case, --to {wanted.lower()}")
     kind = wanted.partition(":")[0].lower()
     if kind == "meta":
         raise typer.BadParameter("--to meta would lose every value: a tensor on meta has none")

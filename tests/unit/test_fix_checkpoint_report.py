@@ -302,10 +302,10 @@ def test_a_dry_run_is_judged_by_what_the_file_still_is() -> None:
     assert report.verdict is Verdict.FAIL
 
 
-def wishes_of(**options: Any) -> Wishes:
+def wishes_of(*paths: str, **options: Any) -> Wishes:
     nothing: dict[str, Any] = dict.fromkeys(("to", "prefixes", "keep", "drop", "output"))
     flags = dict.fromkeys(("params_only", "to_safetensors", "undo"), False)
-    return make_wishes(["ckpt.pt"], **(nothing | flags | options))
+    return make_wishes(paths or ["ckpt.pt"], **(nothing | flags | options))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12", "mps", "xpu:1", "npu:0", "hpu"])
@@ -319,6 +319,21 @@ def test_devices_that_torch_knows_are_taken(device: str) -> None:
 def test_other_devices_are_refused(device: str) -> None:
     with pytest.raises(typer.BadParameter, match="--to"):
         wishes_of(to=device)
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [("CPU", "lower case, --to cpu$"), ("Cuda:1", "lower case, --to cuda:1$")]
+)
+def test_a_device_in_capitals_is_told_in_small_letters(device: str, words: str) -> None:
+    with pytest.raises(typer.BadParameter, match=words):
+        wishes_of(to=device)
+
+
+@pytest.mark.parametrize(("path", "words"), [("", "a path is empty"), ("-", "a file is needed")])
+@pytest.mark.parametrize("undo", [True, False])
+def test_what_names_no_file_is_refused(path: str, words: str, undo: bool) -> None:
+    with pytest.raises(typer.BadParameter, match=words):
+        wishes_of("ckpt.pt", path, undo=undo)
 
 
 def test_prefixes_get_their_dot_and_lists_are_split() -> None:
