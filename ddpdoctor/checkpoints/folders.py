@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.checkpoints.kinds.recognised import mode_of
+from ddpdoctor.checkpoints.kinds.own_files import is_own
+from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of
 from ddpdoctor.checkpoints.rank_files import rank_files
 
 __all__ = ["expand", "index_names", "rank_files", "shards_of"]
 
 INDEX_ENDING = ".index.json"
-_UNDO = (".ddpdoctor-undo", ".ddpdoctor-undo.new")
 _LARGEST_INDEX = 1 << 26
 _DIGITS = re.compile(r"(\d+)")
 
@@ -26,9 +26,10 @@ def expand(paths: Iterable[Path]) -> tuple[Path, ...]:
     """The files meant, in a stable order, each once.
 
     A file is itself, whatever it is. An index of shards is its shards, missing ones included, or itself if it can't be
-    followed. A folder is the checkpoints in it and below, by their content, and whatever else was to be a checkpoint: a
-    pointer, a broken download. A folder is itself if there is none in it; among the files, folders of distributed and
-    DeepSpeed checkpoints, which are not touched, and folders that can't be read are themselves.
+    followed. A folder is the checkpoints in it and below, by their content, and whatever else has a checkpoint's name: a
+    pointer, a broken download. Hidden files and folders in it (.NAME) are not meant, nor is what we leave beside checkpoints
+    ourselves. A folder is itself if there is none in it; among the files, folders of distributed and DeepSpeed checkpoints,
+    which are not touched, and folders that can't be read are themselves.
     """
     found: dict[str, Path] = {}
     for path in paths:
@@ -67,9 +68,11 @@ def _within(folder: Path) -> Iterator[Path]:
             return
     for name in sorted(entries, key=_natural):
         is_folder, is_link = entries[name]
+        if _hidden(name, entries.keys()):
+            continue
         if not is_folder:
             yield from _wanted(folder / name)
-        elif not is_link and not _hidden(name, entries.keys()):
+        elif not is_link:
             yield from _within(folder / name)
 
 
@@ -79,33 +82,26 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _hidden(name: str, beside: Iterable[str]) -> bool:
-    """Folders whose files aren't the user's to change: git's, and a hub's store, whose files are named by checksum."""
+    """What isn't the user's to change: git's folder, a half copied file of rsync's, and a hub's store, whose files are named
+    by checksum."""
     return name.startswith(".") or (name == "blobs" and "snapshots" in beside)
 
 
-_NAMES = re.compile(r"\.(?:pt|pth|ckpt|safetensors|pth\.tar|pt\.tar)\Z|pytorch_model.*\.bin\Z")
-_NAMED = frozenset(
-    {
-        "broken-link",
-        "empty",
-        "git-annex-pointer",
-        "git-lfs-pointer",
-        "html",
-        "json-error",
-        "no-permission",
-        "torch-tar",
-        "unreadable",
-        "xml",
-        "zeros",
-        "zip-archive",
-    }
+_NAMES = re.compile(
+    r"\.(?:pt|pth|ckpt|safetensors|pth\.tar|pt\.tar)\Z"
+    r"|(?:\A|[_-])(?:pytorch_model|adapter_model|training_args|optimizer|scheduler)[\w.-]*\.bin\Z"
+    r"|\Arandom_states_\d+\.pkl\Z",
+    re.IGNORECASE,
 )
-"""Kinds that stand where a checkpoint was to be, if the name is a checkpoint's."""
+"""A checkpoint's. Of .bin and .pkl, which others use, those names that transformers, diffusers and Accelerate give."""
+
+_INSTALLED = ("site-packages", "dist-packages")
+"""Where Python looks for text files that end in .pth and say where else it is to look."""
 
 
 def _wanted(path: Path) -> Iterator[Path]:
-    """The file, if it is a checkpoint or should have been; the shards of an index."""
-    if path.name.endswith(_UNDO):
+    """The file, if it is a checkpoint or has the name of one; the shards of an index."""
+    if is_own(path.name):
         return
     if path.name.endswith(INDEX_ENDING):
         yield from shards_of(path)
@@ -116,8 +112,16 @@ def _wanted(path: Path) -> Iterator[Path]:
     from ddpdoctor.checkpoints.kinds.recognition import recognise
 
     found = recognise(path)
-    if found.kind in ("zip", "legacy", "torchscript") or (named and (found.damaged or found.kind in _NAMED)):
+    if found.kind in ("zip", "legacy", "torchscript") or (named and _is_named(path, found)):
         yield path
+
+
+def _is_named(path: Path, found: Recognised) -> bool:
+    """Whether the user has to hear of a file with a checkpoint's name that is none that we rewrite. What has no pins and is
+    what its name says needs no word."""
+    if found.kind == "special" or (found.kind == "safetensors" and path.suffix == ".safetensors" and not found.problem):
+        return False
+    return not (found.kind in ("text", "empty") and path.suffix == ".pth" and path.parent.name in _INSTALLED)
 
 
 def _begins_as_checkpoint(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -18,6 +19,8 @@ import torch.distributed.checkpoint
 
 from ddpdoctor.checkpoints.folders import expand, rank_files
 from ddpdoctor.checkpoints.kinds.recognition import recognise
+from ddpdoctor.checkpoints.writing.journal import undo_file
+from ddpdoctor.checkpoints.writing.new_file import hidden_name
 from ddpdoctor.facts.checkpoints import RankFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -83,7 +86,7 @@ def test_the_checkpoints_in_a_folder_by_their_content(tmp_path: Path) -> None:
         save(tmp_path / "z.txt"),
     ]
     torch.save(STATE, tmp_path / "b" / "old", _use_new_zipfile_serialization=False)
-    touch(tmp_path, "config.json", "a/notes.txt", "b/tokenizer.bin", "odd.pth")
+    touch(tmp_path, "config.json", "a/notes.txt", "b/tokenizer.bin", "data.pkl", "me.png", "odd.pt.txt")
     numpy.savez(tmp_path / "a.npz", a=numpy.ones(2))
     with zipfile.ZipFile(tmp_path / "code.zip", "w") as archive:
         archive.writestr("a.py", b"")
@@ -92,10 +95,12 @@ def test_the_checkpoints_in_a_folder_by_their_content(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out(tmp_path: Path) -> None:
-    """Undo files, links to folders, git's objects and a hub's store of files named by their checksums."""
+    """What is ours or hidden, links to folders, git's objects and a hub's store of files named by their checksums."""
     save(tmp_path / "m.pt")
-    shutil.copy(tmp_path / "m.pt", tmp_path / "m.pt.ddpdoctor-undo")
-    shutil.copy(tmp_path / "m.pt", tmp_path / "m.pt.ddpdoctor-undo.new")
+    for ours in (undo_file(tmp_path / "m.pt"), hidden_name(tmp_path / "new.pt"), *OURS):
+        shutil.copy(tmp_path / "m.pt", tmp_path / ours)
+    save(tmp_path / ".hidden.pt")
+    save(tmp_path / ".hidden" / "m.pt")
     save(tmp_path / ".git" / "lfs" / "objects" / "m")
     save(tmp_path / "hub" / "blobs" / "0123")
     (tmp_path / "hub" / "snapshots").mkdir()
@@ -124,13 +129,59 @@ def test_what_was_to_be_a_checkpoint_is_among_them(tmp_path: Path) -> None:
     ]
 
 
+def test_whatever_has_a_checkpoints_name_is_named(tmp_path: Path) -> None:
+    """Nobody wants to hear that all were fixed while one of them is no checkpoint any more."""
+    save(tmp_path / "whole.pt")
+    (tmp_path / "model_final.pt").write_bytes(bytes(range(7, 256)) * 400)
+    (tmp_path / "z.PT").write_bytes(gzip.compress(b"once a checkpoint"))
+    (tmp_path / "odd.pth").write_text("404: Not Found")
+    (tmp_path / "a.ckpt").write_bytes(b"GGUF" + bytes(range(40)))
+    (tmp_path / "other.pt").write_bytes(safetensors.torch.save(STATE))
+    for name in ("adapter_model.bin", "diffusion_pytorch_model.fp16.bin", "training_args.bin", "random_states_0.pkl"):
+        (tmp_path / name).write_bytes(b"\xfe\xff" * 99)
+    touch(tmp_path, "venv/site-packages/editable.pth", "vocabulary.bin", "data.pkl", "pt", "x.json", "x.pt.json")
+    assert [path.name for path in expand([tmp_path])] == [
+        "a.ckpt",
+        "adapter_model.bin",
+        "diffusion_pytorch_model.fp16.bin",
+        "model_final.pt",
+        "odd.pth",
+        "other.pt",
+        "random_states_0.pkl",
+        "training_args.bin",
+        "whole.pt",
+        "z.PT",
+    ]
+
+
+OURS = ("m.pt.ddpdoctor-undo", "m.pt.ddpdoctor-undo.new", "m.pt.ddpdoctor-lock", ".m.pt.ddpdoctor-new")
+
+
+def test_what_we_leave_beside_checkpoints_is_called_ours(tmp_path: Path) -> None:
+    save(tmp_path / "m.pt")
+    undo = undo_file(tmp_path / "m.pt")
+    assert {undo.name, hidden_name(tmp_path / "m.pt").name} < {*OURS}
+    for name in OURS:
+        shutil.copy(tmp_path / "m.pt", tmp_path / name)
+        found = recognise(tmp_path / name)
+        assert found.kind == "own-file"
+        assert "ddpdoctor's own" in found.problem
+        assert " m.pt" in found.problem
+    found = recognise(undo)
+    assert found.commands == (f"ddpdoctor fix-checkpoint --undo {tmp_path / 'm.pt'}",)
+    (tmp_path / "m.pt").unlink()
+    found = recognise(undo)
+    assert "not beside it" in found.problem
+    assert found.commands == ()
+
+
 def test_a_folder_without_checkpoints_is_itself(tmp_path: Path) -> None:
     assert expand([tmp_path]) == (tmp_path,)
     assert recognise(tmp_path).problem == "An empty folder"
-    touch(tmp_path, "a.yaml", "b.yaml", "c.png", "README", "sub/x")
+    touch(tmp_path, "a.yaml", "b.yaml", ".c.pt", "README", "sub/x")
     assert expand([tmp_path]) == (tmp_path,)
     assert recognise(tmp_path).problem == (
-        "A folder without a checkpoint in it: 1 folder, 2 .yaml, 1 .png and 1 without an ending"
+        "A folder without a checkpoint in it: 1 folder, 2 .yaml, 1 hidden and 1 without an ending"
     )
 
 

@@ -136,7 +136,7 @@ def _contents(entries: dict[str, bool]) -> str:
     """ "2 folders, 14 .png and 3 .yaml"."""
     endings: dict[str, int] = {}
     for name, is_folder in entries.items():
-        ending = "" if is_folder else Path(name).suffix or "without an ending"
+        ending = "" if is_folder else "hidden" if name.startswith(".") else Path(name).suffix or "without an ending"
         endings[ending] = endings.get(ending, 0) + 1
     words = [plural(endings.pop(""), "folder")] if "" in endings else []
     words += [f"{count} {ending}" for ending, count in sorted(endings.items(), key=lambda one: (-one[1], one[0]))]

@@ -1,6 +1,7 @@
 """What a path is: one of the formats that we rewrite, or what else, and what to do about it.
 
-By content: a file's name decides nothing. Nothing is opened that could hang.
+By content: a file's name decides nothing, but for what we leave beside checkpoints ourselves. Nothing is opened that could
+hang.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shlex
 import stat
 from pathlib import Path
 
+from ddpdoctor.checkpoints.kinds.own_files import recognise_own
 from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, quoted
 
 LEGACY = Recognised(kind="legacy", called="a PyTorch checkpoint (format before torch 1.6)")
@@ -36,6 +38,8 @@ def recognise(path: Path) -> Recognised:
         return _unreachable(path, error)
     if not stat.S_ISREG(status.st_mode):
         return _not_a_file(path, status.st_mode)
+    if own := recognise_own(path):
+        return own
     try:
         with Glance(path) as glance:
             if not glance.regular:
