@@ -32,5 +32,9 @@ class Refused(CheckpointError):
     """It could be read, and is not touched: suspicious, in use, a link, no permission, or a wish that can't be met."""
 
 
+class Busy(Refused):
+    """Another run is at work on the file, or was since it was read: a moment later things look otherwise."""
+
+
 class NotACheckpoint(CheckpointError):
     """Something else: `text` says what it is."""

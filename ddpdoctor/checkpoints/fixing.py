@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ddpdoctor.checkpoints.errors import CheckpointError, Refused
+from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused
 from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
 from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
@@ -20,6 +21,9 @@ from ddpdoctor.checkpoints.pickles.garbage import without_collection
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.facts.checkpoints import CheckpointFile
 from ddpdoctor.wording import human, listed
+
+if TYPE_CHECKING:
+    from ddpdoctor.checkpoints.writing.turns import Patience
 
 __all__ = ["Action", "Moved", "Outcome", "Wishes", "fix", "undo"]
 
@@ -41,10 +45,26 @@ def fix(
 ) -> Outcome:
     """Grants the wishes: in place, or in the new file `out`. Whatever stands against it is the outcome; nothing is raised
     but what ends the process."""
-    attempt = _Attempt(path, wishes, out, dry_run, progress)
+    from ddpdoctor.checkpoints.writing.turns import Patience
+
+    patience = Patience()
+    while True:
+        outcome = _fix(_Attempt(path, wishes, out, dry_run, progress), patience)
+        if outcome is not None:
+            return outcome
+
+
+def _fix(attempt: _Attempt, patience: Patience) -> Outcome | None:
+    """None if others were at work on the file, so that it has to be looked at again."""
+    from ddpdoctor.checkpoints.writing.turns import turn
+
+    path = attempt.path
     try:
-        with without_collection():
+        # Who only reads, and for long, is nobody's turn.
+        with turn(path, patience) if attempt.out is None else nullcontext(), without_collection():
             return attempt.run()
+    except Busy as error:
+        return None if patience.wait() else attempt.refused(error)
     except CheckpointError as error:
         return attempt.refused(error)
     except OSError as error:
@@ -56,9 +76,18 @@ def fix(
 def undo(path: Path, *, dry_run: bool = False) -> Outcome:
     """Restores what was fixed in place, to the bit; a dry run only says that it could be."""
     from ddpdoctor.checkpoints.writing import in_place
+    from ddpdoctor.checkpoints.writing.turns import Patience, turn
 
+    patience = Patience()
     try:
-        changes = in_place.undo(path, dry_run=dry_run)
+        while True:
+            try:
+                with turn(path, patience):
+                    changes = in_place.undo(path, dry_run=dry_run)
+                break
+            except Busy:
+                if not patience.wait():
+                    raise
     except CheckpointError as error:
         return _refused(path, error)
     except OSError as error:

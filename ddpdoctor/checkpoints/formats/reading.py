@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, NotACheckpoint, Refused
+from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Damaged, NotACheckpoint, Refused
 
 PIECE = 1 << 20
 """Bytes read at a time where much is read."""
@@ -100,5 +100,5 @@ def unopened(path: Path, error: OSError) -> CheckpointError:
     if isinstance(error, PermissionError):
         return Refused(f"{path} may not be read by this user")
     if isinstance(error, BlockingIOError):
-        return Refused(f"{path} is being changed just now", "Run the command again when that is done")
+        return Busy(f"{path} is being changed just now", "Run the command again when that is done")
     return Refused(f"{path} could not be opened: {error.strerror}")

@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpdoctor.checkpoints.errors import Refused
+from ddpdoctor.checkpoints.errors import Busy, Refused
 from ddpdoctor.checkpoints.kinds.recognised import quoted
-from ddpdoctor.checkpoints.writing.occupancy import Occupant, file_system, others
+from ddpdoctor.checkpoints.writing.occupancy import Occupant, file_system, is_ours, others
 from ddpdoctor.wording import listed
 
 # Where "in use" can be the server's word for "I don't know".
@@ -121,7 +121,7 @@ def _open(path: Path, folder: int) -> int:
 def unopened(path: Path, error: OSError) -> Refused:
     """Why a file can't be opened, and what to do."""
     if error.errno == errno.EAGAIN:
-        return Refused(
+        return Busy(
             f"Another program has just taken {path} for itself (a lease); perhaps a second ddpdoctor, or a file server",
             "Run the command again in a moment",
         )
@@ -171,13 +171,17 @@ def _lock_file(folder: int, path: Path) -> Iterator[None]:
         host, _, pid = os.read(reader, 1 << 10).decode(errors="replace").rpartition(" ")
         os.close(reader)
         if host != os.uname().nodename or not pid.isdigit() or os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
-            raise Refused(
+            raise Busy(
                 f"This file system has no locks, and {lock} says that a run on {host or 'some host'} (pid {pid}) is at work",
                 "If no ddpdoctor works on this file, remove that one",
                 (f"rm {quoted(path.with_name(lock))}",),
             )
         os.unlink(lock, dir_fd=folder)
-    writer = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        writer = os.open(lock, flags, 0o644, dir_fd=folder)
+    except FileExistsError:
+        raise _occupied(()) from None
     try:
         os.write(writer, me.encode())
         yield
@@ -217,7 +221,9 @@ def _ask_for_lease(file: int) -> int:
 
 
 def _occupied(found: Sequence[Occupant]) -> Refused:
-    return Refused(
+    # Whoever isn't there to be seen has locked it as we do, on another host perhaps.
+    kind = Busy if all(is_ours(one.pid) for one in found) else Refused
+    return kind(
         f"The file is in use: {listed(found)}"
         if found
         else "The file is locked; perhaps a second ddpdoctor works on it",

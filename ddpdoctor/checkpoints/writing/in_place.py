@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from ddpdoctor.checkpoints.errors import Refused
+from ddpdoctor.checkpoints.errors import Busy, Refused
 from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.writing import journal
 from ddpdoctor.checkpoints.writing.holding import Held, held, opened_folder, unopened
@@ -104,6 +104,8 @@ def _held_or_copied(path: Path) -> Iterator[Held]:
     with ExitStack() as stack:
         try:
             file = stack.enter_context(held(path))
+        except Busy:
+            raise
         except Refused as refused:
             advice = f"{refused.advice}; or write a new file: add -o and its name" if refused.advice else A_COPY
             raise Refused(refused.text, advice, refused.commands) from None
@@ -161,7 +163,7 @@ def _ensure_settled(file: Held) -> None:
     """Raises Refused if another run came between."""
     records = journal.read(file.folder, file.name)
     if records and journal.state(file.file, records[-1].layer) is not State.AFTER:
-        raise Refused("Another run has worked on the file meanwhile", "Run the command again")
+        raise Busy("Another run has worked on the file meanwhile", "Run the command again")
 
 
 def _ensure_unchanged(file: Held, change: Change) -> None:
@@ -169,7 +171,7 @@ def _ensure_unchanged(file: Held, change: Change) -> None:
         journal.read_exactly(file.file, len(patch.old), patch.offset) == patch.old for patch in change.patches
     )
     if not same:
-        raise Refused("The file was changed while it was being read", "Run the command again when its writer is done")
+        raise Busy("The file was changed while it was being read", "Run the command again when its writer is done")
 
 
 def _record(file: Held, layer: Layer) -> Record:

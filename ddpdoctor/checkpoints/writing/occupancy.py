@@ -93,6 +93,19 @@ def _maps(pid: int, wanted: _Wanted) -> bool:
     return False
 
 
+def is_ours(pid: int) -> bool:
+    """Whether a process is another run of ddpdoctor, which reads or writes for a moment only."""
+    if pid == os.getpid():
+        return False
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        # It has just ended.
+        return not Path(f"/proc/{pid}").exists()
+    # "ddpdoctor ...", "python .../bin/ddpdoctor ...", "python -m ddpdoctor ...".
+    return any(os.path.basename(word) == b"ddpdoctor" for word in words[:4])  # noqa: PTH119
+
+
 def _program(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() or "a process"
