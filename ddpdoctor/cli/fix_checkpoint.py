@@ -15,6 +15,7 @@ from ddpdoctor.cli.stopping import Stopped
 if TYPE_CHECKING:
     from ddpdoctor.checkpoints.outcomes import Outcome
     from ddpdoctor.checkpoints.pickles.editing import Wishes
+    from ddpdoctor.cli.fixing_ledger import Ledger
     from ddpdoctor.cli.fixing_targets import Target
     from ddpdoctor.cli.progress import FilesProgress
 
@@ -57,15 +58,15 @@ def fix_checkpoint(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Take the device pins out of checkpoints: in place, in milliseconds, without loading or running them.
+    """Take the device pins out of checkpoints, without loading or running them: in place, in milliseconds.
 
     Saved on GPU 3, a checkpoint says cuda:3: eight ranks then fill that one GPU, and fewer GPUs can't load it at all.
 
     Nothing in it is run, so that a malicious file does no harm here. An undo file takes a change back.
 
-    Exit code: 0 no file is tied to a device any more, 1 --dry-run found something to fix, 2 some could not be handled.
+    Exit code: 0 done, or nothing to do; 1 --dry-run found something to fix; 2 a file could not be handled.
     """
-    from ddpdoctor.cli.fixing_targets import choose_targets, make_folders, undo_targets
+    from ddpdoctor.cli.fixing_ledger import Ledger
     from ddpdoctor.cli.fixing_wishes import make_wishes
 
     wishes = make_wishes(
@@ -79,32 +80,51 @@ def fix_checkpoint(
         output=output,
         undo=undo,
     )
-    handle: Handle
-    if undo:
-        chosen, handle = undo_targets(paths), _undoing(dry_run=dry_run)
-    else:
-        chosen = choose_targets(paths, output, wishes)
-        if not dry_run:
-            make_folders(chosen)
-        handle = _fixing(wishes, dry_run=dry_run, ask=not as_json)
-    if as_json:
-        outcomes = _run(chosen, handle, lambda outcome: None, wishes.strip_prefixes)
-        from ddpdoctor.report.checkpoint_json import fixing_report
-        from ddpdoctor.report.contract import to_json
-
-        print(to_json(fixing_report(outcomes)))
-    else:
-        outcomes = _run_and_show(chosen, handle, wishes, paths)
-    raise typer.Exit(_exit_code(outcomes))
+    ledger = Ledger(paths)
+    try:
+        chosen, handle = _choose(paths, output, wishes, undo=undo, dry_run=dry_run, ask=not as_json)
+        if as_json:
+            _run(chosen, handle, lambda outcome: None, wishes.strip_prefixes, ledger)
+            with ledger.telling():
+                _print_json(ledger.outcomes)
+        else:
+            _run_and_show(chosen, handle, wishes, paths, ledger)
+    except Stopped as stopped:
+        stopped.text = f"Stopped. {ledger.words()}"
+        raise
+    raise typer.Exit(_exit_code(ledger.outcomes))
 
 
 Handle = Callable[["Target", "FilesProgress"], "Outcome"]
 
 
+def _choose(
+    paths: Sequence[str], output: str | None, wishes: Wishes, *, undo: bool, dry_run: bool, ask: bool
+) -> tuple[list[Target], Handle]:
+    """Which files are to be handled, and how."""
+    from ddpdoctor.cli.fixing_targets import choose_targets, make_folders, undo_targets
+    from ddpdoctor.cli.progress import StatusLine
+
+    line = StatusLine(lambda seconds: f"looking for checkpoints ({seconds:.0f} s)", 1.0)
+    try:
+        chosen = undo_targets(paths) if undo else choose_targets(paths, output, wishes)
+    finally:
+        line.close()
+    if undo:
+        return chosen, _undoing(dry_run=dry_run)
+    if not dry_run:
+        make_folders(chosen)
+    return chosen, _fixing(wishes, dry_run=dry_run, ask=ask)
+
+
 def _undoing(*, dry_run: bool) -> Handle:
     from ddpdoctor.checkpoints.fixing import undo
+    from ddpdoctor.cli.fixing_targets import nothing_to_undo
 
-    return lambda target, progress: undo(target.path, dry_run=dry_run)
+    def handle(target: Target, progress: FilesProgress) -> Outcome:
+        return nothing_to_undo(target.path) or undo(target.path, dry_run=dry_run)
+
+    return handle
 
 
 def _fixing(wishes: Wishes, *, dry_run: bool, ask: bool) -> Handle:
@@ -142,69 +162,56 @@ def _ask(outcome: Outcome) -> str | None:
 
 
 def _run(
-    chosen: Sequence[Target], handle: Handle, tell: Callable[[Outcome], None], prefixes: Sequence[str]
-) -> list[Outcome]:
+    chosen: Sequence[Target],
+    handle: Handle,
+    tell: Callable[[Outcome], None],
+    prefixes: Sequence[str],
+    ledger: Ledger,
+) -> None:
     """Handles one file after the other, and tells of each as soon as it is done; then the indexes of what was written."""
     from ddpdoctor.cli.progress import FilesProgress
 
-    outcomes: list[Outcome] = []
     progress = FilesProgress(len(chosen))
     try:
         for target in chosen:
             progress.begin(target.path.name)
-            before = _undo_size(target.path)
-            try:
-                outcome = handle(target, progress)
-            except Stopped as stopped:
-                stopped.text = _stopped(outcomes, target, changed=_undo_size(target.path) != before)
-                raise
-            outcomes.append(outcome)
+            ledger.begin(target)
+            outcome = handle(target, progress)
+            ledger.enter(outcome)
             progress.pause()
-            tell(outcome)
+            with ledger.telling():
+                tell(outcome)
     finally:
         progress.close()
     if any(target.folder for target in chosen):
         from ddpdoctor.checkpoints.index_copies import copy_indexes
 
-        for outcome in copy_indexes(outcomes, prefixes):
-            outcomes.append(outcome)
-            tell(outcome)
-    return outcomes
+        for outcome in copy_indexes(ledger.outcomes, prefixes):
+            ledger.enter(outcome)
+            with ledger.telling():
+                tell(outcome)
 
 
-def _run_and_show(chosen: Sequence[Target], handle: Handle, wishes: Wishes, paths: Sequence[str]) -> list[Outcome]:
+def _run_and_show(
+    chosen: Sequence[Target], handle: Handle, wishes: Wishes, paths: Sequence[str], ledger: Ledger
+) -> None:
     from ddpdoctor.report.checkpoint_terminal import show_line, show_one, show_sum
     from ddpdoctor.report.screen import screen_for
 
     screen = screen_for(sys.stdout, os.environ)
     if len(chosen) == 1:
-        return _run(chosen, handle, lambda outcome: show_one(screen, outcome, wishes), wishes.strip_prefixes)
-    outcomes = _run(chosen, handle, lambda outcome: show_line(screen, outcome), wishes.strip_prefixes)
-    show_sum(screen, outcomes, paths)
-    return outcomes
+        _run(chosen, handle, lambda outcome: show_one(screen, outcome, wishes), wishes.strip_prefixes, ledger)
+        return
+    _run(chosen, handle, lambda outcome: show_line(screen, outcome), wishes.strip_prefixes, ledger)
+    with ledger.telling():
+        show_sum(screen, ledger.outcomes, paths)
 
 
-def _undo_size(path: Path) -> int:
-    """Grows with every change in place, and shrinks or goes away with its undoing."""
-    from ddpdoctor.checkpoints.writing.journal import SUFFIX
+def _print_json(outcomes: Sequence[Outcome]) -> None:
+    from ddpdoctor.report.checkpoint_json import fixing_report
+    from ddpdoctor.report.contract import to_json
 
-    try:
-        return Path(f"{path}{SUFFIX}").stat().st_size
-    except OSError:
-        return 0
-
-
-def _stopped(outcomes: Sequence[Outcome], target: Target, *, changed: bool) -> str:
-    """What a signal found done, when it came while the target was being handled."""
-    from ddpdoctor.checkpoints.outcomes import Action
-
-    done = [one.written or one.path for one in outcomes if one.action in (Action.FIXED, Action.WRITTEN, Action.UNDONE)]
-    if changed:
-        done.append(str(target.path))
-    if not done:
-        return "Stopped. Nothing was changed."
-    which = done[0] if len(done) == 1 else f"{len(done)} files, the last of them {done[-1]}"
-    return f"Stopped. Done by then, and whole: {which}. All else is as it was."
+    print(to_json(fixing_report(outcomes)))
 
 
 def _exit_code(outcomes: Sequence[Outcome]) -> int:

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
+from ddpdoctor.wording import plural
+
 if TYPE_CHECKING:
+    from ddpdoctor.checkpoints.outcomes import Outcome
     from ddpdoctor.checkpoints.pickles.editing import Wishes
+
+
+_ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".safetensors")
 
 
 class Target(NamedTuple):
@@ -42,6 +48,12 @@ def choose_targets(paths: Sequence[str], output: str | None, wishes: Wishes) -> 
         raise typer.BadParameter(f"--output {output} is the file itself; without --output it is changed in place")
     if single and not folder.is_dir() and not output.endswith("/"):
         return [Target(found[0][0], folder)]
+    if not folder.is_dir() and not output.endswith("/") and folder.name.endswith(_ENDINGS):
+        # Sooner a file for all of them was meant than a folder with such a name.
+        raise typer.BadParameter(
+            f"--output {output} is a file's name, and {plural(len(found), 'new file')} may come of what was named: "
+            "name a folder"
+        )
     if folder.exists() and not folder.is_dir():
         raise typer.BadParameter(
             f"--output {output} is a file, and {len(found)} new ones are to be written: name a folder"
@@ -74,11 +86,7 @@ def make_folders(chosen: Sequence[Target]) -> None:
 
 
 def undo_targets(paths: Sequence[str]) -> list[Target]:
-    """The files that were named, and of a folder those that have an undo file.
-
-    Raises:
-        typer.BadParameter: a folder has none.
-    """
+    """The files that were named, and of a folder those that have an undo file; itself, if none has."""
     found = [one for path in paths for one in _fixed_before(Path(path))]
     return [Target(path) for path in dict.fromkeys(found)]
 
@@ -87,12 +95,20 @@ def _fixed_before(path: Path) -> list[Path]:
     from ddpdoctor.checkpoints.writing.journal import SUFFIX
 
     if path.is_dir():
-        found = sorted(Path(str(one).removesuffix(SUFFIX)) for one in path.rglob(f"*{SUFFIX}"))
-        if not found:
-            raise typer.BadParameter(f"no file in {path} has an undo file (NAME{SUFFIX}), so there is nothing to undo")
-        return found
+        return sorted(Path(str(one).removesuffix(SUFFIX)) for one in path.rglob(f"*{SUFFIX}")) or [path]
     files = [one for one, _ in _files(path)]
     return [one for one in files if Path(f"{one}{SUFFIX}").exists()] or files
+
+
+def nothing_to_undo(path: Path) -> Outcome | None:
+    """What is to be said of a folder in which no file has an undo file; None for a file."""
+    from ddpdoctor.checkpoints.outcomes import Action, Outcome
+    from ddpdoctor.checkpoints.writing.journal import SUFFIX
+
+    if not path.is_dir():
+        return None
+    text = f"No file in it has an undo file (NAME{SUFFIX}), so there is nothing to undo"
+    return Outcome(path=str(path), action=Action.REFUSED, error=text)
 
 
 def _in_folder(found: Sequence[tuple[Path, Path]], folder: Path, to_safetensors: bool) -> list[Target]:

@@ -46,6 +46,7 @@ def _run() -> int:
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):
             error.show(sys.stderr)
+            _hint_at_dashes()
             return int(error.exit_code)
         if str(error) == "can't start new thread":
             return _say(
@@ -62,6 +63,13 @@ def _run() -> int:
             f"ddpdoctor itself failed ({type(error).__name__}: {error}; {place}). That is a bug in it, and no verdict on this host.",
             2,
         )
+
+
+def _hint_at_dashes() -> None:
+    """A file whose name begins with a dash is taken for options."""
+    for argument in sys.argv[1:]:
+        if argument[:1] == "-" and os.path.lexists(argument):
+            _say(f"There is a file {argument} here: to name it, write ./{argument}", 2)
 
 
 def _say(text: str, code: int) -> int:

@@ -94,7 +94,9 @@ class FilesProgress:
         count = f"file {self._number} of {self._files}, " if self._files > 1 else ""
         done, total = self._amount
         if not total:
-            return f"{count}{self._name} ({seconds:.0f} s)"
+            return f"{count}reading {self._name} ({seconds:.0f} s)"
+        if done >= total:
+            return f"{count}verifying {self._name} ({seconds:.0f} s)"
         filled = _BAR * done // total
         bar = "━" * filled + "─" * (_BAR - filled)
         left = (time.monotonic() - self._began) * (total - done) / done if done else 0

@@ -79,10 +79,15 @@ def show_sum(screen: Screen, outcomes: Sequence[Outcome], paths: Sequence[str]) 
     if counts[Action.FIXED]:
         screen.labelled("", "Each that was fixed has an undo file beside it. To go back:", 0)
         fixed = [Path(one.path) for one in outcomes if one.action is Action.FIXED]
-        named = [path for path in paths if any(_names(path, one) for one in fixed)]
-        if len(named) > _MOST_PATHS:
-            named = [*named[:_MOST_PATHS], "..."]
-        screen.line(plain(f"    {COMMAND} --undo {' '.join(map(shell, named))}"), "cyan")
+        screen.line(plain(f"    {undo_command(fixed, paths)}"), "cyan")
+
+
+def undo_command(fixed: Sequence[Path], paths: Sequence[str]) -> str:
+    """What takes the changes of these files back. paths: as the user named them, and files besides these."""
+    named = [path for path in paths if any(_names(path, one) for one in fixed)]
+    if len(named) > _MOST_PATHS:
+        named = [*named[:_MOST_PATHS], "..."]
+    return f"{COMMAND} --undo {' '.join(map(shell, named))}"
 
 
 def _names(path: str, file: Path) -> bool:

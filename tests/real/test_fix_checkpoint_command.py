@@ -220,8 +220,10 @@ def test_two_files_are_never_written_into_one(ckpt: Path, tmp_path: Path) -> Non
     assert ended.returncode == 2
     assert "would both become" in ended.stderr
     assert not (tmp_path / "out").exists()
-    ended = fix(ckpt, other, "-o", ckpt)
-    assert (ended.returncode, "name a folder" in ended.stderr) == (2, True)
+    for out in (ckpt, tmp_path / "new.pt"):
+        ended = fix(ckpt, other, "-o", out)
+        assert (ended.returncode, "name a folder" in ended.stderr.replace("│\n│", "")) == (2, True)
+    assert not (tmp_path / "new.pt").exists()
 
 
 def test_json_follows_the_schema_and_proves_the_treatment(ckpt: Path, tmp_path: Path) -> None:
@@ -432,9 +434,60 @@ def test_ctrl_c_says_what_was_done_by_then(tmp_path: Path) -> None:
     changed = {path.name for path, content in originals.items() if path.read_bytes() != content}
     assert started.returncode == 130
     assert 3 <= len(changed) < 300
-    assert f"{len(changed)} files, the last of them {tmp_path / max(changed)}." in stderr
+    assert f"{len(changed)} files, the last of them {tmp_path / max(changed)}." in " ".join(stderr.split())
+    assert stderr.endswith(f"To go back:\n    ddpdoctor fix-checkpoint --undo {tmp_path}\n")
     for path in originals:
         torch.load(path, weights_only=True, map_location="cpu")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_report_that_can_not_be_written_hides_nothing(ckpt: Path, options: tuple[str, ...]) -> None:
+    before = ckpt.read_bytes()
+    for undo, words in (((), f"--undo {ckpt}"), (("--undo",), str(ckpt))):
+        with Path("/dev/full").open("w") as full:
+            line = command("fix-checkpoint", *options, *undo, ckpt)
+            ended = subprocess.run(line, env=plain_environ(), stdout=full, stderr=subprocess.PIPE, text=True)
+        assert ended.returncode == 2
+        assert ended.stderr.startswith("The report could not be written: No space left on device. Done by then, and")
+        assert words in ended.stderr
+        assert (ckpt.read_bytes() == before) is bool(undo)
+        assert len(list(ckpt.parent.iterdir())) == (1 if undo else 2)
+
+
+STOPPED_AFTER_WRITING = """
+import os, signal, sys
+from ddpdoctor.checkpoints import fixing
+from ddpdoctor.cli.main import main
+
+def verified(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+fixing._Attempt._verified = verified
+main()
+"""
+
+
+def test_a_new_file_that_is_there_when_it_is_stopped_is_told_of(ckpt: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new.pt"
+    line = [sys.executable, "-c", STOPPED_AFTER_WRITING, "fix-checkpoint", str(ckpt), "-o", str(out)]
+    ended = subprocess.run(line, env=plain_environ(), capture_output=True, text=True)
+    assert (ended.returncode, out.exists()) == (143, True), ended.stderr
+    told = " ".join(ended.stderr.split())
+    assert f"Stopped. Done by then, and whole: {out}, but not yet read back. All else is as it was." in told
+
+
+def test_a_name_that_begins_with_a_dash_is_hinted_at(ckpt: Path) -> None:
+    ckpt.rename(ckpt.with_name("-dash.pt"))
+    ended = fix("-dash.pt", cwd=ckpt.parent)
+    assert (ended.returncode, "write ./-dash.pt" in ended.stderr) == (2, True)
+    assert fix("./-dash.pt", cwd=ckpt.parent).returncode == 0
+
+
+def test_a_folder_without_undo_files_is_told_of_in_a_sentence(tmp_path: Path) -> None:
+    ended = fix("--undo", tmp_path)
+    assert (ended.returncode, ended.stderr) == (2, "")
+    assert "so there is nothing to undo." in " ".join(ended.stdout.split())
+    assert json.loads(fix("--undo", "--json", tmp_path).stdout)["files"][0]["action"] == "refused"
 
 
 def test_no_new_file_is_promised_of_what_is_not_rewritten(tmp_path: Path) -> None:

@@ -372,13 +372,15 @@ def test_progress_says_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     bar = FilesProgress(3)
     bar.begin("a.pt")
-    assert bar.text(2) == "file 1 of 3, a.pt (2 s)"
+    assert bar.text(2) == "file 1 of 3, reading a.pt (2 s)"
     bar.update(1 << 30, 4 << 30)
     now = 102.0
     assert bar.text(2) == "━━━━━───────────────  25 %, 1 GiB of 4 GiB, 6 s left, file 1 of 3, a.pt"
+    bar.update(4 << 30, 4 << 30)
+    assert bar.text(3) == "file 1 of 3, verifying a.pt (3 s)"
     bar.pause()
     assert bar.text(2) == ""
     bar.resume()
     assert bar.text(2) != ""
     bar.begin("b.pt")
-    assert bar.text(5) == "file 2 of 3, b.pt (5 s)"
+    assert bar.text(5) == "file 2 of 3, reading b.pt (5 s)"
