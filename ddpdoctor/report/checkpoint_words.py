@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 COMMAND = "ddpdoctor fix-checkpoint"
 _MOST = 6
 """So many names of a kind are shown; a hostile file may hold thousands."""
+
+_LONGEST = 160
+"""Characters of a name; what is longer is cut in its middle."""
 
 _WRAPPERS = {
     "module.": "DataParallel or DistributedDataParallel",
@@ -59,8 +63,23 @@ def loud_parts(outcome: Outcome) -> list[Part]:
 
 
 def shell(path: str) -> str:
-    """A path as a shell takes it, and never for an option."""
-    return shlex.quote(f"./{path}" if path.startswith("-") else path)
+    """A path as a shell takes it, and never for an option. What doesn't show is written as bytes, as bash understands."""
+    path = f"./{path}" if path.startswith("-") else path
+    if path.isprintable():
+        return shlex.quote(path)
+    try:
+        data = os.fsencode(path)
+    except UnicodeEncodeError:
+        # No file's name, but a text in one.
+        data = path.encode(errors="replace")
+    return f"$'{''.join(map(_escaped, data))}'"
+
+
+def _escaped(byte: int) -> str:
+    character = chr(byte)
+    if character in "\\'":
+        return f"\\{character}"
+    return character if character.isascii() and character.isprintable() else f"\\x{byte:02x}"
 
 
 def heading(outcome: Outcome) -> str:
@@ -78,43 +97,58 @@ def heading(outcome: Outcome) -> str:
 
 
 def pins(outcome: Outcome) -> list[tuple[str, str, str, str]]:
-    """The table's rows: device, tensors, bytes, and where it is restored now ("" where that is the same)."""
-    before = outcome.before.pins if outcome.before else ()
-    moves = {one.device_from: one.device_to for one in outcome.moved}
+    """The table's rows: device, tensors, bytes, and where it is restored now ("" where that is the same).
+
+    Where something was left out, they are of the new file.
+    """
+    facts = outcome.after if outcome.dropped and outcome.after is not None else outcome.before
+    moves = {one.device_from: one.device_to for one in outcome.moved} if facts is outcome.before else {}
     return [
         (one_line(one.device), f"{one.tensors:,}", human(one.bytes), one_line(moves.get(one.device, "")))
-        for one in before
+        for one in (facts.pins if facts else ())
     ]
 
 
 def brief(outcome: Outcome) -> str:
     """One line of one file among many."""
-    moved = [f"{plural(one.tensors, 'tensor')} {one.device_from} -> {one.device_to}" for one in outcome.moved]
-    what = [*moved, *_edits(outcome)]
+    what = [_move(one.tensors, f"{one.device_from} -> {one.device_to}", outcome) for one in outcome.moved]
+    what += _edits(outcome, "renamed", "left out")
     facts = outcome.before
     if facts is not None and outcome.action in (Action.LEFT, Action.REFUSED):
         what.append(facts.called)
     if facts is not None and facts.size:
-        what.append(human(facts.size))
+        what.append(human((outcome.after if outcome.written and outcome.after else facts).size))
     return f"{outcome.written or outcome.path}: {', '.join(what)}".removesuffix(": ")
+
+
+def _move(tensors: int, where: str, outcome: Outcome) -> str:
+    """How many went is known only where all stayed."""
+    return where if outcome.dropped else f"{plural(tensors, 'tensor')} {where}"
 
 
 def _sentence(text: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
-def _edits(outcome: Outcome) -> list[str]:
+def _edits(outcome: Outcome, rename: str, leave_out: str) -> list[str]:
+    """What else was done than moving, in the words for it."""
     edits = []
     if outcome.renamed:
-        edits.append(f"{plural(outcome.renamed, 'key')} renamed")
+        edits.append(f"{rename} {plural(outcome.renamed, 'key')}")
     if outcome.dropped:
-        edits.append(f"{listed(outcome.dropped, _MOST)} left out")
+        edits.append(f"{leave_out} {listed(map(_short, outcome.dropped), _MOST)}")
     return edits
+
+
+def _short(text: str) -> str:
+    """Long names cut in their middle: a key may have thousands of characters."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2 - 3]} ... {text[2 - _LONGEST // 2 :]}"
 
 
 def _advice(outcome: Outcome) -> Iterator[Part]:
     if outcome.action is Action.REFUSED:
-        if outcome.before is not None and not outcome.before.problem:
+        said = "othing was changed" in f"{outcome.error}{outcome.advice}"
+        if outcome.before is not None and not outcome.before.problem and not said:
             yield Part("", "The file was not changed.")
         if outcome.choices:
             named = "".join(f"\n- {one or 'the top level'}" for one in outcome.choices)
@@ -131,14 +165,16 @@ def _advice(outcome: Outcome) -> Iterator[Part]:
 def _done(outcome: Outcome, wishes: Wishes) -> Iterator[Part]:
     moved = sum(one.tensors for one in outcome.moved)
     which = "what stays" if outcome.dropped else plural(moved, "tensor")
-    edits = [f"{which} moved to {wishes.to}"] if moved else []
-    what = listed([*_edits(outcome), *edits])
-    if outcome.action is Action.WOULD_FIX:
+    planned = outcome.action is Action.WOULD_FIX
+    edits = [f"{'move' if planned else 'moved'} {which} to {wishes.to}"] if moved else []
+    edits += _edits(outcome, "rename", "leave out") if planned else _edits(outcome, "renamed", "left out")
+    what = listed(edits)
+    if planned:
         yield Part("to do", f"{_capital(what)}. This was a dry run: nothing was changed.")
     elif outcome.action is Action.FIXED:
         yield Part("done", f"{_capital(what)}, in place; read back and verified.")
         if outcome.undo_file:
-            text = f"To go back, byte for byte ({outcome.undo_file} may be deleted once all is well):"
+            text = f"To go back, byte for byte ({one_line(outcome.undo_file)} may be deleted once all is well):"
             yield Part("undo", text, (f"{COMMAND} --undo {shell(outcome.path)}",))
     elif outcome.action is Action.WRITTEN:
         done = _capital(what) if what else "Nothing in it had to be changed"
@@ -218,18 +254,19 @@ def _to_know(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
             "a model.state_dict() lasts longer.",
         )
     for one in facts.prefixes:
-        where = f" of {one.where}" if one.where else ""
+        where = f" of {_short(one.where)}" if one.where else ""
         by = f" ({_WRAPPERS[one.prefix]} put it there)" if one.prefix in _WRAPPERS else ""
-        text = f'All {one.keys:,} keys{where} begin with "{one.prefix}"{by}. If your model lacks it, take it off:'
+        which = f"All {one.keys:,} keys{where} begin" if one.keys > 1 else f"The only key{where} begins"
+        text = f'{which} with "{one.prefix}"{by}. If your model lacks it, take it off:'
         yield Part("hint", text, (f"{COMMAND} {shell(path)} --strip-prefix {shell(one.prefix)}",))
     if facts.rng_states:
         yield Part(
             "hint",
-            f"It holds random number generators' states ({listed(facts.rng_states, _MOST)}): load it without "
+            f"It holds random number generators' states ({listed(map(_short, facts.rng_states), _MOST)}): load it without "
             "map_location, or with 'cpu', since torch can't restore them from a GPU.",
         )
     if facts.device_texts:
-        texts = listed((f"{one.where} = {one.device}" for one in facts.device_texts), _MOST)
+        texts = listed((f"{_short(one.where)} = {_short(one.device)}" for one in facts.device_texts), _MOST)
         yield Part("hint", f"Your own code may read these devices, so they were left as they are: {texts}.")
     if facts.code_devices:
         places = listed(facts.code_devices, _MOST)

@@ -20,4 +20,7 @@ def one_line(text: str) -> str:
 def _visible(character: str) -> str:
     if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
         return character
+    if "\udc80" <= character <= "\udcff":
+        # A byte of a file's name that is no character of this locale's encoding.
+        return f"\\x{ord(character) - 0xDC00:02x}"
     return f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping
@@ -17,6 +18,27 @@ _CODES = {
     "blue": "1;34",
     "cyan": "36",
 }
+
+
+_LONG = re.compile(r"\S{401,}")
+"""A name of thousands of characters, which nobody reads."""
+
+_PIECES = re.compile(r"[^./]*[./]|[^./]+")
+
+
+def _cut(long: re.Match[str]) -> str:
+    return f"{long[0][:100]}...{long[0][-100:]}"
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks what is longer than a line at its dots and slashes: names of classes, paths."""
+
+    def _split(self, text: str) -> list[str]:
+        return [
+            piece
+            for chunk in super()._split(text)
+            for piece in (_PIECES.findall(chunk) if len(chunk) > self.width else [chunk])
+        ]
 
 
 class Screen:
@@ -36,12 +58,8 @@ class Screen:
 
     def labelled(self, label: str, text: str, margin: int, label_style: str = "dim", style: str = "") -> None:
         """The text, wrapped in its own column `margin` from the left, and the label before its first line."""
-        width = max(20, self._width - margin)
-        lines = [
-            line
-            for paragraph in text.split("\n")
-            for line in textwrap.wrap(paragraph, width, break_on_hyphens=False) or [""]
-        ]
+        wrapper = _Wrapper(max(20, self._width - margin), break_on_hyphens=False)
+        lines = [line for paragraph in text.split("\n") for line in wrapper.wrap(_LONG.sub(_cut, paragraph)) or [""]]
         start = self.styled(label, label_style) + " " * (margin - len(label))
         for line in lines:
             self._file.write((start + self.styled(line, style)).rstrip() + "\n")

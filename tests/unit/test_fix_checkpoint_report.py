@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import os
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +94,7 @@ def test_a_fixed_file_in_whole() -> None:
         "         cuda:7      390  4.5 MiB  cpu\n"
         "         cpu         127  1.3 KiB\n"
         "\n"
-        "done     390 tensors moved to cpu, in place; read back and verified.\n"
+        "done     Moved 390 tensors to cpu, in place; read back and verified.\n"
         "undo     To go back, byte for byte (runs/ckpt.pt.ddpdoctor-undo may be deleted\n"
         "         once all is well):\n"
         "           ddpdoctor fix-checkpoint --undo runs/ckpt.pt\n"
@@ -195,7 +198,51 @@ def test_a_refused_file_is_told_of_when_it_is_dangerous() -> None:
 def test_of_what_was_left_out_nothing_is_said_to_be_moved() -> None:
     outcome = msgspec.structs.replace(FIXED, action=Action.WRITTEN, written="new.pt", dropped=("optimizer",), renamed=7)
     text = " ".join(told(outcome).split())
-    assert "7 keys renamed, optimizer left out and what stays moved to cpu; the new file" in text
+    assert "Moved what stays to cpu, renamed 7 keys and left out optimizer; the new file" in text
+
+
+def test_of_a_smaller_file_only_what_is_in_it_is_counted() -> None:
+    after = msgspec.structs.replace(BEFORE, size=1024, pins=(Pins(device="cpu", tensors=9, bytes=1024),))
+    outcome = msgspec.structs.replace(
+        FIXED, action=Action.WRITTEN, written="new.pt", dropped=("optimizer",), after=after
+    )
+    text = told(outcome)
+    assert "device  tensors  bytes\n         cpu           9  1 KiB\n" in text
+    assert "390" not in text
+    assert summed(outcome, FIXED).startswith("WRITTEN  new.pt: cuda:7 -> cpu, left out optimizer, 1 KiB\n")
+    dry = told(msgspec.structs.replace(outcome, action=Action.WOULD_FIX, after=None, written=""))
+    assert "to do    Move what stays to cpu and leave out optimizer. This was a dry run" in dry
+
+
+def test_one_key_is_not_called_all_keys() -> None:
+    text = told(changed(FIXED, prefixes=(KeyPrefix(where="", prefix="module.", keys=1),)))
+    assert 'The only key begins with "module."' in text
+
+
+def test_that_nothing_was_changed_is_said_once() -> None:
+    refused = msgspec.structs.replace(FIXED, action=Action.REFUSED, after=None, error="A bug. Nothing was changed")
+    assert told(refused).count("changed") == 1
+
+
+def test_long_names_are_cut_in_their_middle_but_not_in_commands() -> None:
+    key = "first" + "x" * 3000 + "last"
+    outcome = msgspec.structs.replace(
+        changed(FIXED, prefixes=(KeyPrefix(where=key, prefix="module.", keys=3),), rng_states=(key,)),
+        path=f"{key}.pt",
+        dropped=(key, "a " * 2000),
+        notes=(f"What was under {key} stays.",),
+    )
+    lines = told(outcome).splitlines()
+    assert any(f"--undo {key}.pt" in line for line in lines)
+    prose = [line for line in lines if key not in line]
+    assert sum(map(len, prose)) < 3000
+    assert any("last" in line for line in prose)
+
+
+def test_names_of_classes_are_broken_at_their_dots() -> None:
+    made, file = screen(40)
+    made.labelled("", "it holds transformers.trainer_utils.SchedulerType of a trainer", 9)
+    assert "transformers.\n         trainer_utils.SchedulerType" in file.getvalue()
 
 
 def test_choices_are_listed() -> None:
@@ -246,6 +293,22 @@ def test_commands_can_be_pasted(name: str) -> None:
     *_, path = shlex.split(command)
     assert Path(path) == Path(name)
     assert not path.startswith("-")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"odd\xff.pt", b"new\nline.pt", b"esc\x1b[2J.pt", b"it's\\odd\xfe\t.pt", b"-\xffrf.pt", "umläut\x07.pt".encode()],
+)
+def test_commands_name_files_of_any_name(name: bytes, tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(name)).touch()
+    lines = told(msgspec.structs.replace(FIXED, path=os.fsdecode(name))).splitlines()
+    path = next(line.partition("--undo ")[2] for line in lines if "--undo " in line)
+    listing = subprocess.run(["bash", "-c", f"ls -d {path}"], cwd=tmp_path, capture_output=True)
+    assert listing.returncode == 0, listing.stderr
+    load = next(line for line in lines if "torch.load(" in line)
+    named = ast.literal_eval(load.partition("torch.load(")[2].rpartition(", weights_only")[0])
+    assert os.fsencode(named) == name
+    assert "udc" not in lines[0]
 
 
 def test_what_a_file_says_can_not_steer_the_terminal() -> None:
