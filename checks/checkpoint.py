@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from packaging.version import Version
@@ -25,7 +24,8 @@ from ddpdoctor.knowledge.checkpoint_files import (
     verb,
 )
 from ddpdoctor.knowledge.evidence import torch_version
-from ddpdoctor.knowledge.pickle_globals import NEEDS_IMPORT, NEVER_ALLOWED
+from ddpdoctor.knowledge.loading import ALL, DO_NOT_LOAD, preparation
+from ddpdoctor.knowledge.pickle_globals import NEEDS_IMPORT
 from ddpdoctor.knowledge.wheels import release
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import human, in_patient, listed
@@ -153,7 +153,7 @@ def hostile(files: Sequence[CheckpointFile]) -> Finding:
             *(Evidence(f"{one.name}: {one.meaning}", "known names") for one in list(names.values())[:5] if one.meaning),
         ),
         fixes=(
-            Fix(f"Do not load {verb(files, 'this file', 'these files')}, on any machine and with any option"),
+            Fix(DO_NOT_LOAD if len(files) == 1 else DO_NOT_LOAD.replace("this file", "these files")),
             Fix(
                 "Ask the author for the weights as safetensors; if that is you, save model.state_dict() and nothing else"
             ),
@@ -191,46 +191,14 @@ def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
 
 def let_pass(files: Sequence[CheckpointFile], blockers: Sequence[str]) -> tuple[Fix, ...]:
     """From the least that is given away to the most."""
-    if all(name in NEEDS_IMPORT for name in blockers):
-        modules = dict.fromkeys(NEEDS_IMPORT[name] for name in blockers)
-        return (Fix("Import this before torch.load, which then accepts it", tuple(f"import {one}" for one in modules)),)
-    nameable = all(_NAME.fullmatch(name) and name.partition(".")[0] not in NEVER_ALLOWED for name in blockers)
-    if nameable:
-        first = Fix(
-            "If you know these classes and what they do: allow exactly them before torch.load, in Python",
-            allowing(blockers),
-        )
-    else:
+    prepared = preparation(blockers)
+    if prepared is None:
         first = Fix("Ask for the file to be saved as a dict of tensors, with torch.save's own pickle protocol")
-    whole = Fix(
-        "Or, only for a file whose origin you trust as you would a program's: load all that is in it",
-        (loading(files[0], 'map_location="cpu", weights_only=False'),),
-    )
-    return (first, whole)
-
-
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-"""A full name as Python writes it: a file may hold any text in its place, and this one goes into commands."""
-
-
-def allowing(names: Sequence[str]) -> tuple[str, ...]:
-    """The lines of Python that allow these classes and functions to torch.load."""
-    modules = dict.fromkeys(name.rpartition(".")[0] for name in names)
-    entries = [_entry(name) for name in names]
-    imports = f"import {', '.join(['torch', *(module for module in modules if module != '__main__')])}"
-    lines = [imports, f"torch.serialization.add_safe_globals([{', '.join(entries)}])"]
-    if "numpy.dtype" in names:
-        # Each type of number has a class of its own, which is made without being named in the file.
-        codes = '"?" + numpy.typecodes["AllInteger"] + numpy.typecodes["AllFloat"]'
-        lines.append(f"torch.serialization.add_safe_globals([type(numpy.dtype(code)) for code in {codes}])")
-    return tuple(lines)
-
-
-def _entry(name: str) -> str:
-    if name.startswith("__main__."):
-        return name.removeprefix("__main__.")
-    # NumPy 2 knows these by another name, so the one in the file must be given, too.
-    return f'({name}, "{name}")' if name.startswith("numpy.core.") else name
+    else:
+        first = Fix(prepared.text, prepared.lines)
+        if prepared.harmless:
+            return (first,)
+    return (first, Fix(f"Or, only {ALL}", (loading(files[0], 'map_location="cpu", weights_only=False'),)))
 
 
 @check("ckpt-whole-module", severity=WARN, log_signs=(LogSign("Can't get attribute", why="any pickle can say it"),))

@@ -77,6 +77,7 @@ def unread(path: Path, recognised: Recognised, error: CheckpointError | None = N
         damaged=isinstance(error, Damaged) if error else recognised.damaged,
         advice=error.advice if error else recognised.advice,
         commands=error.commands if error else recognised.commands,
+        globals=tuple(_foreign(dict.fromkeys(recognised.names))),
         rank_files=rank_files(path),
     )
 

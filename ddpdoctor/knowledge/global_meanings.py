@@ -31,13 +31,14 @@ _DANGEROUS = {
     " subprocess.getstatusoutput asyncio.create_subprocess_shell asyncio.subprocess.create_subprocess_shell"
     " torch.utils.collect_env IPython.utils.process.system",
     _COMMAND: "subprocess _posixsubprocess _winapi pty pexpect asyncio.subprocess asyncio.create_subprocess_exec"
-    " distutils.spawn setuptools._distutils.spawn multiprocessing multiprocess concurrent.futures.process sh plumbum"
+    " distutils.spawn setuptools._distutils.spawn multiprocessing multiprocess concurrent.futures.process sh plumbum mailcap"
+    " numpy.distutils torch.distributed.run torch.distributed.launch torch.distributed.launcher torch.distributed.elastic"
     " invoke fabric paramiko os.execl os.execle os.execlp os.execlpe os.execv os.execve os.execvp os.execvpe os.spawnl"
     " os.spawnle os.spawnlp os.spawnlpe os.spawnv os.spawnve os.spawnvp os.spawnvpe os.posix_spawn os.posix_spawnp"
     " os.startfile posix.execv posix.execve posix.posix_spawn posix.posix_spawnp posix.fork nt.startfile"
-    " platform.popen platform._syscmd_ver _osx_support _aix_support ctypes.util numpy.distutils.exec_command"
+    " platform.popen platform._syscmd_ver _osx_support _aix_support ctypes.util"
     " uuid._popen uuid._get_command_stdout uuid._arp_getnode uuid._ifconfig_getnode uuid._ip_getnode"
-    " uuid._lanscan_getnode uuid._netstat_getnode uuid.getnode test.support torch.distributed.elastic.multiprocessing torch.multiprocessing",
+    " uuid._lanscan_getnode uuid._netstat_getnode uuid.getnode test.support torch.multiprocessing",
     _CODE: "builtins.eval builtins.exec builtins.compile builtins.execfile __builtin__.eval __builtin__.compile"
     " __builtin__.execfile code codeop compileall py_compile torch.compile _pyrepl idlelib timeit doctest pdb bdb profile cProfile trace"
     " numpy.testing._private.utils.runstring numpy.testing.utils.runstring numpy.testing.runstring"
@@ -47,16 +48,25 @@ _DANGEROUS = {
     " torch.fx._symbolic_trace torch._dynamo.guards torch.fx.experimental.symbolic_shapes"
     " torch.utils.bottleneck torch.utils.data.datapipes.utils.decoder torch.jit.unsupported_tensor_ops torch.utils._config_module"
     " torch.jit.frontend torch.jit._script torch.jit.script torch._inductor ast.literal_eval.__globals__"
-    " xml.sax.expatreader IPython ipykernel jinja2 mako",
-    _PROGRAM: "runpy pkgutil.resolve_name zipapp zipimport unittest.main venv.main",
-    _IMPORT: "builtins.__import__ __builtin__.__import__ importlib imp pkgutil pydoc modulefinder hydra.utils"
-    " hydra._internal pytorch_lightning.utilities.cloud_io site sitecustomize django.utils.module_loading"
+    " xml.sax.expatreader IPython ipykernel jinja2 mako joblib._utils.eval_expr _testcapi _testinternalcapi"
+    " _xxsubinterpreters _interpreters concurrent.interpreters tkinter _tkinter numba.pycc",
+    _PROGRAM: "runpy pkgutil.resolve_name zipapp zipimport unittest.main unittest.loader unittest.TestLoader unittest.TestProgram venv.main"
+    " pkg_resources",
+    _IMPORT: "builtins.__import__ __builtin__.__import__ importlib imp pkgutil pydoc modulefinder _frozen_importlib"
+    " _frozen_importlib_external unittest.mock._importer unittest.mock._get_target unittest.mock._patch unittest.mock.patch"
+    " hydra.utils"
+    " hydra._internal pytorch_lightning.utilities.cloud_io site.main site.addpackage site.addsitedir"
+    " site.addsitepackages site.addusersitepackages site.venv site.execsitecustomize site.execusercustomize django.utils.module_loading"
     " werkzeug.utils.import_string zope.dottedname",
     _PICKLE: "pickle cPickle _pickle pickle5 dill cloudpickle.loads cloudpickle.load cloudpickle.cloudpickle.loads"
-    " joblib marshal shelve torch.load torch.serialization.load torch.jit.load torch.jit._serialization.load torch.package"
+    " joblib.load joblib.externals joblib.hashing joblib.memory joblib.Memory joblib.numpy_pickle joblib.numpy_pickle_compat"
+    " joblib.parallel joblib.Parallel joblib.pool numba.core.serialize keras.models.load_model keras.saving keras.src.saving"
+    " keras.src.models.model.model_from_json keras.engine.saving tensorflow.keras.models.load_model"
+    " tensorflow.python.keras.saving mlflow cupy.load nltk.data.load marshal shelve torch.load torch.serialization.load torch.jit.load torch.jit._serialization.load torch.package"
     " torch.storage._load_from_bytes torch.serialization._load torch.serialization._legacy_load pandas.read_pickle"
     " pandas.io.pickle numpy.load numpy.lib.npyio numpy.lib._npyio_impl torch.distributed.distributed_c10d"
-    " torch.distributed.rpc torch.export.load multiprocessing.reduction jsonpickle yaml ruamel.yaml klepto",
+    " torch.distributed.rpc torch.export.load multiprocessing.reduction jsonpickle yaml ruamel.yaml.load ruamel.yaml.load_all"
+    " ruamel.yaml.main ruamel.yaml.constructor ruamel.yaml.YAML klepto",
     _FILES: "builtins.open __builtin__.open __builtin__.file io.open io.FileIO _io.open _io.FileIO _pyio codecs.open"
     " fileinput tempfile glob linecache mmap numpy.fromfile numpy.memmap numpy.core.memmap numpy.save numpy.savetxt"
     " numpy.loadtxt numpy.genfromtxt numpy.DataSource numpy.lib._datasource torch.save torch.serialization.save"
@@ -65,19 +75,20 @@ _DANGEROUS = {
     " cgitb filecmp syslog pandas.read_csv pandas.read_table h5py.File",
     _DELETES: "shutil os.remove os.unlink os.rmdir os.removedirs os.rename os.replace os.truncate posix.remove"
     " posix.unlink posix.rmdir posix.rename nt.remove nt.unlink distutils.file_util distutils.dir_util",
-    _NETWORK: "socket _socket _ssl ssl socketserver urllib urllib2 urllib3 requests httpx aiohttp http httplib ftplib"
+    _NETWORK: "socket _socket _ssl ssl socketserver urllib.request urllib.robotparser"
+    " urllib.urlopen urllib.urlretrieve urllib.URLopener urllib.FancyURLopener urllib2 urllib3 requests httpx aiohttp http httplib ftplib"
     " smtplib poplib imaplib nntplib telnetlib xmlrpc xmlrpclib asyncio websocket websockets grpc zmq boto3 botocore"
     " fsspec s3fs gcsfs wandb.restore huggingface_hub gdown wget webbrowser antigravity",
     _NATIVE: "ctypes _ctypes cffi _cffi_backend torch.ops.load_library torch.classes.load_library"
     " torch._ops._Ops.load_library torch._classes._Classes.load_library torch.utils.cpp_extension"
-    " torch.cuda._compile_kernel numpy.ctypeslib",
+    " torch.cuda._compile_kernel numpy.ctypeslib cupy.RawKernel cupy.RawModule cupy._core cupy.cuda.compiler",
     _ATTRIBUTE: "builtins.getattr __builtin__.getattr builtins.setattr __builtin__.setattr builtins.delattr"
     " builtins.globals builtins.locals builtins.vars builtins.type builtins.object.__getattribute__ operator.attrgetter"
-    " operator.methodcaller _operator.attrgetter _operator.methodcaller builtins.__dict__ builtins.super gc inspect _operator",
+    " operator.methodcaller _operator.attrgetter _operator.methodcaller builtins.__dict__ builtins.super gc inspect",
     _INSTALLS: "pip ensurepip venv setuptools distutils conda uv",
-    _DOWNLOADS: "torch.hub torch.utils.model_zoo transformers.dynamic_module_utils torchvision.datasets.utils"
+    _DOWNLOADS: "torch.hub torch.utils.model_zoo nltk.download nltk.downloader transformers.dynamic_module_utils torchvision.datasets.utils"
     " datasets.load evaluate.load",
-    "calls a function with arguments from the file": "functools.partial functools.reduce builtins.map builtins.filter"
+    "calls a function with arguments from the file": "functools.reduce operator.call _operator.call builtins.map builtins.filter"
     " __builtin__.apply __builtin__.map __builtin__.filter __builtin__.reduce itertools.starmap concurrent"
     " threading _thread sched atexit select selectors weakref.finalize contextlib.ExitStack torch.utils.data._utils.worker",
     "makes functions out of bytes of code": "types.CodeType types.FunctionType types.LambdaType types.MethodType"
@@ -118,6 +129,21 @@ _OTHERS = {
     "types.SimpleNamespace": "a bag of named values",
     "types": "one of Python's internal types",
     "typing": "a type annotation",
+    "functools.partial": "a function with some of its arguments; that function is named, too",
+    "inspect.Parameter": "a parameter of a function",
+    "inspect.Signature": "the parameters of a function",
+    "inspect._ParameterKind": "a kind of parameter of a function",
+    "joblib.numpy_pickle.NumpyArrayWrapper": "a NumPy array as joblib stores it",
+    "joblib": "part of joblib",
+    "ruamel.yaml": "a configuration (ruamel.yaml)",
+    "shutil.which": "looks for a program's path",
+    "urllib": "part of Python's handling of addresses",
+    "torch.distributed.distributed_c10d.GroupMember": "part of torch's process groups",
+    "torch.distributed.distributed_c10d.ProcessGroup": "part of torch's process groups",
+    "torch.distributed.distributed_c10d.ReduceOp": "part of torch's process groups",
+    "keras": "part of Keras",
+    "cupy": "part of CuPy",
+    "nltk": "part of NLTK",
     "functools": "one of Python's helpers for functions",
     "operator": "one of Python's operators as a function",
     "logging.Logger": "a logger",
@@ -240,6 +266,54 @@ _OTHERS = {
     "__mp_main__": "a class or function of the script that saved the file: it loads only where that script defines it too",
 }
 
+PACKAGES = frozenset(
+    (
+        *(
+            "asyncio",
+            "collections",
+            "compression",
+            "concurrent",
+            "ctypes",
+            "curses",
+            "dbm",
+            "distutils",
+            "email",
+            "encodings",
+        ),
+        *(
+            "ensurepip",
+            "html",
+            "http",
+            "idlelib",
+            "importlib",
+            "json",
+            "lib2to3",
+            "logging",
+            "multiprocessing",
+            "os",
+            "pathlib",
+        ),
+        *(
+            "profiling",
+            "pydoc_data",
+            "re",
+            "sqlite3",
+            "string",
+            "sysconfig",
+            "test",
+            "tkinter",
+            "tomllib",
+            "turtledemo",
+        ),
+        *("unittest", "urllib", "venv", "wsgiref", "xml", "xmlrpc", "zipfile", "zoneinfo"),
+    )
+)
+"""Modules of Python's standard library that have modules in them. Of any other, code.model is somebody's own package."""
+
 MEANINGS: dict[str, tuple[str, bool]] = {name: (text, False) for name, text in _OTHERS.items()} | {
     name: (text, True) for text, names in _DANGEROUS.items() for name in names.split()
 }
+MEANINGS["(computed)"] = (
+    "a name that is put together as the file is loaded, so that nobody can tell what it calls",
+    True,
+)

@@ -5,10 +5,11 @@ Source of the tables: torch 2.13, torch/_weights_only_unpickler.py. An earlier t
 
 from __future__ import annotations
 
+import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from typing import TYPE_CHECKING
 
-from ddpdoctor.knowledge.global_meanings import BURIED, BURIED_LAST, MEANINGS
+from ddpdoctor.knowledge.global_meanings import BURIED, BURIED_LAST, MEANINGS, PACKAGES
 
 if TYPE_CHECKING:
     from ddpdoctor.checkpoints.pickles.machine import Program
@@ -82,13 +83,16 @@ ALLOWED = frozenset(
 
 NEEDS_IMPORT = {
     "torch._dynamo.decorators._DimRange": "torch._dynamo",
+    "torch.distributed._serialization._Entry": "torch.distributed._serialization",
     "torch.distributed.device_mesh.DeviceMesh": "torch.distributed.tensor",
     "torch.distributed.tensor.DTensor": "torch.distributed.tensor",
     "torch.distributed.tensor._dtensor_spec.DTensorSpec": "torch.distributed.tensor",
+    "torch.distributed.tensor._dtensor_spec.ShardOrderEntry": "torch.distributed.tensor",
     "torch.distributed.tensor._dtensor_spec.TensorMeta": "torch.distributed.tensor",
     "torch.distributed.tensor.placement_types.Partial": "torch.distributed.tensor",
     "torch.distributed.tensor.placement_types.Replicate": "torch.distributed.tensor",
     "torch.distributed.tensor.placement_types.Shard": "torch.distributed.tensor",
+    "torch.distributed.tensor.placement_types._StridedShard": "torch.distributed.tensor",
 }
 """Accepted too, once the module named has been imported."""
 
@@ -176,6 +180,11 @@ def meaning(name: str) -> tuple[str, bool]:
     return text, dangerous
 
 
+def is_dangerous(name: str) -> bool:
+    """Whether whoever loads a file that names it may run what the file's author wants."""
+    return name not in OWN and meaning(name)[1]
+
+
 def _in_python_3(name: str) -> str:
     module, _, last = name.rpartition(".")
     module, last = NAME_MAPPING.get((module, last)) or (IMPORT_MAPPING.get(module, module), last)
@@ -184,10 +193,7 @@ def _in_python_3(name: str) -> str:
 
 def _meaning(name: str) -> tuple[str, bool]:
     parts = name.split(".")
-    known = next(
-        (MEANINGS[start] for length in range(len(parts), 0, -1) if (start := ".".join(parts[:length])) in MEANINGS),
-        None,
-    )
+    known = None if _of_a_namesake(parts) else _known(parts)
     if known and known[1]:
         return known
     for part in (
@@ -199,4 +205,26 @@ def _meaning(name: str) -> tuple[str, bool]:
         return known
     if parts[0] == "__torch__":
         return "a class of the TorchScript code in the file itself", False
+    if parts[0] in sys.stdlib_module_names and not _of_a_namesake(parts):
+        return f"part of Python's standard library ({parts[0]})", False
     return f"from the package {parts[0]}, which we don't know", False
+
+
+def _known(parts: list[str]) -> tuple[str, bool] | None:
+    """What the tables say of the longest part of the name that stands in them."""
+    starts = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((MEANINGS[start] for start in starts if start in MEANINGS), None)
+
+
+def _of_a_namesake(parts: list[str]) -> bool:
+    """Whether it is of somebody's own package that is called as one of Python's modules: code.model.Net, trace.models.Net.
+
+    Of code itself there may be a class's method, code.InteractiveConsole.push, or another module that it imports.
+    """
+    first, *rest = parts
+    if first == "sh" and rest:
+        # The package makes a command of any name; none begins with a capital, but its own class Command.
+        return rest[0] != "Command" and rest[-1][:1].isupper()
+    if len(rest) < 2 or first not in sys.stdlib_module_names or first in PACKAGES:
+        return False
+    return rest[0].islower() and not rest[0].startswith("_") and rest[0] not in sys.stdlib_module_names

@@ -29,7 +29,7 @@ from ddpdoctor.knowledge.global_meanings import MEANINGS
 from ddpdoctor.knowledge.pickle_globals import ALLOWED, NEEDS_IMPORT, NEVER_ALLOWED, OWN, meaning, weights_only_blockers
 
 ASK_TORCH = """
-import io, json, pickle, sys, torch
+import importlib, io, json, pathlib, pickle, sys, torch
 import torch._weights_only_unpickler as w
 import torch._utils as u
 allowed = sorted({*w._get_allowed_globals(), *w._get_user_allowed_globals()})
@@ -39,7 +39,11 @@ for name in sys.argv[1:]:
         w.load(io.BytesIO(("c" + "\\n".join(name.rsplit(".", 1)) + "\\n.").encode()))
     except pickle.UnpicklingError as error:
         refused[name] = str(error)
-import torch.distributed.tensor, torch._dynamo
+root = pathlib.Path(torch.__file__).parent
+for path in root.rglob("*.py"):
+    # Whatever of torch adds to the list when it is imported.
+    if path.name not in ("serialization.py", "_weights_only_unpickler.py") and b"add_safe_globals(" in path.read_bytes():
+        importlib.import_module(".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__"))
 later = sorted({*w._get_user_allowed_globals()} - set(allowed))
 print(json.dumps({"allowed": allowed, "later": later, "refused": refused, "blocked": w._blocklisted_modules,
     "modules": u.IMPORT_MAPPING, "names": [[*k, *v] for k, v in u.NAME_MAPPING.items()]}))
@@ -60,9 +64,16 @@ def test_allowed_is_what_torch_allows(torchs_word: dict[str, Any]) -> None:
 
 
 def test_what_needs_an_import_is_allowed_after_it(torchs_word: dict[str, Any]) -> None:
-    assert set(NEEDS_IMPORT) <= set(torchs_word["later"])
+    assert sorted(NEEDS_IMPORT) == torchs_word["later"]
     assert set(NEEDS_IMPORT) == set(torchs_word["refused"])
-    assert all("must be imported to load" in said for said in torchs_word["refused"].values())
+
+
+@pytest.mark.parametrize("module", sorted(set(NEEDS_IMPORT.values())))
+def test_the_import_named_is_the_one_that_allows_it(module: str) -> None:
+    names = {name for name, needed in NEEDS_IMPORT.items() if needed == module}
+    ask = f"import {module}, torch._weights_only_unpickler as w; print(*w._get_user_allowed_globals())"
+    answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=100)
+    assert names <= set(answer.stdout.split())
 
 
 def test_the_other_tables_are_torchs(torchs_word: dict[str, Any]) -> None:
@@ -264,7 +275,7 @@ DANGEROUS = """
 os.system posix.system nt.system os.popen os.execv os.remove subprocess.Popen subprocess.run subprocess.check_output
 builtins.eval builtins.exec builtins.compile builtins.__import__ builtins.open builtins.getattr __builtin__.eval __builtin__.execfile
 sys.modules importlib.import_module runpy.run_path runpy._run_code code.InteractiveInterpreter pty.spawn socket.socket
-shutil.rmtree ctypes.CDLL operator.attrgetter operator.methodcaller _operator.attrgetter functools.partial types.CodeType types.FunctionType
+shutil.rmtree ctypes.CDLL operator.attrgetter operator.methodcaller _operator.attrgetter operator.call types.CodeType types.FunctionType
 pickle.loads _pickle.loads cPickle.loads dill.loads joblib.load torch.hub.load torch.load torch.jit.load torch.utils.model_zoo.load_url
 torch.storage._load_from_bytes torch.ops.load_library webbrowser.open urllib.request.urlopen urllib.request.urlretrieve requests.get requests.api.get
 http.client.HTTPSConnection asyncio.subprocess.create_subprocess_shell asyncio.create_subprocess_exec multiprocessing.Process
@@ -280,6 +291,11 @@ site.main numpy.fromfile _operator.methodcaller builtins.breakpoint builtins.glo
 code.interact zipimport.zipimporter io.open _io.open _io.FileIO pydoc.locate pkgutil.resolve_name logging.config.listen
 lib2to3.pgen2.grammar.Grammar.loads lib2to3.pgen2.pgen.ParserGenerator.make_label idlelib.pyshell.ModifiedInterpreter.runcode
 idlelib.run.Executive.runcode ssl.get_server_certificate imaplib.IMAP4_stream smtplib.SMTP ftplib.FTP aiohttp.client httplib.HTTPConnection
+torch.distributed.run.main torch.distributed.launcher.api.elastic_launch torch.distributed.elastic.multiprocessing.api.PContext
+torch.distributed.elastic.agent.server.api.run _frozen_importlib._call_with_frames_removed unittest.mock._importer
+pkg_resources.run_script numba.core.serialize._unpickle mailcap.findmatch tkinter.Tcl _testcapi.run_in_subinterp
+keras.models.load_model mlflow.pyfunc.load_model cupy.RawKernel nltk.data.load numpy.distutils.exec_command.exec_command
+numpy.distutils.core.setup sh.bash sh.Command ruamel.yaml.load code.InteractiveInterpreter.runcode trace.threading.settrace
 linecache.getlines _osx_support._read_output distutils.file_util.write_file yaml.load nturl2path.url2pathname.__globals__
 """.split()  # noqa: SIM905
 
@@ -314,6 +330,25 @@ def test_dangerous_is_said(name: str) -> None:
         ("collections.defaultdict", "default"),
         ("my_project.models.Net", "my_project"),
         ("my_project.system.eval.Net", "my_project"),
+        ("code.model.Net", "package code"),
+        ("trace.models.Net", "package trace"),
+        ("select.models.Net", "package select"),
+        ("sh.Net", "package sh"),
+        ("site.x", "site"),
+        ("functools.partial", "function"),
+        ("ruamel.yaml.comments.CommentedMap", "configuration"),
+        ("joblib.numpy_pickle.NumpyArrayWrapper", "array"),
+        ("inspect.Parameter", "parameter"),
+        ("_operator.itemgetter", "standard library"),
+        ("torch.distributed.distributed_c10d.ReduceOp", "process groups"),
+        ("urllib.parse.ParseResult", "addresses"),
+        ("shutil.which", "path"),
+        ("io.BytesIO", "standard library"),
+        ("codecs.encode", "standard library"),
+        ("string.Template", "standard library"),
+        ("statistics.NormalDist", "standard library"),
+        ("weakref.ref", "standard library"),
+        ("unittest.TestCase", "standard library"),
         ("__torch__.Net", "TorchScript"),
     ],
 )

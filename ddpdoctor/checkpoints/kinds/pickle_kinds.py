@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
+from typing import BinaryIO
+
+import msgspec
 
 from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised
 
@@ -14,35 +18,60 @@ _TEXT = re.compile(
 """Protocols 0 and 1: a dict, a list, or a class by name."""
 _ZLIB = re.compile(rb"x[\x01\x5e\x9c\xda]")
 _PEEK = 1 << 20
+_MOST_INFLATED = 1 << 26
 
 
 def recognise_pickle(glance: Glance) -> Recognised | None:
-    if _ZLIB.match(glance.head) and _is_zlib(glance.head):
-        return Recognised(
-            kind="pickle",
-            called="a zlib-compressed file, as joblib writes them",
-            problem="Compressed with zlib as a whole, probably by joblib.dump, which torch.load can't read",
-            advice="Load it with joblib.load if you trust it, since that runs what the file says, and torch.save the state dict",
+    if _ZLIB.match(glance.head) and _inflated(glance.head, 16):
+        found = _pickle(
+            "a zlib-compressed file, as joblib writes them",
+            "Compressed with zlib as a whole, probably by joblib.dump, which torch.load can't read",
+            "joblib",
         )
+        return _judged(found, io.BytesIO(_inflated(glance.read(0, _MOST_INFLATED), _MOST_INFLATED)))
     if not (_BINARY.match(glance.head) or _TEXT.match(glance.head)):
         return None
     front = glance.read(0, _PEEK)
     if b"joblib.numpy_pickle" in front:
-        return _pickle(
+        found = _pickle(
             "a pickle written by joblib", "A pickle written by joblib.dump, which torch.load can't read", "joblib"
         )
-    if b"_load_from_bytes" in front or b"torch._utils" in front:
-        return _tensors(glance)
-    return _pickle("a plain pickle", "A plain pickle, not written by torch.save: torch.load can't read it", "pickle")
+    elif b"_load_from_bytes" in front or b"torch._utils" in front:
+        found = _tensors(glance)
+    else:
+        found = _pickle(
+            "a plain pickle", "A plain pickle, not written by torch.save: torch.load can't read it", "pickle"
+        )
+    with open(glance.fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return _judged(found, file)
 
 
-def _is_zlib(head: bytes) -> bool:
+def _inflated(data: bytes, most: int) -> bytes:
     import zlib
 
     try:
-        return bool(zlib.decompressobj().decompress(head, 16))
+        return zlib.decompressobj().decompress(data, most)
     except zlib.error:
-        return False
+        return b""
+
+
+def _judged(found: Recognised, pickle: BinaryIO) -> Recognised:
+    """With what the pickle names; without a word on how to load it where one of these is dangerous."""
+    from ddpdoctor.checkpoints.pickles.names import named_in
+    from ddpdoctor.knowledge.loading import DO_NOT_LOAD
+    from ddpdoctor.knowledge.pickle_globals import is_dangerous
+
+    named = named_in(pickle)
+    # Behind what can be followed, an array's bytes may look like the name of anything.
+    names = dict.fromkeys((*named.sure, *(name for name in named.perhaps if is_dangerous(name))))
+    found = msgspec.structs.replace(found, names=tuple(names))
+    if any(map(is_dangerous, names)):
+        return msgspec.structs.replace(found, advice=DO_NOT_LOAD, commands=())
+    if not named.followed and "joblib" not in found.advice:
+        advice = "It can't be followed to its end, so it is damaged or made to deceive: copy or download it again"
+        return msgspec.structs.replace(found, advice=advice, commands=())
+    return found
 
 
 def _pickle(called: str, problem: str, module: str) -> Recognised:

@@ -19,7 +19,8 @@ class Recognised(msgspec.Struct, frozen=True, kw_only=True):
     kind: "zip", "legacy" and "torchscript" are what we rewrite; any other names what it is.
     called: the kind in plain words, with its article. problem: why nothing can be done with it, one sentence without
     a full stop; "" for what we rewrite and for what holds no device, so that there is nothing to rewrite.
-    damaged: it is truncated or corrupt. advice, commands: what to do.
+    damaged: it is truncated or corrupt. advice, commands: what to do. names: classes and functions that a pickle names
+    which isn't one of those that we rewrite.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Recognised(msgspec.Struct, frozen=True, kw_only=True):
     damaged: bool = False
     advice: str = ""
     commands: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     @property
     def rewritable(self) -> bool:
