@@ -157,8 +157,8 @@ def test_cut_off_anywhere(tmp_path: Path) -> None:
         with Source(cut) as source, pytest.raises(Damaged, match="Truncated") as caught:
             read_legacy(source)
         if length >= legacy.keys.end:
-            count = 0 if length < second - 8 else 1
-            assert f"of its 2 storages, the first {count} are whole" in caught.value.text
+            which = "none" if length < second - 8 else "the first"
+            assert f"of its 2 storages, {which} is whole" in caught.value.text
             assert f"should have {len(whole):,} bytes and has {length:,}" in caught.value.text
     assert first < second
 

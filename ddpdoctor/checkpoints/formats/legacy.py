@@ -16,6 +16,7 @@ from ddpdoctor.checkpoints.pickles.garbage import without_collection
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
 from ddpdoctor.checkpoints.pickles.nodes import Container, Storage, Text
 from ddpdoctor.checkpoints.pickles.tensors import ELEMENT_SIZES
+from ddpdoctor.wording import plural
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
@@ -156,8 +157,8 @@ def _find_storages(source: Source, program: Program, keys: list[str], start: int
     if at > source.size:
         whole = sum(place.offset + place.length <= source.size for place in places.values())
         raise Damaged(
-            f"Truncated: it should have {at:,} bytes and has {source.size:,}; of its {len(places):,} storages, "
-            f"the first {whole:,} are whole"
+            f"Truncated: it should have {at:,} bytes and has {source.size:,}; of its {plural(len(places), 'storage')}, "
+            f"{_first(whole)} whole"
         )
     if at < source.size:
         raise Refused(
@@ -165,3 +166,9 @@ def _find_storages(source: Source, program: Program, keys: list[str], start: int
             "If several things were saved into this one file, load them one after the other and save each to its own",
         )
     return places
+
+
+def _first(count: int) -> str:
+    if count < 2:
+        return "the first is" if count else "none is"
+    return f"the first {count:,} are"

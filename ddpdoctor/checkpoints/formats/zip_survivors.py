@@ -52,6 +52,8 @@ def survivors(source: Source) -> str:
     count = len(whole & needed.keys())
     if count == len(needed):
         return f"{plural(count, 'storage')}, all that its tensors need, are whole"
+    if not count:
+        return f"of its {plural(len(needed), 'storage')}, none is whole"
     return f"of its {plural(len(needed), 'storage')}, {count} {'is' if count == 1 else 'are'} whole"
 
 
