@@ -192,13 +192,12 @@ def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
 def let_pass(files: Sequence[CheckpointFile], blockers: Sequence[str]) -> tuple[Fix, ...]:
     """From the least that is given away to the most."""
     prepared = preparation(blockers)
-    if prepared is None:
-        first = Fix("Ask for the file to be saved as a dict of tensors, with torch.save's own pickle protocol")
-    else:
-        first = Fix(prepared.text, prepared.lines)
-        if prepared.harmless:
-            return (first,)
-    return (first, Fix(f"Or, only {ALL}", (loading(files[0], 'map_location="cpu", weights_only=False'),)))
+    if prepared is not None:
+        return (Fix(prepared.text, prepared.lines),)
+    return (
+        Fix("Ask for the file to be saved as a dict of tensors, with torch.save's own pickle protocol"),
+        Fix(f"Or, only {ALL}", (loading(files[0], 'map_location="cpu", weights_only=False'),)),
+    )
 
 
 @check("ckpt-whole-module", severity=WARN, log_signs=(LogSign("Can't get attribute", why="any pickle can say it"),))

@@ -12,16 +12,9 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.checkpoint_files import all_read, paths, readable, seen, subject
 from ddpdoctor.knowledge.launchers import current_launch, several_nodes
+from ddpdoctor.knowledge.wrappers import prefix_parts, writers
 from ddpdoctor.registry import LogSign, check
 from ddpdoctor.wording import listed, plural
-
-WRITERS = {
-    "module.": "DDP or DataParallel",
-    "_orig_mod.": "torch.compile",
-    "_forward_module.": "Lightning Fabric",
-    "_fsdp_wrapped_module.": "FSDP",
-}
-"""Who puts it before every key."""
 
 
 @check(
@@ -59,8 +52,7 @@ def ckpt_module_prefix(checkpoints: Checkpoints) -> Iterator[Finding]:
 
 def prefixed(prefix: str, found: Sequence[tuple[CheckpointFile, KeyPrefix]]) -> Finding:
     files = list(dict.fromkeys(one for one, _ in found))
-    parts = [part + "." for part in prefix.removesuffix(".").split(".")]
-    writers = listed(dict.fromkeys(WRITERS.get(part, part) for part in parts))
+    wrapper = writers(prefix)
     lines = [
         listed(
             (
@@ -72,11 +64,11 @@ def prefixed(prefix: str, found: Sequence[tuple[CheckpointFile, KeyPrefix]]) -> 
         )
         for file in files
     ]
-    options = " ".join(f"--strip-prefix {part}" for part in parts)
+    options = " ".join(f"--strip-prefix {part}" for part in prefix_parts(prefix))
     return Finding(
         summary=f"{subject(files)}: all {sum(where.keys for _, where in found)} keys begin with {prefix}; "
-        f"fits only a model wrapped by {writers} when loaded"[:160],
-        cause=f"It was saved from a model wrapped by {writers}. That is right where the model is wrapped before load_state_dict.",
+        f"fits only a model wrapped by {wrapper} when loaded"[:160],
+        cause=f"It was saved from a model wrapped by {wrapper}. That is right where the model is wrapped before load_state_dict.",
         evidence=seen(files, (f"{line} begin with {prefix}" for line in lines)),
         fixes=(
             Fix(

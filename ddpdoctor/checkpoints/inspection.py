@@ -98,7 +98,7 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Par
         size=layout.source.size,
         advice=recognised.advice,
         pins=_pins(parts),
-        globals=tuple(_foreign(names)),
+        globals=tuple(one for one in _foreign(names) if recognised.kind != "torchscript" or _imported(one)),
         weights_only_blockers=() if recognised.kind == "torchscript" else tuple(blockers),
         prefixes=tuple(_prefixes(others)),
         whole_module=_whole_module(others) if recognised.kind != "torchscript" else "",
@@ -147,6 +147,12 @@ def _foreign(names: dict[str, None]) -> Iterator[GlobalName]:
         if name not in OWN:
             text, dangerous = meaning(name)
             yield GlobalName(name=name, meaning=text, dangerous=dangerous)
+
+
+def _imported(one: GlobalName) -> bool:
+    """Whether a name in TorchScript is more than one of its own classes: torch.jit.load takes them from the code beside
+    it, and refuses any other."""
+    return one.dangerous and not one.name.startswith("__torch__.")
 
 
 def _prefixes(found: list[Found]) -> Iterator[KeyPrefix]:

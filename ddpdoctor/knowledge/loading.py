@@ -21,23 +21,27 @@ class Preparation(NamedTuple):
 
     text: str
     lines: tuple[str, ...]
-    harmless: bool
-    """It lets nothing pass that torch itself doesn't vouch for."""
 
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 """A full name as Python writes it: a file may hold any text in its place, and this one goes into commands."""
 
 
+_NEVER_FILLED = frozenset({"addict.addict.Dict", "collections.defaultdict", "collections.deque", "easydict.EasyDict"})
+"""Dicts and lists of a kind of their own: allowed, they are made, but weights_only puts nothing into them."""
+
+
 def preparation(blockers: Sequence[str]) -> Preparation | None:
     """What lets weights_only=True pass these globals; None where nothing does: an opcode that it doesn't know, no proper
-    name, or a module of which it takes nothing."""
+    name, a class that it doesn't fill, or a module of which it takes nothing."""
     imports = tuple(dict.fromkeys(f"import {NEEDS_IMPORT[name]}" for name in blockers if name in NEEDS_IMPORT))
     others = [name for name in blockers if name not in NEEDS_IMPORT]
     if not others:
-        return Preparation(IMPORT, imports, harmless=True)
-    if all(_NAME.fullmatch(name) and name.partition(".")[0] not in NEVER_ALLOWED for name in others):
-        return Preparation(ALLOW, (*imports, *allowing(others)), harmless=False)
+        return Preparation(IMPORT, imports)
+    if _NEVER_FILLED.isdisjoint(others) and all(
+        _NAME.fullmatch(name) and name.partition(".")[0] not in NEVER_ALLOWED for name in others
+    ):
+        return Preparation(ALLOW, (*imports, *allowing(others)))
     return None
 
 

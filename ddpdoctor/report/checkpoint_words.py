@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.checkpoints.outcomes import Action
+from ddpdoctor.knowledge.wrappers import writers
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.wording import human, listed, plural
 
@@ -22,14 +23,6 @@ _MOST = 6
 
 _LONGEST = 160
 """Characters of a name; what is longer is cut in its middle."""
-
-_WRAPPERS = {
-    "module.": "DataParallel or DistributedDataParallel",
-    "_orig_mod.": "torch.compile",
-    "_forward_module.": "Lightning Fabric",
-    "_fsdp_wrapped_module.": "FSDP",
-    "model.": "Lightning or another wrapper",
-}
 
 
 class Part(NamedTuple):
@@ -58,7 +51,7 @@ def paragraphs(outcome: Outcome, wishes: Wishes) -> list[list[Part]]:
 def loud_parts(outcome: Outcome) -> list[Part]:
     """What must be said of a file even where a line is enough for all else; nothing, of most."""
     if outcome.action is not Action.REFUSED:
-        return list(_dangers(outcome))
+        return [*_dangers(outcome), *_code_devices(outcome)]
     return [Part("why", _sentence(outcome.error)), *_advice(outcome), *_dangers(outcome)]
 
 
@@ -192,8 +185,22 @@ def _done(outcome: Outcome, wishes: Wishes) -> Iterator[Part]:
             f"{outcome.undone} changes were taken back, the last one first: every" if outcome.undone > 1 else "Every"
         )
         yield Part("done", f"{which} byte is as it was before it was fixed.")
+    yield from _code_devices(outcome)
     for note in outcome.notes:
         yield Part("note", _sentence(note))
+
+
+def _code_devices(outcome: Outcome) -> Iterator[Part]:
+    """What of a TorchScript file stays tied to a device, whatever was done to its tensors."""
+    facts = outcome.after or outcome.before
+    if facts is not None and facts.code_devices and outcome.action not in (Action.UNDONE, Action.WOULD_UNDO):
+        devices = listed(dict.fromkeys(place.rpartition(": ")[2] for place in facts.code_devices), _MOST)
+        places = listed((_short(place.rpartition(": ")[0]) for place in facts.code_devices), _MOST)
+        text = (
+            f"But its code still names {devices} ({places}), which can't be rewritten: where there is no such device "
+            "it fails when it is run. Trace or script the model anew on the CPU, and move it after loading."
+        )
+        yield Part("WARN", text, style="yellow")
 
 
 def _capital(text: str) -> str:
@@ -207,10 +214,11 @@ def _dangers(outcome: Outcome) -> Iterator[Part]:
     dangerous = [one for one in facts.globals if one.dangerous]
     if dangerous:
         lines = _named([f"{one.name} {one.meaning}" for one in dangerous])
-        text = f"Loading this file with weights_only=False would call what no checkpoint needs:{lines}"
+        text = f"Whoever loads this file may run what its author wants. Few honest checkpoints hold that:{lines}"
         yield Part("DANGER", text, style="red")
     foreign = [one for one in facts.globals if not one.dangerous]
-    if foreign and outcome.action is not Action.REFUSED:
+    # torch.jit.load imports nothing.
+    if foreign and outcome.action is not Action.REFUSED and facts.kind != "torchscript":
         also = "also " if dangerous else ""
         lines = _named([f"{one.name}: {one.meaning}".removesuffix(": ") for one in foreign])
         text = f"Loading it with weights_only=False {also}imports, and mostly calls, what tensors don't need:{lines}"
@@ -224,7 +232,9 @@ def _named(lines: list[str]) -> str:
 
 def _load(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
     path = outcome.written or outcome.path
-    if facts.kind == "torchscript":
+    if any(one.dangerous for one in facts.globals):
+        yield _do_not_load(path, facts)
+    elif facts.kind == "torchscript":
         yield Part("load", "", (f"torch.jit.load({path!r})",))
     elif facts.kind == "safetensors" and outcome.action is Action.WRITTEN:
         yield Part("load", "", (f"safetensors.torch.load_file({path!r})",))
@@ -232,17 +242,29 @@ def _load(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
         return
     elif not facts.weights_only_blockers:
         yield Part("load", "", (f"torch.load({path!r}, weights_only=True)",))
-    elif any(one.dangerous for one in facts.globals):
-        tensors = shell(path.rpartition(".")[0] + ".safetensors")
-        yield Part(
-            "load",
-            "Better not at all. Its tensors can be had without running anything:",
-            (f"{COMMAND} {shell(path)} --params-only --to-safetensors -o {tensors}",),
-        )
     else:
-        stops = listed(facts.weights_only_blockers, _MOST)
-        text = f"weights_only=True stops at {stops}. Only if you trust whoever made the file:"
-        yield Part("load", text, (f"torch.load({path!r}, weights_only=False)",))
+        yield _load_foreign(path, facts)
+
+
+def _do_not_load(path: str, facts: CheckpointFile) -> Part:
+    from ddpdoctor.knowledge.loading import DO_NOT_LOAD
+
+    if facts.kind == "torchscript":
+        return Part("load", f"{DO_NOT_LOAD}.")
+    tensors = shell(path.rpartition(".")[0] + ".safetensors")
+    text = f"{DO_NOT_LOAD}. Its tensors can be had without running anything:"
+    return Part("load", text, (f"{COMMAND} {shell(path)} --params-only --to-safetensors -o {tensors}",))
+
+
+def _load_foreign(path: str, facts: CheckpointFile) -> Part:
+    """How to load what weights_only=True stops at: as `check` says it."""
+    from ddpdoctor.knowledge.loading import ALL, preparation
+
+    stops = f"weights_only=True stops at {listed(facts.weights_only_blockers, _MOST)}."
+    prepared = preparation(facts.weights_only_blockers)
+    if prepared is None:
+        return Part("load", f"{stops} Only {ALL}:", (f"torch.load({path!r}, weights_only=False)",))
+    return Part("load", f"{stops} {prepared.text}:", (*prepared.lines, f"torch.load({path!r}, weights_only=True)"))
 
 
 def _to_know(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
@@ -255,23 +277,20 @@ def _to_know(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
         )
     for one in facts.prefixes:
         where = f" of {_short(one.where)}" if one.where else ""
-        by = f" ({_WRAPPERS[one.prefix]} put it there)" if one.prefix in _WRAPPERS else ""
+        by = f" ({writers(one.prefix)} put it there)"
         which = f"All {one.keys:,} keys{where} begin" if one.keys > 1 else f"The only key{where} begins"
         text = f'{which} with "{one.prefix}"{by}. If your model lacks it, take it off:'
         yield Part("hint", text, (f"{COMMAND} {shell(path)} --strip-prefix {shell(one.prefix)}",))
     if facts.rng_states:
-        yield Part(
-            "hint",
-            f"It holds random number generators' states ({listed(map(_short, facts.rng_states), _MOST)}): load it without "
-            "map_location, or with 'cpu', since torch can't restore them from a GPU.",
+        devices = listed((_short(one.device) for one in facts.pinned), _MOST)
+        how = (
+            f"with map_location='cpu' (without, what is tied to {devices} goes there)"
+            if devices
+            else "without map_location, or with 'cpu'"
         )
+        states = listed(map(_short, facts.rng_states), _MOST)
+        text = f"It holds random number generators' states ({states}), which torch can't restore from a GPU: load it {how}."
+        yield Part("hint", text)
     if facts.device_texts:
         texts = listed((f"{_short(one.where)} = {_short(one.device)}" for one in facts.device_texts), _MOST)
         yield Part("hint", f"Your own code may read these devices, so they were left as they are: {texts}.")
-    if facts.code_devices:
-        places = listed(facts.code_devices, _MOST)
-        yield Part(
-            "hint",
-            f"The program inside names devices itself, which can't be rewritten: {places}. "
-            "Where there is no such device, export the model again on the CPU.",
-        )
