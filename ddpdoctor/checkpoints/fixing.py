@@ -20,7 +20,6 @@ from ddpdoctor.checkpoints.pickles.editing import Edit, Wishes, carry_out, propo
 from ddpdoctor.checkpoints.pickles.garbage import without_collection
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.facts.checkpoints import CheckpointFile
-from ddpdoctor.wording import human, listed
 
 if TYPE_CHECKING:
     from ddpdoctor.checkpoints.writing.turns import Patience
@@ -187,16 +186,18 @@ class _Attempt:
 
             if layout.kind == "torchscript":
                 raise Refused("It is a TorchScript program: nothing can be taken out of it without breaking it")
-            done = cut(parts[0].data, self.wishes.keep, self.wishes.drop, params_only=self.wishes.params_only)
+            done = cut(
+                parts[0].data,
+                self.wishes.keep,
+                self.wishes.drop,
+                params_only=self.wishes.params_only,
+                tensors_only=self.wishes.to_safetensors,
+            )
             parts = [Part(parts[0].name, done.pickle, scan(done.pickle))]
             kept, dropped = done.storages, done.dropped
-            if done.chosen:
-                self.notes.append(f"The model's parameters are what was under {'.'.join(done.chosen)}.")
-            self.notes += (
-                f"{human(one.bytes)} of what was under {one.name} stay: they belong to {listed(one.keys)}, too."
-                for one in done.remainders
-            )
+            self.notes += done.notes
         edits = [propose(part, self.wishes if part.name == DATA else Wishes(to=self.wishes.to)) for part in parts]
+        self.notes += (note for edit in edits for note in edit.renamings.notes)
         if self.wishes.strip_prefixes and not any(edit.renamings for edit in edits):
             self.notes.append(f"No key begins with {' or '.join(map(repr, self.wishes.strip_prefixes))}.")
         return _Plan(edits, kept, dropped, self._moved(edits))

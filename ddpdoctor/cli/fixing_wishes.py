@@ -51,7 +51,6 @@ def make_wishes(
         raise typer.BadParameter(f"--undo only restores; it can't go with {' or '.join(named)}")
     for one, other, why in (
         ("--keep", "--drop", "what isn't kept is dropped"),
-        ("--params-only", "--drop", "only the model's tensors are kept anyway"),
         ("--to-safetensors", "--to", "a safetensors file names no device"),
     ):
         if given[one] and given[other]:

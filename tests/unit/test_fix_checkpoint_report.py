@@ -413,7 +413,6 @@ def test_prefixes_get_their_dot_and_lists_are_split() -> None:
         ({"undo": True, "output": "o"}, "--undo.*--output"),
         ({"undo": True, "prefixes": ["module."]}, "--undo.*--strip-prefix"),
         ({"keep": ["a"], "drop": ["b"], "output": "o"}, "--keep and --drop"),
-        ({"params_only": True, "drop": ["b"], "output": "o"}, "--params-only and --drop"),
         ({"to_safetensors": True, "to": "cuda:0", "output": "o"}, "--to-safetensors and --to"),
         ({"keep": ["a"]}, "-o ckpt-small.pt"),
         ({"drop": ["a"]}, "-o ckpt-small.pt"),

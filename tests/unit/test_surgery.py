@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 import pickletools
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
 from ddpdoctor.checkpoints.pickles.machine import scan
-from ddpdoctor.checkpoints.pickles.surgery import Cut, Remainder, Unclear, cut
+from ddpdoctor.checkpoints.pickles.models import Unclear
+from ddpdoctor.checkpoints.pickles.surgery import Cut, Remainder, cut
 
 PROTOCOLS = (2, 3, 4, 5)
 
@@ -270,21 +272,106 @@ def test_params_only_is_not_misled() -> None:
     assert alike(weights, loaded(twice, done))
 
 
-def test_params_only_lets_nothing_else_through() -> None:
-    def refusal(thing: Any) -> Refused:
-        with pytest.raises(Refused) as refused:
-            cut(pickle_of(saved(thing)), params_only=True)
-        return refused.value
+def refusal(thing: Any, **wishes: Any) -> Refused:
+    with pytest.raises(Refused) as refused:
+        cut(pickle_of(saved(thing)), params_only=True, **wishes)
+    return refused.value
 
+
+def test_params_only_takes_no_other_dict_for_the_model() -> None:
+    """A single dict of tensors may be anything: its name has to say what it is, and no better name stand beside it."""
+    weights = {"w": torch.rand(2)}
+    rng = {"cpu": torch.get_rng_state(), "cuda": [torch.get_rng_state()]}
+    told = refusal({"model": {"width": 3}, "rng": {"cpu": torch.get_rng_state()}, "epoch": 1})
+    assert "no dict of tensors that could be a model's" in told.text
+    assert "rng (1 tensor of bytes, as random number generators keep them)" in told.text
+    assert "no dict of tensors" in refusal({"model": "resnet", "rng": rng, "epoch": 1}).text
+    for whole, sure, why in (
+        ({"model": model(), "stats": weights}, "stats", "model is an object of the class torch.nn.modules.container"),
+        ({"model": model(), "ema": weights}, "ema", "model is an object of the class torch.nn.modules.container"),
+        (
+            {"ema": weights, "model": {**weights, "cfg": "x"}},
+            "ema",
+            "a dict of tensors, but also of what is none (cfg)",
+        ),
+        ({"state": {"ema": weights, "model": model()}}, "state.ema", "state.model is an object of the class"),
+        ({"generator": weights, "epoch": 3}, "generator", "its name doesn't say so"),
+    ):
+        unclear = refusal(whole)
+        assert isinstance(unclear, Unclear)
+        assert f"isn't clear whether {sure} (1 tensor) is the model" in unclear.text
+        assert why in unclear.text
+        assert unclear.choices == (sure,)
+        assert unclear.advice.endswith(f"--params-only --keep {sure}")
+        file = saved(whole)
+        assert alike(weights, loaded(file, cut(pickle_of(file), keep=[sure], params_only=True)))
+    for whole in (
+        {"model": "resnet50", "net": {"width": 3}, "state_dict": weights},
+        {"state_dict": weights, "ema": {"decay": 0.9, "shadow": model()}},
+        {"params": {"width": 3}, "params_ema": weights},
+    ):
+        assert alike(weights, loaded(saved(whole), cut(pickle_of(saved(whole)), params_only=True)))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_params_only_leaves_out_what_is_no_tensor(protocol: int) -> None:
     weight = torch.rand(2)
-    assert "model holds tensors, but also what is none: classes" in refusal({"model": {"w": weight, "classes": 3}}).text
-    top = refusal({"w": weight, "epoch": 3, "name": "net"})
-    assert "top level holds tensors, but also what is none: epoch and name" in top.text
-    assert top.advice == "Drop it as well: --drop epoch,name"
-    assert "extra state that is no tensor: a._extra_state" in refusal({"w": weight, "a._extra_state": {"x": 1}}).text
+    top = {"epoch": 3, "w": weight, "o": functools.partial(print, 1)}
+    file = saved(top, protocol)
+    done = cut(pickle_of(file), params_only=True)
+    assert alike({"w": weight}, loaded(file, done, weights_only=protocol == 2))
+    assert (done.dropped, done.chosen) == (("epoch", "o"), ())
+    assert done.notes == [
+        "Left out, since they are no tensors: epoch (the int 3) and o (an object of the class functools.partial)."
+    ]
+    inner = {"model": {"classes": 3, "w": weight}, "ema": {"w": weight}}
+    file = saved(inner, protocol)
+    done = cut(pickle_of(file), keep=["model"], params_only=True)
+    assert alike({"w": weight}, loaded(file, done))
+    assert done.dropped == ("model.classes", "ema")
+    assert done.notes[1] == "Left out, since it is no tensor: model.classes (the int 3)."
+    assert refusal(inner, keep=["model", "ema"]).choices == ("ema", "model")  # type: ignore[attr-defined]
+
+
+def test_params_only_leaves_no_tensors_out_unasked() -> None:
+    weight = torch.rand(2)
+    told = refusal({"model": {"w": weight, "classes": 3}})
+    assert "model holds tensors, but also what is none: classes" in told.text
+    assert told.advice.endswith("--params-only --keep model")
+    told = refusal({"loss": weight, "network": model(), "optimizer": {"state": {0: {"m": weight}}}})
+    assert "top level holds tensors (loss), but also what holds others: network and optimizer" in told.text
+    assert told.advice.endswith("--params-only --drop network,optimizer")
     assert "no dict of tensors" in refusal({"optimizer": {"state": {0: {"m": weight}}}, "epoch": 3}).text
-    extra = {"w": weight, "a._extra_state": torch.rand(1)}
-    assert cut(pickle_of(saved(extra)), params_only=True).dropped == ()
+
+
+@pytest.mark.parametrize("extra", [{"scale": torch.ones(3)}, torch.rand(1), 3, None])
+def test_extra_state_may_be_anything(extra: Any) -> None:
+    """As TransformerEngine's modules have it. Only a file that holds nothing but tensors goes without it."""
+    weights = {"module.w": torch.rand(2), "module._extra_state": extra}
+    for whole, path in ((weights, ()), ({"model": weights, "epoch": 3}, ("model",))):
+        file = saved(whole)
+        done = cut(pickle_of(file), params_only=True)
+        assert done.chosen == path
+        assert alike(weights, loaded(file, done))
+        done = cut(pickle_of(file), params_only=True, tensors_only=True)
+        if isinstance(extra, torch.Tensor):
+            assert alike(weights, loaded(file, done))
+        else:
+            assert alike({"module.w": weights["module.w"]}, loaded(file, done))
+            assert "strict=False" in done.notes[-1]
+
+
+def test_a_piece_of_a_larger_storage_is_said_to_keep_it() -> None:
+    whole = {"model": {"w": torch.zeros(1_000_000)[:10_000], "v": torch.zeros(10)}, "epoch": 3}
+    for wishes in ({"params_only": True}, {"drop": ["epoch"]}):
+        done = cut(pickle_of(saved(whole)), **wishes)  # type: ignore[arg-type]
+        assert done.unused == 3_960_000
+        assert "3.8 MiB in it are part of no tensor" in done.notes[-1]
+        assert "--to-safetensors" in done.notes[-1]
+    assert cut(pickle_of(saved(whole)), params_only=True, tensors_only=True).unused == 0
+    tied = torch.rand(9000)
+    for made in ({"w": tied, "v": tied[:2]}, {"w": tied[::2], "v": tied[1::2]}, {"w": tied[:1].expand(99)}):
+        assert cut(pickle_of(saved({**made, "n": 3})), drop=["n"]).unused in (0, 4 * 8901)
 
 
 def test_unknown_keys() -> None:

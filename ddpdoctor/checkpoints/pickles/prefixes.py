@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.pickles.machine import Program
 from ddpdoctor.checkpoints.pickles.nodes import Call, Pair, Text
 from ddpdoctor.checkpoints.pickles.splices import Wording
-from ddpdoctor.checkpoints.pickles.tensors import Found, is_state_dict, pairs, walk
+from ddpdoctor.checkpoints.pickles.tensors import Found, is_extra_state_name, is_state_dict, pairs, walk
 from ddpdoctor.wording import listed, plural
 
 WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.")
@@ -17,7 +17,12 @@ WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module."
 
 
 def state_dicts(program: Program) -> list[Found]:
-    return [found for found in walk(program.root) if is_state_dict(found.node)]
+    """All of them, but for what looks like one within a module's extra state."""
+    return [
+        found
+        for found in walk(program.root)
+        if is_state_dict(found.node) and not any(map(is_extra_state_name, found.path))
+    ]
 
 
 def has_prefix(state_dict: Any, prefix: str) -> bool:
@@ -26,10 +31,14 @@ def has_prefix(state_dict: Any, prefix: str) -> bool:
 
 
 class Renamings(NamedTuple):
-    """The edits: of the state dicts' keys, and of the modules' names in their metadata."""
+    """The edits: of the state dicts' keys, and of the modules' names in their metadata.
+
+    notes: in sentences, which state dicts keep a prefix that others lost.
+    """
 
     keys: list[Wording]
     modules: list[Wording]
+    notes: list[str]
 
     def __bool__(self) -> bool:
         return bool(self.keys)
@@ -44,13 +53,15 @@ def strip(program: Program, prefixes: tuple[str, ...]) -> Renamings:
     """
     dicts = state_dicts(program) if prefixes else []
     stripped = {id(one.node): "" for one in dicts}
+    renamings = Renamings([], [], [])
     for prefix in prefixes:
         having = [one for one in dicts if has_prefix(one.node, stripped[id(one.node)] + prefix)]
         if not having:
             _refuse_partial(dicts, stripped, prefix)
+        else:
+            renamings.notes.extend(_left(dicts, stripped, prefix))
         for one in having:
             stripped[id(one.node)] += prefix
-    renamings = Renamings([], [])
     for one in dicts:
         _rename(one, stripped[id(one.node)], renamings)
     return renamings
@@ -80,15 +91,36 @@ def _metadata(state_dict: Any) -> Sequence[Pair]:
     return ()
 
 
-def _refuse_partial(dicts: list[Found], stripped: dict[int, str], prefix: str) -> None:
-    counts = []
+def _partly(dicts: list[Found], stripped: dict[int, str], prefix: str) -> Iterator[tuple[str, int, int]]:
+    """Where a state dict stands of whose keys some begin with the prefix, but not all with more behind it; how many do, and
+    how many keys there are."""
     for one in dicts:
-        keys = [pair.key.value[len(stripped[id(one.node)]) :] for pair in pairs(one.node)]
-        having = sum(key.startswith(prefix) for key in keys)
-        if having:
-            counts.append(f"{one.where or 'the top level'}: {having} of {plural(len(keys), 'key')}")
-    if counts:
+        whole = stripped[id(one.node)] + prefix
+        having = sum(pair.key.value.startswith(whole) for pair in pairs(one.node))
+        if having and not has_prefix(one.node, whole):
+            yield one.where or "the top level", having, len(pairs(one.node))
+
+
+def _left(dicts: list[Found], stripped: dict[int, str], prefix: str) -> Iterator[str]:
+    for where, having, count in _partly(dicts, stripped, prefix):
+        if having == count:
+            yield f"{where} keeps {prefix!r}: of the key that is {prefix!r} itself nothing would be left."
+        else:
+            yield f"{where} keeps {prefix!r}, which only {having} of its {plural(count, 'key')} have before them."
+
+
+def _refuse_partial(dicts: list[Found], stripped: dict[int, str], prefix: str) -> None:
+    partly = list(_partly(dicts, stripped, prefix))
+    if not partly:
+        return
+    if all(having == count for _, having, count in partly):
         raise Refused(
-            f"No state dict in it has {prefix!r} before every key ({listed(counts, most=4)})",
-            "Strip it from all keys or from none: a model that was wrapped only in part has to be unwrapped in your code",
+            f"{prefix!r} can't be stripped from {listed((where for where, _, _ in partly), most=4)}: one key is "
+            f"{prefix!r} itself, and nothing would be left of it",
+            f"Load it, take that key out or rename it, and save it again, if {prefix!r} is a wrapper's at all",
         )
+    counts = [f"{where}: {having} of {plural(count, 'key')}" for where, having, count in partly]
+    raise Refused(
+        f"No state dict in it has {prefix!r} before every key ({listed(counts, most=4)})",
+        "Strip it from all keys or from none: a model that was wrapped only in part has to be unwrapped in your code",
+    )

@@ -6,34 +6,31 @@ Works on the pickle's opcodes, and unpickles nothing. Bytes in, bytes out: other
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.pickles.comparison import Expected, same
 from ddpdoctor.checkpoints.pickles.garbage import without_collection
-from ddpdoctor.checkpoints.pickles.machine import scan
-from ddpdoctor.checkpoints.pickles.nodes import Bytes, Call, Container, Global, Pair, Reference, Storage, Text, Tuple
+from ddpdoctor.checkpoints.pickles.machine import Program, scan
+from ddpdoctor.checkpoints.pickles.models import Model, candidates_named, find_model
+from ddpdoctor.checkpoints.pickles.nodes import Pair, Storage
 from ddpdoctor.checkpoints.pickles.spans import Spans
-from ddpdoctor.checkpoints.pickles.tensors import element_size, is_state_dict, is_tensor, pairs, view
-from ddpdoctor.wording import listed, plural
-
-WELL_KNOWN = (
-    "model",
-    "state_dict",
-    "model_state_dict",
-    "model_state",
-    "net",
-    "network",
-    "module",
-    "weights",
-    "params",
-    "ema",
-    "model_ema",
-    "ema_state_dict",
+from ddpdoctor.checkpoints.pickles.tensors import (
+    VIEWS,
+    describe,
+    element_size,
+    is_dict,
+    is_extra_state_name,
+    name_of,
+    pairs,
+    storages_of,
+    view,
 )
-"""What a model's state dict is called where it doesn't stand at the top, but in a dict with the rest of its model."""
+from ddpdoctor.wording import human, listed
 
-_DICTS = ("collections.OrderedDict", "collections.defaultdict")
+_WORTH_A_NOTE = 1 << 14
+"""Bytes that nobody would mind below this."""
 
 
 class Remainder(NamedTuple):
@@ -52,7 +49,9 @@ class Cut(NamedTuple):
     """A pickle that was cut down.
 
     storages: the keys of those that it still refers to. dropped: the names of what went, in the file's order.
+    left_out: of the model's state dict what is no tensor, in words; it is among the dropped, too.
     chosen: with params_only, where the model's state dict stood: ("model",), or () for the top level.
+    unused: bytes of the storages that no tensor shows, at least; storages are kept or dropped whole.
     """
 
     pickle: bytes
@@ -60,108 +59,94 @@ class Cut(NamedTuple):
     dropped: tuple[str, ...]
     chosen: tuple[str, ...]
     remainders: tuple[Remainder, ...]
-
-
-class Candidate(NamedTuple):
-    """A dict of tensors that may be the model's: the value of `entry`, which `path` leads to."""
-
-    path: tuple[str, ...]
-    entry: Pair
+    left_out: tuple[str, ...]
+    unused: int
 
     @property
-    def name(self) -> str:
-        """What `keep` calls it."""
-        return ".".join(self.path)
-
-    @property
-    def tensors(self) -> int:
-        return sum(is_tensor(pair.value) for pair in pairs(self.entry.value))
-
-
-class Unclear(Refused):
-    """Several dicts of tensors may be the model. choices: their names, of which `keep` takes one."""
-
-    def __init__(self, candidates: list[Candidate]) -> None:
-        names = [f"{one.name} ({plural(one.tensors, 'tensor')})" for one in candidates]
-        super().__init__(
-            f"It isn't clear which of these is the model: {listed(names, most=8)}",
-            f"Name it, for instance --params-only --keep {candidates[0].name}",
+    def notes(self) -> list[str]:
+        """What the user should know of it, in sentences."""
+        notes = [f"The model's parameters are what was under {'.'.join(self.chosen)}."] if self.chosen else []
+        if self.left_out:
+            notes.append(
+                f"Left out, since {'it is' if len(self.left_out) == 1 else 'they are'} no "
+                f"{'tensor' if len(self.left_out) == 1 else 'tensors'}: {listed(self.left_out, most=8)}."
+            )
+        if any(is_extra_state_name(one.partition(" (")[0]) for one in self.left_out):
+            notes.append("Without its extra state the model loads only with load_state_dict(..., strict=False).")
+        notes += (
+            f"{human(one.bytes)} of what was under {one.name} stay: they belong to {listed(one.keys)}, too."
+            for one in self.remainders
         )
-        self.choices = tuple(one.name for one in candidates)
+        if self.unused >= _WORTH_A_NOTE:
+            notes.append(
+                f"{human(self.unused)} in it are part of no tensor: a tensor that is a piece of a larger one keeps all of that. "
+                "A safetensors file leaves them out: --params-only --to-safetensors."
+            )
+        return notes
 
 
-def cut(data: bytes, keep: Collection[str] = (), drop: Collection[str] = (), *, params_only: bool = False) -> Cut:
+def cut(
+    data: bytes,
+    keep: Collection[str] = (),
+    drop: Collection[str] = (),
+    *,
+    params_only: bool = False,
+    tensors_only: bool = False,
+) -> Cut:
     """The pickle in `data` with, of the dict at its top, only the keys in `keep` (if any are given) and none in `drop`.
 
-    With `params_only`, of what is left so, the model's state dict alone; `keep` may then name one that stands further
-    down: model.ema.
+    With `params_only`, of what is left so, the model's state dict alone, with its modules' extra state unless
+    `tensors_only`; `keep` may then name one that stands further down: model.ema.
 
     Raises:
-        Refused: the top isn't a dict, has no such key, nothing would be left, there is no state dict, something in it
-            is no tensor, or the result would not say the same as the original.
-        Unclear: several state dicts are left.
+        Refused: the top isn't a dict, has no such key, nothing would be left, there is no state dict, or the result would
+            not say the same as the original.
+        Unclear: several state dicts are left, or one that may be something else.
         Damaged: the pickle makes no sense.
     """
     with without_collection():
-        return _cut(data, keep, drop, params_only)
+        return _cut(data, keep, drop, params_only, tensors_only)
 
 
-def _cut(data: bytes, keep: Collection[str], drop: Collection[str], params_only: bool) -> Cut:
+def _cut(data: bytes, keep: Collection[str], drop: Collection[str], params_only: bool, tensors_only: bool) -> Cut:
     program = scan(data)
-    entries = pairs(program.root)
-    if not entries and not is_dict(program.root):
-        raise Refused(f"Its top level is {describe(program.root)}, not a dict, so there are no keys to choose from")
-    names = [_name(pair.key) for pair in entries]
+    root = program.root
+    entries = pairs(root)
+    if not entries and not is_dict(root):
+        raise Refused(f"Its top level is {describe(root)}, not a dict, so there are no keys to choose from")
+    names = [name_of(pair.key) for pair in entries]
     deeper = {*keep}.difference(names) if params_only else set()
-    named = {one.name: one for one in _candidates(entries) if one.name in deeper} if deeper else {}
+    named = {one.name: one for one in candidates_named(entries, deeper)} if deeper else {}
     tops = [named[name].path[0] if name in named else name for name in keep]
     _check_names((*tops, *drop), names)
     leaving = [name in drop or bool(tops and name not in tops) for name in names]
     if entries and all(leaving):
         raise Refused(f"Nothing would be left of the top level, which has {listed(names, most=8)}")
-    staying = [pair for pair, leaves in zip(entries, leaving, strict=True) if not leaves]
-    model = _model(program.root, staying, list(named.values())) if params_only else None
+    model = Model(None, ())
+    if params_only:
+        staying = [pair for pair, leaves in zip(entries, leaving, strict=True) if not leaves]
+        model = find_model(root, staying, list(named.values()), chosen=bool(keep), tensors_only=tensors_only)
 
     spans = Spans(data)
-    if model is None:
+    out = {id(pair) for pair in model.left_out}
+    if model.candidate is None:
+        path: tuple[str, ...] = ()
+        kept = root
+        leaving = [leaves or id(pair) in out for pair, leaves in zip(entries, leaving, strict=True)]
         result = spans.emit(spans.root.start, spans.root.end, _dropped(spans, entries, leaving))
-        program.root.pairs = staying
-        expected = program
+        kept.pairs = [pair for pair, leaves in zip(entries, leaving, strict=True) if not leaves]
     else:
-        result = spans.emit(spans.at(model.entry.value_start), spans.at(model.entry.end), {})
-        expected = program._replace(root=model.entry.value)
+        path, entry = model.candidate
+        kept = entry.value
+        inner = pairs(kept)
+        dropped = _dropped(spans, inner, [id(pair) in out for pair in inner]) if out else {}
+        result = spans.emit(spans.at(entry.value_start), spans.at(entry.end), dropped)
+        kept.pairs = [pair for pair in inner if id(pair) not in out]
     left = scan(result)
-    if not same(expected, data, left, result, Expected({}, {})):
+    if not same(program._replace(root=kept), data, left, result, Expected({}, {})):
         raise Refused("What is to be kept could not be cut out without a change, so nothing was written")
-    storages = frozenset(one.key for one in left.storages)
-    return _summary(result, storages, entries, leaving, model.path if model else ())
-
-
-def is_dict(node: Any) -> bool:
-    """A dict, an OrderedDict or a defaultdict, empty ones, too."""
-    return (isinstance(node, Container) and node.kind == "dict") or (isinstance(node, Call) and node.name in _DICTS)
-
-
-def describe(node: Any) -> str:
-    """What a node is, in plain words: "a list of 3 items", "an object of the class net.Net"."""
-    if is_tensor(node):
-        return "a tensor"
-    if is_dict(node):
-        return f"a dict of {plural(len(pairs(node)), 'key')}"
-    if isinstance(node, Tuple):
-        return f"a tuple of {plural(len(node.items), 'item')}"
-    if isinstance(node, Container):
-        return f"a {node.kind} of {plural(len(node.items), 'item')}"
-    if isinstance(node, Call):
-        made = node.function
-        if node.name == "copyreg._reconstructor" and isinstance(node.arguments, Tuple) and node.arguments.items:
-            made = node.arguments.items[0]
-        return f"an object of the class {made.full_name}" if isinstance(made, Global) else "an object"
-    kinds = {Text: "a text", Bytes: "bytes", Global: "a class or function", Storage: "a storage", type(None): "None"}
-    if isinstance(node, int) and node.bit_length() > 64:
-        # Python refuses to write out integers of thousands of digits.
-        return "a huge int"
-    return kinds.get(type(node), f"the {type(node).__name__} {node}" if isinstance(node, (int, float)) else "an object")
+    done = _summary(result, left, entries, leaving, path, model.left_out)
+    return done._replace(unused=0) if tensors_only else done
 
 
 def _check_names(wanted: Collection[str], names: list[str]) -> None:
@@ -205,21 +190,51 @@ def _entry(spans: Spans, pair: Pair) -> tuple[int, int]:
 
 
 def _summary(
-    result: bytes, storages: frozenset[str], entries: Sequence[Pair], leaving: list[bool], path: tuple[str, ...]
+    result: bytes,
+    left: Program,
+    entries: Sequence[Pair],
+    leaving: list[bool],
+    path: tuple[str, ...],
+    left_out: Sequence[Pair],
 ) -> Cut:
     gone: list[tuple[str, Any]] = []
     kept: list[tuple[str, Any]] = []
     for pair, leaves in zip(entries, leaving, strict=True):
-        name = _name(pair.key)
+        name = name_of(pair.key)
         if leaves or (path and name != path[0]):
             gone.append((name, pair.value))
         elif path:
             inner, value = _beside(pair.value, path)
             gone += inner
+            gone += ((".".join((*path, name_of(one.key))), one.value) for one in left_out)
             kept.append((".".join(path), value))
         else:
             kept.append((name, pair.value))
-    return Cut(result, storages, tuple(name for name, _ in gone), path, tuple(_remainders(gone, kept, storages)))
+    storages = frozenset(one.key for one in left.storages)
+    return Cut(
+        pickle=result,
+        storages=storages,
+        dropped=tuple(name for name, _ in gone),
+        chosen=path,
+        remainders=tuple(_remainders(gone, kept, storages)),
+        left_out=tuple(f"{'.'.join((*path, name_of(one.key)))} ({describe(one.value)})" for one in left_out),
+        unused=_unused(left),
+    )
+
+
+def _unused(program: Program) -> int:
+    """Bytes of storages that no tensor shows, at least: torch.save writes a storage whole, whatever is seen of it."""
+    sizes: dict[str, int] = {}
+    shown: dict[str, int] = {}
+    for call in program.calls:
+        if call.name in VIEWS and isinstance(storage := call.first_argument, Storage):
+            sizes[storage.key] = storage.count * element_size(storage)
+            found = view(call)
+            # What isn't plainly laid out may need all of it, and what elements untyped bytes are is for others to say.
+            plain = found if storage.kind != "UntypedStorage" else None
+            bytes_shown = prod(plain.size) * element_size(storage) if plain else sizes[storage.key]
+            shown[storage.key] = shown.get(storage.key, 0) + bytes_shown
+    return sum(max(0, size - shown[key]) for key, size in sizes.items())
 
 
 def _beside(node: Any, path: tuple[str, ...]) -> tuple[list[tuple[str, Any]], Any]:
@@ -228,10 +243,10 @@ def _beside(node: Any, path: tuple[str, ...]) -> tuple[list[tuple[str, Any]], An
     for depth, step in enumerate(path[1:], 1):
         following = node
         for pair in pairs(node):
-            if _name(pair.key) == step:
+            if name_of(pair.key) == step:
                 following = pair.value
             else:
-                beside.append((".".join((*path[:depth], _name(pair.key))), pair.value))
+                beside.append((".".join((*path[:depth], name_of(pair.key))), pair.value))
         node = following
     return beside, node
 
@@ -241,104 +256,8 @@ def _remainders(
 ) -> Iterator[Remainder]:
     reached: list[tuple[str, dict[str, int]]] | None = None
     for name, node in gone:
-        stay = {key: size for key, size in _storages(node).items() if key in storages}
+        stay = {key: size for key, size in storages_of(node).items() if key in storages}
         if stay:
-            reached = reached or [(one, _storages(value)) for one, value in kept]
+            reached = reached or [(one, storages_of(value)) for one, value in kept]
             keys = tuple(one for one, held in reached if not held.keys().isdisjoint(stay))
             yield Remainder(name, len(stay), sum(stay.values()), keys)
-
-
-def _storages(node: Any) -> dict[str, int]:
-    """The bytes of every storage that something is made of, by key."""
-    found = {}
-    seen: set[int] = set()
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, Storage):
-            found[node.key] = node.count * element_size(node)
-        elif isinstance(node, Reference):
-            waiting.append(node.identity)
-        elif isinstance(node, (Container, Call, Tuple)) and id(node) not in seen:
-            seen.add(id(node))
-            waiting += node.items if not isinstance(node, Call) else [*node.items, node.arguments, node.state]
-            for pair in pairs(node):
-                waiting += (pair.key, pair.value)
-    return found
-
-
-def _model(root: Any, entries: Sequence[Pair], named: list[Candidate]) -> Candidate | None:
-    """The model's state dict: among those that were named, if some were; None if it is the top level itself."""
-    if not named and is_dict(root) and _only_tensors(entries):
-        _check_extra_state(entries)
-        return None
-    found = named or list(_candidates(entries))
-    if len(found) > 1:
-        # What a random number generator remembers are bytes.
-        found = [one for one in found if not all(_is_bytes(pair.value) for pair in pairs(one.entry.value))] or found
-    if len(found) > 1:
-        raise Unclear(found)
-    if not found:
-        raise _no_model(root, entries)
-    _check_extra_state(pairs(found[0].entry.value))
-    return found[0]
-
-
-def _candidates(entries: Sequence[Pair]) -> Iterator[Candidate]:
-    """Dicts of nothing but tensors among these entries, or under a well-known name further down; each once."""
-    seen: set[int] = set()
-    waiting = [Candidate((_name(pair.key),), pair) for pair in reversed(entries)]
-    while waiting:
-        path, entry = one = waiting.pop()
-        if id(entry.value) in seen or not is_dict(entry.value):
-            continue
-        seen.add(id(entry.value))
-        inner = pairs(entry.value)
-        if _only_tensors(inner):
-            yield one
-        else:
-            deeper = [(_name(pair.key), pair) for pair in reversed(inner)]
-            waiting += [Candidate((*path, name), pair) for name, pair in deeper if name in WELL_KNOWN]
-
-
-def _only_tensors(entries: Sequence[Pair]) -> bool:
-    """Whether these are a state dict's entries. What a module keeps as its extra state may be anything."""
-    return (
-        any(is_tensor(pair.value) for pair in entries)
-        and all(isinstance(pair.key, Text) for pair in entries)
-        and all(is_tensor(pair.value) or _is_extra_state(pair) for pair in entries)
-    )
-
-
-def _is_extra_state(pair: Pair) -> bool:
-    return isinstance(pair.key, Text) and pair.key.value.rpartition(".")[2] == "_extra_state"
-
-
-def _is_bytes(node: Any) -> bool:
-    layout = view(node)
-    return layout is not None and layout.dtype in ("Byte", "uint8")
-
-
-def _check_extra_state(entries: Sequence[Pair]) -> None:
-    others = [_name(pair.key) for pair in entries if not is_tensor(pair.value)]
-    if others:
-        raise Refused(
-            f"The model's state dict holds extra state that is no tensor: {listed(others)}",
-            "Without it load_state_dict would fail, so keep the whole dict, with --keep in place of --params-only",
-        )
-
-
-def _no_model(root: Any, entries: Sequence[Pair]) -> Refused:
-    for name, node, inner in [("", root, entries), *((_name(one.key), one.value, pairs(one.value)) for one in entries)]:
-        if is_dict(node) and is_state_dict(node):
-            others = [_name(one.key) for one in inner if not is_tensor(one.value)]
-            return Refused(
-                f"{name or 'The top level'} holds tensors, but also what is none: {listed(others)}",
-                f"Drop it as well: --drop {','.join(others)}" if not name else f"Keep it whole: --keep {name}",
-            )
-    there = listed((f"{_name(one.key)} ({describe(one.value)})" for one in entries), most=8)
-    return Refused(f"There is no dict of tensors at the top level, only {there}")
-
-
-def _name(key: Any) -> str:
-    return key.value if isinstance(key, Text) else f"[{describe(key)}]"

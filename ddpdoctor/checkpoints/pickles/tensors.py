@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ddpdoctor.checkpoints.pickles.nodes import Call, Global, Holder, Pair, Storage, Text, Tuple
+from ddpdoctor.checkpoints.pickles.nodes import (
+    Bytes,
+    Call,
+    Container,
+    Global,
+    Holder,
+    Pair,
+    Reference,
+    Storage,
+    Text,
+    Tuple,
+)
+from ddpdoctor.wording import plural
 
 VIEWS = frozenset(
     {
@@ -57,6 +69,9 @@ ELEMENT_SIZES = {
 
 
 _SIZES_BY_CLASS = {f"{name}Storage": size for name, size in ELEMENT_SIZES.items()}
+
+
+_DICTS = ("collections.OrderedDict", "collections.defaultdict")
 
 
 def is_tensor(node: Any) -> bool:
@@ -115,9 +130,52 @@ def pairs(node: Any) -> Sequence[Pair]:
     return node.pairs if isinstance(node, Holder) else ()
 
 
+def is_dict(node: Any) -> bool:
+    """A dict, an OrderedDict or a defaultdict, empty ones, too."""
+    return (isinstance(node, Container) and node.kind == "dict") or (isinstance(node, Call) and node.name in _DICTS)
+
+
+def describe(node: Any) -> str:
+    """What a node is, in plain words: "a list of 3 items", "an object of the class net.Net"."""
+    if is_tensor(node):
+        return "a tensor"
+    if is_dict(node):
+        return f"a dict of {plural(len(pairs(node)), 'key')}"
+    if isinstance(node, Tuple):
+        return f"a tuple of {plural(len(node.items), 'item')}"
+    if isinstance(node, Container):
+        return f"a {node.kind} of {plural(len(node.items), 'item')}"
+    if isinstance(node, Call):
+        made = node.function
+        if node.name == "copyreg._reconstructor" and isinstance(node.arguments, Tuple) and node.arguments.items:
+            made = node.arguments.items[0]
+        return f"an object of the class {made.full_name}" if isinstance(made, Global) else "an object"
+    kinds = {Text: "a text", Bytes: "bytes", Global: "a class or function", Storage: "a storage", type(None): "None"}
+    if isinstance(node, int) and node.bit_length() > 64:
+        # Python refuses to write out integers of thousands of digits.
+        return "a huge int"
+    return kinds.get(type(node), f"the {type(node).__name__} {node}" if isinstance(node, (int, float)) else "an object")
+
+
+def name_of(key: Any) -> str:
+    """A key in words: itself, if it is text."""
+    return key.value if isinstance(key, Text) else f"[{describe(key)}]"
+
+
 def is_state_dict(node: Any) -> bool:
-    """A dict with text keys that holds tensors, and nothing that holds others in its turn."""
-    return _names_tensors(node) and not any(_names_tensors(pair.value) for pair in pairs(node))
+    """A dict with text keys that holds tensors, and nothing that holds others in its turn but a module's extra state."""
+    return _names_tensors(node) and not any(
+        _names_tensors(pair.value) for pair in pairs(node) if not is_extra_state(pair)
+    )
+
+
+def is_extra_state(pair: Pair) -> bool:
+    """Whether an entry is what a module's get_extra_state gave, which may be anything."""
+    return isinstance(pair.key, Text) and is_extra_state_name(pair.key.value)
+
+
+def is_extra_state_name(name: str) -> bool:
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def _names_tensors(node: Any) -> bool:
@@ -127,6 +185,25 @@ def _names_tensors(node: Any) -> bool:
         and all(isinstance(pair.key, Text) for pair in entries)
         and any(is_tensor(pair.value) for pair in entries)
     )
+
+
+def storages_of(node: Any) -> dict[str, int]:
+    """The bytes of every storage that something is made of, by key."""
+    found = {}
+    seen: set[int] = set()
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Storage):
+            found[node.key] = node.count * element_size(node)
+        elif isinstance(node, Reference):
+            waiting.append(node.identity)
+        elif isinstance(node, (Container, Call, Tuple)) and id(node) not in seen:
+            seen.add(id(node))
+            waiting += node.items if not isinstance(node, Call) else [*node.items, node.arguments, node.state]
+            for pair in pairs(node):
+                waiting += (pair.key, pair.value)
+    return found
 
 
 _DEEPEST = 100

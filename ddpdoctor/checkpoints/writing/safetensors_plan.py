@@ -18,8 +18,7 @@ from ddpdoctor.checkpoints.errors import Damaged, Refused
 from ddpdoctor.checkpoints.formats.layouts import Layout, item_size
 from ddpdoctor.checkpoints.pickles.machine import Program
 from ddpdoctor.checkpoints.pickles.nodes import Call, Global, Storage, Text, Tuple
-from ddpdoctor.checkpoints.pickles.surgery import describe, is_dict
-from ddpdoctor.checkpoints.pickles.tensors import View, is_tensor, pairs, view
+from ddpdoctor.checkpoints.pickles.tensors import View, describe, is_dict, is_tensor, pairs, view
 from ddpdoctor.checkpoints.writing.gathering import Dim, merged, span
 from ddpdoctor.wording import human, listed, plural
 
