@@ -136,3 +136,24 @@ def test_who_cannot_be_followed_is_not_loaded(tmp_path: Path) -> None:
     facts = inspect(path)
     assert "followed" in facts.advice
     assert not facts.commands
+
+
+def test_a_file_of_protocol_0_is_to_be_saved_anew_as_torch_cannot_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "o'ld.pt"
+    torch.save({"a": torch.ones(2)}, path, pickle_protocol=0)
+    outcome = fix(path, Wishes())
+    assert outcome.action is Action.REFUSED
+    assert "protocol 0 or 1" in outcome.error
+    assert "torch.save(value, path)" in outcome.advice
+    with pytest.raises(AssertionError, match="saved_id"):
+        torch.load(path, weights_only=False)
+
+
+def test_a_dangerous_file_of_protocol_0_is_not_to_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "evil.pt"
+    torch.save({"a": torch.ones(2), "b": Evil()}, path, pickle_protocol=0)
+    outcome = fix(path, Wishes())
+    assert "posix.system" in outcome.error
+    assert outcome.advice == DO_NOT_LOAD
+    assert not outcome.commands
+    assert inspect(path).advice == DO_NOT_LOAD

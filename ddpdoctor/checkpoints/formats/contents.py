@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import NamedTuple
 from ddpdoctor.checkpoints.errors import NotACheckpoint, Refused
 from ddpdoctor.checkpoints.formats.layouts import Layout
 from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.kinds.recognised import printable
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
+from ddpdoctor.checkpoints.pickles.opcodes import OldProtocol
 
 
 class Part(NamedTuple):
@@ -41,10 +44,27 @@ def read_parts(layout: Layout) -> list[Part]:
     """The pickles, read to the ground. Raises CheckpointError."""
     parts = []
     for name, data in layout.pickles().items():
-        program = scan(data)
+        try:
+            program = scan(data)
+        except OldProtocol as old:
+            raise _judged(old, data) from old
         if program.end != len(data):
             # Whatever stands there, torch doesn't read it and we can't judge it.
             raise Refused(f"{name} goes on for {len(data) - program.end:,} bytes after the end of its pickle")
         layout.check(program.storages, name)
         parts.append(Part(name, data, program))
     return parts
+
+
+def _judged(old: OldProtocol, data: bytes) -> Refused:
+    """The refusal, with a word on what is dangerous in it."""
+    from ddpdoctor.checkpoints.pickles.names import named_in
+    from ddpdoctor.knowledge.loading import DO_NOT_LOAD
+    from ddpdoctor.knowledge.pickle_globals import is_dangerous, meaning
+
+    named = named_in(io.BytesIO(data))
+    dangerous = [name for name in (*named.sure, *named.perhaps) if is_dangerous(name)]
+    if dangerous:
+        text = f"{old.text}; it names {printable(dangerous[0])}, which {meaning(dangerous[0])[0]}"
+        return Refused(text, DO_NOT_LOAD)
+    return old

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ddpdoctor.checkpoints.errors import Damaged, OutOfData, Refused
 from ddpdoctor.checkpoints.pickles.garbage import without_collection
 from ddpdoctor.checkpoints.pickles.nodes import Call, Container, Global, Holder, Pair, Reference, Storage, Text, Tuple
-from ddpdoctor.checkpoints.pickles.opcodes import OTHERS, opcode_name
+from ddpdoctor.checkpoints.pickles.opcodes import OTHERS, unknown_opcode
 from ddpdoctor.checkpoints.pickles.plain_tensors import UNREAD, Unforeseen, fetched_late, read_tensor
 
 _UINT32 = Struct("<I").unpack_from
@@ -180,7 +180,7 @@ class Machine:
                 else:
                     other = others.get(op)
                     if other is None:
-                        raise Refused(f"The pickle uses {opcode_name(op)}, which torch.save never writes")
+                        raise unknown_opcode(op)
                     self.pos = pos
                     other(self)
                     pos = self.pos

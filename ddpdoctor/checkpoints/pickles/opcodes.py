@@ -306,7 +306,26 @@ def _build(machine: Machine) -> None:
     machine.pos += 1
 
 
-def opcode_name(code: int) -> str:
+class OldProtocol(Refused):
+    """The pickle is of protocol 0 or 1."""
+
+
+_OLD = b"dgilopPSV"
+"""DICT, GET, INST, LIST, OBJ, PUT, PERSID, STRING, UNICODE: what later protocols have shorter opcodes for."""
+
+
+def unknown_opcode(code: int) -> Refused:
+    """What is said of an opcode that has no function here."""
+    if code in _OLD:
+        return OldProtocol(
+            f"Its pickle is of protocol 0 or 1 ({_opcode_name(code)}), which torch.save writes only where it is told to",
+            "torch.load can't read tensors from it either: where it comes from, save it with torch.save's own protocol, "
+            "torch.save(value, path) without pickle_protocol",
+        )
+    return Refused(f"The pickle uses {_opcode_name(code)}, which torch.save never writes")
+
+
+def _opcode_name(code: int) -> str:
     # Here and not above: it is needed for suspicious files only, and takes milliseconds to load.
     import pickletools
 
