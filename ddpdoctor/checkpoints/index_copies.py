@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.checkpoints.errors import CheckpointError
 from ddpdoctor.checkpoints.folders import INDEX_ENDING, shards_of
 from ddpdoctor.checkpoints.outcomes import Action, Outcome
 
@@ -46,6 +47,9 @@ def _copy(index: Path, written: Mapping[Path, Outcome], prefixes: Sequence[str])
         out = folder / (_NAME if new.suffix == ".safetensors" else index.name)
         with out.open("xb") as file:
             file.write(old if weight_map == content["weight_map"] else _encoded(content, weight_map))
+    except CheckpointError as error:
+        text = f"Its copy could not be written, since a new shard can't be read any more: {error.text}"
+        return Outcome(path=str(index), action=Action.REFUSED, error=text, advice="Write the shards once more")
     except OSError as error:
         text = f"Its copy could not be written: {error.filename}: {error.strerror}"
         return Outcome(path=str(index), action=Action.REFUSED, error=text, advice="Copy it to the new shards yourself")
@@ -55,12 +59,43 @@ def _copy(index: Path, written: Mapping[Path, Outcome], prefixes: Sequence[str])
 def _entries(
     weight_map: Mapping[str, str], folder: Path, written: Mapping[Path, Outcome], prefixes: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
+    shards: dict[str, list[str]] = {}
     for key, name in weight_map.items():
-        if not isinstance(name, str) or key in (shard := written[folder / name]).dropped:
-            continue
-        for prefix in prefixes if shard.renamed else ():
-            key = key.removeprefix(prefix)
-        yield key, str(Path(name).with_suffix(Path(shard.written).suffix))
+        if isinstance(name, str) and key not in written[folder / name].dropped:
+            shards.setdefault(name, []).append(key)
+    lost = {
+        name: _lost(keys, Path(written[folder / name].written), prefixes) if written[folder / name].renamed else ""
+        for name, keys in shards.items()
+    }
+    for key, name in weight_map.items():
+        if isinstance(name, str) and key not in written[folder / name].dropped:
+            yield key.removeprefix(lost[name]), str(Path(name).with_suffix(Path(written[folder / name].written).suffix))
+
+
+def _lost(keys: Sequence[str], shard: Path, prefixes: Sequence[str]) -> str:
+    """What the shard's keys lost, by those that it has now: a state dict may have had only some of the prefixes."""
+    there = _keys(shard)
+    possible = [""]
+    for prefix in prefixes:
+        possible += [one + prefix for one in possible if keys[0].startswith(one + prefix)]
+    fitting = (one for one in possible if all(key.startswith(one) and key[len(one) :] in there for key in keys))
+    return max(fitting, key=len, default="")
+
+
+def _keys(shard: Path) -> frozenset[str]:
+    """The names of the tensors in a file that was just written and verified."""
+    if shard.suffix == ".safetensors":
+        with shard.open("rb") as file:
+            header = msgspec.json.decode(file.read(int.from_bytes(file.read(8), "little")))
+        return frozenset(header)
+    from ddpdoctor.checkpoints.formats.contents import open_layout, read_parts
+    from ddpdoctor.checkpoints.kinds.recognition import recognise
+    from ddpdoctor.checkpoints.pickles.nodes import Text
+    from ddpdoctor.checkpoints.pickles.tensors import pairs
+
+    with open_layout(shard, recognise(shard).kind) as layout:
+        entries = pairs(read_parts(layout)[0].program.root)
+    return frozenset(pair.key.value for pair in entries if isinstance(pair.key, Text))
 
 
 def _encoded(content: dict[str, Any], weight_map: dict[str, str]) -> bytes:

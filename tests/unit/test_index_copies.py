@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from ddpdoctor.checkpoints.fixing import Wishes, fix
 from ddpdoctor.checkpoints.index_copies import copy_indexes, index_of
 from ddpdoctor.checkpoints.outcomes import Action, Outcome
 
@@ -40,8 +42,8 @@ def outcomes(index: Path, ending: str = ".bin", names: Iterable[str] = NAMES, **
     return made
 
 
-def copied(index: Path, *arguments: Any, prefixes: tuple[str, ...] = (), **fields: Any) -> tuple[str, dict[str, Any]]:
-    done = copy_indexes(outcomes(index, *arguments, **fields), prefixes)
+def copied(index: Path, *arguments: Any, **fields: Any) -> tuple[str, dict[str, Any]]:
+    done = copy_indexes(outcomes(index, *arguments, **fields), ())
     assert [one.action for one in done] == [Action.WRITTEN]
     path = Path(done[0].written)
     assert path.parent == index.parent.parent / "new"
@@ -53,10 +55,23 @@ def test_unchanged_it_is_copied_to_the_bit(index: Path) -> None:
     assert (index.parent.parent / "new" / name).read_bytes() == index.read_bytes()
 
 
-def test_keys_lose_the_prefix_that_the_shards_lost(index: Path) -> None:
-    name, content = copied(index, prefixes=("module.",), renamed=2)
-    assert name == index.name
-    assert content["weight_map"] == {"a": NAMES[0], "b": NAMES[0], "c": NAMES[1]}
+@pytest.mark.parametrize("to_safetensors", [False, True])
+def test_keys_lose_the_prefixes_that_their_shard_lost(index: Path, to_safetensors: bool) -> None:
+    """A shard all of whose keys happen to have a second prefix loses that, too, and no other does."""
+    keys = {"module.a": NAMES[0], "module.module.b": NAMES[0], "module._orig_mod.c": NAMES[1]}
+    write(index.parent, keys)
+    prefixes = ("module.", "_orig_mod.", "x.")
+    wishes = Wishes(strip_prefixes=prefixes, to_safetensors=to_safetensors)
+    made = []
+    for name in NAMES:
+        torch.save({key: torch.ones(2) for key, shard in keys.items() if shard == name}, index.parent / name)
+        out = (index.parent.parent / "new" / name).with_suffix(".safetensors" if to_safetensors else ".bin")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        made.append(fix(index.parent / name, wishes, out=out))
+    (done,) = copy_indexes(made, prefixes)
+    content = json.loads(Path(done.written).read_text())
+    names = [Path(one.written).relative_to(index.parent.parent / "new") for one in made]
+    assert content["weight_map"] == {"a": str(names[0]), "module.b": str(names[0]), "c": str(names[1])}
     assert content["metadata"]["total_size"] == 9
 
 

@@ -1,4 +1,8 @@
-"""Which of the many things that are zip archives a file is. A light look: the archive's structure is checked elsewhere."""
+"""Which of the many things that are zip archives a file is.
+
+A light look of its own: formats/zip_records reads every entry and refuses what doesn't add up, which takes its time for a
+checkpoint of a hundred thousand records, and here encrypted, truncated and foreign archives are to be named, not refused.
+"""
 
 from __future__ import annotations
 
