@@ -79,19 +79,37 @@ def unreadable(files: Sequence[CheckpointFile]) -> Finding:
     first = files[0]
     damaged = sum(one.damaged for one in files)
     if len(files) == 1:
-        summary = f"{short(first.path)} {'is damaged' if damaged else 'cannot be loaded'}: {first.problem}"
+        start = f"{short(first.path)} {'is damaged' if damaged else 'cannot be loaded'}: "
     else:
         outcome = "are damaged" if damaged == len(files) else "cannot be loaded"
-        summary = f"{len(files)} checkpoints {outcome}; {short(first.path)}: {first.problem}"
+        start = f"{len(files)} checkpoints {outcome}; {short(first.path)}: "
     advice = {one.advice: one.commands for one in reversed(files) if one.advice}
     fixes = [Fix(text, commands) for text, commands in reversed(advice.items())][:3]
-    if not fixes:
+    if not fixes and not damaged:
+        fixes.append(Fix("Name the checkpoint itself, if this is not what you meant"))
+    elif not fixes:
         fixes.append(Fix("Resume from the checkpoint before it, or fetch the file anew from where it came"))
     return Finding(
-        summary=summary[:160],
-        evidence=seen(files, (f"{one.called}, {human(one.size)}: {one.problem}" for one in files), "the file's bytes"),
+        summary=start + in_short(first.problem, 160 - len(start)),
+        # How a whole checkpoint comes to be damaged is the page's "Why": here, nothing of that kind happened.
+        cause="" if damaged else f"torch.load reads checkpoints that torch.save wrote; here it finds {first.called}.",
+        evidence=seen(files, map(what_is_there, files), "the file's bytes"),
         fixes=tuple(fixes),
     )
+
+
+def what_is_there(one: CheckpointFile) -> str:
+    if one.kind == "missing":
+        return one.problem
+    return f"{one.called}{f', {human(one.size)}' if one.size else ''}: {one.problem}"
+
+
+def in_short(text: str, most: int) -> str:
+    """As much of a sentence as makes sense by itself: up to a clause's end, else up to a word's."""
+    if len(text) <= most:
+        return text
+    clauses = [place for mark in (": ", "; ", ", ", " (") if (place := text.rfind(mark, most // 3, most)) > 0]
+    return text[: max(clauses)] if clauses else f"{text[: most - 1].rpartition(' ')[0] or text[: most - 1]}…"
 
 
 @check(
@@ -122,7 +140,8 @@ def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator
     a program's. Where a function that runs commands is named, don't load the file at all.
     """
     files = readable(checkpoints)
-    dangerous = [one for one in files if is_dangerous(one)]
+    # Plain pickles, too, which torch.load can't read: somebody will load them with something else.
+    dangerous = [one for one in checkpoints.files if is_dangerous(one)]
     if dangerous:
         yield hostile(dangerous)
     blocked = [one for one in files if one.kind in PICKLES and one.weights_only_blockers and one not in dangerous]

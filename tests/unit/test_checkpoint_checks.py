@@ -268,3 +268,28 @@ def test_pinned_is_what_is_neither_on_the_cpu_nor_without_data() -> None:
     pins = tuple(Pins(device=device, tensors=1, bytes=4) for device in ("cpu", "meta", "cuda:0"))
     one = CheckpointFile(path="a.pt", kind="zip", called="", size=0, pins=pins)
     assert [pin.device for pin in one.pinned] == ["cuda:0"]
+
+
+def test_of_what_is_not_there_neither_a_size_nor_a_killed_save_is_told() -> None:
+    gone = a_file("nope.pt", kind="missing", called="nothing", size=0, problem="No such file")
+    (finding,) = judged("ckpt-truncated", gone).findings
+    assert [one.text for one in finding.evidence] == ["nope.pt: No such file"]
+    assert finding.cause
+    assert "cut short" not in finding.cause
+    assert not [fix for fix in finding.fixes if "Resume" in fix.text]
+    (damaged,) = judged("ckpt-truncated", a_file(problem="It ends too early", damaged=True)).findings
+    assert not damaged.cause
+
+
+def test_a_long_problem_is_cut_where_a_clause_ends() -> None:
+    problem = "The zip archive's directory is not where the file says that it is; of its 161 tensors " + "so many " * 20
+    (finding,) = judged("ckpt-truncated", a_file(problem=problem, damaged=True)).findings
+    assert finding.summary.endswith("is not where the file says that it is")
+    (finding,) = judged("ckpt-truncated", a_file(problem="word " * 99, damaged=True)).findings
+    assert finding.summary.endswith("word…")
+    assert len(finding.summary) <= 160
+
+
+def test_a_dangerous_plain_pickle_is_loud_though_torch_cannot_read_it() -> None:
+    evil = a_file(kind="pickle", problem="A plain pickle", **EVIL)
+    assert severity(judged("ckpt-weights-only", evil)) is FAIL

@@ -182,7 +182,7 @@ def _missing(path: Path) -> Recognised:
         )
     import difflib
 
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.75)
     return Recognised(
         kind="missing",
         called="nothing",
