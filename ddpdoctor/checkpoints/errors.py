@@ -36,5 +36,13 @@ class Busy(Refused):
     """Another run is at work on the file, or was since it was read: a moment later things look otherwise."""
 
 
+class Stale(Refused):
+    """The undo file belongs to content that is gone: saved anew or replaced. It says nothing about the file as it is."""
+
+
+class Torn(Refused):
+    """A run was killed while it changed the file, and what stands there now is, or may be, neither old nor new."""
+
+
 class NotACheckpoint(CheckpointError):
     """Something else: `text` says what it is."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,11 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused
+from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale
 from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
 from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
 from ddpdoctor.checkpoints.inspection import describe, inspect, refuse_torn, unread
+from ddpdoctor.checkpoints.kinds.recognised import quoted
 from ddpdoctor.checkpoints.kinds.recognition import recognise
 from ddpdoctor.checkpoints.outcomes import Action, Moved, Outcome
 from ddpdoctor.checkpoints.pickles.editing import Edit, Wishes, carry_out, propose
@@ -65,7 +68,9 @@ def _fix(attempt: _Attempt, patience: Patience) -> Outcome | None:
     except Busy as error:
         return None if patience.wait() else attempt.refused(error)
     except CheckpointError as error:
-        return attempt.refused(error)
+        from ddpdoctor.checkpoints.writing.undo_words import torn_under_other_name
+
+        return attempt.refused(torn_under_other_name(path) or error)
     except OSError as error:
         return attempt.refused(Refused(f"{error.filename or path}: {error.strerror or error}"))
     except (MemoryError, RecursionError):
@@ -129,6 +134,8 @@ class _Attempt:
         self.progress = progress
         self.before: CheckpointFile | None = None
         self.notes: list[str] = []
+        self.stale = False
+        """The undo file beside it belongs to content that is gone."""
 
     def run(self) -> Outcome:
         if self.out is not None or self.dry_run:
@@ -138,6 +145,9 @@ class _Attempt:
         recognised = recognise(self.path)
         if not recognised.rewritable:
             self.before = unread(self.path, recognised)
+            if os.strerror(errno.EAGAIN) in recognised.problem:
+                # It has taken the file for itself, for the moment in which it changes it.
+                raise Busy("Another run is changing the file just now", "Run the command again in a moment")
             if recognised.problem:
                 raise CheckpointError(recognised.problem, recognised.advice, recognised.commands)
             if self.out is not None:
@@ -150,6 +160,7 @@ class _Attempt:
                 return self._to_safetensors(layout, parts)
             plan = self._plan(layout, parts)
             if self.dry_run or (not plan and self.out is None):
+                self._note_stale(put_aside=bool(plan) and self.out is None)
                 return self._outcome(Action.WOULD_FIX if plan else Action.CLEAN, plan)
             new = [carry_out(edit) for edit in plan.edits]
             if self.out is not None:
@@ -170,6 +181,8 @@ class _Attempt:
 
         try:
             recovery = in_place.recover(self.path, dry_run=self.dry_run)
+        except Stale:
+            self.stale = True
         except Refused as refused:
             if not self.dry_run:
                 raise
@@ -177,6 +190,18 @@ class _Attempt:
         else:
             if recovery is not None:
                 self.notes.append(f"{recovery.text}.")
+
+    def _note_stale(self, *, put_aside: bool) -> None:
+        if not self.stale:
+            return
+        from ddpdoctor.checkpoints.writing.journal import undo_file
+
+        old = undo_file(self.path)
+        what = f"The undo file {old.name} belongs to former content of this file, which was saved anew or replaced"
+        if put_aside:
+            self.notes.append(f"{what}: it will be renamed, and a new one begun.")
+        else:
+            self.notes.append(f"{what}. If you don't need that, `rm {quoted(old)}` deletes it.")
 
     def _plan(self, layout: Layout, parts: list[Part]) -> _Plan:
         kept: frozenset[str] | None = None
@@ -214,8 +239,15 @@ class _Attempt:
 
     def _change_in_place(self, plan: _Plan, new: list[Part], change: Change) -> Outcome:
         from ddpdoctor.checkpoints.writing import in_place
+        from ddpdoctor.checkpoints.writing.journal import name_aside
 
-        undo_file = in_place.change_in_place(self.path, change)
+        aside = name_aside(self.path) if self.stale else None
+        undo_file = in_place.change_in_place(self.path, change, aside=aside.name if aside else "")
+        if aside:
+            self.notes.append(
+                f"The undo file that was there belongs to former content of this file, which was saved anew or replaced. "
+                f"It is now {aside.name}; if you don't need it, `rm {quoted(aside)}` deletes it."
+            )
         try:
             after = self._verified(self.path, new)
         except CheckpointError:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused
+from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Torn
 from ddpdoctor.checkpoints.formats.archive import Archive
 from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
 from ddpdoctor.checkpoints.formats.layouts import Layout
@@ -35,17 +35,24 @@ def inspect(path: Path) -> CheckpointFile:
 
     recognised = recognise(path)
     if not recognised.rewritable:
-        return unread(path, recognised)
+        return unread(path, recognised, _torn(path) if recognised.damaged else None)
     try:
         refuse_torn(path)
         with without_collection(), open_layout(path, recognised.kind) as layout:
             return describe(path, recognised, layout, read_parts(layout))
     except CheckpointError as error:
-        return unread(path, recognised, error)
+        return unread(path, recognised, _torn(path) or error)
     except OSError as error:
         return unread(path, recognised, Refused(f"{error.filename or path}: {error.strerror or error}"))
     except (MemoryError, RecursionError):
         return unread(path, recognised, Refused("There is not enough memory to read its pickle"))
+
+
+def _torn(path: Path) -> Torn | None:
+    """For who can't read a file: perhaps a run was killed while it changed it, and then it was renamed."""
+    from ddpdoctor.checkpoints.writing.undo_words import torn_under_other_name
+
+    return torn_under_other_name(path)
 
 
 def refuse_torn(path: Path) -> None:
@@ -58,6 +65,8 @@ def refuse_torn(path: Path) -> None:
 
     try:
         recovery = in_place.recover(path, dry_run=True)
+    except Torn:
+        raise
     except CheckpointError:
         return  # An undo file of other content says nothing about this one.
     if recovery is not None and recovery.torn:

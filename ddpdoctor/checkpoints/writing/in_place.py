@@ -13,28 +13,37 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from ddpdoctor.checkpoints.errors import Busy, Refused
+from ddpdoctor.checkpoints.errors import Busy, Refused, Stale
 from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.writing import journal
 from ddpdoctor.checkpoints.writing.holding import Held, held, opened_folder, unopened
 from ddpdoctor.checkpoints.writing.interruptions import put_off
 from ddpdoctor.checkpoints.writing.journal import Layer, Record, Stage, State, undo_file
 from ddpdoctor.checkpoints.writing.leftovers import NEVER_BEGUN, Ending, Recovery, ending_of
-from ddpdoctor.checkpoints.writing.undo_words import A_COPY, foreign, gone, half_tidy, no_undo, reason, stuck
+from ddpdoctor.checkpoints.writing.undo_words import (
+    A_COPY,
+    foreign,
+    gone,
+    half_changed_once,
+    half_tidy,
+    no_undo,
+    reason,
+    stuck,
+)
 
 
-def change_in_place(path: Path, change: Change) -> Path:
+def change_in_place(path: Path, change: Change, *, aside: str = "") -> Path:
     """Applies the change and returns the undo file. The caller has closed the checkpoint, and called `recover` before.
 
-    change: of at least one byte.
+    change: of at least one byte. aside: the new name of an undo file of other content, once the new one is written.
     Raises Refused if the file must not be changed, has changed since it was read, or could not be: then it is as it was.
     Raises Damaged in the one case in which it could not be brought back either: the undo file is then left for `undo`.
     A signal that comes before the end takes the change back, and is delivered then; a later one when all is complete.
     """
     with put_off() as signals, _held_or_copied(path) as file, _read_errors_in_words():
-        _ensure_settled(file)
         _ensure_unchanged(file, change)
-        record = _record(file, journal.layer_of(file.file, change))
+        _ensure_settled(path, file, stale=bool(aside))
+        record = _record(file, journal.layer_of(file.file, change), aside)
         try:
             if not signals:
                 _apply(file.file, change)
@@ -60,8 +69,8 @@ def change_in_place(path: Path, change: Change) -> Path:
 def recover(path: Path, *, dry_run: bool = False) -> Recovery | None:
     """Finishes or takes back what a killed run left; None if there is nothing to be done. Called before anything else.
 
-    dry_run: only says what would be done. Raises Refused, with nothing touched, if the undo file is not one, or belongs to
-    other content than the file now has.
+    dry_run: only says what would be done. Raises Refused, with nothing touched, if the undo file is not one: Stale if it
+    belongs to other content than the file now has, Torn if the file may be a half changed one all the same.
     """
     with opened_folder(path) as folder:
         found = _unsettled(path, folder)
@@ -85,14 +94,13 @@ def undo(path: Path, *, only_last: bool = False, dry_run: bool = False) -> int:
         records = journal.read(folder, path.name)
         if not records:
             raise no_undo(path, folder)
-        _ending(path, records[-1], _state_at(path, folder, records[-1]))
+        _looked_at(path, folder, records[-1])
     if not dry_run:
         with put_off(), held(path) as file, _read_errors_in_words():
             journal.remove_draft(file.folder, file.name)
             records = journal.read(file.folder, file.name)
             for record in reversed(records[-1:] if only_last else records):
-                if journal.state(file.file, record.layer) is State.FOREIGN:
-                    raise foreign(path)
+                _state(path, file.file, record)
                 _mark_undoing(path, file, record)
                 _roll_back(path, file, record, "by an undo that failed")
     return 1 if only_last else len(records)
@@ -123,31 +131,32 @@ def _read_errors_in_words() -> Iterator[None]:
 def _unsettled(path: Path, folder: int) -> Ending | None:
     """What there is to be done, without touching anything."""
     records = journal.read(folder, path.name)
-    found = _ending(path, records[-1], _state_at(path, folder, records[-1])) if records else None
+    found = _looked_at(path, folder, records[-1]) if records else None
     return NEVER_BEGUN if found is None and _exists(folder, path.name + journal.DRAFT_SUFFIX) else found
 
 
-def _state_at(path: Path, folder: int, record: Record) -> State:
+def _looked_at(path: Path, folder: int, record: Record) -> Ending | None:
     try:
         file = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
-        raise gone(path) from None
+        raise gone(path, folder) from None
     except OSError as error:
         raise unopened(path, error) from None
     try:
-        return journal.state(file, record.layer)
+        return ending_of(record.stage, _state(path, file, record))
     finally:
         os.close(file)
 
 
-def _ending(path: Path, record: Record, state: State) -> Ending | None:
+def _state(path: Path, file: int, record: Record) -> State:
+    state = journal.state(file, record.layer)
     if state is State.FOREIGN:
-        raise foreign(path)
-    return ending_of(record.stage, state)
+        raise half_changed_once(path) if journal.may_be_torn(file, record) else foreign(path)
+    return state
 
 
 def _settle(path: Path, file: Held, record: Record) -> Ending | None:
-    ending = _ending(path, record, journal.state(file.file, record.layer))
+    ending = ending_of(record.stage, _state(path, file.file, record))
     if ending is None:
         return None
     if ending.finished:
@@ -159,10 +168,18 @@ def _settle(path: Path, file: Held, record: Record) -> Ending | None:
     return ending
 
 
-def _ensure_settled(file: Held) -> None:
-    """Raises Refused if another run came between."""
+def _ensure_settled(path: Path, file: Held, *, stale: bool) -> None:
+    """Raises Busy if another run came between. stale: the undo file is known to be of other content."""
     records = journal.read(file.folder, file.name)
-    if records and journal.state(file.file, records[-1].layer) is not State.AFTER:
+    if not records:
+        return
+    try:
+        settled = _state(path, file.file, records[-1]) is State.AFTER and not stale
+    except Stale:
+        if not stale:
+            raise
+        settled = True
+    if not settled:
         raise Busy("Another run has worked on the file meanwhile", "Run the command again")
 
 
@@ -174,12 +191,12 @@ def _ensure_unchanged(file: Held, change: Change) -> None:
         raise Busy("The file was changed while it was being read", "Run the command again when its writer is done")
 
 
-def _record(file: Held, layer: Layer) -> Record:
+def _record(file: Held, layer: Layer, aside: str) -> Record:
     """The undo record, durable. Raises Refused, with nothing changed."""
     name = file.name + journal.SUFFIX
     try:
         journal.remove_draft(file.folder, file.name)
-        return journal.add(file.folder, file.name, layer, os.fstat(file.file))
+        return journal.add(file.folder, file.name, layer, os.fstat(file.file), aside)
     except OSError as error:
         raise Refused(
             f"The undo file {name} can't be written beside it: {reason(error)}. Nothing was changed", A_COPY

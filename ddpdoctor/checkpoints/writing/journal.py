@@ -125,6 +125,25 @@ def state(file: int, layer: Layer) -> State:
     return State.TORN if whole or untouched else State.FOREIGN
 
 
+def may_be_torn(file: int, record: Record) -> bool:
+    """Whether a file of FOREIGN content may still be one that was left half changed, and harmed afterwards.
+
+    Then the record may hold the only copy of what is missing. A change that was completed left nothing half done, and
+    an undo says so, on the disk, before it begins.
+    """
+    layer = record.layer
+    if record.stage is Stage.COMPLETE:
+        return False
+    if _witness(file, layer.size, layer.patches) == layer.witness:
+        return True
+    for patch in layer.patches:
+        now = read_exactly(file, len(patch.old), patch.offset)
+        length = len(now)
+        if now != patch.old[:length] and _mixed(now, Patch(patch.offset, patch.old[:length], patch.new[:length])):
+            return True
+    return False
+
+
 def _mixed(now: bytes, patch: Patch) -> bool:
     if len(now) != len(patch.old):
         return False
@@ -242,13 +261,22 @@ def _not_ours(name: str, what: str) -> Refused:
     )
 
 
-def add(folder: int, name: str, layer: Layer, owner: os.stat_result) -> Record:
+def name_aside(path: Path) -> Path:
+    """A name that nothing has yet, for a checkpoint's undo file whose content is gone."""
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.name}{SUFFIX}.old" + (f"-{number}" if number > 1 else ""))):
+        number += 1
+    return aside
+
+
+def add(folder: int, name: str, layer: Layer, owner: os.stat_result, aside: str = "") -> Record:
     """Puts a record behind those that are there: it is whole on disk when this returns, or nothing has changed.
 
-    owner: the checkpoint's status; whoever may read and undo the one may do so with the other.
-    Raises OSError; FileExistsError if the draft of another run is there.
+    owner: the checkpoint's status; whoever may read and undo the one may do so with the other. aside: what the file that
+    is there is called afterwards, if it is of other content: the record then begins a new one.
+    Raises OSError; FileExistsError if the draft of another run, or something called `aside`, is there.
     """
-    before = _raw(folder, name + SUFFIX) or b""
+    before = b"" if aside else _raw(folder, name + SUFFIX) or b""
     payload = zlib.compress(msgspec.msgpack.encode(layer), 1)
     record = HEADER.pack(MAGIC, VERSION, Stage.CHANGING, len(payload), _sha256(payload)) + payload
     draft = name + DRAFT_SUFFIX
@@ -264,6 +292,8 @@ def add(folder: int, name: str, layer: Layer, owner: os.stat_result) -> Record:
             os.fsync(file)
         finally:
             os.close(file)
+        if aside:
+            _put_aside(folder, name + SUFFIX, aside)
         os.rename(draft, name + SUFFIX, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with suppress(OSError):
@@ -271,6 +301,23 @@ def add(folder: int, name: str, layer: Layer, owner: os.stat_result) -> Record:
         raise
     sync_folder(folder)
     return Record(layer, len(before), Stage.CHANGING)
+
+
+def _put_aside(folder: int, name: str, aside: str) -> None:
+    """Gives a file another name, durably, and overwrites nothing. Raises OSError."""
+    try:
+        os.link(name, aside, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        # No hard links here (FAT, some file servers). The checkpoint's lock keeps other runs away.
+        if os.path.lexists(f"/proc/self/fd/{folder}/{aside}"):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+        os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+        sync_folder(folder)
+        return
+    # The second name is on the disk before the first one is given to another file.
+    sync_folder(folder)
 
 
 def write_exactly(file: int, data: bytes, offset: int) -> None:

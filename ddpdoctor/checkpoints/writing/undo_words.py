@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ddpdoctor.checkpoints.errors import Damaged, Refused
+from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Stale, Torn
 from ddpdoctor.checkpoints.kinds.recognised import quoted
 from ddpdoctor.checkpoints.writing import journal
+from ddpdoctor.checkpoints.writing.holding import opened_folder
 from ddpdoctor.checkpoints.writing.journal import State, undo_file
 
 A_COPY = "Write a new file instead: add -o and its name to the same command"
@@ -49,18 +51,37 @@ def half_tidy(path: Path, error: OSError) -> Refused:
     )
 
 
-def foreign(path: Path) -> Refused:
-    return Refused(
+def foreign(path: Path) -> Stale:
+    return Stale(
         f"The undo file {undo_file(path).name} belongs to other content than the file has now: it was saved anew or replaced",
         "Nothing was changed. If you don't need the former content, remove the undo file, then run the command again",
         (f"rm {quoted(undo_file(path))}",),
     )
 
 
-def gone(path: Path) -> Refused:
+def half_changed_once(path: Path) -> Torn:
+    """The undo file of a change that wasn't finished, and a file that isn't quite what such a change leaves."""
+    name = undo_file(path).name
+    return Torn(
+        f"A run that was killed may have left this file half changed, and it isn't what that run knew: {name} doesn't fit it",
+        f"Nothing was changed. Don't delete {name}: it may be the only copy of a part of the file. Copy the checkpoint "
+        "again, or, if it was saved anew since, move the undo file aside, then run the command again",
+        (f"mv {quoted(undo_file(path))} {quoted(journal.name_aside(path))}",),
+    )
+
+
+def gone(path: Path, folder: int) -> Refused:
+    for name in _renamed(path, folder):
+        return Refused(
+            f"{path} is gone, only its undo file is left; {name} has its content",
+            "Give the undo file the new name, too, then run the command again with that name",
+            (f"mv {quoted(undo_file(path))} {quoted(undo_file(path.with_name(name)))}",),
+        )
     return Refused(
         f"{path} is gone, only its undo file is left",
-        "If you renamed it, give the undo file the new name, too: the new name followed by " + journal.SUFFIX,
+        "If you renamed or moved it, let the undo file follow it: the new name followed by "
+        f"{journal.SUFFIX}. If you deleted it on purpose, delete the undo file, too",
+        (f"rm {quoted(undo_file(path))}",),
     )
 
 
@@ -73,7 +94,9 @@ def no_undo(path: Path, folder: int) -> Refused:
             "Its undo file lies there",
             (f"ddpdoctor fix-checkpoint --undo {quoted(target)}",),
         )
-    for name in _left_alone(path, folder):
+    for name, state in _left_alone(path, folder):
+        if state is State.TORN:
+            return _torn_under(path, name)
         return Refused(
             f"There is no undo file {undo_file(path).name}, but {name} belongs to this very content",
             "If you renamed the checkpoint, rename the undo file, too, then run the command again",
@@ -82,8 +105,44 @@ def no_undo(path: Path, folder: int) -> Refused:
     return Refused(f"There is nothing to undo: no undo file {undo_file(path).name} lies beside it")
 
 
-def _left_alone(path: Path, folder: int) -> Iterator[str]:
-    """Undo files in the folder whose checkpoint is gone and which know the content of this one."""
+def torn_under_other_name(path: Path) -> Torn | None:
+    """What to do if the path is a file that was left half changed, and renamed without its undo file; None if it isn't."""
+    if os.path.lexists(undo_file(path)):
+        return None
+    with suppress(CheckpointError, OSError), opened_folder(path) as folder:
+        for name, state in _left_alone(path, folder):
+            if state is State.TORN:
+                return _torn_under(path, name)
+    return None
+
+
+def _torn_under(path: Path, name: str) -> Torn:
+    return Torn(
+        f"An earlier run was cut short while it changed this file, and {name}, which knows its content, has its former name",
+        "The file is half changed. Give the undo file the new name, too; the next run takes that change back",
+        (f"mv {quoted(path.with_name(name))} {quoted(undo_file(path))}", f"ddpdoctor fix-checkpoint {quoted(path)}"),
+    )
+
+
+def _renamed(path: Path, folder: int) -> Iterator[str]:
+    """Files in the folder with content that the undo file of this path knows."""
+    records = journal.read(folder, path.name)
+    layer = records[-1].layer
+    for name in sorted(os.listdir(folder)):
+        with suppress(OSError):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode) or not 0 <= status.st_size - layer.size <= layer.appended:
+                continue
+            file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                if journal.state(file, layer) in (State.AFTER, State.TORN):
+                    yield name
+            finally:
+                os.close(file)
+
+
+def _left_alone(path: Path, folder: int) -> Iterator[tuple[str, State]]:
+    """Undo files in the folder whose checkpoint is gone and which know the content of this one, and how far it came."""
     names = set(os.listdir(folder))
     with suppress(OSError):
         file = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -92,7 +151,8 @@ def _left_alone(path: Path, folder: int) -> Iterator[str]:
                 if name.endswith(journal.SUFFIX) and name.removesuffix(journal.SUFFIX) not in names:
                     with suppress(Refused):
                         records = journal.read(folder, name.removesuffix(journal.SUFFIX))
-                        if records and journal.state(file, records[-1].layer) is State.AFTER:
-                            yield name
+                        state = journal.state(file, records[-1].layer) if records else State.FOREIGN
+                        if state in (State.AFTER, State.TORN):
+                            yield name, state
         finally:
             os.close(file)
