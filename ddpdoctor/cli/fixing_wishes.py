@@ -99,10 +99,10 @@ def _prefix(wanted: str) -> str:
 
 
 def _keys(option: str, values: list[str] | None) -> tuple[str, ...]:
-    keys = tuple(dict.fromkeys(key.strip() for value in values or () for key in value.split(",") if key.strip()))
-    if values and not keys:
+    """As they were typed: only who knows the file's keys can tell whether a comma is part of one."""
+    if values and not all(value.strip(", ") for value in values):
         raise typer.BadParameter(f"{option} is empty; is the variable in it set?")
-    return keys
+    return tuple(values or ())
 
 
 def _with_output(paths: Sequence[str], option: str) -> str:

@@ -476,6 +476,23 @@ def test_a_new_file_that_is_there_when_it_is_stopped_is_told_of(ckpt: Path, tmp_
     assert f"Stopped. Done by then, and whole: {out}, but not yet read back. All else is as it was." in told
 
 
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        (("--keep", "a,b"), ["a,b"]),
+        (("--keep", "a, c"), ["a", "c"]),
+        (("--keep", "a,b", "--keep", "0,c"), ["a,b", "c", 0]),
+        (("--drop", "7,a,b"), ["a,b", "c", 0]),
+    ],
+)
+def test_keys_may_hold_commas_and_be_numbers(tmp_path: Path, options: tuple[str, ...], left: list[Any]) -> None:
+    content = {"a,b": weights(), "a": 1, "b": 2, "c": 3, 0: torch.ones(2), 7: 4}
+    path, out = saved(tmp_path / "ckpt.pt", content), tmp_path / "out.pt"
+    done = fix(path, *options, "-o", out)
+    assert done.returncode == 0, done.stdout
+    assert list(torch.load(out, weights_only=True)) == left
+
+
 def test_a_name_that_begins_with_a_dash_is_hinted_at(ckpt: Path) -> None:
     ckpt.rename(ckpt.with_name("-dash.pt"))
     ended = fix("-dash.pt", cwd=ckpt.parent)

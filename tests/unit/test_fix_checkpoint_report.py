@@ -400,9 +400,9 @@ def test_what_names_no_file_is_refused(path: str, words: str, undo: bool) -> Non
         wishes_of("ckpt.pt", path, undo=undo)
 
 
-def test_prefixes_get_their_dot_and_lists_are_split() -> None:
+def test_prefixes_get_their_dot_and_keys_stay_as_typed() -> None:
     assert wishes_of(prefixes=["module", "_orig_mod.", "net_"]).strip_prefixes == ("module.", "_orig_mod.", "net_")
-    assert wishes_of(keep=["model,epoch", " model "], output="o").keep == ("model", "epoch")
+    assert wishes_of(keep=["model,epoch", "model"], output="o").keep == ("model,epoch", "model")
     assert wishes_of(drop=["optimizer", "a"], output="o").drop == ("optimizer", "a")
 
 

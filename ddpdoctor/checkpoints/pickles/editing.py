@@ -19,7 +19,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be done to a checkpoint.
 
     to: the device for everything that is pinned to another than the CPU.
-    strip_prefixes: taken from the keys one after the other. keep, drop: keys of the top level.
+    strip_prefixes: taken from the keys one after the other. keep, drop: keys of the top level, or several with commas.
     params_only: the model's state dict and nothing else. to_safetensors: in that format.
     """
 

@@ -93,7 +93,7 @@ def cut(
     params_only: bool = False,
     tensors_only: bool = False,
 ) -> Cut:
-    """The pickle in `data` with, of the dict at its top, only the keys in `keep` (if any are given) and none in `drop`.
+    """The pickle in `data` with, of the dict at its top, only the keys in `keep` (if any are given) and none in `drop`. Several may be named in one, with commas.
 
     With `params_only`, of what is left so, the model's state dict alone, with its modules' extra state unless
     `tensors_only`; `keep` may then name one that stands further down: model.ema.
@@ -115,6 +115,7 @@ def _cut(data: bytes, keep: Collection[str], drop: Collection[str], params_only:
     if not entries and not is_dict(root):
         raise Refused(f"Its top level is {describe(root)}, not a dict, so there are no keys to choose from")
     names = [name_of(pair.key) for pair in entries]
+    keep, drop = list(_meant(keep, names)), list(_meant(drop, names))
     deeper = {*keep}.difference(names) if params_only else set()
     named = {one.name: one for one in candidates_named(entries, deeper)} if deeper else {}
     tops = [named[name].path[0] if name in named else name for name in keep]
@@ -147,6 +148,14 @@ def _cut(data: bytes, keep: Collection[str], drop: Collection[str], params_only:
         raise Refused("What is to be kept could not be cut out without a change, so nothing was written")
     done = _summary(result, left, entries, leaving, path, model.left_out)
     return done._replace(unused=0) if tensors_only else done
+
+
+def _meant(values: Collection[str], names: Collection[str]) -> Iterator[str]:
+    """The names that the values mean: a value is a key as it is, or several with commas; a number may be a key that is one."""
+    for value in values:
+        for key in [value] if value in names else filter(None, map(str.strip, value.split(","))):
+            number = f"[the int {key}]"
+            yield number if key not in names and number in names else key
 
 
 def _check_names(wanted: Collection[str], names: list[str]) -> None:
