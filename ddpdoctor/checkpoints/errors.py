@@ -20,6 +20,14 @@ class CheckpointError(Exception):
 class Damaged(CheckpointError):
     """Truncated or corrupt: `text` says what exactly."""
 
+    def __init__(
+        self,
+        text: str,
+        advice: str = "Copy or download it again, or go back to the checkpoint before it",
+        commands: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(text, advice, commands)
+
 
 class OutOfData(Damaged):
     """The pickle goes on behind the end of the data."""
