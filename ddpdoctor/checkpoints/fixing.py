@@ -254,7 +254,9 @@ class _Attempt:
             in_place.undo(self.path, only_last=True)
             raise
         if change.appended:
-            self.notes.append("Its pickle could not be replaced where it stands, so the new one was put behind the old end.")
+            self.notes.append(
+                "Its pickle could not be replaced where it stands, so the new one was put behind the old end."
+            )
         return _with(self._outcome(Action.FIXED, plan), after=after, undo_file=str(undo_file))
 
     def _write(self, layout: Layout, plan: _Plan, new: list[Part], out: Path) -> Outcome:
