@@ -5,8 +5,8 @@ Source of the tables: torch 2.13, torch/_weights_only_unpickler.py. An earlier t
 
 from __future__ import annotations
 
-import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from sys import stdlib_module_names
 from typing import TYPE_CHECKING
 
 from ddpdoctor.knowledge.global_meanings import BURIED, BURIED_LAST, MEANINGS, PACKAGES
@@ -205,7 +205,7 @@ def _meaning(name: str) -> tuple[str, bool]:
         return known
     if parts[0] == "__torch__":
         return "a class of the TorchScript code in the file itself", False
-    if parts[0] in sys.stdlib_module_names and not _of_a_namesake(parts):
+    if parts[0] in stdlib_module_names and not _of_a_namesake(parts):
         return f"part of Python's standard library ({parts[0]})", False
     return f"from the package {parts[0]}, which we don't know", False
 
@@ -225,6 +225,6 @@ def _of_a_namesake(parts: list[str]) -> bool:
     if first == "sh" and rest:
         # The package makes a command of any name; none begins with a capital, but its own class Command.
         return rest[0] != "Command" and rest[-1][:1].isupper()
-    if len(rest) < 2 or first not in sys.stdlib_module_names or first in PACKAGES:
+    if len(rest) < 2 or first not in stdlib_module_names or first in PACKAGES:
         return False
-    return rest[0].islower() and not rest[0].startswith("_") and rest[0] not in sys.stdlib_module_names
+    return rest[0].islower() and not rest[0].startswith("_") and rest[0] not in stdlib_module_names
