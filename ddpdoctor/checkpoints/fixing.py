@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +14,7 @@ from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
 from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
 from ddpdoctor.checkpoints.inspection import describe, inspect, refuse_torn, unread
-from ddpdoctor.checkpoints.kinds.recognised import quoted
+from ddpdoctor.checkpoints.kinds.recognised import BUSY, quoted
 from ddpdoctor.checkpoints.kinds.recognition import recognise
 from ddpdoctor.checkpoints.outcomes import Action, Moved, Outcome
 from ddpdoctor.checkpoints.pickles.editing import Edit, Wishes, carry_out, propose
@@ -145,9 +143,8 @@ class _Attempt:
         recognised = recognise(self.path)
         if not recognised.rewritable:
             self.before = unread(self.path, recognised)
-            if os.strerror(errno.EAGAIN) in recognised.problem:
-                # It has taken the file for itself, for the moment in which it changes it.
-                raise Busy("Another run is changing the file just now", "Run the command again in a moment")
+            if recognised.kind == BUSY:
+                raise Busy(recognised.problem, recognised.advice)
             if recognised.problem:
                 raise CheckpointError(recognised.problem, recognised.advice, recognised.commands)
             if self.out is not None:

@@ -13,6 +13,10 @@ HEAD = 4096
 """Bytes at the front of a file that are looked at first."""
 
 
+BUSY = "busy"
+"""The kind of a file that somebody is changing at this moment: a little later it has another."""
+
+
 class Recognised(msgspec.Struct, frozen=True, kw_only=True):
     """What a file or folder is.
 

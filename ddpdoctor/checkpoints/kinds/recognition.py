@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 
 from ddpdoctor.checkpoints.kinds.own_files import recognise_own
-from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, quoted
+from ddpdoctor.checkpoints.kinds.recognised import BUSY, Glance, Recognised, mode_of, quoted
 
 LEGACY = Recognised(kind="legacy", called="a PyTorch checkpoint (format before torch 1.6)")
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -211,6 +211,14 @@ def _unreadable(path: Path, error: OSError, what: str = "file") -> Recognised:
         )
     if error.errno == errno.ENAMETOOLONG:
         return Recognised(kind="missing", called="nothing", problem="No such file: the name is too long for one")
+    if error.errno == errno.EAGAIN:
+        # Somebody has a lease on it: another run of ours, for the moment in which it changes the file, or a file server.
+        return Recognised(
+            kind=BUSY,
+            called=f"a {what} that is being changed",
+            problem="Another run is changing the file just now",
+            advice="Run the command again in a moment",
+        )
     return Recognised(
         kind="unreadable",
         called=f"a {what} that can't be read",
