@@ -669,3 +669,28 @@ def test_a_sparse_file_of_any_size_takes_no_longer(tmp_path: Path) -> None:
     in_place.undo(path)
     assert time.monotonic() - start < 20
     assert path.stat().st_size == 40 << 30
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("options", "used_up", "words"),
+    [
+        ("size=4m", lambda folder: fill(folder / "filler"), ("Free some space", "df -h")),
+        ("nr_inodes=3", lambda folder: (folder / "one").touch(), ("no inodes left", "df -i")),
+    ],
+)
+def test_a_full_disk_is_told_with_what_is_missing(
+    options: str, used_up: Callable[[Path], object], words: tuple[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
+    try:
+        path = checkpoint(folder)
+        with suppress(OSError):
+            used_up(folder)
+        told = refused(path)
+        assert words[0] in told.advice
+        assert told.commands == (f"{words[1]} {folder}",)
+    finally:
+        subprocess.run(["umount", folder], check=True)

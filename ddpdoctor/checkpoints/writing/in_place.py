@@ -28,6 +28,7 @@ from ddpdoctor.checkpoints.writing.undo_words import (
     half_tidy,
     no_undo,
     reason,
+    refused_for,
     stuck,
 )
 
@@ -51,7 +52,8 @@ def change_in_place(path: Path, change: Change, *, aside: str = "") -> Path:
                 _keep_date(file.file, record.layer)
         except OSError as error:
             _roll_back(path, file, record, reason(error))
-            raise Refused(f"The change could not be written: {reason(error)}. The file is as it was", A_COPY) from None
+            text = f"The change could not be written: {reason(error)}. The file is as it was"
+            raise refused_for(text, error, file.folder) from None
         except BaseException:
             _roll_back(path, file, record, "until the program failed")
             raise
@@ -198,9 +200,8 @@ def _record(file: Held, layer: Layer, aside: str) -> Record:
         journal.remove_draft(file.folder, file.name)
         return journal.add(file.folder, file.name, layer, os.fstat(file.file), aside)
     except OSError as error:
-        raise Refused(
-            f"The undo file {name} can't be written beside it: {reason(error)}. Nothing was changed", A_COPY
-        ) from None
+        text = f"The undo file {name} can't be written beside it: {reason(error)}. Nothing was changed"
+        raise refused_for(text, error, file.folder) from None
 
 
 def _apply(file: int, change: Change) -> None:

@@ -14,6 +14,7 @@ from ddpdoctor.checkpoints.kinds.recognised import quoted
 from ddpdoctor.checkpoints.writing import journal
 from ddpdoctor.checkpoints.writing.holding import opened_folder
 from ddpdoctor.checkpoints.writing.journal import State, undo_file
+from ddpdoctor.wording import human
 
 A_COPY = "Write a new file instead: add -o and its name to the same command"
 
@@ -32,6 +33,31 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def reason(error: OSError) -> str:
     """What the system says, in plain words: "the disk is full"."""
     return _WHY.get(error.errno or 0, error.strerror or str(error))
+
+
+def refused_for(text: str, error: OSError, folder: int) -> Refused:
+    """The refusal of a change that could not be written; folder: where, as an open descriptor."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return Refused(text, A_COPY)
+    where = quoted(Path(os.readlink(f"/proc/self/fd/{folder}")))  # noqa: PTH115
+    elsewhere = "or write a new file on another disk: add -o and its path to the same command"
+    if error.errno == errno.EIO:
+        return Refused(
+            text, f"The disk or its server fails: save what you can from it, {elsewhere}", ("sudo dmesg | tail -20",)
+        )
+    if error.errno == errno.EDQUOT:
+        return Refused(text, f"Delete something of yours there, {elsewhere}", (f"du -sh {where}", "quota -s"))
+    status = os.fstatvfs(folder)
+    if status.f_files and not status.f_favail:
+        return Refused(
+            text, f"It has no inodes left: delete some files, however small, {elsewhere}", (f"df -i {where}",)
+        )
+    free = human(status.f_bavail * status.f_frsize)
+    return Refused(
+        text,
+        f"Free some space, of which a change in place needs little ({free} are free), {elsewhere}",
+        (f"df -h {where}",),
+    )
 
 
 def stuck(path: Path, why: str, error: OSError) -> Damaged:
