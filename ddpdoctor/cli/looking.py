@@ -44,9 +44,10 @@ def begin(python: str | None, *, quick: bool = False, checkpoints: Sequence[str]
 def look(context: Context, groups: Iterable[str]) -> Snapshot:
     """Takes a snapshot of this host."""
     # Here and not above: the import of torch shall be under way before the many modules of the probes are loaded.
+    from ddpdoctor.facts.snapshot import EXPERIMENTS
     from ddpdoctor.probes.runner import take_snapshot
 
-    wanted = set(groups)
+    wanted = set(groups) - set(EXPERIMENTS)
     waiting = set(wanted)
     line = StatusLine(lambda seconds: _waited_for(sorted(waiting), seconds), delay=0.3)
     try:

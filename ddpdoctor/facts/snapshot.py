@@ -13,16 +13,19 @@ from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.extensions import Extensions
 from ddpdoctor.facts.firewall import Firewall
+from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.kernel_log import KernelLog
 from ddpdoctor.facts.libraries import Libraries
 from ddpdoctor.facts.limits import Limits
 from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.rdma import Rdma
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.toolchain import Toolchain
 from ddpdoctor.facts.torch import Torch
@@ -64,11 +67,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     network: Maybe[Network] = NOT_PROBED
     nccl: Maybe[Nccl] = NOT_PROBED
     firewall: Maybe[Firewall] = NOT_PROBED
+    rdma: Maybe[Rdma] = NOT_PROBED
     checkpoints: Maybe[Checkpoints] = Checkpoints(files=())
     """Without any file where nobody named one: unlike the host, checkpoints are looked at only where that is asked for."""
+    meeting: Maybe[Meeting] = Meeting()
+    fleet: Maybe[Fleet] = Fleet()
+    """As long as nobody tried anything between hosts, both are empty."""
 
 
 HEADER = ("ddpdoctor_snapshot", "tool_version", "taken_at", "host")
 
 GROUPS = tuple(name for name in Snapshot.__struct_fields__ if name not in HEADER)
 """Names of the groups of facts; a probe and a check's parameter go by the same name."""
+
+EXPERIMENTS = ("meeting", "fleet")
+"""Groups that no look at one host can fill in: `netcheck` does, by trying things out between hosts."""

@@ -87,6 +87,9 @@ _MPI = (
 )  # fmt: skip
 
 _SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), *((size, local_size) for _, _, size, _, local_size in _MPI))
+NNODES_FLAG = "--nnodes"
+"""Stands among the settings where `netcheck` was told the number of nodes on its command line: it goes before them all."""
+
 _NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PET_NNODES", "GROUP_WORLD_SIZE")
 
 _PSEUDO_STEPS = 4294967290
@@ -110,6 +113,8 @@ def current_launch(environment: Environment) -> Launch | None:
 
 def several_nodes(environment: Environment) -> str | None:
     """The counts by which the job runs over several nodes, in words; "" where it runs on one, None where none says."""
+    if told := number(environment.get(NNODES_FLAG)):
+        return f"{NNODES_FLAG} {told}" if told > 1 else ""
     for world, local in _SIZES:
         total, here = number(environment.get(world)), number(environment.get(local))
         if total and here:

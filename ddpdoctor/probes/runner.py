@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpdoctor import __version__
 from ddpdoctor.facts.base import Facts, Unknown
-from ddpdoctor.facts.snapshot import GROUPS, Snapshot
+from ddpdoctor.facts.snapshot import EXPERIMENTS, GROUPS, Snapshot
 from ddpdoctor.probes.context import Context
 from ddpdoctor.redaction import redact_facts
 
@@ -73,7 +73,9 @@ def take_snapshot(
 
     context.answered_by(ask)
     # The patient's import of torch takes longest, so it starts first.
-    wanted = sorted(set(groups), key=lambda group: (group not in ("torch", "libraries"), GROUPS.index(group)))
+    wanted = sorted(
+        set(groups) - set(EXPERIMENTS), key=lambda group: (group not in ("torch", "libraries"), GROUPS.index(group))
+    )
     with lock:
         for group in wanted:
             running.setdefault(group, _Running(group, context, done))

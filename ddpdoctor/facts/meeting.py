@@ -1,0 +1,69 @@
+"""How this node went to meet the others at the master's address and port: what `netcheck` tried there."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import msgspec
+
+from ddpdoctor.facts.base import Facts, Source
+
+
+class Met(str, Enum):
+    """What a TCP connection came to, as the side that dialled saw it."""
+
+    CONNECTED = "connected"
+    REFUSED = "refused"
+    """A reset in answer to the first packet: nobody listens there, or a filter rejects."""
+    SILENT = "silent"
+    """No answer at all: dropped by a filter, or there is no such host."""
+    NO_ROUTE = "no route"
+    """This host has no way there (ENETUNREACH, or EHOSTUNREACH without any packet from there)."""
+    PROHIBITED = "prohibited"
+    """An ICMP message said no (EHOSTUNREACH, EACCES): a filter rejects, or the neighbour doesn't exist."""
+    RESET = "reset"
+    """It was connected, and then cut off."""
+    FAILED = "failed"
+    """Anything else; the words of the system say what."""
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """What dialling one address came to at last. `words` are the system's own; `seconds` how long the last try took."""
+
+    address: str
+    met: Met
+    words: str = ""
+    seconds: float = 0.0
+    tries: int = 1
+
+
+class Meeting(Facts, frozen=True, kw_only=True):
+    """One node's way to the master. `master` is "" where nothing was tried."""
+
+    master: Annotated[str, Source("--master-addr, the launcher's settings")] = ""
+    """A name or an address, as it was given."""
+    port: Annotated[int, Source("--master-port, the launcher's settings")] = 0
+    nnodes: Annotated[int | None, Source("--nnodes, the launcher's settings")] = None
+    """None: only this side was looked at."""
+    node_rank: Annotated[int | None, Source("--node-rank, the launcher's settings, the hub")] = None
+    launcher: Annotated[str, Source("the launcher's settings")] = ""
+    """"Slurm", "torchrun", "Open MPI" ...; "" by hand."""
+    conflicts: Annotated[tuple[str, ...], Source("flags and the launchers' settings")] = ()
+    """"--nnodes says 3, SLURM_STEP_NUM_NODES says 2; 3 counts"."""
+    hosts_the_store: Annotated[bool, Source("node rank, this host's addresses")] = False
+    """This node is node 0, so the store (here: the hub) listens on it."""
+    listen_error: Annotated[str, Source("bind() to the master's address and port")] = ""
+    """Why the hub could not listen there, in the system's words."""
+    attempts: Annotated[tuple[Attempt, ...], Source("connect() to the master's address and port")] = ()
+    """The last outcome for each of the master's addresses."""
+    answered_by: Annotated[str, Source("a conversation with what listens there")] = ""
+    """"ddpdoctor", "torch's TCPStore", "an HTTP server", "an SSH server", "a TLS server", "something that says nothing",
+    "something else"; "" where nobody could be asked."""
+    banner: Annotated[str, Source("a conversation with what listens there")] = ""
+    """The first line it said, printable, at most 80 characters."""
+    joined: Annotated[bool, Source("the hub's welcome")] = False
+    turned_away: Annotated[str, Source("the hub's answer")] = ""
+    """Why the hub didn't let this node in."""
+    waited: Annotated[float, Source("our clock")] = 0.0
+    """Seconds from the first try to the welcome, or to giving up."""
