@@ -47,3 +47,17 @@ def in_patient(patient: Patient, *arguments: str) -> str:
 def pip_install(patient: Patient, *arguments: str) -> str:
     """The command that installs into the patient, and nowhere else."""
     return in_patient(patient, "-m", "pip", "install", *arguments)
+
+
+def milliseconds(seconds: float) -> str:
+    """0.000123 is "0.12 ms", 0.0345 is "35 ms"."""
+    amount = seconds * 1000
+    return f"{amount:.{0 if amount >= 10 else 1 if amount >= 1 else 2}f} ms"
+
+
+def bandwidth(rate: float) -> str:
+    """Mbit/s as a person reads them: 9412.0 is "9.4 Gbit/s", 2.04 is "2 Mbit/s"."""
+    unit = "Mbit/s"
+    if rate >= 1000:
+        rate, unit = rate / 1000, "Gbit/s"
+    return (f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}".removesuffix(".0")) + f" {unit}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -118,12 +118,18 @@ def _show_host(console: Console, one: Examination, *, verbose: bool) -> None:
 
 def show_findings(console: Console, one: Examination, *, verbose: bool) -> None:
     """What is wrong, worst first, and what was not tested and why."""
+    show_found(console, one.findings)
+    reasons = _by_reason(one, Why.CRASHED) | _by_reason(one, Why.UNKNOWN)
+    show_not_tested(console, reasons, _by_reason(one, Why.NOT_APPLICABLE), verbose=verbose)
+
+
+def show_found(console: Console, found: Sequence[tuple[Check, Severity, Finding]]) -> None:
+    """Findings in this order, each with its cause, evidence and fixes; what two in a row have in common is said once."""
     told = ""
-    for check, severity, finding in one.findings:
+    for check, severity, finding in found:
         cause = finding.cause or check.section("Why")
         _show_finding(console, check, severity, finding, "" if cause == told else cause)
         told = cause
-    _show_not_tested(console, one, verbose=verbose)
 
 
 def _show_finding(console: Console, check: Check, severity: Severity, finding: Finding, cause: str) -> None:
@@ -156,16 +162,16 @@ def evidence_text(evidence: Evidence) -> Text:
     return text
 
 
-def _show_not_tested(console: Console, one: Examination, *, verbose: bool) -> None:
-    """By reason: what could not be tested with the checks' names, what had nothing to look at in one paragraph."""
-    reasons = _by_reason(one, Why.CRASHED) | _by_reason(one, Why.UNKNOWN)
-    if reasons:
+def show_not_tested(
+    console: Console, unknown: Mapping[str, Sequence[str]], idle: Mapping[str, Sequence[str]], *, verbose: bool
+) -> None:
+    """Slugs by reason: of what could not be tested the checks' names, of what had nothing to look at one paragraph."""
+    if unknown:
         console.print(Text("Could not be tested", "bold magenta"))
-        for reason, slugs in reasons.items():
+        for reason, slugs in unknown.items():
             names = ", ".join(slugs) if verbose or len(slugs) <= _MOST_NAMES else plural(len(slugs), "check")
             console.print(Hanging(Text(""), Text(one_line(reason)).append(f": {names}", "dim"), 2))
         console.print()
-    idle = _by_reason(one, Why.NOT_APPLICABLE)
     if not idle:
         return
     console.print(Text("Not tested, for want of anything to look at", "bold"))
@@ -177,7 +183,7 @@ def _show_not_tested(console: Console, one: Examination, *, verbose: bool) -> No
     console.print()
 
 
-def _main_reasons(idle: dict[str, list[str]]) -> str:
+def _main_reasons(idle: Mapping[str, Sequence[str]]) -> str:
     """ "no NVIDIA GPU on this host (19), Apex is not installed (5), other reasons (9); -v names them all"."""
     most_first = sorted(idle.items(), key=lambda item: -len(item[1]))
     main, rest = most_first[:_MOST_REASONS], most_first[_MOST_REASONS:]
