@@ -1,0 +1,91 @@
+"""`ddpdoctor netcheck`: why the ranks don't meet, with the culprit's name."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ddpdoctor.netcheck.run import End
+
+
+def netcheck(
+    master_addr: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Where rank 0 runs: MASTER_ADDR. Default: the launcher's.", show_default=False),
+    ] = None,
+    master_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="MASTER_PORT. Default: the launcher's, or 29500.", show_default=False)
+    ] = None,
+    nnodes: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Nodes of the job. Default: the launcher's; without any, look from here alone.", show_default=False),
+    ] = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option(metavar="I", help="This node, from 0. Default: the launcher's, else by order of arrival.", show_default=False),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(help="Let in only nodes that know this. Default: from the job's id; made up on a public address.", show_default=False),
+    ] = None,
+    wait: Annotated[float, typer.Option(min=1, max=86400, metavar="SECONDS", help="For nodes that aren't there yet.")] = 60,
+    python: Annotated[
+        str | None,
+        typer.Option(help="The Python in which training runs. Default: the active environment's.", show_default=False),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Without torch: no real store, no collectives.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with -v also the facts.")] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Show latency and bandwidth between all pairs.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings, too.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Name what passed and what had nothing to test.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="One line a finding, and the verdict.")] = False,
+) -> None:
+    """Find out why the ranks don't meet: run this on every node of the job, in any order.
+
+    By hand, or under srun, mpirun, torchrun or a Kubernetes indexed job, whose settings it reads. Node 0 prints the whole
+    verdict, every other node its own part. With --master-addr alone it tests what one side can see.
+
+    Exit code, the same on every node: 0 nothing failed, 1 something did (or warned, with --strict), 2 wrong usage or no verdict.
+    """
+    import os
+
+    if verbose and quiet:
+        raise typer.BadParameter("-v and -q exclude each other")
+    for name, value in (("--master-addr", master_addr), ("--token", token), ("--python", python)):
+        if value is not None and not value.strip():
+            raise typer.BadParameter(f"{name} is empty; is the variable in it set?")
+    from ddpdoctor.netcheck.job import Flags, JobError, job_of
+
+    try:
+        job = job_of(Flags(master_addr, master_port, nnodes, node_rank), os.environ)
+    except JobError as error:
+        raise typer.BadParameter(str(error)) from error
+    if job.local_rank:
+        typer.echo(f"Local rank {job.local_rank}: local rank 0 speaks for this node.", err=True)
+        return
+    from ddpdoctor.netcheck.run import Wishes, run
+    from ddpdoctor.probes.patient.choice import choose_python
+
+    path, chosen_by = choose_python(python, os.environ)
+    end = run(Wishes(job=job, token=token, wait=wait, quick=quick, strict=strict, python=path, chosen_by=chosen_by))
+    _print(end, as_json=as_json, matrix=matrix, verbose=verbose, quiet=quiet)
+    raise typer.Exit(end.exit_code)
+
+
+def _print(end: End, *, as_json: bool, matrix: bool, verbose: bool, quiet: bool) -> None:
+    if as_json:
+        from ddpdoctor.report.contract import build_report, to_json
+
+        print(to_json(build_report("netcheck", end.examinations, end.problems, with_facts=verbose, fleet=end.fleet)))
+        return
+    from ddpdoctor.report.netcheck_terminal import show_end
+    from ddpdoctor.report.terminal import make_console
+
+    show_end(make_console(sys.stdout), end, matrix=matrix, verbose=verbose, quiet=quiet)

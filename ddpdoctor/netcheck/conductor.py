@@ -1,0 +1,291 @@
+"""Leads the fleet through its phases, on node 0, and writes down what they came to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from ddpdoctor.facts.fleet import Cell, Collective, Fleet, Link, Node, Passed, Phase, Reach
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.netcheck.hub import Hub
+from ddpdoctor.netcheck.manifests import node_of
+from ddpdoctor.netcheck.matrices import matrices
+from ddpdoctor.netcheck.messages import (
+    Answer,
+    Cannot,
+    Collect,
+    Collected,
+    Count,
+    Counted,
+    Dial,
+    Dialled,
+    Measure,
+    Measured,
+    Open,
+    Opened,
+    Peer,
+    Place,
+)
+from ddpdoctor.netcheck.schedule import rounds
+
+A = TypeVar("A", bound=Answer)
+
+TRY_SECONDS = 3.0
+"""For one try to connect: the kernel sends its first packet again after one second, and after three."""
+DIAL_SECONDS = 20.0
+"""For all dialling of one node: two tries, and the large messages."""
+MOST_ROUNDS = 16
+"""Of the tournament: with more than 17 nodes each meets 16 others, not all."""
+PAIR_SECONDS = 0.25
+COLLECTIVE_SECONDS = {"gloo": 60.0, "nccl": 120.0}
+NOT_REACHED = "the nodes don't reach each other"
+ALONE = "only one node is there"
+
+
+class Gathered(msgspec.Struct, frozen=True):
+    """All that the phases gave: the fleet, each node's own facts, and when the last node had joined (time.monotonic)."""
+
+    fleet: Fleet
+    snapshots: dict[int, Snapshot]
+    joined_at: float
+
+
+class Conductor:
+    """One run. wait: seconds until the test begins without those who haven't come. quick: no collectives. store_port:
+    where the real store shall listen."""
+
+    def __init__(self, hub: Hub, *, wait: float, quick: bool, master: str, store_port: int) -> None:
+        self._hub = hub
+        self._wait = wait
+        self._quick = quick
+        self._master = master
+        self._store_port = store_port
+        self._phases: list[Phase] = []
+        self._members: list[int] = []
+
+    async def lead(self) -> Gathered:
+        """Goes through all phases. Nodes that are lost on the way stay lost; the others go on."""
+        snapshots = await self._join()
+        joined_at = time.monotonic()
+        reach, packets = await self._reach()
+        links = await self._links(reach)
+        collectives = await self._collectives(reach, snapshots)
+        fleet = Fleet(
+            nodes=tuple(self._node(rank, snapshots[rank], packets.get(rank)) for rank in self._members),
+            expected=self._hub.nnodes,
+            absent=self._hub.absent(),
+            doubles=tuple(self._hub.doubles),
+            strangers=tuple(self._hub.strangers),
+            reach=reach,
+            links=links,
+            collectives=collectives,
+            phases=tuple(self._phases),
+        )
+        return Gathered(fleet, snapshots, joined_at)
+
+    @property
+    def _there(self) -> list[int]:
+        """Ranks of the nodes that came and aren't lost."""
+        return [rank for rank in self._members if not self._hub.guests[rank].lost]
+
+    def _node(self, rank: int, snapshot: Snapshot, packets: Counted | None) -> Node:
+        guest = self._hub.guests[rank]
+        node = node_of(
+            snapshot,
+            rank=rank,
+            host=guest.host,
+            address=guest.address,
+            offset=guest.offset,
+            error=guest.error,
+            lost=guest.lost,
+        )
+        if packets is None:
+            return node
+        return msgspec.structs.replace(node, undelivered=packets.undelivered, untransmitted=packets.untransmitted)
+
+    def _ended(self, name: str, passed: Passed, began: float, reason: str = "") -> None:
+        self._phases.append(Phase(name=name, passed=passed, seconds=round(time.monotonic() - began, 3), reason=reason))
+
+    def _not_tested(self, name: str, reason: str) -> None:
+        self._phases.append(Phase(name=name, passed=Passed.NOT_TESTED, reason=reason))
+
+    async def _ask(self, orders: Mapping[int, object], kind: type[A], seconds: float) -> dict[int, A]:
+        """The answers of that type; a node that can't carry out the order has none."""
+        answers = await self._hub.ask(orders, seconds)  # type: ignore[arg-type]
+        return {rank: answer for rank, answer in answers.items() if isinstance(answer, kind)}
+
+    async def _join(self) -> dict[int, Snapshot]:
+        began = time.monotonic()
+        self._hub.announce("join")
+        await self._hub.gather(self._wait)
+        snapshots = {rank: guest.facts for rank, guest in self._hub.guests.items() if guest.facts is not None}
+        self._members = sorted(snapshots)
+        there = len(self._there)
+        whole = there == self._hub.nnodes
+        reason = "" if whole else f"{there} of {self._hub.nnodes} came"
+        self._ended("join", Passed.PASS if whole else Passed.FAIL, began, reason)
+        if there > 1:
+            self._ended("compare", Passed.PASS, time.monotonic())
+        else:
+            self._not_tested("compare", ALONE)
+        return snapshots
+
+    async def _reach(self) -> tuple[tuple[Reach, ...], dict[int, Counted]]:
+        if len(self._there) < 2:
+            self._not_tested("reach", ALONE)
+            return (), {}
+        began = time.monotonic()
+        self._hub.announce("reach")
+        opened = await self._ask(dict.fromkeys(self._there, Open()), Opened, DIAL_SECONDS)
+        before = await self._ask(dict.fromkeys(self._there, Count()), Counted, DIAL_SECONDS)
+        places = {rank: one.places for rank, one in opened.items()}
+        orders = {rank: Dial(peers=self._peers(rank, places), seconds=TRY_SECONDS) for rank in self._there}
+        dialled = await self._ask(orders, Dialled, DIAL_SECONDS)
+        after = await self._ask(dict.fromkeys(self._there, Count()), Counted, DIAL_SECONDS)
+        reach = matrices(self._members, places, {rank: one.met for rank, one in dialled.items()})
+        whole = len(dialled) == len(self._members) and not _bad(reach)
+        self._ended("reach", Passed.PASS if whole else Passed.FAIL, began)
+        return reach, {rank: _grown(before[rank], after[rank]) for rank in after if rank in before}
+
+    def _peers(self, rank: int, places: Mapping[int, Sequence[Place]]) -> tuple[Peer, ...]:
+        return tuple(
+            Peer(node=other, host=self._hub.guests[other].host, places=tuple(there))
+            for other, there in places.items()
+            if other != rank
+        )
+
+    async def _links(self, reach: Sequence[Reach]) -> tuple[Link, ...]:
+        if reason := self._no_sense(reach):
+            self._not_tested("links", reason)
+            return ()
+        began = time.monotonic()
+        self._hub.announce("links")
+        there = self._there
+        found: list[Link] = []
+        tournament = rounds(there, MOST_ROUNDS)
+        peers = {peer.node: peer for peer in self._good_peers(reach)}
+        for pairs in tournament:
+            orders = {
+                low: Measure(peer=peers[high], seconds=PAIR_SECONDS)
+                for low, high in (sorted(pair) for pair in pairs)
+                if not self._hub.guests[low].lost and not self._hub.guests[high].lost
+            }
+            answers = await self._ask(orders, Measured, 30.0)
+            found += [one.link for one in answers.values() if one.link is not None]
+        failed = [one for one in found if one.error]
+        self._ended("links", Passed.FAIL if failed or not found else Passed.PASS, began)
+        return tuple(found)
+
+    def _good_peers(self, reach: Sequence[Reach]) -> list[Peer]:
+        """Every node with the places that everybody reaches: the data of a job goes to NCCL's."""
+        good = (Cell.OK.value, Cell.NOT_TRIED.value)
+        return [
+            Peer(
+                node=rank,
+                host=self._hub.guests[rank].host,
+                places=tuple(
+                    Place(one.kind, one.addresses[column], (one.ports[column],))
+                    for one in reach
+                    if one.ports[column] and all(row[column] in good for row in one.rows)
+                ),
+            )
+            for column, rank in enumerate(self._members)
+        ]
+
+    def _no_sense(self, reach: Sequence[Reach]) -> str:
+        """Why there is no sense in going on to transfers and collectives; "" where there is."""
+        if len(self._there) < 2:
+            return ALONE
+        return NOT_REACHED if _bad([one for one in reach if one.kind == "route"]) else ""
+
+    async def _collectives(self, reach: Sequence[Reach], snapshots: Mapping[int, Snapshot]) -> tuple[Collective, ...]:
+        reason = "--quick" if self._quick else self._no_sense(reach) or self._without_torch(snapshots)
+        if not reason and (bad := _bad([one for one in reach if one.kind == "gloo"])):
+            reason = f"gloo's addresses don't reach each other ({bad} connections fail)"
+        if reason:
+            self._not_tested("gloo", reason)
+            self._not_tested("nccl", reason)
+            return ()
+        await self._hub.close_door()
+        ran = await self._collective("gloo")
+        reason = self._without_gpus(snapshots)
+        if reason or not all(one.ok for one in ran):
+            self._not_tested("nccl", reason or "gloo failed")
+            return ran
+        return (*ran, *await self._collective("nccl"))
+
+    def _without_torch(self, snapshots: Mapping[int, Snapshot]) -> str:
+        lacking = [
+            self._hub.guests[rank].host
+            for rank in self._there
+            if self._node(rank, snapshots[rank], None).torch is None
+        ]
+        if not lacking:
+            return ""
+        return "torch is not installed" + ("" if len(lacking) == len(self._there) else f" on {', '.join(lacking[:3])}")
+
+    def _without_gpus(self, snapshots: Mapping[int, Snapshot]) -> str:
+        for rank in self._there:
+            gpus, nccl = snapshots[rank].gpus, snapshots[rank].nccl
+            if not isinstance(gpus, Gpus) or not gpus.devices:
+                return f"no NVIDIA GPU on {self._hub.guests[rank].host}"
+            if isinstance(nccl, Nccl) and nccl.library is None:
+                return f"no libnccl on {self._hub.guests[rank].host}"
+        return ""
+
+    async def _collective(self, backend: str) -> tuple[Collective, ...]:
+        began = time.monotonic()
+        self._hub.announce(backend)
+        there, seconds = self._there, COLLECTIVE_SECONDS[backend]
+        orders = {
+            rank: Collect(
+                backend=backend,
+                master=self._master,
+                port=self._store_port,
+                rank=number,
+                world_size=len(there),
+                seconds=seconds,
+            )
+            for number, rank in enumerate(there)
+        }
+        answers = await self._hub.ask(orders, seconds + 10)
+        ran = tuple(_collective(rank, backend, answers.get(rank), self._hub.guests[rank].lost) for rank in there)
+        self._ended(backend, Passed.PASS if all(one.ok for one in ran) else Passed.FAIL, began)
+        return ran
+
+
+def _bad(reach: Sequence[Reach]) -> int:
+    """How many connections failed."""
+    good = (Cell.OK.value, Cell.NOT_TRIED.value)
+    return sum(cell not in good for one in reach for row in one.rows for cell in row)
+
+
+def _grown(before: Counted, after: Counted) -> Counted:
+    def difference(earlier: int | None, later: int | None) -> int | None:
+        return None if earlier is None or later is None else later - earlier
+
+    return Counted(
+        undelivered=difference(before.undelivered, after.undelivered),
+        untransmitted=difference(before.untransmitted, after.untransmitted),
+    )
+
+
+def _collective(rank: int, backend: str, answer: Answer | None, lost: str) -> Collective:
+    if isinstance(answer, Collected):
+        return Collective(
+            node=rank,
+            backend=backend,
+            stage=answer.stage,
+            ok=answer.ok,
+            words=answer.words,
+            seconds=answer.seconds,
+        )
+    words = answer.why if isinstance(answer, Cannot) else lost or "no answer"
+    return Collective(node=rank, backend=backend, stage="start", ok=False, words=words)
+
+

@@ -1,0 +1,81 @@
+"""Carries out the hub's orders on this node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.network import Network
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.netcheck import collectives, counters, measuring
+from ddpdoctor.netcheck.messages import (
+    Answer,
+    Cannot,
+    Collect,
+    Count,
+    Dial,
+    Measure,
+    Open,
+    Order,
+    Welcome,
+)
+from ddpdoctor.netcheck.reaching import Listeners
+
+DEFAULT_RANGE = (32768, 60999)
+
+
+class Desk:
+    """What this node has to go by: its own facts, the address by which it met the hub, and the patient.
+
+    python: the patient's interpreter; `environ`: the settings that a rank started now would inherit.
+    """
+
+    def __init__(self, snapshot: Snapshot, address: str, python: str, environ: Mapping[str, str]) -> None:
+        self._snapshot = snapshot
+        self._address = address
+        self._python = python
+        self._environ = environ
+        self._listeners = Listeners(measuring.serve)
+        self._run = ""
+        self._node = -1
+
+    def welcome(self, welcome: Welcome) -> None:
+        """The hub has let us in, as this node of this run."""
+        self._run, self._node = welcome.run, welcome.node_rank
+
+    async def carry_out(self, order: Order) -> Answer:
+        """Does as told. What goes wrong beyond what an answer can say is raised."""
+        if isinstance(order, Open):
+            return await self._listeners.open(
+                listening_places(self._snapshot, self._address), self._run, self._node, self._port_range()
+            )
+        if isinstance(order, Dial):
+            return await self._listeners.dial(order, self._run, self._node)
+        if isinstance(order, Count):
+            return counters.count()
+        if isinstance(order, Measure):
+            return await measuring.measure(order, self._run, self._node)
+        if isinstance(order, Collect):
+            return await collectives.collect(order, python=self._python, environ=self._environ)
+        return Cannot(why=f"this node doesn't know the order {type(order).__name__}")
+
+    async def close(self) -> None:
+        """Listens no more."""
+        await self._listeners.close()
+
+    def _port_range(self) -> tuple[int, int]:
+        network = self._snapshot.network
+        found = network.ephemeral_range if isinstance(network, Network) else DEFAULT_RANGE
+        return DEFAULT_RANGE if isinstance(found, Unknown) else found
+
+
+def listening_places(snapshot: Snapshot, address: str) -> dict[str, str]:
+    """Kind to address: "route" is the one by which the node met the hub; "nccl" and "gloo" where they'd take another."""
+    places = {"route": address}
+    nccl = snapshot.nccl
+    if isinstance(nccl, Nccl):
+        for kind, other in (("nccl", nccl.answer_address or nccl.predicted_address), ("gloo", nccl.gloo_address)):
+            if other and other != address:
+                places[kind] = other
+    return places

@@ -1,0 +1,76 @@
+"""From what the fleet found out to each node's verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ddpdoctor.examination import Examination, Verdict, examine, overall
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.fleet import Fleet, Passed, Phase
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.findings import Severity
+from ddpdoctor.netcheck.messages import Judged, Part
+from ddpdoctor.registry import Result, find_check, select
+
+FAMILIES = ("network", "join", "compare", "reach", "links", "collective")
+"""What netcheck judges. All but the first are called as its phases are."""
+
+
+def judge(snapshots: Sequence[Snapshot]) -> list[Examination]:
+    """Judges each node's facts by themselves; those of the fleet lie in every node's."""
+    checks = select(FAMILIES)
+    return [examine(one, None, checks) for one in snapshots]
+
+
+def with_fleet(snapshot: Snapshot, fleet: Fleet, node_rank: int) -> Snapshot:
+    """The node's facts together with what all nodes found out, and which of them it is."""
+    meeting = Meeting() if isinstance(snapshot.meeting, Unknown) else snapshot.meeting
+    meeting = msgspec.structs.replace(meeting, node_rank=node_rank, joined=True)
+    return msgspec.structs.replace(snapshot, fleet=fleet, meeting=meeting)
+
+
+def judged_phases(phases: Sequence[Phase], examinations: Sequence[Examination]) -> tuple[Phase, ...]:
+    """A phase in which a check of its own name failed has failed, whatever it measured."""
+    failed = {
+        check.family for one in examinations for check, severity, _ in one.findings if severity is Severity.FAIL
+    }
+    return tuple(
+        msgspec.structs.replace(one, passed=Passed.FAIL)
+        if one.name in failed and one.passed is not Passed.NOT_TESTED
+        else one
+        for one in phases
+    )
+
+
+def parts(
+    examinations: Mapping[int, Examination], lines: Sequence[str], *, strict: bool
+) -> dict[int, Part]:
+    """Each node's part, by its rank; the verdict and the exit code are those of all."""
+    verdict = overall(list(examinations.values()))
+    return {
+        rank: Part(
+            results=tuple(Judged(one.check.slug, one.findings, one.not_tested) for one in examination.results),
+            verdict=verdict.value,
+            exit_code=verdict.exit_code(strict=strict),
+            lines=tuple(lines),
+        )
+        for rank, examination in examinations.items()
+    }
+
+
+def examination_of(part: Part, snapshot: Snapshot) -> Examination:
+    """What node 0 made of this node, as if it had been judged here.
+
+    Raises:
+        UnknownSelection: node 0 knows a check that this ddpdoctor doesn't.
+    """
+    results = tuple(Result(find_check(one.slug), one.findings, one.not_tested) for one in part.results)
+    plan = examine(snapshot, None, ()).plan
+    return Examination(snapshot, plan, results)
+
+
+def verdict_of(part: Part) -> Verdict:
+    return Verdict(part.verdict)

@@ -1,0 +1,326 @@
+"""One run of netcheck on one node, from its own facts to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from ddpdoctor.cli.stopping import SIGNALS, Stopped
+from ddpdoctor.examination import Examination, Verdict, overall
+from ddpdoctor.facts.environment import Environment, Setting
+from ddpdoctor.facts.fleet import Fleet
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.network import Network
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.knowledge.launchers import NNODES_FLAG
+from ddpdoctor.netcheck import tokens
+from ddpdoctor.netcheck.agent import AgentError, TurnedAwayError, attend
+from ddpdoctor.netcheck.arriving import Connection, arrive, look_at_master
+from ddpdoctor.netcheck.conductor import Conductor
+from ddpdoctor.netcheck.desk import Desk
+from ddpdoctor.netcheck.hub import Hub
+from ddpdoctor.netcheck.job import Job
+from ddpdoctor.netcheck.judging import examination_of, judge, judged_phases, parts, with_fleet
+from ddpdoctor.netcheck.manifests import GROUPS
+from ddpdoctor.netcheck.messages import Part, Waiting, Welcome
+from ddpdoctor.netcheck.standing import hub_addresses
+from ddpdoctor.netcheck.threads import in_thread
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.network import resolve
+from ddpdoctor.probes.runner import take_snapshot
+
+PORTS_BESIDE_A_STORE = 4
+"""Where torchrun's own store holds the job's port, the hub takes the first free one of so many behind it."""
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for. wait: seconds for nodes that aren't there yet; token: as given; python: the patient's."""
+
+    job: Job
+    token: str | None
+    wait: float
+    quick: bool
+    strict: bool
+    python: str
+    chosen_by: str
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended on this node. `fleet`: on node 0, with an examination a node; `part`: on the others, with their own
+    examination; neither: this node met nobody, or was only to look at the master. `problems`: why there is no verdict."""
+
+    exit_code: int
+    meeting: Meeting
+    examinations: tuple[Examination, ...] = ()
+    fleet: Fleet | None = None
+    part: Part | None = None
+    seconds: float | None = None
+    """From the last join to the verdict."""
+    problems: tuple[str, ...] = ()
+
+
+class Audience(Protocol):
+    """Who is told how it goes while it goes."""
+
+    def meeting(self, meeting: Meeting) -> None:
+        """What this node's way to the master came to so far."""
+
+    def hub(self, hub: Hub) -> None:
+        """Node 0: something has changed: who is there, or the phase."""
+
+    def waiting(self, waiting: Waiting) -> None:
+        """Other nodes: what the fleet does and whom it waits for."""
+
+    def close(self) -> None:
+        """The verdict comes now."""
+
+
+def run(wishes: Wishes, audience: Audience) -> End:
+    """Takes part until there is a verdict, or it is clear that there will be none.
+
+    Raises:
+        Stopped: by a signal; the others have been told.
+    """
+    return asyncio.run(_until_stopped(_Node(wishes, audience).go()))
+
+
+async def _until_stopped(work: object) -> End:
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)  # type: ignore[arg-type,var-annotated]
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        end: End = await task
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        stopped = Stopped(128 + received[0])
+        stopped.text = "Stopped. There is no verdict, and the other nodes have been told."
+        raise stopped from None
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL if received else signal.getsignal(number))
+    return end
+
+
+class _Node:
+    """This node, through one run."""
+
+    def __init__(self, wishes: Wishes, audience: Audience) -> None:
+        self._wishes = wishes
+        self._job = wishes.job
+        self._audience = audience
+        self._meeting = Meeting(
+            master=self._job.master,
+            port=self._job.port,
+            nnodes=self._job.nnodes,
+            node_rank=self._job.node_rank,
+            launcher=self._job.launcher,
+            conflicts=self._job.conflicts,
+        )
+        self._environ = dict(os.environ) | {"MASTER_ADDR": self._job.master, "MASTER_PORT": str(self._job.port)}
+
+    async def go(self) -> End:
+        """Every way to an end."""
+        looking = asyncio.ensure_future(in_thread(self._look))
+        if self._job.nnodes is None:
+            found = await look_at_master(self._job.master, self._job.port)
+            self._met(found)
+            return self._alone(await looking)
+        standing = await self._standing(looking)
+        if not standing:
+            return await self._as_guest(looking, self._job.master, self._ports())
+        return await self._as_node_0(looking, standing)
+
+    def _ports(self) -> tuple[int, ...]:
+        port = self._job.port
+        if not self._job.store_running:
+            return (port,)
+        return tuple(one for one in range(port + 1, port + 1 + PORTS_BESIDE_A_STORE) if one < 65536)
+
+    def _look(self) -> Snapshot:
+        wishes = self._wishes
+        context = Context(wishes.python, wishes.chosen_by, quick=True, environ=self._environ)
+        snapshot = take_snapshot(context, GROUPS)
+        if not isinstance(snapshot.environment, Environment) or self._job.nnodes is None:
+            return snapshot
+        told = Setting(NNODES_FLAG, str(self._job.nnodes), "netcheck's command line")
+        environment = msgspec.structs.replace(
+            snapshot.environment, settings=(told, *snapshot.environment.settings)
+        )
+        return msgspec.structs.replace(snapshot, environment=environment)
+
+    async def _standing(self, looking: asyncio.Future[Snapshot]) -> tuple[str, ...]:
+        """Where the hub shall listen; empty where this isn't node 0."""
+        if self._job.node_rank not in (None, 0):
+            return ()
+        found = await in_thread(lambda: resolve(self._job.master))
+        snapshot = await looking
+        network = snapshot.network
+        if not isinstance(network, Network):
+            return found.addresses[:1]
+        return hub_addresses(self._job.master, found.addresses, network)
+
+    def _met(self, found: Meeting) -> None:
+        """What the way to the master came to, added to what the job says."""
+        self._meeting = msgspec.structs.replace(
+            self._meeting,
+            attempts=found.attempts,
+            answered_by=found.answered_by,
+            banner=found.banner,
+            waited=found.waited,
+        )
+        self._audience.meeting(self._meeting)
+
+    def _alone(self, snapshot: Snapshot, problems: Sequence[str] = ()) -> End:
+        examinations = judge([msgspec.structs.replace(snapshot, meeting=self._meeting)])
+        code = overall(examinations).exit_code(strict=self._wishes.strict)
+        return End(
+            exit_code=2 if problems and code == 0 else code,
+            meeting=self._meeting,
+            examinations=tuple(examinations),
+            problems=tuple(problems),
+        )
+
+    async def _as_guest(self, looking: asyncio.Future[Snapshot], master: str, ports: Sequence[int]) -> End:
+        found, connection = await arrive(master, ports, self._wishes.wait, self._met)
+        self._met(found)
+        if connection is None:
+            return self._alone(await looking)
+        token = tokens.token_of(self._job, self._wishes.token)
+        try:
+            part, snapshot = await self._attend(connection, token, looking)
+        except TurnedAwayError as error:
+            self._meeting = msgspec.structs.replace(self._meeting, turned_away=str(error))
+            return self._alone(await looking, [str(error)])
+        except AgentError as error:
+            return self._alone(await looking, [str(error)])
+        return End(
+            exit_code=part.exit_code,
+            meeting=self._meeting,
+            examinations=(examination_of(part, snapshot),),
+            part=part,
+        )
+
+    async def _attend(
+        self, connection: Connection, token: str, looking: asyncio.Future[Snapshot]
+    ) -> tuple[Part, Snapshot]:
+        desk: list[Desk] = []
+        welcomes: list[Welcome] = []
+
+        async def manifest(welcome: Welcome) -> bytes:
+            snapshot = await looking
+            self._meeting = msgspec.structs.replace(self._meeting, joined=True, node_rank=welcome.node_rank)
+            welcomes.append(welcome)
+            one = Desk(snapshot, connection.own_address, self._wishes.python, self._environ)
+            one.welcome(welcome)
+            desk.append(one)
+            return zlib.compress(msgspec.json.encode(msgspec.structs.replace(snapshot, meeting=self._meeting)))
+
+        try:
+            part = await attend(
+                connection,
+                job=self._job,
+                token=token,
+                manifest=manifest,
+                carry_out=lambda order: desk[0].carry_out(order),
+                heard=self._audience.waiting,
+            )
+        finally:
+            for one in desk:
+                await one.close()
+        return part, msgspec.structs.replace(await looking, meeting=self._meeting)
+
+    async def _as_node_0(self, looking: asyncio.Future[Snapshot], standing: Sequence[str]) -> End:
+        token = tokens.token_of(self._job, self._wishes.token)
+        hub, error = await self._opened(standing, token)
+        if hub is None:
+            self._meeting = msgspec.structs.replace(self._meeting, hosts_the_store=True, listen_error=error)
+            return self._alone(await looking)
+        self._meeting = msgspec.structs.replace(self._meeting, hosts_the_store=True)
+        conductor = Conductor(
+            hub,
+            wait=self._wishes.wait,
+            quick=self._wishes.quick,
+            master=standing[0],
+            store_port=hub.port,
+        )
+        own = asyncio.ensure_future(self._own_part(hub, standing[0], token, looking))
+        try:
+            gathered = await conductor.lead()
+            return await self._verdict(hub, gathered.fleet, gathered.snapshots, gathered.joined_at)
+        except asyncio.CancelledError:
+            with suppress(Exception):
+                await hub.stop("stopped by its user on node 0")
+            raise
+        finally:
+            own.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await own
+
+    async def _opened(self, standing: Sequence[str], token: str) -> tuple[Hub | None, str]:
+        error = ""
+        for port in self._ports():
+            hub = Hub(
+                addresses=standing,
+                port=port,
+                nnodes=self._job.nnodes or 1,
+                token=token,
+                hosts=self._job.hosts,
+                changed=lambda: self._audience.hub(hub),
+            )
+            try:
+                await hub.open()
+            except OSError as failure:
+                error = failure.strerror or str(failure)
+            else:
+                return hub, ""
+        return None, error
+
+    async def _own_part(
+        self, hub: Hub, address: str, token: str, looking: asyncio.Future[Snapshot]
+    ) -> None:
+        """Node 0's own agent goes through the door like everybody else's."""
+        _, connection = await arrive(address, (hub.port,), self._wishes.wait, lambda _: None)
+        if connection is not None:
+            with suppress(AgentError):
+                await self._attend(connection, token, looking)
+
+    async def _verdict(self, hub: Hub, fleet: Fleet, snapshots: dict[int, Snapshot], joined_at: float) -> End:
+        ranks = [one.rank for one in fleet.nodes]
+        shown = [with_fleet(snapshots[rank], fleet, rank) for rank in ranks]
+        examinations = await in_thread(lambda: judge(shown))
+        final = msgspec.structs.replace(fleet, phases=judged_phases(fleet.phases, examinations))
+        from ddpdoctor.report.netcheck_terminal import part_lines
+
+        lines = part_lines(final, examinations)
+        by_rank = dict(zip(ranks, examinations, strict=True))
+        each = parts(by_rank, lines, strict=self._wishes.strict)
+        seconds = time.monotonic() - joined_at
+        await hub.dismiss(each)
+        verdict = overall(examinations)
+        return End(
+            exit_code=verdict.exit_code(strict=self._wishes.strict),
+            meeting=self._meeting,
+            examinations=tuple(examinations),
+            fleet=final,
+            seconds=round(seconds, 3),
+        )
+
+
+__all__ = ["Audience", "Callable", "End", "Verdict", "Wishes", "run"]
