@@ -137,6 +137,8 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""
     """What torch itself said."""
     seconds: float = 0.0
+    hung: bool = False
+    """It had to be killed at the deadline."""
 
 
 class Passed(str, Enum):

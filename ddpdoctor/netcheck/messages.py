@@ -210,6 +210,7 @@ class Collected(Message, frozen=True):
     ok: bool
     words: str
     seconds: float
+    hung: bool = False
 
 
 class Cannot(Message, frozen=True):

@@ -1,0 +1,137 @@
+"""The real store and collectives of torch, run as one rank in the patient, and what became of it in plain words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.netcheck.messages import Cannot, Collect, Collected
+from ddpdoctor.probes.patient.asking import last_lines, printable
+from ddpdoctor.probes.subprocesses import Ended, start
+
+SCRIPT = Path(__file__).parent.parent / "probes" / "patient" / "collective.py"
+
+MOST_WORDS = 600
+"""Characters of what torch said."""
+
+LOG_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s*)?\[[EWF]\d{4} [^\]]*\]\s*(?:\[c10d\]\s*)?")
+""" "[W1121 12:00:00.123456789 socket.cpp:764] [c10d] ", as torch's C++ begins a line."""
+
+FRAME = re.compile(r"\s|frame #\d+|Exception raised from|Traceback|<omitting |<unknown function>")
+"""How a line of a stack begins, Python's or C++'s."""
+
+
+async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) -> Collected | Cannot:
+    """Runs this node's rank to its end, or kills it and all that it started after `order.seconds`.
+
+    python: the patient's interpreter. environ: the settings that training would inherit there.
+    Cannot: there was nothing to be tested, as where torch isn't installed.
+    """
+    word = secrets.token_hex(16)
+    told = json.dumps(
+        {
+            "word": word,
+            "backend": order.backend,
+            "master": order.master,
+            "port": order.port,
+            "rank": order.rank,
+            "world_size": order.world_size,
+            "seconds": order.seconds,
+        }
+    )
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-") as folder:
+        log = Path(folder) / "nccl"
+        settings = {**environ, **_settings(order.backend, log)}
+        began = asyncio.get_running_loop().time()
+        started = start([python, os.fspath(SCRIPT), told], environ=settings)
+        try:
+            ended = await asyncio.to_thread(started.wait, order.seconds)
+        except asyncio.CancelledError:
+            started.kill()
+            raise
+        seconds = asyncio.get_running_loop().time() - began
+        return _understood(ended, word, order, seconds, _warnings(log))
+
+
+def _settings(backend: str, log: Path) -> dict[str, str]:
+    """What is set for this run alone."""
+    # One thread is enough; resolving C++ addresses for a message may take torch minutes.
+    settings = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_ADDR2LINE": "1"}
+    if backend == "nccl":
+        # Faults of the transport are to appear when NCCL connects, not at first use.
+        settings |= {"NCCL_RUNTIME_CONNECT": "0", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": os.fspath(log)}
+    return settings
+
+
+def _understood(ended: Ended, word: str, order: Collect, seconds: float, warnings: str) -> Collected | Cannot:
+    told = _told(ended.stdout, word)
+    if not told:
+        return Cannot(why=f"the patient's Python can't be asked: {_silence(ended, order.seconds)}")
+    if "absent" in told:
+        return Cannot(why=str(told["absent"]))
+    ok = told.get("ok") is True
+    stage = str(told.get("stage", "import"))
+    hung = ended.timed_out and not ok and "error" not in told
+    words = "" if ok else _words(told, ended, order.seconds, warnings)
+    return Collected(stage=stage, ok=ok, words=words[:MOST_WORDS], seconds=round(seconds, 3), hung=hung)
+
+
+def _told(stdout: bytes, word: str) -> dict[str, Any]:
+    """All that stands between the words, the later over the earlier."""
+    told: dict[str, Any] = {}
+    mark = re.escape(word.encode())
+    for block in re.findall(mark + rb"(\{[^\n]*?\})" + mark, stdout):
+        told.update(json.loads(block))
+    return told
+
+
+def _words(told: dict[str, Any], ended: Ended, limit: float, warnings: str) -> str:
+    """torch's own words, or how it ended with the last thing that was said before."""
+    if "error" in told:
+        words = printable(str(told["error"]))
+        return f"{words}; NCCL: {warnings}" if warnings else words
+    if ended.timed_out:
+        end = f"no end within {limit:g} s"
+    elif ended.signal_name:
+        end = f"ended by {ended.signal_name}"
+    else:
+        end = f"ended with exit code {ended.returncode}"
+    said = warnings or _last_words(ended.stderr)
+    return f'{end}; it last said "{said}"' if said else end
+
+
+def _silence(ended: Ended, limit: float) -> str:
+    if ended.failed_to_start:
+        return f"it can't be started: {ended.failed_to_start}"
+    if ended.timed_out:
+        return f"no answer within {limit:g} s"
+    if ended.signal_name:
+        return f"it was ended by {ended.signal_name}"
+    said = last_lines(ended.stderr, 1) or last_lines(ended.stdout, 1)
+    end = f"it ended with exit code {ended.returncode}"
+    return f'{end} and said "{said[:100]}"' if said else end
+
+
+def _last_words(stderr: bytes) -> str:
+    """The last error that torch logged; else the last line that is a message: no frame of a stack, and not empty."""
+    lines = [line for line in last_lines(stderr, 200).splitlines() if line.strip() and not FRAME.match(line)]
+    errors = [line for line in lines if LOG_PREFIX.match(line) and "[E" in line[:12]]
+    said = next(reversed(errors or lines), "")
+    return LOG_PREFIX.sub("", said.strip())[:300]
+
+
+def _warnings(log: Path) -> str:
+    """The last lines with WARN of NCCL's own log; "" where there are none."""
+    try:
+        lines = last_lines(log.read_bytes(), 2000).splitlines()
+    except OSError:
+        return ""
+    found = [line.partition("NCCL WARN ")[2].strip() for line in lines if "NCCL WARN " in line]
+    return "; ".join(found[-3:])[:300]
