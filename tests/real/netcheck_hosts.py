@@ -1,0 +1,133 @@
+"""Runs `ddpdoctor netcheck` on all hosts of a network of namespaces at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.command import command, plain_environ
+from tests.real.namespaces import Host
+
+MASTER = "10.77.0.11"
+"""The first host of `namespaces.network`."""
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """How netcheck ended on one host. `seconds` from the start of all."""
+
+    host: str
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Its JSON."""
+        assert self.stdout, f"{self.host} printed no report: {self.stderr}"
+        found: dict[str, Any] = json.loads(self.stdout)
+        return found
+
+    @property
+    def slugs(self) -> set[str]:
+        """What was found, informative findings apart."""
+        return {one["slug"] for one in self.report["findings"] if one["severity"] != "info"}
+
+    def findings(self, slug: str) -> list[dict[str, Any]]:
+        return [one for one in self.report["findings"] if one["slug"] == slug]
+
+    def nodes(self, slug: str) -> list[str]:
+        """The nodes on which it was found."""
+        return [one.get("node", self.report["host"]) for one in self.findings(slug)]
+
+    def commands(self, slug: str) -> list[str]:
+        """The commands of all its fixes."""
+        return [command for one in self.findings(slug) for fix in one["fixes"] for command in fix["commands"]]
+
+
+class Running:
+    """netcheck on one host, under way."""
+
+    def __init__(self, host: Host, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.host = host
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            host.command(*command("netcheck", *arguments)),
+            env=plain_environ() | dict(environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self, seconds: float = 60) -> Ran:
+        """Waits for its end; killed where it takes longer, which fails the test."""
+        try:
+            stdout, stderr = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            stdout, stderr = self.process.communicate()
+            raise AssertionError(f"netcheck hangs on {self.host.hostname}: {stderr}") from None
+        return Ran(
+            host=self.host.hostname,
+            code=self.process.returncode,
+            stdout=stdout,
+            stderr=stderr,
+            seconds=time.monotonic() - self.began,
+        )
+
+
+def start(host: Host, *arguments: str, environ: Mapping[str, str] | None = None) -> Running:
+    """Starts `ddpdoctor netcheck ARGUMENTS` there."""
+    return Running(host, arguments, environ or {})
+
+
+def netcheck(
+    hosts: Sequence[Host],
+    *arguments: str,
+    environ: Mapping[str, str] | None = None,
+    each: Mapping[str, Mapping[str, str]] | None = None,
+    ranks: bool = True,
+    seconds: float = 60,
+) -> list[Ran]:
+    """Runs it on all of them: `--json --quick` and, unless `arguments` name another, the first host as master.
+
+    each: settings of single hosts, by hostname. ranks: give --node-rank, in the order of the hosts.
+    """
+    given = [] if "--master-addr" in arguments else ["--master-addr", MASTER]
+    given += [] if "--nnodes" in arguments else ["--nnodes", str(len(hosts))]
+    given += [] if "--wait" in arguments else ["--wait", "10"]
+    running = [
+        start(
+            host,
+            "--json",
+            *(() if "--full" in arguments else ("--quick",)),
+            *given,
+            *(("--node-rank", str(rank)) if ranks else ()),
+            *(one for one in arguments if one != "--full"),
+            environ=dict(environ or {}) | dict((each or {}).get(host.hostname, {})),
+        )
+        for rank, host in enumerate(hosts)
+    ]
+    return [one.end(seconds) for one in running]
+
+
+def carry_out(host: Host, commands: Sequence[str], shim: Path) -> None:
+    """Runs what a fix prints, word for word, on that host; `shim` is what `sudo_shim` made."""
+    environ = dict(os.environ) | {"PATH": f"{shim}:{os.environ['PATH']}"}
+    for one in commands:
+        host.run("sh", "-c", one, environ=environ)
+
+
+def sudo_shim(folder: Path) -> Path:
+    """A folder for PATH whose `sudo` runs its arguments: the tests are root already."""
+    path = folder / "sudo"
+    path.write_text('#!/bin/sh\nexec "$@"\n')
+    path.chmod(0o755)
+    return folder
