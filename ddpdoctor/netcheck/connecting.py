@@ -1,0 +1,103 @@
+"""One TCP connection, and what became of it: refused, silent, no route and prohibited are told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ddpdoctor.facts.meeting import Attempt, Met
+
+LIMIT: Final = 3.5
+"""Seconds a try. The kernel gives a neighbour that doesn't answer up after three seconds, and that word is worth waiting for."""
+
+NEIGHBOUR_GIVEN_UP: Final = 2.5
+"""Seconds. EHOSTUNREACH that comes sooner was sent by somebody; later, it is the kernel that asked for a neighbour in vain."""
+
+NO_WAY: Final = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETDOWN, errno.EINVAL)
+FORBIDDEN: Final = (errno.EACCES, errno.EPERM)
+CUT_OFF: Final = (errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE)
+
+
+class Destination(NamedTuple):
+    """Where to dial, as getaddrinfo says it: an IPv6 socket address carries the scope of a link-local one."""
+
+    family: int
+    sockaddr: tuple[str, int] | tuple[str, int, int, int]
+
+    @property
+    def address(self) -> str:
+        return str(self.sockaddr[0])
+
+
+async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, socket.socket | None]:
+    """One try. The socket, where it is connected, is the caller's to close."""
+    started = time.monotonic()
+    try:
+        one = socket.socket(to.family, socket.SOCK_STREAM)
+    except OSError as error:
+        return _attempt(to, Met.NO_ROUTE if error.errno in NO_WAY else Met.FAILED, error, started), None
+    try:
+        one.setblocking(False)
+        try:
+            with suppress(BlockingIOError):
+                one.connect(to.sockaddr)
+        except OSError as error:
+            one.close()
+            return _attempt(to, _met_at_once(error), error, started), None
+        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(one, to.sockaddr), seconds)
+        if one.getsockname() == one.getpeername():
+            # An ephemeral port dialled on one's own host can be the one that this very socket was given.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    except (TimeoutError, asyncio.TimeoutError):
+        one.close()
+        return _attempt(to, Met.SILENT, None, started), None
+    except OSError as error:
+        one.close()
+        return _attempt(to, _met(error, to.address, time.monotonic() - started), error, started), None
+    except BaseException:
+        one.close()
+        raise
+    return _attempt(to, Met.CONNECTED, None, started), one
+
+
+def _attempt(to: Destination, met: Met, error: OSError | None, started: float) -> Attempt:
+    words = (error.strerror or str(error)) if error else ""
+    return Attempt(address=to.address, met=met, words=words, seconds=round(time.monotonic() - started, 3))
+
+
+def _met_at_once(error: OSError) -> Met:
+    """Of connect() itself, before a packet went out: this host's own routes and rules speak."""
+    if error.errno in (*NO_WAY, errno.EHOSTUNREACH):
+        return Met.NO_ROUTE
+    if error.errno in FORBIDDEN:
+        return Met.PROHIBITED
+    return Met.REFUSED if error.errno == errno.ECONNREFUSED else Met.FAILED
+
+
+def _met(error: OSError, address: str, seconds: float) -> Met:
+    """Of the answer to the first packet."""
+    if error.errno in (errno.ECONNREFUSED, *CUT_OFF):
+        return Met.REFUSED
+    if error.errno == errno.ETIMEDOUT:
+        return Met.SILENT
+    if error.errno == errno.EHOSTUNREACH:
+        nobody = seconds >= NEIGHBOUR_GIVEN_UP or _is_unknown_neighbour(address)
+        return Met.NO_HOST if nobody else Met.PROHIBITED
+    if error.errno in FORBIDDEN:
+        return Met.PROHIBITED
+    return Met.NO_ROUTE if error.errno in NO_WAY else Met.FAILED
+
+
+def _is_unknown_neighbour(address: str) -> bool:
+    """Whether the kernel asked the network who has that IPv4 address, and got no answer."""
+    try:
+        rows = [line.split() for line in Path("/proc/net/arp").read_text().splitlines()[1:]]
+    except OSError:
+        return False
+    return any(row[0] == address and int(row[2], 16) == 0 for row in rows if len(row) > 2)
