@@ -20,6 +20,8 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
     replaced_by: the newer name for the same thing, "" if there is none.
     removed: the reader's current version no longer looks at it.
     kind: how the reader parses the value; "" where any text will do.
+    across: "equal" where all nodes of a job should have the same value, "per-node" where it has to be right on each by
+        itself; "" where it is the node's own affair.
     """
 
     name: str
@@ -30,6 +32,7 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
     removed: bool = False
     kind: str = ""
     choices: tuple[str, ...] = ()
+    across: str = ""
 
     def complaint(self, value: str) -> str:
         """What the reader makes of a value that it doesn't understand, as the end of a sentence; "" if it does."""
