@@ -8,8 +8,6 @@ from typing import Protocol
 
 import msgspec
 
-from ddpdoctor.facts.environment import Environment
-
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What one launcher says. None where it doesn't say, or what it says is no number.
@@ -30,6 +28,8 @@ class Settings(Protocol):
     """The facts, or the plain variables."""
 
     def get(self, name: str, default: str, /) -> str: ...
+
+    def __contains__(self, name: object, /) -> bool: ...
 
 
 MASTER_ADDRESS = ("MASTER_ADDR", "PET_MASTER_ADDR")
@@ -79,14 +79,14 @@ def number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-_MPI = (
+MPI = (
     # launcher, rank, size, local rank, local size
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )  # fmt: skip
 
-_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), *((size, local_size) for _, _, size, _, local_size in _MPI))
+_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), *((size, local_size) for _, _, size, _, local_size in MPI))
 NNODES_FLAG = "--nnodes"
 """Stands among the settings where `netcheck` was told the number of nodes on its command line: it goes before them all."""
 
@@ -96,7 +96,7 @@ _PSEUDO_STEPS = 4294967290
 """Step numbers from here on are Slurm's own: the interactive shell of salloc, the batch script."""
 
 
-def launches(environment: Environment) -> tuple[Launch, ...]:
+def launches(environment: Settings) -> tuple[Launch, ...]:
     """Every launcher that has left its settings, the one to believe first: torchrun, MPI, Slurm, Kubernetes, settings.
 
     MPI goes before Slurm because mpirun inside a Slurm allocation leaves the batch script's SLURM_PROCID=0 in every rank.
@@ -106,46 +106,46 @@ def launches(environment: Environment) -> tuple[Launch, ...]:
     return (*known, *(() if known and known[0].launcher == "torchrun" else _plain(environment)))
 
 
-def current_launch(environment: Environment) -> Launch | None:
+def current_launch(environment: Settings) -> Launch | None:
     """The launcher to believe, or None outside of any job."""
     return next(iter(launches(environment)), None)
 
 
-def several_nodes(environment: Environment) -> str | None:
+def several_nodes(environment: Settings) -> str | None:
     """The counts by which the job runs over several nodes, in words; "" where it runs on one, None where none says."""
-    if told := number(environment.get(NNODES_FLAG)):
+    if told := number(environment.get(NNODES_FLAG, "")):
         return f"{NNODES_FLAG} {told}" if told > 1 else ""
     for world, local in _SIZES:
-        total, here = number(environment.get(world)), number(environment.get(local))
+        total, here = number(environment.get(world, "")), number(environment.get(local, ""))
         if total and here:
             return f"{world}={total} with {local}={here}" if total > here else ""
     for name in _NODE_COUNTS:
         # torchrun's may be a range, "1:4".
-        if nodes := number(environment.get(name).rpartition(":")[2]):
-            return f"{name}={environment.get(name)}" if nodes > 1 else ""
+        if nodes := number(environment.get(name, "").rpartition(":")[2]):
+            return f"{name}={environment.get(name, '')}" if nodes > 1 else ""
     return None
 
 
-def in_slurm_step(environment: Environment) -> bool:
+def in_slurm_step(environment: Settings) -> bool:
     """Whether srun started this process; False in a batch script and in salloc's shell."""
-    step = number(environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID"))
+    step = number(environment.get("SLURM_STEP_ID", "") or environment.get("SLURM_STEPID", ""))
     return step is not None and step < _PSEUDO_STEPS and "SLURM_PROCID" in environment
 
 
-def in_slurm_batch_script(environment: Environment) -> bool:
+def in_slurm_batch_script(environment: Settings) -> bool:
     """Whether this is the script that sbatch runs on the first node, before any srun."""
     return (
         "SLURM_PROCID" in environment
         and not in_slurm_step(environment)
         and "SLURM_PTY_PORT" not in environment
-        and number(environment.get("SLURM_STEP_ID")) != _PSEUDO_STEPS
+        and number(environment.get("SLURM_STEP_ID", "")) != _PSEUDO_STEPS
     )
 
 
-def slurm_tasks_here(environment: Environment) -> int | None:
+def slurm_tasks_here(environment: Settings) -> int | None:
     """How many tasks this step (or job) runs on this node, as SLURM_STEP_TASKS_PER_NODE "8(x2),4" has it."""
     node = number(environment.get("SLURM_NODEID", "0")) or 0
-    text = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE")
+    text = environment.get("SLURM_STEP_TASKS_PER_NODE", "") or environment.get("SLURM_TASKS_PER_NODE", "")
     for part in text.split(",") if text else ():
         found = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", part.strip())
         if not found:
@@ -154,23 +154,23 @@ def slurm_tasks_here(environment: Environment) -> int | None:
         if node < repeated:
             return int(found[1])
         node -= repeated
-    return number(environment.get("SLURM_NTASKS_PER_NODE"))
+    return number(environment.get("SLURM_NTASKS_PER_NODE", ""))
 
 
-def slurm_tasks(environment: Environment) -> int | None:
+def slurm_tasks(environment: Settings) -> int | None:
     """How many tasks the step, or else the job, has."""
-    return number(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS"))
+    return number(environment.get("SLURM_STEP_NUM_TASKS", "") or environment.get("SLURM_NTASKS", ""))
 
 
-def _torchrun(environment: Environment) -> Launch | None:
+def _torchrun(environment: Settings) -> Launch | None:
     if "TORCHELASTIC_RUN_ID" not in environment or "RANK" not in environment:
         return None
     return _from_settings(environment, "torchrun")
 
 
-def _mpi(environment: Environment) -> list[Launch]:
+def _mpi(environment: Settings) -> list[Launch]:
     found = []
-    for launcher, rank, size, local_rank, local_size in _MPI:
+    for launcher, rank, size, local_rank, local_size in MPI:
         if rank not in environment:
             continue
         # Slurm's own PMI sets PMI_RANK too: that is Slurm's word, not another launcher's.
@@ -179,33 +179,37 @@ def _mpi(environment: Environment) -> list[Launch]:
         found.append(
             Launch(
                 launcher=launcher if local_rank in environment or rank != "PMI_RANK" else "PMI",
-                rank=number(environment.get(rank)),
-                world_size=number(environment.get(size)),
-                local_rank=number(environment.get(local_rank)),
-                local_world_size=number(environment.get(local_size)),
+                rank=number(environment.get(rank, "")),
+                world_size=number(environment.get(size, "")),
+                local_rank=number(environment.get(local_rank, "")),
+                local_world_size=number(environment.get(local_size, "")),
             )
         )
     return found
 
 
-def _slurm(environment: Environment) -> Launch | None:
+def _slurm(environment: Settings) -> Launch | None:
     if not in_slurm_step(environment):
         return None
     return Launch(
         launcher="Slurm",
-        rank=number(environment.get("SLURM_PROCID")),
+        rank=number(environment.get("SLURM_PROCID", "")),
         world_size=slurm_tasks(environment),
-        local_rank=number(environment.get("SLURM_LOCALID")),
+        local_rank=number(environment.get("SLURM_LOCALID", "")),
         local_world_size=slurm_tasks_here(environment),
-        node_rank=number(environment.get("SLURM_NODEID")),
+        node_rank=number(environment.get("SLURM_NODEID", "")),
     )
 
 
-def _kubernetes(environment: Environment) -> Launch | None:
+def _kubernetes(environment: Settings) -> Launch | None:
     """A PyTorchJob's RANK and WORLD_SIZE count pods, not processes, so they are given as the node's."""
     if "KUBERNETES_SERVICE_HOST" not in environment:
         return None
-    index = environment.get("JOB_COMPLETION_INDEX") or environment.get("PET_NODE_RANK") or environment.get("RANK")
+    index = (
+        environment.get("JOB_COMPLETION_INDEX", "")
+        or environment.get("PET_NODE_RANK", "")
+        or environment.get("RANK", "")
+    )
     if not index:
         return None
     return Launch(
@@ -214,18 +218,18 @@ def _kubernetes(environment: Environment) -> Launch | None:
     )
 
 
-def _plain(environment: Environment) -> tuple[Launch, ...]:
+def _plain(environment: Settings) -> tuple[Launch, ...]:
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return ()
     return (_from_settings(environment, "settings"),)
 
 
-def _from_settings(environment: Environment, launcher: str) -> Launch:
+def _from_settings(environment: Settings, launcher: str) -> Launch:
     return Launch(
         launcher=launcher,
-        rank=number(environment.get("RANK")),
-        world_size=number(environment.get("WORLD_SIZE")),
-        local_rank=number(environment.get("LOCAL_RANK")),
-        local_world_size=number(environment.get("LOCAL_WORLD_SIZE")),
-        node_rank=number(environment.get("GROUP_RANK") or environment.get("NODE_RANK")),
+        rank=number(environment.get("RANK", "")),
+        world_size=number(environment.get("WORLD_SIZE", "")),
+        local_rank=number(environment.get("LOCAL_RANK", "")),
+        local_world_size=number(environment.get("LOCAL_WORLD_SIZE", "")),
+        node_rank=number(environment.get("GROUP_RANK", "") or environment.get("NODE_RANK", "")),
     )
