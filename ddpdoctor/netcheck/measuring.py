@@ -48,16 +48,16 @@ FRAME: Final = struct.Struct("!cQ")
 PING, TAKE, GIVE, COUNT = b"p", b"t", b"g", b"c"
 COUNTS: Final = struct.Struct("!II")
 
-RETRANS, BYTES_ACKED, DATA_SEGS_OUT = 100, 120, 156
-"""Where tcpi_total_retrans, tcpi_bytes_acked and tcpi_data_segs_out stand in the kernel's struct tcp_info
-(linux/tcp.h). The last one since Linux 4.6."""
-TCP_INFO_SIZE: Final = 160
+RETRANS, BYTES_ACKED, DATA_SEGS_OUT, DSACK_DUPS = 100, 120, 156, 216
+"""Where tcpi_total_retrans, tcpi_bytes_acked, tcpi_data_segs_out and tcpi_dsack_dups stand in the kernel's struct tcp_info
+(linux/tcp.h). The last one since Linux 5.0; it counts what was sent again for nothing, as after reordering."""
+TCP_INFO_SIZE: Final = 220
 CHANCE: Final = 3
 """Fewer segments sent again say nothing: a loss probe that came too soon is one."""
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """What one end has sent on this connection: TCP segments with data, and how many of them were sent again."""
+    """What one end has sent on this connection: TCP segments with data, and how many of them had to be sent again."""
 
     resent: int = 0
     sent: int = 0
@@ -117,7 +117,8 @@ class Wire:
         info = self._info()
         if len(info) < TCP_INFO_SIZE:
             return Counts()
-        return Counts(*(struct.unpack_from("=I", info, offset)[0] for offset in (RETRANS, DATA_SEGS_OUT)))
+        again, sent, twice = (struct.unpack_from("=I", info, at)[0] for at in (RETRANS, DATA_SEGS_OUT, DSACK_DUPS))
+        return Counts(resent=max(again - twice, 0), sent=sent)
 
     def acknowledged(self) -> int:
         """Bytes that have arrived at the other side's kernel. 0 where ours doesn't say."""
