@@ -80,8 +80,8 @@ def job_of(flags: Flags, environ: Mapping[str, str]) -> Job:
     _check(nnodes, node_rank, launch)
     conflicts += _stale_ranks(launch, nnodes, environ)
     try:
-        place = meeting_place(flags.master, flags.port, _slurm_hosts(launch, environ)[:1], environ)
-    except (PlaceError, HostlistError) as error:
+        place = meeting_place(flags.master, flags.port, _slurm_list(launch, environ), environ)
+    except PlaceError as error:
         raise JobError(str(error)) from None
     return Job(
         master=place.host,
@@ -247,11 +247,10 @@ def _slurm_nodes(environ: Mapping[str, str]) -> int:
     return said[0].value if said else 0
 
 
-def _slurm_hosts(launch: Launch | None, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _slurm_list(launch: Launch | None, environ: Mapping[str, str]) -> str:
     """The hosts of the step, or of the job. mpirun's own step leaves out the node that it was started on."""
     of_step = ("SLURM_STEP_NODELIST",) if _is(launch, "Slurm", "torchrun") else ()
-    names = (*of_step, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    return expand(next((environ[name] for name in names if environ.get(name)), ""))
+    return next((environ[name] for name in (*of_step, "SLURM_JOB_NODELIST", "SLURM_NODELIST") if environ.get(name)), "")
 
 
 def _hosts(
@@ -260,7 +259,10 @@ def _hosts(
     """Slurm's hosts, where it is Slurm that numbers the nodes."""
     if not _is(launch, "Slurm") or nnodes is None or node_rank is None or node_rank.name != "SLURM_NODEID":
         return ()
-    hosts = _slurm_hosts(launch, environ)
+    try:
+        hosts = expand(_slurm_list(launch, environ))
+    except HostlistError:
+        return ()
     return hosts if len(hosts) == nnodes.value else ()
 
 

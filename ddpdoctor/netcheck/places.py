@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -31,8 +31,8 @@ class Place(msgspec.Struct, frozen=True):
     conflicts: tuple[str, ...] = ()
 
 
-def meeting_place(master: str | None, port: int | None, first_host: Sequence[str], environ: Mapping[str, str]) -> Place:
-    """The master: the flags', MASTER_ADDR's, the rendezvous endpoint's, or else the first host of the launcher's.
+def meeting_place(master: str | None, port: int | None, hosts: str, environ: Mapping[str, str]) -> Place:
+    """The master: the flags', MASTER_ADDR's, the rendezvous endpoint's, or else the first of the launcher's hosts ("node[01-02]").
 
     Raises PlaceError where none is named, or a name or a port makes no sense.
     """
@@ -58,8 +58,8 @@ def meeting_place(master: str | None, port: int | None, first_host: Sequence[str
     elif endpoint:
         host, own_port = split(endpoint, launchers.ENDPOINT)
         own_port = own_port or ENDPOINT_PORT
-    elif first_host:
-        host = first_host[0]
+    elif first := _first(hosts):
+        host = first
     else:
         raise PlaceError(f"nothing says where the nodes meet: add {ADDRESS_FLAG} and the name or address of node 0")
     wanted = port if port is not None else own_port
@@ -129,19 +129,22 @@ def _check_host(host: str, text: str, name: str, *, in_brackets: bool) -> None:
     if "$" in text:
         raise PlaceError(f"{name} is {shown!r}: the shell did not fill in the variable")
     if "[" in text or "," in text:
-        raise PlaceError(f"{name} is {shown!r}, a list of hosts; node 0 is the first of it{_first_of(text)}")
+        first = _first(text)
+        raise PlaceError(
+            f"{name} is {shown!r}, a list of hosts; it takes one of them, node 0's{first and f': {first}'}"
+        )
     if not re.fullmatch(r"[\w]([\w.-]{0,251}[\w.])?", host):
         raise PlaceError(f"{name} is {shown!r}, which is neither a host's name nor an address")
     if re.fullmatch(r"[\d.]+", host) and not _address(host):
         raise PlaceError(f"{name} is {shown!r}, which is no IPv4 address")
 
 
-def _first_of(text: str) -> str:
+def _first(hosts: str) -> str:
+    """The first of a list of hosts; "" where there is none, or it is no such list."""
     try:
-        hosts = expand(text)
+        return next(iter(expand(hosts)), "")
     except HostlistError:
         return ""
-    return f", {hosts[0]}" if hosts else ""
 
 
 def _differ(one: str, other: str) -> bool:
