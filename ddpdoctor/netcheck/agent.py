@@ -1,0 +1,254 @@
+"""A node's side of the conversation with the hub: proves who it is, hands over its facts, carries out orders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from ddpdoctor import __version__
+from ddpdoctor.netcheck.door import Limits
+from ddpdoctor.netcheck.guests import UNDECODABLE
+from ddpdoctor.netcheck.lines import LineError, Lines, plain
+from ddpdoctor.netcheck.messages import (
+    MOST,
+    PROTOCOL,
+    Answer,
+    Cannot,
+    Greeting,
+    Hello,
+    Leaving,
+    Manifest,
+    Message,
+    Order,
+    Part,
+    Ping,
+    Pong,
+    Stopped,
+    TurnedAway,
+    Waiting,
+    Welcome,
+    encode,
+)
+from ddpdoctor.netcheck.strangers import likeness
+from ddpdoctor.netcheck.tokens import matches, proof
+
+if TYPE_CHECKING:
+    from ddpdoctor.netcheck.arriving import Connection
+    from ddpdoctor.netcheck.job import Job
+
+T = TypeVar("T")
+
+MOST_ORDERS: Final = 8
+"""That wait while one is carried out."""
+
+_AT_THE_DOOR: Final[msgspec.json.Decoder[Welcome | TurnedAway | Stopped]] = msgspec.json.Decoder(
+    Welcome | TurnedAway | Stopped
+)
+_INSIDE: Final[msgspec.json.Decoder[Ping | Waiting | Stopped | Part | Order]] = msgspec.json.Decoder(
+    Ping | Waiting | Stopped | Part | Order
+)
+
+
+class AgentError(Exception):
+    """There will be no verdict from node 0; the text says why."""
+
+
+class TurnedAwayError(AgentError):
+    """The hub doesn't let this node in. `code` as in `TurnedAway`; the text says why and what to do."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class HubGone(AgentError):
+    """The hub went away without a word, or talks nonsense; the text says how."""
+
+
+class HubStopped(AgentError):
+    """The hub says that there will be no verdict, and why."""
+
+
+async def attend(
+    connection: Connection,
+    job: Job,
+    token: str,
+    manifest: Callable[[Welcome], Awaitable[bytes]],
+    carry_out: Callable[[Order], Awaitable[Answer]],
+    heard: Callable[[Waiting], None],
+    own: str = "",
+    limits: Limits | None = None,
+) -> Part:
+    """Goes through the whole test on a connection that the hub has greeted us on; closes it in the end.
+
+    manifest, told as which node we were let in, gives this host's Snapshot as JSON, deflated by zlib; it may take its
+    time. carry_out does one order at a time; what it raises becomes the order's answer. own: `Hub.own`, where the hub is ours. When it is cancelled, the hub is told; the
+    cancellation's message, "Ctrl-C" where it has none, says by what.
+
+    Raises:
+        TurnedAwayError: the hub doesn't let us in, or doesn't know our token, or speaks another protocol.
+        HubGone: nothing was heard of it, or it isn't ours.
+        HubStopped: it says that there will be no verdict.
+    """
+    agent = _Agent(connection, token, carry_out, heard, limits or Limits())
+    try:
+        welcome = await agent.enter(job, own or secrets.token_hex(16))
+        return await agent.serve(manifest(welcome))
+    except asyncio.CancelledError as error:
+        await agent.farewell(f"stopped by its user: {error.args[0] if error.args else 'Ctrl-C'}")
+        raise
+    except AgentError:
+        raise
+    except Exception as error:
+        await agent.farewell(f"it failed: {type(error).__name__}: {error}")
+        raise
+    finally:
+        connection.writer.close()
+
+
+class _Agent:
+    def __init__(
+        self,
+        connection: Connection,
+        token: str,
+        carry_out: Callable[[Order], Awaitable[Answer]],
+        heard: Callable[[Waiting], None],
+        limits: Limits,
+    ) -> None:
+        self._greeting: Greeting = connection.greeting
+        self._writer = connection.writer
+        self._lines = Lines(connection.reader)
+        self._token = token
+        self._carry_out = carry_out
+        self._heard = heard
+        self._limits = limits
+        self._orders: asyncio.Queue[Order] = asyncio.Queue(MOST_ORDERS)
+
+    async def enter(self, job: Job, nonce: str) -> Welcome:
+        greeting = self._greeting
+        hello = Hello(
+            ddpdoctor=__version__,
+            protocol=PROTOCOL,
+            nonce=nonce,
+            proof=proof(self._token, "agent", nonce, greeting.nonce),
+            host=socket.gethostname(),
+            node_rank=job.node_rank,
+            nnodes=job.nnodes,
+        )
+        self._say(hello)
+        if greeting.protocol != PROTOCOL:
+            # The hub has our Hello, and can tell its user, too.
+            raise TurnedAwayError("version", _other_protocol(greeting))
+        answer = _decoded(_AT_THE_DOOR, await self._line())
+        if isinstance(answer, TurnedAway):
+            raise TurnedAwayError(answer.code, plain(answer.text, 400))
+        if isinstance(answer, Stopped):
+            raise HubStopped(plain(answer.why, 400))
+        if not matches(answer.proof, proof(self._token, "hub", greeting.nonce, nonce)):
+            raise TurnedAwayError(
+                "token", "what listens on the master's port doesn't know this job's token: it is not ours"
+            )
+        return answer
+
+    async def serve(self, manifest: Awaitable[bytes]) -> Part:
+        reading = asyncio.ensure_future(self._read())
+        working = asyncio.ensure_future(self._work(manifest))
+        try:
+            await asyncio.wait({reading, working}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done() and isinstance(working.exception(), OSError):
+                # The connection broke while we wrote; what was read last may say why.
+                await asyncio.wait({reading}, timeout=1.0)
+            if reading.done():
+                return reading.result()
+            working.result()
+            raise AssertionError("it works until it is cancelled")
+        except OSError as error:
+            raise HubGone(f"the connection to node 0 broke: {error.strerror or error}") from error
+        finally:
+            for task in (reading, working):
+                task.cancel()
+            await asyncio.gather(reading, working, return_exceptions=True)
+
+    async def farewell(self, why: str) -> None:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            self._say(Leaving(why=why))
+            await asyncio.wait_for(self._writer.drain(), 1.0)
+
+    def _say(self, message: Message) -> None:
+        self._writer.write(encode(message))
+
+    async def _work(self, manifest: Awaitable[bytes]) -> None:
+        self._say(Manifest(snapshot=await manifest))
+        await self._writer.drain()
+        while True:
+            line = encode(await self._answer(await self._orders.get()))
+            if len(line) > MOST:
+                line = encode(Cannot(why=f"the answer has {len(line)} bytes, and {MOST} are allowed"))
+            self._writer.write(line)
+            await self._writer.drain()
+
+    async def _answer(self, order: Order) -> Answer:
+        try:
+            return await self._carry_out(order)
+        except Exception as error:
+            return Cannot(why=plain(f"{type(error).__name__}: {error}", 400))
+
+    async def _read(self) -> Part:
+        while True:
+            line = await self._line()
+            came = time.time()
+            message = _decoded(_INSIDE, line)
+            if isinstance(message, Ping):
+                self._say(Pong(number=message.number, came=came, went=time.time()))
+            elif isinstance(message, Waiting):
+                self._heard(message)
+            elif isinstance(message, Stopped):
+                raise HubStopped(plain(message.why, 400))
+            elif isinstance(message, Part):
+                return message
+            elif self._orders.full():
+                raise HubGone("node 0 sent order after order without waiting for the answers")
+            else:
+                self._orders.put_nowait(message)
+
+    async def _line(self) -> bytes:
+        """The next line of the hub, which sends one every few seconds as long as it lives."""
+        loop = asyncio.get_running_loop()
+        limits, lines = self._limits, self._lines
+        reading = asyncio.ensure_future(lines.next(MOST))
+        try:
+            while True:
+                left = min(lines.heard + limits.quiet, lines.whole + limits.line) - loop.time()
+                # After a halt of this process itself, what came meanwhile is still to be read.
+                await asyncio.wait({reading}, timeout=max(left, 0.05))
+                if reading.done():
+                    return reading.result()
+                if left <= 0:
+                    raise HubGone(f"nothing was heard of node 0 for {limits.quiet:g} s: is it still running there?")
+        except LineError as error:
+            raise HubGone(f"{error} by node 0: netcheck was stopped or killed there") from error
+        finally:
+            reading.cancel()
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
+    try:
+        return decoder.decode(line)
+    except UNDECODABLE as error:
+        raise HubGone(f"what listens on the master's port sent {likeness(line)}") from error
+
+
+def _other_protocol(greeting: Greeting) -> str:
+    theirs = plain(greeting.ddpdoctor, 20)
+    said = f"ddpdoctor {__version__} here speaks protocol {PROTOCOL}, ddpdoctor {theirs} on node 0 speaks {greeting.protocol}"
+    if greeting.protocol > PROTOCOL:
+        return f"{said}: {sys.executable} -m pip install 'ddpdoctor=={theirs}'"
+    return f"{said}: on node 0, pip install 'ddpdoctor=={__version__}'"

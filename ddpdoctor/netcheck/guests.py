@@ -1,0 +1,168 @@
+"""A node that the hub has let in: what it said of itself, its clock, and the order that it carries out."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.netcheck.lines import Lines, plain, unpack
+from ddpdoctor.netcheck.messages import (
+    Answer,
+    Cannot,
+    Collect,
+    Collected,
+    Count,
+    Counted,
+    Dial,
+    Dialled,
+    Leaving,
+    Manifest,
+    Measure,
+    Measured,
+    Open,
+    Opened,
+    Order,
+    Ping,
+    Pong,
+    Stopped,
+    encode,
+)
+from ddpdoctor.netcheck.strangers import likeness
+from ddpdoctor.snapshots import SnapshotError, decode_snapshot
+
+EXCHANGES: Final = 8
+"""Comparisons of clocks at the beginning, one after the other."""
+
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+_ANSWERS: Final[dict[type[Order], type[Answer]]] = {
+    Open: Opened,
+    Dial: Dialled,
+    Count: Counted,
+    Measure: Measured,
+    Collect: Collected,
+}
+_DECODER = msgspec.json.Decoder(Pong | Leaving | Manifest | Answer)
+_MOST_UNANSWERED: Final = 64
+"""Pings that are remembered. A guest that leaves so many unanswered has been lost long before."""
+
+
+class GuestError(Exception):
+    """The guest goes, or has to go; the text says why."""
+
+
+class Guest:
+    """One connection. `lost` is why it is no longer there, "" while it is.
+
+    address: its own end of the connection. offset: seconds that its clock is ahead of ours, right within `error` seconds.
+    facts: what it said of its host; None before its manifest came.
+    """
+
+    def __init__(self, rank: int, host: str, address: str, lines: Lines, writer: asyncio.StreamWriter) -> None:
+        self.rank = rank
+        self.host = host
+        self.address = address
+        self.lines = lines
+        self.facts: Snapshot | None = None
+        self.offset = 0.0
+        self.error = 0.0
+        self.lost = ""
+        self._writer = writer
+        self._round_trip = math.inf
+        self._pings = 0
+        self._compared = 0
+        self._unanswered: dict[int, float] = {}
+        self._expected: tuple[type[Answer], asyncio.Future[Answer | None]] | None = None
+
+    @property
+    def joined(self) -> bool:
+        """Whether it is there, with its facts and its clock."""
+        return self.facts is not None and not self.lost and self._compared >= EXCHANGES
+
+    def send(self, line: bytes) -> None:
+        """Hands it a line. It goes out when the guest reads; one that doesn't is lost to silence."""
+        self._writer.write(line)
+
+    def ping(self) -> None:
+        self._pings += 1
+        if len(self._unanswered) < _MOST_UNANSWERED:
+            self._unanswered[self._pings] = time.time()
+            self.send(encode(Ping(number=self._pings, sent=self._unanswered[self._pings])))
+
+    def order(self, order: Order, line: bytes) -> asyncio.Future[Answer | None]:
+        """Sends the order as this line. The future gives the answer, or None where the guest is lost before."""
+        assert self._expected is None or self._expected[1].done(), "one order at a time"
+        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        self._expected = _ANSWERS[type(order)], future
+        self.send(line)
+        return future
+
+    def receive(self, line: bytes) -> None:
+        """Takes one line of the guest.
+
+        Raises:
+            GuestError: it says farewell, or what it says makes no sense.
+        """
+        came = time.time()
+        try:
+            message = _DECODER.decode(line)
+        except UNDECODABLE as error:
+            raise GuestError(f"it sent {likeness(line)}") from error
+        if isinstance(message, Pong):
+            self._compare(message, came)
+        elif isinstance(message, Manifest):
+            self._keep(message)
+        elif isinstance(message, Leaving):
+            raise GuestError(plain(message.why) or "it left")
+        else:
+            self._answered(message)
+
+    def lose(self, why: str, *, farewell: bool) -> None:
+        """Gives it up. farewell: tell it so; it may still hear us."""
+        self.lost = why
+        if self._expected is not None and not self._expected[1].done():
+            self._expected[1].set_result(None)
+        if farewell:
+            self.send(encode(Stopped(why=f"node 0 went on without this node: {why}")))
+        self._writer.close()
+
+    def hang_up(self) -> None:
+        """Closes the connection after what was sent; what the other side doesn't take is dropped at `abort`."""
+        self._writer.close()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+    def _compare(self, pong: Pong, came: float) -> None:
+        sent = self._unanswered.pop(pong.number, None)
+        if sent is None:
+            raise GuestError("it answered a ping that was never sent")
+        self._compared += 1
+        round_trip = (came - sent) - (pong.went - pong.came)
+        offset = ((pong.came - sent) + (pong.went - came)) / 2
+        # Less than nothing, or more than it took by our clock: one of the clocks was set meanwhile.
+        if 0 <= round_trip <= came - sent and round_trip < self._round_trip and math.isfinite(offset):
+            self._round_trip, self.offset, self.error = round_trip, offset, round_trip / 2
+        if self._compared < EXCHANGES:
+            self.ping()
+
+    def _keep(self, manifest: Manifest) -> None:
+        if self.facts is not None:
+            raise GuestError("it sent its facts twice")
+        try:
+            self.facts = decode_snapshot(unpack(manifest.snapshot), "its facts")
+        except (ValueError, SnapshotError) as error:
+            raise GuestError(plain(str(error), 200)) from error
+
+    def _answered(self, answer: Answer) -> None:
+        if self._expected is None or self._expected[1].done():
+            raise GuestError(f"it answered {type(answer).__name__} where nothing was asked")
+        kind, future = self._expected
+        if not isinstance(answer, (kind, Cannot)):
+            raise GuestError(f"it answered {type(answer).__name__} where {kind.__name__} was expected")
+        future.set_result(answer)

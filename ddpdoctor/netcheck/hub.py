@@ -1,0 +1,306 @@
+"""The hub on node 0: lets nodes in, hands out orders, collects answers, and keeps everything else outside.
+
+Whoever shares its event loop must not hold it for seconds, or the agents take the hub for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.fleet import Absent, Double
+from ddpdoctor.netcheck.door import Door, Knock, Limits
+from ddpdoctor.netcheck.guests import Guest, GuestError
+from ddpdoctor.netcheck.lines import LineError
+from ddpdoctor.netcheck.messages import (
+    MOST,
+    Answer,
+    Message,
+    Order,
+    Part,
+    Stopped,
+    TurnedAway,
+    Waiting,
+    Welcome,
+    encode,
+)
+
+FAREWELL_SECONDS: Final = 5.0
+"""How long a guest may take to fetch its part of the verdict."""
+MOST_REFUSED: Final = 64
+OTHER_FILES: Final = 256
+"""Descriptors that this process may need besides one for each node."""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A ddpdoctor that wasn't let in. `code` and `text` as in `TurnedAway`; -1 and None where it didn't come so far."""
+
+    host: str
+    address: str
+    code: str
+    text: str
+    rank: int = -1
+    nnodes: int | None = None
+    holder: str = ""
+
+
+class Hub:
+    """Listens at the master's own addresses (numeric) and port. hosts: the launcher's host names by node rank, or ().
+
+    changed: called whenever somebody came, went or was refused. own: what node 0's own agent says in its Hello, so that
+    rank 0 is its.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        port: int,
+        nnodes: int,
+        token: str,
+        hosts: Sequence[str] = (),
+        changed: Callable[[], None] = lambda: None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.nnodes = nnodes
+        self.guests: dict[int, Guest] = {}
+        self.refused: list[Refused] = []
+        self.own = secrets.token_hex(16)
+        self._limits = limits or Limits()
+        self._hosts = hosts
+        self._changed = changed
+        self._door = Door(addresses, port, token, self._limits, self._enter, self._note_refused, self._stir)
+        self._run = secrets.token_hex(16)
+        self._phase = "join"
+        self._waited_for: tuple[str, ...] = ()
+        self._gathering = True
+        self._over = False
+        self._news = asyncio.Event()
+        self._pulse: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Listens, until `close_door`, `dismiss` or `stop`.
+
+        Raises:
+            OSError: the port is taken, or the address isn't this host's.
+        """
+        _allow_files(self.nnodes + OTHER_FILES)
+        await self._door.open()
+        self._pulse = asyncio.create_task(self._keep_alive())
+
+    @property
+    def port(self) -> int:
+        return self._door.port
+
+    @property
+    def run(self) -> str:
+        """What the nodes of this run show each other."""
+        return self._run
+
+    @property
+    def strangers(self) -> tuple[str, ...]:
+        """Who was refused, a sentence each."""
+        return self._door.strangers.listed({guest.address for guest in self.guests.values()})
+
+    @property
+    def doubles(self) -> tuple[Double, ...]:
+        """Nodes that came with a rank that was taken, or out of range."""
+        return tuple(
+            Double(rank=one.rank, host=one.host, address=one.address, holder=one.holder)
+            for one in self.refused
+            if one.code in ("duplicate-rank", "rank-out-of-range")
+        )
+
+    def absent(self) -> tuple[Absent, ...]:
+        """Who didn't come, or went before it had said anything of its host."""
+        gone = [rank for rank in range(self.nnodes) if rank not in self.guests or self.guests[rank].facts is None]
+        return tuple(Absent(rank=rank, host=self._hosts[rank] if rank < len(self._hosts) else "") for rank in gone)
+
+    async def gather(self, seconds: float) -> None:
+        """Waits until all nodes have joined, or the time is up. Who comes later is turned away."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while (left := deadline - loop.time()) > 0 and not self._whole():
+            self._news.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left)
+        self._gathering = False
+
+    def _whole(self) -> bool:
+        return len(self.guests) == self.nnodes and all(guest.joined for guest in self.guests.values())
+
+    async def close_door(self) -> None:
+        """Listens no more: from here on torch's own store can have the port. The guests stay."""
+        await self._door.close()
+
+    def announce(self, phase: str, waited_for: tuple[str, ...] = ()) -> None:
+        """Tells all nodes where the test is. The phase's name is part of the words about a node that is lost in it."""
+        self._phase, self._waited_for = phase, waited_for
+        line = encode(Waiting(phase=phase, waited_for=waited_for))
+        for guest in self._there():
+            guest.send(line)
+
+    async def ask(self, orders: Mapping[int, Order], seconds: float) -> dict[int, Answer]:
+        """Hands each node its order, and gives their answers, by rank. Who hasn't answered when the time is up, or goes
+        before, is lost, and has none.
+        """
+        waiting: dict[int, asyncio.Future[Answer | None]] = {}
+        lines: dict[int, bytes] = {}
+        for rank, order in orders.items():
+            guest = self.guests.get(rank)
+            if guest is not None and not guest.lost:
+                # Many get the same order; it is written out once.
+                line = lines.get(id(order)) or lines.setdefault(id(order), encode(order))
+                waiting[rank] = guest.order(order, line)
+        if waiting:
+            await asyncio.wait(waiting.values(), timeout=seconds)
+        answers = {}
+        for rank, future in waiting.items():
+            if not future.done():
+                self._lose(self.guests[rank], f"no answer within {seconds:g} s", farewell=True)
+            elif (answer := future.result()) is not None:
+                answers[rank] = answer
+        return answers
+
+    async def dismiss(self, parts: Mapping[int, Part]) -> None:
+        """Hands each node its part of the verdict and ends. A node without a part is told that there is none."""
+        lines: dict[int, bytes] = {}
+        for guest in self._there():
+            part: Message = parts.get(guest.rank) or Stopped(why="node 0 has no verdict for this node")
+            guest.send(lines.get(id(part)) or lines.setdefault(id(part), encode(part)))
+        await self._end(FAREWELL_SECONDS)
+
+    async def stop(self, why: str) -> None:
+        """Tells all nodes that there will be no verdict, and why, and ends."""
+        line = encode(Stopped(why=why))
+        for guest in self._there():
+            guest.send(line)
+        await self._end(1.0)
+
+    async def _end(self, seconds: float) -> None:
+        """Waits until the guests have read what they were sent and hung up. Then nothing of the hub is left."""
+        if self._over:
+            return
+        self._over = True
+        await self._door.close()
+        if self._pulse is not None:
+            self._pulse.cancel()
+        if inside := set(self._door.inside):
+            await asyncio.wait(inside, timeout=seconds)
+            for guest in self.guests.values():
+                guest.abort()
+            for task in inside:
+                task.cancel()
+            await asyncio.gather(*inside, return_exceptions=True)
+
+    def _there(self) -> list[Guest]:
+        return [guest for guest in self.guests.values() if not guest.lost]
+
+    def _stir(self) -> None:
+        self._news.set()
+        self._changed()
+
+    def _lose(self, guest: Guest, why: str, *, farewell: bool) -> None:
+        if not guest.lost and not self._over:
+            guest.lose(f"lost during {self._phase}: {why}", farewell=farewell)
+            self._stir()
+
+    async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        limits = self._limits
+        while True:
+            await asyncio.sleep(limits.ping)
+            for guest in self._there():
+                if loop.time() - guest.lines.heard > limits.quiet:
+                    self._lose(guest, f"nothing was heard of it for {limits.quiet:g} s", farewell=True)
+                elif loop.time() - guest.lines.whole > limits.line:
+                    self._lose(guest, f"it sent no whole line for {limits.line:g} s", farewell=True)
+                else:
+                    guest.ping()
+
+    async def _enter(self, knock: Knock) -> None:
+        """Gives whoever knows the token its place, and listens to it until it goes; or says why not."""
+        rank = self._place(knock)
+        if isinstance(rank, Refused):
+            knock.writer.write(encode(TurnedAway(code=rank.code, text=rank.text)))
+            self._keep_refused(rank)
+            self._stir()
+            return
+        guest = Guest(rank, knock.hello.host, knock.address, knock.lines, knock.writer)
+        self.guests[rank] = guest
+        guest.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=knock.proof)))
+        guest.send(encode(Waiting(phase=self._phase, waited_for=self._waited_for)))
+        guest.ping()
+        self._stir()
+        await self._listen_to(guest)
+
+    async def _listen_to(self, guest: Guest) -> None:
+        try:
+            while not guest.lost:
+                joined = guest.joined
+                guest.receive(await guest.lines.next(MOST))
+                if guest.joined and not joined:
+                    self._stir()
+        except GuestError as error:
+            self._lose(guest, str(error), farewell=True)
+        except LineError as error:
+            self._lose(guest, str(error), farewell=False)
+
+    def _place(self, knock: Knock) -> int | Refused:
+        """The rank that this node gets, or why it gets none."""
+        hello = knock.hello
+        taken = {rank: guest for rank, guest in self.guests.items() if not guest.lost}
+
+        def refuse(code: str, text: str, holder: str = "") -> Refused:
+            rank = -1 if hello.node_rank is None else hello.node_rank
+            return Refused(knock.hello.host, knock.address, code, text, rank, hello.nnodes, holder)
+
+        if hello.nnodes is not None and hello.nnodes != self.nnodes:
+            text = f"--nnodes is {hello.nnodes} here and {self.nnodes} on node 0: it must be the same on all nodes"
+            return refuse("nnodes", text)
+        if hello.nonce == self.own:
+            return 0
+        if hello.node_rank is not None and not 0 <= hello.node_rank < self.nnodes:
+            text = f"node rank {hello.node_rank} is out of range: {self.nnodes} nodes have ranks 0 to {self.nnodes - 1}"
+            return refuse("rank-out-of-range", text)
+        if not self._gathering:
+            return refuse("closed", "the test began without this node: start it again on all nodes")
+        if hello.node_rank is None:
+            free = [rank for rank in range(1, self.nnodes) if rank not in taken]
+            if not free:
+                return refuse("full", f"all {self.nnodes} nodes are here already; is --nnodes on node 0 too small?")
+            return free[0]
+        if hello.node_rank == 0:
+            name = socket.gethostname()
+            return refuse("duplicate-rank", _taken(0, f"{name} ({self._door.addresses[0]})", self.nnodes), name)
+        if holder := taken.get(hello.node_rank):
+            text = _taken(hello.node_rank, f"{holder.host} ({holder.address})", self.nnodes)
+            return refuse("duplicate-rank", text, holder.host)
+        return hello.node_rank
+
+    def _note_refused(self, host: str, address: str, away: TurnedAway) -> None:
+        self._keep_refused(Refused(host, address, away.code, away.text))
+
+    def _keep_refused(self, one: Refused) -> None:
+        """Keeps it once, however often it comes."""
+        if one not in self.refused and len(self.refused) < MOST_REFUSED:
+            self.refused.append(one)
+
+
+def _taken(rank: int, by: str, nnodes: int) -> str:
+    return f"node rank {rank} is taken by {by}: give every node a --node-rank of its own, 0 to {nnodes - 1}"
+
+
+def _allow_files(count: int) -> None:
+    """Raises this process's own limit of open files where it is lower than that and may be raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
