@@ -1,0 +1,115 @@
+"""Reads InfiniBand and RoCE devices from sysfs: the state of their ports, error counters, addresses. Opens no device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.rdma import Gid, Rdma, RdmaPort
+from ddpdoctor.probes.context import Context
+
+DEADLINE = 10.0
+"""Reading a counter asks the device's firmware, which may be stuck."""
+
+DEVICES = "/sys/class/infiniband"
+GIDS_MOST = 256
+"""Entries of a port's table that are looked at; mlx5 has 255."""
+
+ERROR_COUNTERS = (
+    ("counters", "symbol_error"),
+    ("counters", "link_downed"),
+    ("counters", "link_error_recovery"),
+    ("counters", "port_rcv_errors"),
+    ("counters", "port_rcv_remote_physical_errors"),
+    ("counters", "local_link_integrity_errors"),
+    ("counters", "excessive_buffer_overrun_errors"),
+    ("hw_counters", "local_ack_timeout_err"),
+    ("hw_counters", "packet_seq_err"),
+    ("hw_counters", "out_of_sequence"),
+    ("hw_counters", "req_transport_retries_exceeded"),
+)
+"""Those that count something gone wrong. Source: the kernel's Documentation/ABI/stable/sysfs-class-infiniband, and
+NVIDIA's "Understanding mlx5 Linux counters"."""
+
+
+def probe(context: Context) -> Rdma:
+    ports = _ports(context)
+    return Rdma(ports=ports if isinstance(ports, Unknown) else tuple(ports))
+
+
+def _ports(context: Context) -> list[RdmaPort] | Unknown:
+    try:
+        devices = sorted(os.listdir(context.path(DEVICES)), key=_natural)  # noqa: PTH208 (names are enough)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return Unknown(f"{DEVICES}: {error.strerror or error}")
+    return [
+        _port(context, device, int(port))
+        for device in devices
+        for port in sorted(_names(context, f"{DEVICES}/{device}/ports"), key=_natural)
+        if port.isdecimal()
+    ]
+
+
+def _port(context: Context, device: str, port: int) -> RdmaPort:
+    folder = f"{DEVICES}/{device}/ports/{port}"
+    return RdmaPort(
+        device=device,
+        port=port,
+        link_layer=_text(context, f"{folder}/link_layer"),
+        state=_word(_text(context, f"{folder}/state")),
+        physical=_word(_text(context, f"{folder}/phys_state")),
+        rate=_text(context, f"{folder}/rate"),
+        counters=tuple(_counters(context, folder, f"{DEVICES}/{device}")),
+        gids=tuple(_gids(context, folder)),
+        interfaces=tuple(sorted(_names(context, f"{DEVICES}/{device}/device/net"), key=_natural)),
+    )
+
+
+def _counters(context: Context, port: str, device: str) -> Iterator[tuple[str, int]]:
+    """Those that aren't zero. Older drivers keep hw_counters beside the ports."""
+    for kind, name in ERROR_COUNTERS:
+        text = _text(context, f"{port}/{kind}/{name}") or (
+            _text(context, f"{device}/{kind}/{name}") if kind == "hw_counters" else ""
+        )
+        if text.isdecimal() and int(text):
+            yield name, int(text)
+
+
+def _gids(context: Context, port: str) -> Iterator[Gid]:
+    rows = sorted(int(name) for name in _names(context, f"{port}/gids") if name.isdecimal())
+    for index in rows[:GIDS_MOST]:
+        gid = _text(context, f"{port}/gids/{index}")
+        if gid.strip("0:"):
+            yield Gid(
+                index=index,
+                gid=gid,
+                type=_text(context, f"{port}/gid_attrs/types/{index}"),
+                interface=_text(context, f"{port}/gid_attrs/ndevs/{index}"),
+            )
+
+
+def _text(context: Context, path: str) -> str:
+    """The file's text, "" where it can't be read: an empty row of a table gives EINVAL, a virtual device has no counters."""
+    found = context.read(path)
+    return found.strip() if isinstance(found, str) else ""
+
+
+def _names(context: Context, path: str) -> list[str]:
+    try:
+        return os.listdir(context.path(path))  # noqa: PTH208 (names are enough)
+    except OSError:
+        return []
+
+
+def _word(text: str) -> str:
+    """ "4: ACTIVE" as "ACTIVE"."""
+    return text.partition(":")[2].strip() or text
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """So that mlx5_10 comes behind mlx5_9."""
+    head = name.rstrip("0123456789")
+    return head, int(name[len(head) :] or -1)
