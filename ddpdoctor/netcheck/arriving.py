@@ -109,7 +109,7 @@ async def _first(ways: list[_Way], search: _Search, deadline: float) -> Connecti
 
 def _at_port(one: Destination, port: int) -> Destination:
     host, _, *scope = one.sockaddr
-    return Destination(one.family, (host, port, *scope))  # type: ignore[arg-type]
+    return Destination(one.family, (host, port, *scope))
 
 
 class _Search:
@@ -185,7 +185,8 @@ class _Way:
     def __init__(self, there: Destination, search: _Search) -> None:
         self._there, self._search = there, search
         self._stranger = ("", "")
-        self._stranger_since = 0.0
+        self._held_since = 0.0
+        """Since when somebody else answers there; 0 while nobody does."""
 
     async def follow(self) -> Connection | None:
         """Tries again and again until the hub greets; None: something else is there to stay."""
@@ -211,14 +212,15 @@ class _Way:
     def _is_here_to_stay(self) -> bool:
         """A store may be that of a job which is about to end, and who says nothing may be one of ours that is overloaded."""
         certain = self._stranger[0] not in ("", identification.STORE, identification.SILENT)
-        return certain and time.monotonic() - self._stranger_since >= STRANGER_SECONDS
+        return certain and time.monotonic() - self._held_since >= STRANGER_SECONDS
 
     async def _try(self) -> Connection | None:
         attempt, one = await connect(self._there)
         if one is None:
-            self._stranger = ("", "")
+            self._forget()
             self._search.note(self._there, attempt, self._stranger)
             return None
+        self._held_since = self._held_since or time.monotonic()
         reader, writer = await asyncio.open_connection(sock=one, limit=MOST)
         kept = False
         try:
@@ -233,17 +235,16 @@ class _Way:
             if not kept:
                 writer.close()
         if cut and not said:
-            self._stranger = ("", "")
+            self._forget()
             attempt = msgspec.structs.replace(attempt, met=Met.RESET, words=cut)
         elif said or not self._stranger[0]:
-            self._meet(identification.by_its_words(said) if said else await identification.identify(self._there))
+            self._stranger = identification.by_its_words(said) if said else await identification.identify(self._there)
         self._search.note(self._there, attempt, self._stranger)
         return None
 
-    def _meet(self, stranger: tuple[str, str]) -> None:
-        if not self._stranger[0]:
-            self._stranger_since = time.monotonic()
-        self._stranger = stranger
+    def _forget(self) -> None:
+        self._stranger = ("", "")
+        self._held_since = 0.0
 
 
 async def _first_line(reader: asyncio.StreamReader) -> tuple[bytes, str]:

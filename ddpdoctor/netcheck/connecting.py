@@ -9,7 +9,7 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ddpdoctor.facts.meeting import Attempt, Met
 
@@ -28,7 +28,7 @@ class Destination(NamedTuple):
     """Where to dial, as getaddrinfo says it: an IPv6 socket address carries the scope of a link-local one."""
 
     family: int
-    sockaddr: tuple[str, int] | tuple[str, int, int, int]
+    sockaddr: tuple[Any, ...]
 
     @property
     def address(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -40,17 +39,17 @@ TLS_ALERT: Final = b"\x15\x03"
 async def identify(there: Destination) -> tuple[str, str]:
     """What listens there, and the first line it said. NOBODY where it can't be reached any more."""
     nonce = secrets.token_bytes(4)
-    store = bytes([VALIDATE]) + VALIDATION_MAGIC.to_bytes(4, "little") + bytes([PING]) + nonce
-    questions: tuple[Callable[[], bytes], ...] = (lambda: store, _client_hello, lambda: b"HEAD / HTTP/1.0\r\n\r\n")
-    reached = False
-    for question in questions:
-        answer = await _ask(there, question())
-        if answer == nonce and question is questions[0]:
-            return STORE, ""
-        if answer:
-            return by_its_words(answer)
-        reached = reached or answer is not None
-    return (SILENT if reached else NOBODY), ""
+    magic = VALIDATION_MAGIC.to_bytes(4, "little")
+    if await _ask(there, bytes([VALIDATE]) + magic + bytes([PING]) + nonce) == nonce:
+        return STORE, ""
+    to_tls = await _ask(there, _client_hello())
+    if to_tls and to_tls.startswith((TLS_HANDSHAKE, TLS_ALERT)):
+        return TLS, ""
+    # After the others: it is the one that servers of other kinds answer, too, in their own words.
+    to_http = await _ask(there, b"HEAD / HTTP/1.0\r\n\r\n")
+    if to_http or to_tls:
+        return by_its_words(to_http or to_tls or b"")
+    return (NOBODY if to_http is None else SILENT), ""
 
 
 def by_its_words(said: bytes) -> tuple[str, str]:

@@ -33,6 +33,5 @@ async def destinations(name: str, port: int, seconds: float = LIMIT) -> tuple[De
 
 def _look_up(name: str, port: int) -> list[Destination]:
     found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    return [
-        Destination(family, address) for family, *_, address in found if family in (socket.AF_INET, socket.AF_INET6)
-    ]  # type: ignore[arg-type]
+    ours = (socket.AF_INET, socket.AF_INET6)
+    return [Destination(family, address) for family, *_, address in found if family in ours]
