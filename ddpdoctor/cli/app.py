@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "check": "check",
+    "netcheck": "netcheck",
     "fix-checkpoint": "fix_checkpoint",
     "snapshot": "snapshot",
     "list": "list_checks",

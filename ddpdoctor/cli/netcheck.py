@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,33 +14,47 @@ if TYPE_CHECKING:
 def netcheck(
     master_addr: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="Where rank 0 runs: MASTER_ADDR. Default: the launcher's.", show_default=False),
+        typer.Option(
+            metavar="HOST", help="Where rank 0 runs: MASTER_ADDR. Default: the launcher's.", show_default=False
+        ),
     ] = None,
     master_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="MASTER_PORT. Default: the launcher's, or 29500.", show_default=False)
+        int | None,
+        typer.Option(metavar="PORT", help="MASTER_PORT. Default: the launcher's, or 29500.", show_default=False),
     ] = None,
     nnodes: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Nodes of the job. Default: the launcher's; without any, look from here alone.", show_default=False),
+        typer.Option(
+            metavar="N",
+            help="Nodes of the job. Default: the launcher's; without any, look from here alone.",
+            show_default=False,
+        ),
     ] = None,
     node_rank: Annotated[
         int | None,
-        typer.Option(metavar="I", help="This node, from 0. Default: the launcher's, else by order of arrival.", show_default=False),
+        typer.Option(
+            metavar="I",
+            help="This node, from 0. Default: the launcher's, else by order of arrival.",
+            show_default=False,
+        ),
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(help="Let in only nodes that know this. Default: from the job's id; made up on a public address.", show_default=False),
+        typer.Option(
+            help="Let in only nodes that know this. Default: from the job's id; made up on a public address.",
+            show_default=False,
+        ),
     ] = None,
-    wait: Annotated[float, typer.Option(min=1, max=86400, metavar="SECONDS", help="For nodes that aren't there yet.")] = 60,
+    wait: Annotated[
+        float, typer.Option(min=1, max=86400, metavar="SECONDS", help="For nodes that aren't there yet.")
+    ] = 60,
     python: Annotated[
         str | None,
         typer.Option(help="The Python in which training runs. Default: the active environment's.", show_default=False),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Without torch: no real store, no collectives.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with -v also the facts.")] = False,
-    matrix: Annotated[
-        bool, typer.Option("--matrix", help="Show latency and bandwidth between all pairs.")
-    ] = False,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Show latency and bandwidth between all pairs.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings, too.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Name what passed and what had nothing to test.")
@@ -64,7 +78,7 @@ def netcheck(
     from ddpdoctor.netcheck.job import Flags, JobError, job_of
 
     try:
-        job = job_of(Flags(master_addr, master_port, nnodes, node_rank), os.environ)
+        job = job_of(Flags(master=master_addr, port=master_port, nnodes=nnodes, node_rank=node_rank), os.environ)
     except JobError as error:
         raise typer.BadParameter(str(error)) from error
     if job.local_rank:
@@ -74,18 +88,46 @@ def netcheck(
     from ddpdoctor.probes.patient.choice import choose_python
 
     path, chosen_by = choose_python(python, os.environ)
-    end = run(Wishes(job=job, token=token, wait=wait, quick=quick, strict=strict, python=path, chosen_by=chosen_by))
-    _print(end, as_json=as_json, matrix=matrix, verbose=verbose, quiet=quiet)
+    wishes = Wishes(job=job, token=token, wait=wait, quick=quick, strict=strict, python=path, chosen_by=chosen_by)
+    end = run(wishes, PlainAudience())
+    if as_json:
+        _print_json(end, verbose=verbose)
+    else:
+        _print(end, matrix=matrix, verbose=verbose, quiet=quiet)
     raise typer.Exit(end.exit_code)
 
 
-def _print(end: End, *, as_json: bool, matrix: bool, verbose: bool, quiet: bool) -> None:
-    if as_json:
-        from ddpdoctor.report.contract import build_report, to_json
+class PlainAudience:
+    def meeting(self, meeting: Any) -> None: ...
 
-        print(to_json(build_report("netcheck", end.examinations, end.problems, with_facts=verbose, fleet=end.fleet)))
-        return
-    from ddpdoctor.report.netcheck_terminal import show_end
+    def hub(self, hub: Any) -> None: ...
+
+    def waiting(self, waiting: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _print_json(end: End, *, verbose: bool) -> None:
+    from ddpdoctor.report.contract import build_report, to_json
+
+    print(to_json(build_report("netcheck", end.examinations, end.problems, with_facts=verbose)))
+
+
+def _print(end: End, *, matrix: bool, verbose: bool, quiet: bool) -> None:
+    from ddpdoctor.report.netcheck_terminal import show_alone, show_part, show_verdict
     from ddpdoctor.report.terminal import make_console
 
-    show_end(make_console(sys.stdout), end, matrix=matrix, verbose=verbose, quiet=quiet)
+    console = make_console(sys.stdout)
+    if end.fleet is not None:
+        show_verdict(
+            console,
+            fleet=end.fleet,
+            examinations=end.examinations,
+            meeting=end.meeting,
+            verbose=verbose,
+            quiet=quiet,
+        )
+    elif end.part is not None:
+        show_part(console, end.part, examination=end.examinations[0], verbose=verbose, quiet=quiet)
+    else:
+        show_alone(console, examination=end.examinations[0], meeting=end.meeting, verbose=verbose, quiet=quiet)

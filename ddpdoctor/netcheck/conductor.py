@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -56,15 +56,21 @@ class Gathered(msgspec.Struct, frozen=True):
 
 
 class Conductor:
-    """One run. wait: seconds until the test begins without those who haven't come. quick: no collectives. store_port:
-    where the real store shall listen."""
+    """One run.
 
-    def __init__(self, hub: Hub, *, wait: float, quick: bool, master: str, store_port: int) -> None:
+    wait: seconds until the test begins without those who haven't come. quick: no collectives. master, store_port: where
+    the real store shall listen. command: what to type on the node of that rank.
+    """
+
+    def __init__(
+        self, hub: Hub, *, wait: float, quick: bool, master: str, store_port: int, command: Callable[[int], str]
+    ) -> None:
         self._hub = hub
         self._wait = wait
         self._quick = quick
         self._master = master
         self._store_port = store_port
+        self._command = command
         self._phases: list[Phase] = []
         self._members: list[int] = []
 
@@ -78,7 +84,7 @@ class Conductor:
         fleet = Fleet(
             nodes=tuple(self._node(rank, snapshots[rank], packets.get(rank)) for rank in self._members),
             expected=self._hub.nnodes,
-            absent=self._hub.absent(),
+            absent=tuple(msgspec.structs.replace(one, command=self._command(one.rank)) for one in self._hub.absent()),
             doubles=tuple(self._hub.doubles),
             strangers=tuple(self._hub.strangers),
             reach=reach,
@@ -221,9 +227,7 @@ class Conductor:
 
     def _without_torch(self, snapshots: Mapping[int, Snapshot]) -> str:
         lacking = [
-            self._hub.guests[rank].host
-            for rank in self._there
-            if self._node(rank, snapshots[rank], None).torch is None
+            self._hub.guests[rank].host for rank in self._there if self._node(rank, snapshots[rank], None).torch is None
         ]
         if not lacking:
             return ""
@@ -254,6 +258,12 @@ class Conductor:
             for number, rank in enumerate(there)
         }
         answers = await self._hub.ask(orders, seconds + 10)
+        # Where one node can't even try, the others have waited for it; where none can, nothing was tested.
+        if there and all(isinstance(answers.get(rank), Cannot) for rank in there):
+            self._not_tested(
+                backend, "; ".join(dict.fromkeys(one.why for one in answers.values() if isinstance(one, Cannot)))
+            )
+            return ()
         ran = tuple(_collective(rank, backend, answers.get(rank), self._hub.guests[rank].lost) for rank in there)
         self._ended(backend, Passed.PASS if all(one.ok for one in ran) else Passed.FAIL, began)
         return ran
@@ -284,8 +294,7 @@ def _collective(rank: int, backend: str, answer: Answer | None, lost: str) -> Co
             ok=answer.ok,
             words=answer.words,
             seconds=answer.seconds,
+            hung=answer.hung,
         )
     words = answer.why if isinstance(answer, Cannot) else lost or "no answer"
     return Collective(node=rank, backend=backend, stage="start", ok=False, words=words)
-
-

@@ -9,10 +9,9 @@ from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck import collectives, counters, measuring
+from ddpdoctor.netcheck.dialling import dial
 from ddpdoctor.netcheck.messages import (
     Answer,
-    Cannot,
-    Collect,
     Count,
     Dial,
     Measure,
@@ -51,14 +50,12 @@ class Desk:
                 listening_places(self._snapshot, self._address), self._run, self._node, self._port_range()
             )
         if isinstance(order, Dial):
-            return await self._listeners.dial(order, self._run, self._node)
+            return await dial(order, self._run, self._node)
         if isinstance(order, Count):
             return counters.count()
         if isinstance(order, Measure):
             return await measuring.measure(order, self._run, self._node)
-        if isinstance(order, Collect):
-            return await collectives.collect(order, python=self._python, environ=self._environ)
-        return Cannot(why=f"this node doesn't know the order {type(order).__name__}")
+        return await collectives.collect(order, python=self._python, environ=self._environ)
 
     async def close(self) -> None:
         """Listens no more."""

@@ -12,16 +12,14 @@ from ddpdoctor.facts.fleet import Fleet, Passed, Phase
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Severity
+from ddpdoctor.netcheck.manifests import FAMILIES
 from ddpdoctor.netcheck.messages import Judged, Part
-from ddpdoctor.registry import Result, find_check, select
-
-FAMILIES = ("network", "join", "compare", "reach", "links", "collective")
-"""What netcheck judges. All but the first are called as its phases are."""
+from ddpdoctor.registry import Result, all_checks, find_check
 
 
 def judge(snapshots: Sequence[Snapshot]) -> list[Examination]:
     """Judges each node's facts by themselves; those of the fleet lie in every node's."""
-    checks = select(FAMILIES)
+    checks = tuple(one for one in all_checks() if one.family in FAMILIES)
     return [examine(one, None, checks) for one in snapshots]
 
 
@@ -34,9 +32,7 @@ def with_fleet(snapshot: Snapshot, fleet: Fleet, node_rank: int) -> Snapshot:
 
 def judged_phases(phases: Sequence[Phase], examinations: Sequence[Examination]) -> tuple[Phase, ...]:
     """A phase in which a check of its own name failed has failed, whatever it measured."""
-    failed = {
-        check.family for one in examinations for check, severity, _ in one.findings if severity is Severity.FAIL
-    }
+    failed = {check.family for one in examinations for check, severity, _ in one.findings if severity is Severity.FAIL}
     return tuple(
         msgspec.structs.replace(one, passed=Passed.FAIL)
         if one.name in failed and one.passed is not Passed.NOT_TESTED
@@ -45,9 +41,7 @@ def judged_phases(phases: Sequence[Phase], examinations: Sequence[Examination]) 
     )
 
 
-def parts(
-    examinations: Mapping[int, Examination], lines: Sequence[str], *, strict: bool
-) -> dict[int, Part]:
+def parts(examinations: Mapping[int, Examination], lines: Sequence[str], *, strict: bool) -> dict[int, Part]:
     """Each node's part, by its rank; the verdict and the exit code are those of all."""
     verdict = overall(list(examinations.values()))
     return {

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from ddpdoctor.cli.stopping import SIGNALS, Stopped
-from ddpdoctor.examination import Examination, Verdict, overall
+from ddpdoctor.examination import Examination, overall
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
@@ -31,11 +32,13 @@ from ddpdoctor.netcheck.job import Job
 from ddpdoctor.netcheck.judging import examination_of, judge, judged_phases, parts, with_fleet
 from ddpdoctor.netcheck.manifests import GROUPS
 from ddpdoctor.netcheck.messages import Part, Waiting, Welcome
+from ddpdoctor.netcheck.places import DEFAULT_PORT
 from ddpdoctor.netcheck.standing import hub_addresses
 from ddpdoctor.netcheck.threads import in_thread
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.network import resolve
 from ddpdoctor.probes.runner import take_snapshot
+from ddpdoctor.report.netcheck_words import part_lines
 
 PORTS_BESIDE_A_STORE = 4
 """Where torchrun's own store holds the job's port, the hub takes the first free one of so many behind it."""
@@ -92,9 +95,9 @@ def run(wishes: Wishes, audience: Audience) -> End:
     return asyncio.run(_until_stopped(_Node(wishes, audience).go()))
 
 
-async def _until_stopped(work: object) -> End:
+async def _until_stopped(work: Coroutine[Any, Any, End]) -> End:
     loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(work)  # type: ignore[arg-type,var-annotated]
+    task = asyncio.ensure_future(work)
     received: list[int] = []
 
     def stop(number: int) -> None:
@@ -104,7 +107,7 @@ async def _until_stopped(work: object) -> End:
     for number in SIGNALS:
         loop.add_signal_handler(number, stop, number)
     try:
-        end: End = await task
+        return await task
     except asyncio.CancelledError:
         if not received:
             raise
@@ -115,7 +118,6 @@ async def _until_stopped(work: object) -> End:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL if received else signal.getsignal(number))
-    return end
 
 
 class _Node:
@@ -160,9 +162,7 @@ class _Node:
         if not isinstance(snapshot.environment, Environment) or self._job.nnodes is None:
             return snapshot
         told = Setting(NNODES_FLAG, str(self._job.nnodes), "netcheck's command line")
-        environment = msgspec.structs.replace(
-            snapshot.environment, settings=(told, *snapshot.environment.settings)
-        )
+        environment = msgspec.structs.replace(snapshot.environment, settings=(told, *snapshot.environment.settings))
         return msgspec.structs.replace(snapshot, environment=environment)
 
     async def _standing(self, looking: asyncio.Future[Snapshot]) -> tuple[str, ...]:
@@ -218,7 +218,7 @@ class _Node:
         )
 
     async def _attend(
-        self, connection: Connection, token: str, looking: asyncio.Future[Snapshot]
+        self, connection: Connection, token: str, looking: asyncio.Future[Snapshot], own: str = ""
     ) -> tuple[Part, Snapshot]:
         desk: list[Desk] = []
         welcomes: list[Welcome] = []
@@ -240,6 +240,7 @@ class _Node:
                 manifest=manifest,
                 carry_out=lambda order: desk[0].carry_out(order),
                 heard=self._audience.waiting,
+                own=own,
             )
         finally:
             for one in desk:
@@ -248,6 +249,8 @@ class _Node:
 
     async def _as_node_0(self, looking: asyncio.Future[Snapshot], standing: Sequence[str]) -> End:
         token = tokens.token_of(self._job, self._wishes.token)
+        if not token and not all(tokens.trusted(one) for one in standing):
+            token = tokens.fresh()
         hub, error = await self._opened(standing, token)
         if hub is None:
             self._meeting = msgspec.structs.replace(self._meeting, hosts_the_store=True, listen_error=error)
@@ -259,6 +262,7 @@ class _Node:
             quick=self._wishes.quick,
             master=standing[0],
             store_port=hub.port,
+            command=lambda rank: self.command(rank, standing[0], token),
         )
         own = asyncio.ensure_future(self._own_part(hub, standing[0], token, looking))
         try:
@@ -273,17 +277,22 @@ class _Node:
             with suppress(asyncio.CancelledError, Exception):
                 await own
 
+    def command(self, rank: int, master: str, token: str) -> str:
+        """What to type on another node."""
+        job = self._job
+        words = ["ddpdoctor", "netcheck", "--master-addr", master]
+        if job.port != DEFAULT_PORT:
+            words += ["--master-port", str(job.port)]
+        words += ["--nnodes", str(job.nnodes), "--node-rank", str(rank)]
+        # Nodes of a launcher's job derive the token themselves; a command typed by hand can't.
+        words += ["--token", token] if token else []
+        return shlex.join(words)
+
     async def _opened(self, standing: Sequence[str], token: str) -> tuple[Hub | None, str]:
+        """The hub on the first of the ports that is free; None and the system's words where none is."""
         error = ""
         for port in self._ports():
-            hub = Hub(
-                addresses=standing,
-                port=port,
-                nnodes=self._job.nnodes or 1,
-                token=token,
-                hosts=self._job.hosts,
-                changed=lambda: self._audience.hub(hub),
-            )
+            hub = Hub(addresses=standing, port=port, nnodes=self._job.nnodes or 1, token=token, hosts=self._job.hosts)
             try:
                 await hub.open()
             except OSError as failure:
@@ -292,22 +301,18 @@ class _Node:
                 return hub, ""
         return None, error
 
-    async def _own_part(
-        self, hub: Hub, address: str, token: str, looking: asyncio.Future[Snapshot]
-    ) -> None:
+    async def _own_part(self, hub: Hub, address: str, token: str, looking: asyncio.Future[Snapshot]) -> None:
         """Node 0's own agent goes through the door like everybody else's."""
         _, connection = await arrive(address, (hub.port,), self._wishes.wait, lambda _: None)
         if connection is not None:
             with suppress(AgentError):
-                await self._attend(connection, token, looking)
+                await self._attend(connection, token, looking, hub.own)
 
     async def _verdict(self, hub: Hub, fleet: Fleet, snapshots: dict[int, Snapshot], joined_at: float) -> End:
         ranks = [one.rank for one in fleet.nodes]
         shown = [with_fleet(snapshots[rank], fleet, rank) for rank in ranks]
         examinations = await in_thread(lambda: judge(shown))
         final = msgspec.structs.replace(fleet, phases=judged_phases(fleet.phases, examinations))
-        from ddpdoctor.report.netcheck_terminal import part_lines
-
         lines = part_lines(final, examinations)
         by_rank = dict(zip(ranks, examinations, strict=True))
         each = parts(by_rank, lines, strict=self._wishes.strict)
@@ -321,6 +326,3 @@ class _Node:
             fleet=final,
             seconds=round(seconds, 3),
         )
-
-
-__all__ = ["Audience", "Callable", "End", "Verdict", "Wishes", "run"]
