@@ -98,13 +98,22 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Double(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that came with a rank that another one already had, or with one out of range."""
+    """A node of the job that came and wasn't let in: mostly because another one had its rank already.
+
+    rank: -1 where it named none, or didn't come so far.
+    code: as in `netcheck.messages.TurnedAway`.
+    """
 
     rank: int
     host: str
     address: str
     holder: str = ""
-    """The host that came first with that rank; "" where the rank is out of range."""
+    """The host that came first with that rank; "" where that isn't why."""
+    code: str = "duplicate-rank"
+    text: str = ""
+    """What it was told."""
+    nnodes: int | None = None
+    """The number of nodes by its own account; None: it didn't say."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

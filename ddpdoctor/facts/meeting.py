@@ -69,5 +69,7 @@ class Meeting(Facts, frozen=True, kw_only=True):
     joined: Annotated[bool, Source("the hub's welcome")] = False
     turned_away: Annotated[str, Source("the hub's answer")] = ""
     """Why the hub didn't let this node in."""
+    refusal: Annotated[str, Source("the hub's answer")] = ""
+    """The same as a code, as in `netcheck.messages.TurnedAway`."""
     waited: Annotated[float, Source("our clock")] = 0.0
     """Seconds from the first try to the welcome, or to giving up."""

@@ -110,11 +110,18 @@ class Hub:
 
     @property
     def doubles(self) -> tuple[Double, ...]:
-        """Nodes that came with a rank that was taken, or out of range."""
+        """Nodes that came and weren't let in, with why."""
         return tuple(
-            Double(rank=one.rank, host=one.host, address=one.address, holder=one.holder)
+            Double(
+                rank=one.rank,
+                host=one.host,
+                address=one.address,
+                holder=one.holder,
+                code=one.code,
+                text=one.text,
+                nnodes=one.nnodes,
+            )
             for one in self.refused
-            if one.code in ("duplicate-rank", "rank-out-of-range")
         )
 
     def absent(self) -> tuple[Absent, ...]:

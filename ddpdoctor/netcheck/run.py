@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shlex
 import signal
@@ -201,12 +202,16 @@ class _Node:
         found, connection = await arrive(master, ports, self._wishes.wait, self._met)
         self._met(found)
         if connection is None:
+            if self._job.node_rank == 0 and found.attempts:
+                # It was to listen there, isn't where that address is, and nobody else listens there either.
+                words = os.strerror(errno.EADDRNOTAVAIL)
+                self._meeting = msgspec.structs.replace(self._meeting, hosts_the_store=True, listen_error=words)
             return self._alone(await looking)
         token = tokens.token_of(self._job, self._wishes.token)
         try:
             part, snapshot = await self._attend(connection, token, looking)
         except TurnedAwayError as error:
-            self._meeting = msgspec.structs.replace(self._meeting, turned_away=str(error))
+            self._meeting = msgspec.structs.replace(self._meeting, turned_away=str(error), refusal=error.code)
             return self._alone(await looking, [str(error)])
         except AgentError as error:
             return self._alone(await looking, [str(error)])
