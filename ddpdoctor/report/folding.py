@@ -1,0 +1,146 @@
+"""The findings of many nodes as one list: what several have in common is said once, with their names in front."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from ddpdoctor.examination import Examination
+from ddpdoctor.findings import Evidence, Finding, Fix, Severity
+from ddpdoctor.registry import Check, Why
+from ddpdoctor.wording import listed
+
+Found = tuple[Check, Severity, Finding]
+
+_MOST_NAMES = 3
+_MOST_OF_A_CHECK = 4
+_MOST_FIXES = 3
+
+
+class _Same(msgspec.Struct):
+    """One finding and the nodes that have it, by their place."""
+
+    check: Check
+    severity: Severity
+    places: list[int]
+    findings: list[Finding]
+
+
+def folded(examinations: Sequence[Examination], names: Sequence[str], *, verbose: bool = False) -> list[Found]:
+    """All findings, worst first, each naming its nodes. Of one check that found more than some things only the first are
+    whole, the rest is one finding that counts them; `verbose`: all."""
+    alike: dict[tuple[str, Severity, str], _Same] = {}
+    for place, one in enumerate(examinations):
+        for check, severity, finding in one.findings:
+            key = (check.slug, severity, _without(names[place], finding.summary))
+            same = alike.setdefault(key, _Same(check, severity, [], []))
+            same.places.append(place)
+            same.findings.append(finding)
+    by_check: dict[tuple[str, Severity], list[_Same]] = {}
+    for same in alike.values():
+        by_check.setdefault((same.check.slug, same.severity), []).append(same)
+    found: list[Found] = []
+    for sames in by_check.values():
+        whole = len(sames) if verbose or len(sames) <= _MOST_OF_A_CHECK else _MOST_OF_A_CHECK - 1
+        found += [(one.check, one.severity, _named(one, names)) for one in sames[:whole]]
+        if sames[whole:]:
+            found.append((sames[0].check, sames[0].severity, _counted(sames[whole:], names, found[-1][2])))
+    return sorted(found, key=lambda one: one[1].rank)
+
+
+def on(places: Sequence[int], names: Sequence[str]) -> str:
+    """ "n1, n4 and 12 more", "all 8 nodes"."""
+    chosen = list(dict.fromkeys(places))
+    if len(chosen) == len(names) > 2:
+        return f"all {len(names)} nodes"
+    return listed((names[place] for place in chosen), _MOST_NAMES)
+
+
+def reasons(examinations: Sequence[Examination], names: Sequence[str]) -> dict[str, list[str]]:
+    """Why checks crashed or could not be judged, to their slugs; a reason that isn't every node's names its nodes."""
+    nodes: dict[tuple[str, str], list[int]] = {}
+    for wanted in (Why.CRASHED, Why.UNKNOWN):
+        for place, one in enumerate(examinations):
+            for result in one.results:
+                if result.not_tested is not None and result.not_tested.why is wanted:
+                    nodes.setdefault((result.not_tested.reason, result.check.slug), []).append(place)
+    told: dict[str, list[str]] = {}
+    for (reason, slug), places in nodes.items():
+        where = "" if len(places) == len(names) else f" (on {on(places, names)})"
+        told.setdefault(reason + where, []).append(slug)
+    return told
+
+
+def idle_reasons(examinations: Sequence[Examination]) -> dict[str, list[str]]:
+    """Why checks had nothing to look at on any node, to their slugs: the first node's reason."""
+    told: dict[str, list[str]] = {}
+    for results in zip(*(one.results for one in examinations), strict=True):
+        given = [result.not_tested for result in results]
+        if given[0] is not None and all(one is not None and one.why is Why.NOT_APPLICABLE for one in given):
+            told.setdefault(given[0].reason, []).append(results[0].check.slug)
+    return told
+
+
+def passed_everywhere(examinations: Sequence[Examination]) -> list[str]:
+    """The slugs that passed on every node."""
+    sets = [set(one.passed) for one in examinations]
+    return [slug for slug in examinations[0].passed if all(slug in passed for passed in sets)] if sets else []
+
+
+def _without(name: str, summary: str) -> str:
+    """The summary without the node's own name, by which alone those of two nodes may differ."""
+    return _word(name).sub("\0", summary)
+
+
+def _word(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w.-]){re.escape(name.partition(' (')[0])}(?![\w-])")
+
+
+def _named(same: _Same, names: Sequence[str]) -> Finding:
+    """The first node's finding, with the names of all of them."""
+    first, places = same.findings[0], same.places
+    if len(names) == 1:
+        return first
+    evidence = first.evidence
+    summary = first.summary
+    if _names_a_node(summary, places[0], names):
+        if len(places) > 1:
+            evidence = (Evidence(f"the same on {on(places[1:], names)}"), *evidence)
+    else:
+        summary = f"{on(places, names)}: {summary}"
+        if len(places) > 1 and evidence:
+            evidence = (Evidence(f"on {names[places[0]]}:"), *evidence)
+    return msgspec.structs.replace(first, summary=summary, evidence=evidence, fixes=_fixes(same, names))
+
+
+def _names_a_node(summary: str, place: int, names: Sequence[str]) -> bool:
+    """Whether it says by itself whom it is about: its own node, or (node 0 speaks for those that are not there) another."""
+    if _word(names[place]).search(summary):
+        return True
+    return place == 0 and bool(re.search(r"\bnodes? \d", summary) or any(_word(one).search(summary) for one in names))
+
+
+def _fixes(same: _Same, names: Sequence[str]) -> tuple[Fix, ...]:
+    """Once what is the same everywhere; where they differ each with its node, the first few."""
+    differing: dict[tuple[Fix, ...], list[int]] = {}
+    for place, finding in zip(same.places, same.findings, strict=True):
+        differing.setdefault(finding.fixes, []).append(place)
+    if len(differing) == 1:
+        return same.findings[0].fixes
+    fixes = [
+        msgspec.structs.replace(fix, text=f"On {on(places, names)}: {fix.text}")
+        for group, places in list(differing.items())[:_MOST_FIXES]
+        for fix in group
+    ]
+    if len(differing) > _MOST_FIXES:
+        fixes.append(Fix(f"Likewise on the other {sum(map(len, list(differing.values())[_MOST_FIXES:]))}"))
+    return tuple(fixes)
+
+
+def _counted(sames: Sequence[_Same], names: Sequence[str], before: Finding) -> Finding:
+    """The rest of what one check found, in a line."""
+    places = [place for same in sames for place in same.places]
+    summary = f"{len(sames)} more of this kind, on {on(places, names)}; -v shows each"
+    return Finding(summary, before.cause)

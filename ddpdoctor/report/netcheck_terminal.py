@@ -1,0 +1,299 @@
+"""What netcheck found, for a person at a terminal: node 0 sees all, every other node its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from ddpdoctor.examination import Examination, Verdict
+from ddpdoctor.facts.fleet import Fleet, Passed
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.findings import Severity
+from ddpdoctor.netcheck.messages import Part
+from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
+from ddpdoctor.report.matrix import show_matrix
+from ddpdoctor.report.netcheck_words import (
+    COLUMNS,
+    WORDS,
+    attempt_text,
+    counts,
+    headline,
+    met_at,
+    names_of,
+    node_rows,
+    outcome,
+    phase_text,
+    seconds_text,
+    untested,
+    who_came,
+    who_listens,
+)
+from ddpdoctor.report.plain import one_line, plain
+from ddpdoctor.report.summary import summary
+from ddpdoctor.report.terminal import (
+    STYLES,
+    VERDICT_STYLES,
+    Hanging,
+    show_findings,
+    show_found,
+    show_not_tested,
+    verdict_line,
+)
+
+if TYPE_CHECKING:
+    from ddpdoctor.netcheck.run import End
+
+_PASSED_STYLES = {Passed.PASS: "bold green", Passed.FAIL: "bold red", Passed.NOT_TESTED: "bold magenta"}
+_MARGIN = 10
+_WIDEST = 32
+"""Columns of a table's cell."""
+
+
+def show_end(console: Console, end: End, *, matrix: bool = False, verbose: bool = False, quiet: bool = False) -> None:
+    """Whatever this node has to say at the end."""
+    if end.fleet is not None:
+        if matrix:
+            show_matrix(console, end.fleet)
+        show_verdict(
+            console,
+            fleet=end.fleet,
+            examinations=end.examinations,
+            meeting=end.meeting,
+            verbose=verbose,
+            quiet=quiet,
+        )
+    elif end.part is not None:
+        show_part(console, end.part, examination=end.examinations[0], verbose=verbose, quiet=quiet)
+    else:
+        for one in end.examinations:
+            show_alone(
+                console,
+                examination=one,
+                meeting=end.meeting,
+                problems=end.problems,
+                verbose=verbose,
+                quiet=quiet,
+            )
+
+
+def show_verdict(
+    console: Console,
+    *,
+    fleet: Fleet,
+    examinations: Sequence[Examination],
+    meeting: Meeting,
+    verbose: bool = False,
+    quiet: bool = False,
+) -> None:
+    """The whole, on node 0: the worst first, then who came, how far it went, and each finding with its node and its fix.
+
+    examinations: one for each of the fleet's nodes, in its order. `quiet`: a line a finding and the verdict.
+    """
+    names = names_of(fleet, examinations)
+    found = folded(examinations, names, verbose=verbose)
+    if not quiet:
+        _show_headline(console, *headline(fleet, examinations))
+        _show_head(console, fleet, meeting)
+        _show_phases(console, fleet)
+        show_found(console, found)
+        show_not_tested(
+            console, reasons(examinations, names), idle_reasons(examinations) if verbose else {}, verbose=verbose
+        )
+        if verbose:
+            _show_passed(console, passed_everywhere(examinations))
+    else:
+        _show_lines(console, found)
+    _show_last(console, fleet, examinations, found)
+
+
+def show_part(
+    console: Console,
+    part: Part,
+    *,
+    examination: Examination,
+    verbose: bool = False,
+    quiet: bool = False,
+) -> None:
+    """This node's part, on a node that isn't node 0.
+
+    examination: this node's own, made of the part's results and of its Snapshot.
+    """
+    own = examination.findings
+    verdict = Verdict(part.verdict)
+    host = one_line(examination.snapshot.host or "this node")
+    if quiet:
+        _show_lines(console, own)
+    else:
+        if any(severity is not Severity.INFO for _, severity, _ in own):
+            _show_headline(console, examination.verdict, f"{host}: {one_line(own[0][2].summary)}")
+        elif examination.verdict is Verdict.UNKNOWN:
+            _show_headline(console, Verdict.UNKNOWN, f"No verdict on {host}: not a single check could be judged")
+        else:
+            _show_headline(console, Verdict.OK, f"Nothing was found wrong with {host}")
+        show_findings(console, examination, verbose=verbose)
+        if part.lines:
+            console.print(Text("The whole, as node 0 sees it", "bold"))
+            for line in part.lines:
+                console.print(Hanging(Text(""), Text(one_line_kept(line)), 2))
+            console.print()
+    word = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict])
+    console.print(Hanging(Text(""), word.append("is the verdict on all nodes; node 0 prints the whole.", "bold"), 0))
+
+
+def show_alone(
+    console: Console,
+    *,
+    examination: Examination,
+    meeting: Meeting,
+    problems: Sequence[str] = (),
+    verbose: bool = False,
+    quiet: bool = False,
+) -> None:
+    """What one side can see: which addresses the master's name has, what dialling each came to, who listens there.
+
+    problems: why there is no verdict on the whole.
+    """
+    own = examination.findings
+    if quiet:
+        _show_lines(console, own)
+    else:
+        _show_one_side(console, examination, meeting, problems, verbose=verbose)
+    for problem in problems:
+        console.print(Hanging(Text("no verdict", "bold magenta"), Text(one_line(problem)), 12))
+    console.print(Hanging(Text(""), verdict_line([examination]), 0))
+    if not quiet:
+        console.print(
+            Hanging(Text(""), Text("Only this side was looked at: no other node was asked.", "bold magenta"), 0)
+        )
+
+
+def _show_one_side(
+    console: Console, examination: Examination, meeting: Meeting, problems: Sequence[str], *, verbose: bool
+) -> None:
+    own = examination.findings
+    if examination.verdict in (Verdict.FAIL, Verdict.WARN):
+        _show_headline(console, examination.verdict, one_line(own[0][2].summary))
+    elif problems:
+        _show_headline(console, Verdict.UNKNOWN, problems[0])
+    elif meeting.answered_by:
+        _show_headline(console, examination.verdict, f"{_target(meeting)} answers: {one_line(who_listens(meeting))}")
+    else:
+        _show_headline(console, examination.verdict, f"{_target(meeting)} was looked at from this side only")
+    _show_row(console, "host", dict(summary(examination)).get("host", ""))
+    _show_row(console, "master", _target(meeting))
+    label = "tried"
+    for attempt in meeting.attempts:
+        text = Text(f"{one_line(attempt.address)}  ").append(one_line(attempt_text(attempt)), "bold")
+        console.print(Hanging(Text(label, "dim"), text, _MARGIN))
+        label = ""
+    if meeting.listen_error:
+        _show_row(console, "listen", meeting.listen_error)
+    if meeting.attempts:
+        _show_row(console, "there", who_listens(meeting))
+    if meeting.turned_away:
+        _show_row(console, "answer", meeting.turned_away)
+    _show_conflicts(console, meeting)
+    console.print()
+    show_findings(console, examination, verbose=verbose)
+
+
+def one_line_kept(line: str) -> str:
+    """Harmless and on one line, with the columns as they were."""
+    return plain(line).replace("\n", " ").replace("\t", " ").rstrip()
+
+
+def _target(meeting: Meeting) -> str:
+    return one_line(f"{meeting.master}, port {meeting.port}")
+
+
+def _show_headline(console: Console, verdict: Verdict, text: str) -> None:
+    word = verdict.value.upper()
+    console.print(Hanging(Text(word, VERDICT_STYLES[verdict]), Text(one_line(text), "bold"), max(6, len(word) + 2)))
+    console.print()
+
+
+def _show_head(console: Console, fleet: Fleet, meeting: Meeting) -> None:
+    _show_row(console, "master", met_at(meeting, fleet))
+    _show_row(console, "nodes", who_came(fleet, meeting))
+    _show_conflicts(console, meeting)
+    rows, rest = node_rows(fleet)
+    if rows:
+        _show_table(console, rows)
+    if rest:
+        console.print(Hanging(Text(""), Text(one_line(rest)), _MARGIN))
+    console.print()
+
+
+def _show_row(console: Console, label: str, text: str) -> None:
+    console.print(Hanging(Text(label, "dim"), Text(one_line(text)), _MARGIN))
+
+
+def _show_conflicts(console: Console, meeting: Meeting) -> None:
+    for conflict in meeting.conflicts:
+        console.print(Hanging(Text("note", "yellow"), Text(one_line(conflict)), _MARGIN))
+
+
+def _show_table(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
+    """The columns that fit, from the left; the last cell, what is odd with the row, always."""
+    cells = [COLUMNS, *[tuple(_short(one_line(cell)) for cell in row) for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
+    odd = max((len(row[-1]) for row in cells[1:]), default=0)
+    room = console.width - _MARGIN - (min(odd, 16) + 2 if odd else 0)
+    shown = len(widths)
+    while shown > 2 and sum(widths[:shown]) + 2 * (shown - 1) > room:
+        shown -= 1
+    for number, row in enumerate(cells):
+        line = "  ".join(f"{row[column]:<{widths[column]}}" for column in range(shown))
+        text = Text(line, "" if number else "dim")
+        if number and row[-1]:
+            text.append(f"  {row[-1]}", "bold red")
+        text.rstrip()
+        text.truncate(max(20, console.width - _MARGIN), overflow="ellipsis")
+        console.print(Text(" " * _MARGIN).append_text(text), soft_wrap=True)
+
+
+def _short(cell: str) -> str:
+    return cell if len(cell) <= _WIDEST else f"{cell[: _WIDEST - 3]}..."
+
+
+def _show_phases(console: Console, fleet: Fleet) -> None:
+    label = "phases"
+    for phase in fleet.phases:
+        head = Text(f"{label:<{_MARGIN}}", "dim").append(f"{WORDS[phase.passed]:<12}", _PASSED_STYLES[phase.passed])
+        head.append(f"{phase.name:<12}", "not dim")
+        seconds = seconds_text(phase)
+        text = Text(one_line(phase_text(phase, fleet)))
+        if seconds:
+            text.append(f"  {seconds}", "dim")
+        console.print(Hanging(head, text, len(head)))
+        label = ""
+    if fleet.phases:
+        console.print()
+
+
+def _show_passed(console: Console, slugs: Sequence[str]) -> None:
+    if slugs:
+        console.print(Text(f"Passed on every node ({len(slugs)})", "bold green"))
+        console.print(Hanging(Text(""), Text(", ".join(slugs)), 2))
+        console.print()
+
+
+def _show_lines(console: Console, found: Sequence[Found]) -> None:
+    for check, severity, finding in found:
+        line = Text().append(f"{severity.value.upper():<6}", STYLES[severity])
+        console.print(line.append(f"{check.slug}: {one_line(finding.summary)}"), soft_wrap=True)
+
+
+def _show_last(console: Console, fleet: Fleet, examinations: Sequence[Examination], found: Sequence[Found]) -> None:
+    verdict, _ = headline(fleet, examinations)
+    line = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict])
+    line.append(f"{one_line(outcome(fleet, examinations))}.", "bold").append(f" {counts(fleet, examinations)}")
+    for text in untested(fleet):
+        line.append(f"\n{text[0].upper()}{text[1:]}.", "bold magenta")
+    worst = next(iter(found), None)
+    if worst and worst[1] is not Severity.INFO:
+        line.append(f"\nMore on the first: ddpdoctor explain {worst[0].slug}", "dim")
+    console.print(Hanging(Text(""), line, 0))

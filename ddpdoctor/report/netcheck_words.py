@@ -1,0 +1,236 @@
+"""What the netcheck of a fleet came to, in words: names, phases with their figures, the table of nodes, the headline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ddpdoctor.examination import Examination, Verdict, node_names, overall
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.fleet import Cell, Fleet, Link, Node, Passed, Phase
+from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.findings import Severity
+from ddpdoctor.report.folding import Found, folded, passed_everywhere, reasons
+from ddpdoctor.wording import bandwidth, listed, milliseconds, plural
+
+_MOST_ROWS = 16
+_MOST_LINES = 20
+
+COLUMNS = ("rank", "host", "address", "interface", "torch", "NCCL")
+
+
+def names_of(fleet: Fleet, examinations: Sequence[Examination]) -> list[str]:
+    """What to call each node: its host's name, else "node 3"."""
+    names = node_names(examinations)
+    return [
+        name if one.snapshot.host else f"node {node.rank}"
+        for name, one, node in zip(names, examinations, fleet.nodes, strict=True)
+    ]
+
+
+def headline(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Verdict, str]:
+    """The verdict and the one sentence that must be seen first: the worst finding, or what was fine and what not tested."""
+    verdict = overall(examinations)
+    found = folded(examinations, names_of(fleet, examinations))
+    if verdict in (Verdict.FAIL, Verdict.WARN):
+        more = sum(severity is not Severity.INFO for _, severity, _ in found) - 1
+        return verdict, found[0][2].summary + (f" (and {more} more)" if more else "")
+    if verdict is Verdict.UNKNOWN:
+        return verdict, "No verdict: on at least one node not a single check could be judged"
+    # Who is missing, or failed in a phase, is a finding; if no check said so, this sentence must not hide it.
+    text = f"{len(fleet.nodes)} of {plural(max(fleet.expected, len(fleet.nodes)), 'node')} met, and nothing wrong was found"
+    return verdict, "; ".join([text, *untested(fleet)])
+
+
+def untested(fleet: Fleet) -> list[str]:
+    """ "not tested: collective", and phases that failed, each where there are any."""
+    texts = []
+    for passed in (Passed.FAIL, Passed.NOT_TESTED):
+        if phases := [one.name for one in fleet.phases if one.passed is passed]:
+            texts.append(f"{'not tested' if passed is Passed.NOT_TESTED else 'failed'}: {', '.join(phases)}")
+    return texts
+
+
+def outcome(fleet: Fleet, examinations: Sequence[Examination]) -> str:
+    """How many problems and warnings there are and on which nodes; never "fine" of what was not tested."""
+    names = names_of(fleet, examinations)
+    parts = []
+    for severity, noun, tail in (
+        (Severity.FAIL, "problem", " that will stop or spoil training"),
+        (Severity.WARN, "warning", ""),
+    ):
+        nodes = [name for name, one in zip(names, examinations, strict=True) if severity in _severities(one)]
+        count = sum(one[1] is severity for one in folded(examinations, names, verbose=True))
+        if count:
+            where = f" ({listed(nodes, 4)})" if len(names) > 1 else ""
+            parts.append(f"{plural(count, noun)}{tail}{where}")
+    if overall(examinations) is Verdict.UNKNOWN:
+        parts.append("no verdict: on at least one node not a single check could be judged")
+    text = " and ".join(parts) or "nothing wrong was found"
+    return f"{text[0].upper()}{text[1:]}"
+
+
+def counts(fleet: Fleet, examinations: Sequence[Examination]) -> str:
+    """ "14 checks passed on every node, 3 could not be tested." """
+    passed = plural(len(passed_everywhere(examinations)), "check")
+    where = " on every node" if len(examinations) > 1 else ""
+    slugs = {slug for some in reasons(examinations, names_of(fleet, examinations)).values() for slug in some}
+    return f"{passed} passed{where}, {len(slugs)} could not be tested."
+
+
+def _severities(one: Examination) -> set[Severity]:
+    return {severity for _, severity, _ in one.findings}
+
+
+# --- the head ---------------------------------------------------------------------------------------------------------
+
+
+def met_at(meeting: Meeting, fleet: Fleet) -> str:
+    """ "n0 (10.9.0.1), port 29500"."""
+    address = fleet.nodes[0].address if fleet.nodes else ""
+    also = f" ({address})" if address and address != meeting.master else ""
+    return f"{meeting.master}{also}, port {meeting.port}"
+
+
+def who_came(fleet: Fleet, meeting: Meeting) -> str:
+    """ "2 of 3, started by Slurm"."""
+    lost = sum(bool(node.lost) for node in fleet.nodes)
+    text = f"{len(fleet.nodes)} of {max(fleet.expected, len(fleet.nodes))}"
+    if lost:
+        text += f", {lost} of them lost on the way"
+    return f"{text}, started {f'by {meeting.launcher}' if meeting.launcher else 'by hand'}"
+
+
+def node_rows(fleet: Fleet) -> tuple[list[tuple[str, ...]], str]:
+    """Rows for COLUMNS and a last one for what is odd, and a sentence on the nodes that got no row. Of many nodes only
+    those get a row that are lost or absent, or differ from most."""
+    usual = Counter(_looks(node) for node in fleet.nodes if not node.lost).most_common(1)
+    most = usual[0][0] if usual else ("", "", "")
+    all_shown = len(fleet.nodes) + len(fleet.absent) <= _MOST_ROWS
+    shown = [node for node in fleet.nodes if all_shown or node.lost or _looks(node) != most]
+    rows: list[tuple[str, ...]]
+    rows = [(str(node.rank), node.host or "?", node.address, *_looks(node), node.lost) for node in shown]
+    rows += [(str(one.rank), one.host or "?", "", "", "", "", "did not come") for one in fleet.absent]
+    rows.sort(key=lambda row: int(row[0]))
+    left = len(rows) - _MOST_ROWS
+    alike = len(fleet.nodes) - len(shown)
+    sentences = []
+    if alike:
+        interface, torch, nccl = most
+        sentences.append(f"{alike} nodes alike: {interface}, torch {torch}, NCCL {nccl}")
+    if left > 0:
+        sentences.append(f"{left} more that differ")
+    return rows[:_MOST_ROWS], "; ".join(sentences)
+
+
+def _looks(node: Node) -> tuple[str, str, str]:
+    interface = f"{node.interface} ({node.mtu})" if node.mtu else node.interface
+    return interface or "?", _version(node.torch), _version(node.nccl)
+
+
+def _version(version: str | Unknown | None) -> str:
+    return "?" if isinstance(version, Unknown) else version or "none"
+
+
+# --- the phases -------------------------------------------------------------------------------------------------------
+
+WORDS = {Passed.PASS: "PASS", Passed.FAIL: "FAIL", Passed.NOT_TESTED: "NOT TESTED"}
+
+
+def phase_text(phase: Phase, fleet: Fleet) -> str:
+    """The reason, or the figures of what was looked at."""
+    if phase.reason or phase.passed is Passed.NOT_TESTED:
+        return phase.reason
+    there = plural(len(fleet.nodes), "node")
+    if phase.name == "join":
+        return f"{len(fleet.nodes)} of {max(fleet.expected, len(fleet.nodes))} nodes came"
+    if phase.name == "compare":
+        return f"versions, settings and clocks of {there}"
+    if phase.name == "reach":
+        return _ways(fleet)
+    if phase.name == "links":
+        return _slowest(fleet.links)
+    if phase.name == "collective":
+        return _collectives(fleet)
+    return ""
+
+
+def seconds_text(phase: Phase) -> str:
+    return "" if phase.passed is Passed.NOT_TESTED else f"{phase.seconds:.1f} s"
+
+
+def _ways(fleet: Fleet) -> str:
+    texts = []
+    for reach in fleet.reach:
+        cells = "".join(reach.rows)
+        tried = len(cells) - cells.count(Cell.NOT_TRIED.value)
+        if tried:
+            name = "" if reach.kind == "route" else f" at {reach.kind.replace('nccl', 'NCCL')}'s addresses"
+            texts.append(f"{cells.count(Cell.OK.value)} of {tried} directions open{name}")
+    return ", ".join(texts)
+
+
+def _slowest(links: Sequence[Link]) -> str:
+    measured = [link for link in links if not link.error]
+    if not measured:
+        return ""
+    slowest = max(link.round_trip for link in measured)
+    rates = [rate for link in measured for rate in (link.forth, link.back) if rate >= 0]
+    worst = f"{milliseconds(slowest)}, {bandwidth(min(rates))}" if rates else milliseconds(slowest)
+    return f"{plural(len(measured), 'pair')}, at worst {worst}"
+
+
+def _collectives(fleet: Fleet) -> str:
+    backends = dict.fromkeys(one.backend for one in fleet.collectives)
+    texts = []
+    for backend in backends:
+        ranks = [one for one in fleet.collectives if one.backend == backend]
+        name = backend.replace("nccl", "NCCL")
+        texts.append(f"{name} all_reduce on {sum(one.ok for one in ranks)} of {plural(len(ranks), 'node')}")
+    return ", ".join(texts)
+
+
+# --- for the other nodes ----------------------------------------------------------------------------------------------
+
+
+def part_lines(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[str, ...]:
+    """What every node is told of the whole: the phases, then what was found anywhere, worst first."""
+    lines = [f"{WORDS[one.passed]:<11} {one.name:<11} {phase_text(one, fleet)}".rstrip() for one in fleet.phases]
+    found = [one for one in folded(examinations, names_of(fleet, examinations)) if one[1] is not Severity.INFO]
+    lines += [_line(one) for one in found[:_MOST_LINES]]
+    if len(found) > _MOST_LINES:
+        lines.append(f"and {len(found) - _MOST_LINES} more, which node 0 shows")
+    return tuple(lines)
+
+
+def _line(one: Found) -> str:
+    check, severity, finding = one
+    return f"{severity.value.upper():<5} {finding.summary}  [{check.slug}]"
+
+
+# --- one side alone ---------------------------------------------------------------------------------------------------
+
+_MET = {
+    Met.CONNECTED: "connected",
+    Met.REFUSED: "refused: nobody listens there, or a packet filter rejects",
+    Met.SILENT: "no answer: packets are dropped on the way, or there is no such host",
+    Met.NO_ROUTE: "this host has no route there",
+    Met.PROHIBITED: "not let through: a packet filter or a router says no",
+    Met.RESET: "connected, then cut off",
+    Met.FAILED: "failed",
+}
+
+
+def attempt_text(attempt: Attempt) -> str:
+    """What one address came to, with the system's own words and how often it was tried."""
+    text = _MET[attempt.met]
+    if attempt.words and attempt.met is not Met.CONNECTED:
+        text += f" ({attempt.words})"
+    return text + (f", tried {attempt.tries} times" if attempt.tries > 1 else "")
+
+
+def who_listens(meeting: Meeting) -> str:
+    """Who answered at the master's port, and its first words."""
+    if not meeting.answered_by:
+        return "nobody who could be asked"
+    return meeting.answered_by + (f': "{meeting.banner}"' if meeting.banner else "")
