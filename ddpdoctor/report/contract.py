@@ -13,6 +13,8 @@ from msgspec import UNSET, UnsetType
 from ddpdoctor import __version__
 from ddpdoctor.checkpoints.outcomes import Outcome
 from ddpdoctor.examination import Examination, Verdict, node_names, overall
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.fleet import Absent, Fleet, Link, Node, Phase, Reach
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Evidence, Fix, Severity
 from ddpdoctor.registry import Why
@@ -41,9 +43,38 @@ class ReportedNotTested(msgspec.Struct, frozen=True):
     node: str | UnsetType = UNSET
 
 
+class ReportedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of netcheck's fleet. A version is null where the thing isn't installed, and left out where it could not be
+    learned; `clock_offset`: seconds that its clock is ahead of node 0's; `lost`: when and how it went away."""
+
+    rank: int
+    host: str
+    address: str
+    interface: str
+    mtu: int
+    python: str | UnsetType | None = UNSET
+    torch: str | UnsetType | None = UNSET
+    nccl: str | UnsetType | None = UNSET
+    cuda: str | UnsetType | None = UNSET
+    driver: str | UnsetType | None = UNSET
+    clock_offset: float
+    clock_error: float
+    lost: str = ""
+
+
+class Matrix(msgspec.Struct, frozen=True, kw_only=True):
+    """What netcheck found between pairs of nodes. `reach`: who reaches whom, by place in `nodes`; `links`: the measured
+    pairs, by rank, with seconds and Mbit/s."""
+
+    reach: tuple[Reach, ...]
+    links: tuple[Link, ...]
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a command that judges says. `passed` are the slugs that passed on every host; `problems` what kept a host
-    from being judged at all; `facts` (with -v) the snapshots by host; `files` what fix-checkpoint did with each."""
+    from being judged at all; `facts` (with -v) the snapshots by host; `files` what fix-checkpoint did with each. Of
+    netcheck on node 0 there are also its `nodes`, those that are `absent`, its `phases`, the `matrix`, and the `seconds`
+    from the last join to the verdict. On another node the findings are its own, the verdict that of all nodes."""
 
     schema: Literal[1] = 1
     version: str = __version__
@@ -56,12 +87,28 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     facts: dict[str, Snapshot] | UnsetType = UNSET
     files: tuple[Outcome, ...] | UnsetType = UNSET
+    nodes: tuple[ReportedNode, ...] | UnsetType = UNSET
+    absent: tuple[Absent, ...] | UnsetType = UNSET
+    phases: tuple[Phase, ...] | UnsetType = UNSET
+    matrix: Matrix | UnsetType = UNSET
+    seconds: float | UnsetType = UNSET
 
 
 def build_report(
-    command: str, examinations: Sequence[Examination], problems: Sequence[str] = (), *, with_facts: bool = False
+    command: str,
+    examinations: Sequence[Examination],
+    problems: Sequence[str] = (),
+    *,
+    with_facts: bool = False,
+    fleet: Fleet | None = None,
+    seconds: float | None = None,
+    of_all: Verdict | None = None,
 ) -> Report:
-    """Puts the examinations of one or several hosts into one report."""
+    """Puts the examinations of one or several hosts into one report.
+
+    fleet: what all nodes found out, where netcheck ran on node 0; `seconds`: from the last join to the verdict; `of_all`:
+    the verdict on all nodes, where the examination is of one of them.
+    """
     several = len(examinations) > 1
     findings = []
     not_tested = []
@@ -92,7 +139,7 @@ def build_report(
         if examinations
         else []
     )
-    verdict = overall(examinations)
+    verdict = of_all or overall(examinations)
     return Report(
         command=command,
         host=", ".join(names),
@@ -101,7 +148,35 @@ def build_report(
         not_tested=tuple(not_tested),
         passed=tuple(passed),
         problems=tuple(problems),
-        facts={name: one.snapshot for name, one in zip(names, examinations, strict=True)} if with_facts else UNSET,
+        facts=_facts(names, examinations) if with_facts else UNSET,
+        nodes=UNSET if fleet is None else tuple(_node(one) for one in fleet.nodes),
+        absent=UNSET if fleet is None else fleet.absent,
+        phases=UNSET if fleet is None else fleet.phases,
+        matrix=UNSET if fleet is None else Matrix(reach=fleet.reach, links=fleet.links),
+        seconds=UNSET if seconds is None else seconds,
+    )
+
+
+def _facts(names: Sequence[str], examinations: Sequence[Examination]) -> dict[str, Snapshot]:
+    """The snapshots by host. What a fleet found out is the same in all of them, and stays in the first only."""
+    return {
+        name: msgspec.structs.replace(one.snapshot, fleet=Fleet()) if place else one.snapshot
+        for place, (name, one) in enumerate(zip(names, examinations, strict=True))
+    }
+
+
+def _node(node: Node) -> ReportedNode:
+    versions = {name: getattr(node, name) for name in ("python", "torch", "nccl", "cuda", "driver")}
+    return ReportedNode(
+        rank=node.rank,
+        host=node.host,
+        address=node.address,
+        interface=node.interface,
+        mtu=node.mtu,
+        clock_offset=node.clock_offset,
+        clock_error=node.clock_error,
+        lost=node.lost,
+        **{name: version for name, version in versions.items() if not isinstance(version, Unknown)},
     )
 
 
