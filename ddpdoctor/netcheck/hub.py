@@ -198,6 +198,7 @@ class Hub:
         await self._door.close()
         if self._pulse is not None:
             self._pulse.cancel()
+            await asyncio.gather(self._pulse, return_exceptions=True)
         if inside := set(self._door.inside):
             await asyncio.wait(inside, timeout=seconds)
             for guest in self.guests.values():

@@ -27,7 +27,8 @@ def likeness(said: bytes) -> str:
     """What the first bytes of somebody look like."""
     if not said:
         return SILENT
-    first = plain(said.split(b"\n", 1)[0].decode("ascii", "replace").replace("\ufffd", "?").rstrip("\r"), 60)
+    line = said.split(b"\n", 1)[0][:256]
+    first = plain(line.decode("ascii", "replace").replace("\ufffd", "?").rstrip("\r"), 60)
     if _HTTP.match(said):
         return f"an HTTP request: {first}"
     if said[:2] == b"\x16\x03":
@@ -38,7 +39,7 @@ def likeness(said: bytes) -> str:
         return "a rank of a PyTorch job that looks for its TCPStore"
     if said[:1] in b"{[":
         return f"JSON that isn't ours: {first}"
-    if first.isascii() and first.isprintable() and first.count("?") * 4 <= len(first):
+    if sum(32 <= letter < 127 for letter in line) * 4 >= len(line) * 3:
         return f"text that isn't ours: {first}"
     return f"bytes that aren't ours: {said[:16].hex(' ')}"
 

@@ -1,0 +1,197 @@
+"""Company for a hub in tests: real agents, and clients that do as they like. Everything stays on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from ddpdoctor import __version__
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.netcheck.agent import attend
+from ddpdoctor.netcheck.door import Limits
+from ddpdoctor.netcheck.hub import Hub
+from ddpdoctor.netcheck.job import Job
+from ddpdoctor.netcheck.messages import (
+    PROTOCOL,
+    Answer,
+    Counted,
+    FromHub,
+    Greeting,
+    Hello,
+    Manifest,
+    Message,
+    Order,
+    Part,
+    Ping,
+    Pong,
+    Waiting,
+    Welcome,
+    encode,
+)
+from ddpdoctor.netcheck.tokens import proof
+
+HERE = "127.0.0.1"
+TOKEN = "abcd-efgh-ijkl"
+QUICK = Limits(hello=0.4, grace=0.1, ping=0.1, quiet=0.8, line=3.0)
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+
+class Met(NamedTuple):
+    """A connection on which the hub has greeted us."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    greeting: Greeting
+
+
+def run(work: Coroutine[Any, Any, T], seconds: float = 20) -> T:
+    """Runs it to its end, which has to come within the seconds."""
+    return asyncio.run(asyncio.wait_for(work, seconds))
+
+
+@asynccontextmanager
+async def hub(nnodes: int = 2, token: str = TOKEN, limits: Limits = QUICK, **others: Any) -> AsyncIterator[Hub]:
+    """A hub on a port of its own."""
+    before = asyncio.all_tasks()
+    one = Hub([HERE], 0, nnodes, token, limits=limits, **others)
+    await one.open()
+    try:
+        yield one
+    finally:
+        await one.stop("the test is over")
+        assert asyncio.all_tasks() <= before, "nothing of the hub, its guests or the test's own clients is left"
+
+
+def manifest(snapshot: Snapshot | None = None) -> bytes:
+    """A host's facts, as agents send them."""
+    return zlib.compress(msgspec.json.encode(snapshot or Snapshot(host="n")))
+
+
+async def counts(order: Order) -> Answer:
+    """Carries out any order by the same answer."""
+    return Counted(undelivered=7, untransmitted=None)
+
+
+async def agent(
+    port: int,
+    rank: int | None = None,
+    *,
+    nnodes: int | None = None,
+    token: str = TOKEN,
+    own: str = "",
+    carry_out: Callable[[Order], Awaitable[Answer]] = counts,
+    heard: Callable[[Waiting], None] = lambda waiting: None,
+    address: str = HERE,
+) -> Part:
+    """A real agent, from its dialling to its part of the verdict."""
+    reader, writer = await asyncio.open_connection(HERE, port, local_addr=(address, 0))
+    greeting = msgspec.json.decode(await reader.readline(), type=Greeting)
+
+    async def facts(welcome: Welcome) -> bytes:
+        return manifest()
+
+    job = Job(master=HERE, port=port, nnodes=nnodes, node_rank=rank)
+    return await attend(Met(reader, writer, greeting), job, token, facts, carry_out, heard, own, QUICK)
+
+
+@asynccontextmanager
+async def agents(one: Hub, *ranks: int | None) -> AsyncIterator[list[asyncio.Task[Part]]]:
+    """Node 0's own agent and one for each of the ranks. They are cancelled at the end, if they still run."""
+    tasks = [asyncio.ensure_future(agent(one.port, own=one.own))]
+    tasks += [asyncio.ensure_future(agent(one.port, rank)) for rank in ranks]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Client:
+    """A client that says what the test wants."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.greeting = Greeting(ddpdoctor="", protocol=0, nonce="")
+
+    def say(self, message: Message) -> None:
+        self.writer.write(encode(message))
+
+    def hello(self, token: str = TOKEN, **changes: Any) -> None:
+        """A proper Hello, but for the changes."""
+        right = Hello(
+            ddpdoctor=__version__,
+            protocol=PROTOCOL,
+            nonce="ab" * 16,
+            proof=proof(token, "agent", "ab" * 16, self.greeting.nonce),
+            host="odd",
+            node_rank=None,
+            nnodes=None,
+        )
+        self.say(msgspec.structs.replace(right, **changes))
+
+    async def hear(self) -> FromHub:
+        """The next message, whatever it is.
+
+        Raises:
+            EOFError: the hub has closed the connection.
+        """
+        line = await self.reader.readline()
+        if not line:
+            raise EOFError
+        return msgspec.json.decode(line, type=FromHub)
+
+    async def until(self, kind: type[M]) -> M:
+        """The next message of that type; what comes before is dropped, and pings are answered."""
+        while True:
+            message = await self.hear()
+            if isinstance(message, kind):
+                return message
+            self.answer_ping(message)
+
+    def answer_ping(self, message: object) -> None:
+        if isinstance(message, Ping):
+            self.say(Pong(number=message.number, came=message.sent, went=message.sent))
+
+    async def ended(self) -> bytes:
+        """Everything up to the end of the connection."""
+        try:
+            return await self.reader.read()
+        except ConnectionResetError:
+            return b""
+
+    async def join(self, **changes: Any) -> Welcome:
+        """Goes in like any node, facts and all."""
+        self.hello(**changes)
+        welcome = await self.until(Welcome)
+        self.say(Manifest(snapshot=manifest()))
+        return welcome
+
+    async def answer_pings(self) -> None:
+        """For as long as the connection lasts."""
+        try:
+            while True:
+                self.answer_ping(await self.hear())
+        except (EOFError, OSError):
+            return
+
+
+@asynccontextmanager
+async def client(port: int, address: str = HERE, *, greeted: bool = True) -> AsyncIterator[Client]:
+    """A connection from that address of loopback."""
+    reader, writer = await asyncio.open_connection(HERE, port, local_addr=(address, 0), limit=8 << 20)
+    one = Client(reader, writer)
+    try:
+        if greeted:
+            one.greeting = msgspec.json.decode(await reader.readline(), type=Greeting)
+        yield one
+    finally:
+        writer.transport.abort()
