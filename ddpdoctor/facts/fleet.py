@@ -60,6 +60,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int = 0
     speed: int = -1
     """Of that interface, Mbit/s; -1 unknown."""
+    virtual: bool = False
+    """That interface has no hardware behind it, or none of its own."""
+    qdisc: str = ""
+    """The queueing discipline at the root of that interface; "" unknown."""
     port_range: tuple[int, int] = (32768, 60999)
     nccl_interface: str | None = None
     nccl_address: str | None = None

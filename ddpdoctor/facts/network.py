@@ -24,6 +24,8 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     speed: int = -1
     virtual: bool = False
     """No hardware behind it (bridges, veth, tunnels)."""
+    qdisc: str = ""
+    """The queueing discipline at its root: "mq", "fq_codel", "tbf" (a limiter) ...; "" unknown."""
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,6 +65,8 @@ def node_of(
         interface=interface.name if interface else "",
         mtu=interface.mtu if interface else 0,
         speed=interface.speed if interface else -1,
+        virtual=interface.virtual if interface else False,
+        qdisc=interface.qdisc if interface else "",
         port_range=NETWORK_UNKNOWN if isinstance(port_range, Unknown) else port_range,
         nccl_interface=nccl.interface if nccl else None,
         nccl_address=(nccl.answer_address or nccl.predicted_address) if nccl else None,

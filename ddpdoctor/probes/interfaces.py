@@ -13,6 +13,7 @@ from contextlib import suppress
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.network import Interface
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.qdiscs import read_qdiscs
 
 IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
 SIOCGIFMTU = 0x8921
@@ -98,10 +99,11 @@ def read_interfaces(context: Context) -> tuple[Interface, ...] | Unknown:
         # "eth0:1" is a second name for eth0, which only its address carries.
         base = name.partition(":")[0]
         names.insert(names.index(base) + 1 if base in names else len(names), name)
-    return tuple(_interface(context, name, [entry for entry in entries if entry[0] == name]) for name in names)
+    qdiscs = read_qdiscs()
+    return tuple(_interface(context, name, [entry for entry in entries if entry[0] == name], qdiscs) for name in names)
 
 
-def _interface(context: Context, name: str, entries: list[Entry]) -> Interface:
+def _interface(context: Context, name: str, entries: list[Entry], qdiscs: dict[str, str]) -> Interface:
     flags = entries[0][1]
     device = context.path(f"/sys/class/net/{name.partition(':')[0]}")
     speed = context.read(f"/sys/class/net/{name.partition(':')[0]}/speed")
@@ -114,6 +116,7 @@ def _interface(context: Context, name: str, entries: list[Entry]) -> Interface:
         mtu=_mtu(name),
         speed=_number(speed),
         virtual="/virtual/" in str(device.resolve()),
+        qdisc=qdiscs.get(name.partition(":")[0], ""),
     )
 
 
