@@ -82,22 +82,22 @@ def split(text: str, name: str) -> tuple[str, int | None]:
         raise PlaceError(f"{name} is empty; it takes the name or address of node 0")
     if address := _address(text):
         return _dialled(address, name), None
-    bracketed = re.fullmatch(r"\[([^\[\]]+)\](?::(.*))?", text)
-    host, colon, port = (
-        text.rpartition(":") if not bracketed else (bracketed[1], bracketed[2] is not None, bracketed[2])
-    )
+    bracketed = re.fullmatch(r"\[([^\[\]]+)\](?:(:)(.*))?", text)
+    host, colon, port = bracketed.groups("") if bracketed else text.rpartition(":")
     if not colon and not bracketed:
-        host, port = text, None
+        host = text
     _check_host(host, text, name, in_brackets=bool(bracketed))
+    if colon and not port:
+        raise PlaceError(f"{name} is {text!r}, with no port after the colon")
     address = _address(host)
-    return (_dialled(address, name) if address else host), (checked_port(port or "", name) if colon else None)
+    return (_dialled(address, name) if address else host), (checked_port(port, name) if colon else None)
 
 
 def checked_port(port: int | str, name: str) -> int:
     """It as a number. Raises PlaceError where it isn't one that a server can have."""
     value = port if isinstance(port, int) else number(port)
     if value is None or not 1 <= value <= 65535:
-        raise PlaceError(f"{name}: {str(port)[:20] or 'nothing'!r} is no port; ports go from 1 to 65535")
+        raise PlaceError(f"{name}: {str(port)[:20]!r} is no port; ports go from 1 to 65535")
     return value
 
 
