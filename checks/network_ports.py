@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
+from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge import launchers
+from ddpdoctor.knowledge.firewall_fixes import job_subnet, let_in, whom
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.root import by_root
@@ -184,7 +186,9 @@ def _wider(low: int, high: int, needed: int, network: Network) -> Fix:
         LogSign("socketPollConnect: Connect to"),
     ),
 )
-def local_firewall(network: Network, firewall: Firewall, environment: Maybe[Environment]) -> Iterator[Finding]:
+def local_firewall(
+    network: Network, firewall: Firewall, environment: Maybe[Environment], fleet: Fleet
+) -> Iterator[Finding]:
     """This host's packet filter drops what the other nodes send.
 
     ## What breaks
@@ -197,6 +201,7 @@ def local_firewall(network: Network, firewall: Firewall, environment: Maybe[Envi
     ## Fix
     Let in all TCP from the job's own network; at the least the store's port and net.ipv4.ip_local_port_range.
     """
+    requires(not any(one.kind == "route" for one in fleet.reach), "netcheck tried the ports themselves")
     if firewall.enabled_service and isinstance(firewall.drops_new, Unknown):
         raise NotKnown(f"{firewall.enabled_service} is set to start on this host, but {firewall.drops_new.reason}")
     drops = known(firewall.drops_new)
@@ -205,7 +210,7 @@ def local_firewall(network: Network, firewall: Firewall, environment: Maybe[Envi
     sign = "" if isinstance(environment, Unknown) else several_nodes(environment, network)
     if not drops or _lets_in_our_network(firewall, network):
         return
-    subnet = _subnet(network)
+    subnets = (subnet,) if (subnet := job_subnet(network)) else ()
     yield Finding(
         summary=f"The packet filter ({known(firewall.tool)}) drops new TCP from other hosts; NCCL and gloo listen on random high ports",
         cause="" if sign else "It doesn't touch a job on this host alone, only one over several nodes.",
@@ -218,20 +223,13 @@ def local_firewall(network: Network, firewall: Firewall, environment: Maybe[Envi
             ),
             *((intent(sign),) if sign else ()),
         ),
-        fixes=(by_root(f"Let in all TCP from {subnet or 'the other nodes'}", _opening(firewall, subnet)),),
+        fixes=(by_root(f"Let in all TCP from {whom(subnets)}", let_in(firewall, subnets)),),
         severity=FAIL if sign else INFO,
     )
 
 
-def _subnet(network: Network) -> str:
-    """The network of the interface that leads to the other nodes, "10.0.0.0/24"."""
-    way = way_to_the_others(network)
-    addresses = next((one.addresses for one in network.interfaces if one.name == way), ())
-    return next((str(ipaddress.ip_interface(one).network) for one in addresses if ":" not in one), "")
-
-
 def _lets_in_our_network(firewall: Firewall, network: Network) -> bool:
-    subnet, way = _subnet(network), way_to_the_others(network)
+    subnet, way = job_subnet(network), way_to_the_others(network)
     return any(_covers(source, subnet, way) for source in firewall.open_sources)
 
 
@@ -255,18 +253,3 @@ def _covers(source: str, subnet: str, way: str | None) -> bool:
         ):
             return True
     return False
-
-
-def _opening(firewall: Firewall, subnet: str) -> tuple[str, ...]:
-    tool = known(firewall.tool)
-    if not subnet:
-        return ()
-    if tool == "firewalld":
-        return (f"sudo firewall-cmd --permanent --zone=trusted --add-source={subnet}", "sudo firewall-cmd --reload")
-    if tool == "ufw":
-        return (f"sudo ufw allow proto tcp from {subnet}",)
-    if tool == "iptables":
-        return (f"sudo iptables -I INPUT -p tcp -s {subnet} -j ACCEPT",)
-    return tuple(
-        f"sudo nft insert rule {chain} ip saddr {subnet} meta l4proto tcp accept" for chain in firewall.input_chains
-    )

@@ -20,8 +20,13 @@ class Firewall(Facts, frozen=True, kw_only=True):
     """Networks and interfaces from which everything is accepted: "10.0.0.0/8", "iif lo"."""
     blocked: Annotated[tuple[str, ...], Source("rules that drop or reject TCP")] = ()
     """Such rules in their tool's own words, at most 20."""
+    shut_ports: Annotated[tuple[str, ...], Source("rules that drop or reject TCP")] = ()
+    """Ports below the ephemeral ones that single rules drop or reject, for everybody or for some: "29500"."""
     input_chains: Annotated[tuple[str, ...], Source("nft list ruleset")] = ()
-    """Base chains on input, as a command names them: "inet filter input"."""
+    """Base chains on input, as a command names them ("inet filter input", "iptables INPUT"): of the tables that drop new
+    TCP, of all where none plainly does."""
+    output_chains: Annotated[tuple[str, ...], Source("nft list ruleset")] = ()
+    """Base chains on output in the same way."""
     drops_new: Annotated[Maybe[bool | None], Source("reading of the rules")] = None
     """Whether a new TCP connection to an unlisted high port is dropped or rejected; None: the rules are too involved to tell."""
     enabled_service: Annotated[str | None, Source("/etc/ufw/ufw.conf, units wanted by systemd")] = None

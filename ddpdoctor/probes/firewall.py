@@ -8,11 +8,25 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.packet_filter import Chain, Reading, opaque_tables, read_filters, read_iptables_save, read_nft
+from ddpdoctor.probes.packet_filter import (
+    INPUT,
+    OUTPUT,
+    Chain,
+    Reading,
+    opaque_tables,
+    read_filters,
+    read_iptables_save,
+    read_nft,
+)
 from ddpdoctor.probes.subprocesses import Ended, start
+
+Tables = list[tuple[str, dict[str, Chain]]]
+"""Tables as a command names them, and their chains."""
 
 SECONDS = 3.0
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
@@ -30,17 +44,21 @@ FIREWALLD_UNITS = (
 
 def probe(context: Context) -> Firewall:
     service = enabled_service(context)
-    tables = _tables()
-    if isinstance(tables, Unknown):
-        return Firewall(tool=tables, input_policy=tables, drops_new=tables, enabled_service=service)
-    reading = read_filters([chains for _, chains in tables], _ephemeral_range(context))
+    rules = _rules()
+    if isinstance(rules, Unknown):
+        return Firewall(tool=rules, input_policy=rules, drops_new=rules, enabled_service=service)
+    ephemeral = _ephemeral_range(context)
+    tables, sent = rules.tables(INPUT), rules.tables(OUTPUT)
+    reading = read_filters([chains for _, chains in tables], ephemeral)
     return Firewall(
-        tool=_tool(reading, [name for name, _ in tables]),
+        tool=_tool(reading, [name for name, _ in tables]) or _tool_of_output(sent, ephemeral),
         input_policy=reading.policy,
         open_ports=reading.open_ports,
         open_sources=reading.open_sources,
         blocked=reading.blocked,
-        input_chains=tuple(f"{name} {one.name}" for name, chains in tables for one in chains.values() if one.hooked),
+        shut_ports=reading.shut_ports,
+        input_chains=_chains_to_open(tables, ephemeral),
+        output_chains=_chains_to_open(sent, ephemeral),
         drops_new=reading.drops_new,
         enabled_service=service,
     )
@@ -60,8 +78,33 @@ def _tool(reading: Reading, sources: Sequence[str]) -> str | None:
     return next(iter(reading.managers), None) or ("iptables" if "iptables" in sources else "nft")
 
 
-def _tables() -> list[tuple[str, dict[str, Chain]]] | Unknown:
-    """Each table ("inet filter"; "iptables" for what iptables-save shows) and its chains; only those that filter input."""
+def _tool_of_output(tables: Tables, ephemeral: tuple[int, int]) -> str | None:
+    """Where nothing filters input."""
+    reading = read_filters([chains for _, chains in tables], ephemeral)
+    return _tool(reading, [name for name, _ in tables]) if reading.drops_new is not False else None
+
+
+def _chains_to_open(tables: Tables, ephemeral: tuple[int, int]) -> tuple[str, ...]:
+    """Every table must let a packet through, but those that do so already (fail2ban's, Docker's) are best left alone."""
+    shut = [one for one in tables if read_filters([one[1]], ephemeral).drops_new] or tables
+    return tuple(f"{name} {one.name}" for name, chains in shut for one in chains.values() if one.hooked)
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What the tools print: nft's JSON, and iptables-save's text ("" where there is none)."""
+
+    ruleset: dict[str, Any]
+    saved: str
+
+    def tables(self, hook: str) -> Tables:
+        """Each table ("inet filter"; "iptables" for what iptables-save shows) and its chains; only those with that hook."""
+        found = [("iptables", read_iptables_save(self.saved, hook))] if self.saved else []
+        hidden = opaque_tables(self.ruleset) if self.saved else set()
+        found += [(name, chains) for name, chains in read_nft(self.ruleset, hook).items() if name not in hidden]
+        return [(name, chains) for name, chains in found if any(chain.hooked for chain in chains.values())]
+
+
+def _rules() -> Rules | Unknown:
     commands = {"nft": ("-j", "list", "ruleset"), "iptables-save": ()}
     found = {name: path for name in commands if (path := shutil.which(name, path=SYSTEM_PATH))}
     if os.geteuid() != 0:
@@ -74,14 +117,11 @@ def _tables() -> list[tuple[str, dict[str, Chain]]] | Unknown:
     name, one = next(iter(ended.items()))
     if not one.ok:
         return Unknown(f"the packet filter could not be read: {name}: {_failure(one)}")
-    ruleset = _json(ended["nft"]) if "nft" in ended else {}
     saved = ended["iptables-save"] if "iptables-save" in ended else Ended()
-    tables = []
-    if saved.ok:
-        tables.append(("iptables", read_iptables_save(saved.stdout.decode("utf-8", "replace"))))
-    hidden = opaque_tables(ruleset) if saved.ok else set()
-    tables += [(name, chains) for name, chains in read_nft(ruleset).items() if name not in hidden]
-    return [(name, chains) for name, chains in tables if any(chain.hooked for chain in chains.values())]
+    return Rules(
+        ruleset=_json(ended["nft"]) if "nft" in ended else {},
+        saved=saved.stdout.decode("utf-8", "replace") if saved.ok else "",
+    )
 
 
 def _json(ended: Ended) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 ACCEPT, DROP, RETURN, JUMP, GOTO = "accept", "drop", "return", "jump", "goto"
+INPUT, OUTPUT = "input", "output"
 MOST = 20
 
 
@@ -41,7 +42,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Chain(msgspec.Struct, frozen=True):
-    """`hooked`: a base chain on input; then `policy` is "accept" or "drop"."""
+    """`hooked`: a base chain on the hook that was asked for; then `policy` is "accept" or "drop"."""
 
     name: str
     rules: tuple[Rule, ...]
@@ -57,6 +58,7 @@ class Reading(msgspec.Struct, frozen=True):
     open_ports: tuple[str, ...] = ()
     open_sources: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
+    shut_ports: tuple[str, ...] = ()
     managers: tuple[str, ...] = ()
     """"firewalld", "ufw" where its chains are there."""
 
@@ -75,6 +77,7 @@ def read_filters(tables: Iterable[Mapping[str, Chain]], ephemeral: tuple[int, in
         open_ports=_unique(label for walk in walks for label in walk.open_ports),
         open_sources=_unique(label for walk in walks for label in walk.open_sources),
         blocked=_unique(text for walk in walks for text in walk.blocked)[:MOST],
+        shut_ports=_unique(label for walk in walks for label in walk.shut_ports)[:MOST],
         managers=_unique(name for walk in walks for chain in walk.table for name in _manager(chain)),
     )
 
@@ -100,6 +103,7 @@ class _Walk:
         self.open_ports: list[str] = []
         self.open_sources: list[str] = []
         self.blocked: list[str] = []
+        self.shut_ports: list[str] = []
         self._unsure = False
 
     def judge(self) -> None:
@@ -126,8 +130,9 @@ class _Walk:
         matches = [self._on_high_port(match) for match in rule.matches]
         kinds = {match.kind for match in matches}
         if "never" in kinds:
-            if rule.action == ACCEPT and not any(match.kind == "never" and not match.label for match in matches):
-                self.open_ports.extend(match.label for match in matches if match.kind == "never")
+            if rule.action in (ACCEPT, DROP) and not any(match.kind == "never" and not match.label for match in matches):
+                labels = [match.label for match in matches if match.kind == "never"]
+                (self.open_ports if rule.action == ACCEPT else self.shut_ports).extend(labels)
             return ""
         verdict = self._inside(rule, above)
         if not verdict or kinds <= {"always"}:
@@ -178,7 +183,7 @@ _PASSING = ("LOG", "NFLOG", "ULOG", "MARK", "CONNMARK", "AUDIT", "SET", "TRACE",
 _HARMLESS_MODULES = ("tcp", "comment", "conntrack", "state", "multiport", "addrtype", "mark", "iprange")
 
 
-def read_iptables_save(text: str) -> dict[str, Chain]:
+def read_iptables_save(text: str, hook: str = INPUT) -> dict[str, Chain]:
     """The chains of the filter table."""
     section = re.search(r"^\*filter$(.*?)^COMMIT$", text, re.MULTILINE | re.DOTALL)
     rules: dict[str, list[Rule]] = {}
@@ -192,8 +197,9 @@ def read_iptables_save(text: str) -> dict[str, Chain]:
             words = shlex.split(line)
             if rule := _iptables_rule(words[2:], line):
                 rules.setdefault(words[1], []).append(rule)
+    base = hook.upper()
     return {
-        name: Chain(name, tuple(found), name == "INPUT", policies.get(name, "") if name == "INPUT" else "")
+        name: Chain(name, tuple(found), name == base, policies.get(name, "") if name == base else "")
         for name, found in rules.items()
     }
 
@@ -265,7 +271,7 @@ def _negated(match: Match) -> Match:
 # --- nft -j list ruleset -------------------------------------------------------------------------------------------
 
 
-def read_nft(ruleset: Mapping[str, Any]) -> dict[str, dict[str, Chain]]:
+def read_nft(ruleset: Mapping[str, Any], hook: str = INPUT) -> dict[str, dict[str, Chain]]:
     """Table ("inet filter") to its chains, for the tables that see IPv4."""
     bases: dict[tuple[str, str], dict[str, Any]] = {}
     rules: dict[tuple[str, str], list[Rule]] = {}
@@ -280,7 +286,7 @@ def read_nft(ruleset: Mapping[str, Any]) -> dict[str, dict[str, Chain]]:
                 rules.setdefault((table, body["chain"]), []).append(rule)
     tables: dict[str, dict[str, Chain]] = {}
     for (table, name), body in bases.items():
-        hooked = body.get("hook") == "input"
+        hooked = body.get("hook") == hook and body.get("type") != "nat"
         policy = body.get("policy", ACCEPT) if hooked else ""
         tables.setdefault(table, {})[name] = Chain(name, tuple(rules.get((table, name), ())), hooked, policy)
     return tables

@@ -1,0 +1,278 @@
+"""Who is to blame for a matrix of who reaches whom: whole nodes first, then whole subnets, then single links. Pure.
+
+A node is to blame for what comes in where at least 80 % of those who dialled it failed, and for what goes out where at
+least 80 % of those whom it dialled failed: what one peer says of one other proves nothing. Where the matrix leaves it
+open (two nodes alone, or all of them), the kernel's counters of IP packets decide.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from functools import cache
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.fleet import Cell, Fleet, Node, Reach
+
+MOST_OF_THEM: Final = 0.8
+FEWEST: Final = 2
+"""Peers on whose word a node is blamed, unless its own kernel says so as well."""
+
+BLOCKED: Final = "".join(one.value for one in (Cell.SILENT, Cell.REFUSED, Cell.PROHIBITED, Cell.RESET, Cell.OTHER))
+PACKETS: Final = {Cell.SILENT.value: 6}
+"""First packets (SYN) that are lost where a filter is silent: two of the first try, four of the second. Others lose one."""
+
+Pair = tuple[int, int]
+"""Who dialled, and whom: places in `Fleet.nodes`."""
+
+
+class Way(str, Enum):
+    """Which direction of a node's traffic."""
+
+    INBOUND = "inbound"
+    OUTBOUND = "outbound"
+
+
+class Where(str, Enum):
+    """What the counters of the node's own kernel say of the lost packets."""
+
+    HERE = "here"
+    """It took them away itself."""
+    ELSEWHERE = "elsewhere"
+    """It never saw them (inbound), or sent them (outbound)."""
+    UNTOLD = "untold"
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A node whose inbound or outbound connections fail.
+
+    peers: those of the pairs that failed, of `tried` ones. ports: whether each of the tried ports failed for any of
+    them. cells: what they met, the most frequent first. other_way: how its other direction does; None: it can't be told.
+    """
+
+    node: int
+    way: Way
+    peers: tuple[int, ...]
+    tried: int
+    ports: tuple[bool, ...]
+    cells: str
+    where: Where
+    other_way: bool | None
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """Pairs that fail although no whole node is to blame: all of `here` dialling all of `there`.
+
+    both: the other direction fails as well. ports, cells: as in `Block`. where_here: whether the dialling side's kernel
+    took the packets away; where_there: whether the other side's did; of single links only.
+    """
+
+    here: tuple[int, ...]
+    there: tuple[int, ...]
+    both: bool
+    ports: tuple[bool, ...]
+    cells: str
+    where_here: Where = Where.UNTOLD
+    where_there: Where = Where.UNTOLD
+
+
+class Blame(msgspec.Struct, frozen=True):
+    """All that fails on the way by which the nodes meet the master."""
+
+    blocks: tuple[Block, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+
+
+@cache
+def blame(fleet: Fleet) -> Blame:
+    """Who is to blame for the "route" matrices of a fleet. Worked out once for each fleet."""
+    reaches = [one for one in fleet.reach if one.kind == "route"]
+    return _Matrix(fleet.nodes, reaches).blame() if reaches else Blame()
+
+
+class _Matrix:
+    """The cells of all ports of each pair, and who explains the bad ones."""
+
+    def __init__(self, nodes: Sequence[Node], reaches: Sequence[Reach]) -> None:
+        self.nodes = nodes
+        size = range(len(nodes))
+        self.cells: dict[Pair, str] = {
+            (i, j): cells
+            for i in size
+            for j in size
+            if set(cells := "".join(one.rows[i][j] for one in reaches)) != {Cell.NOT_TRIED.value}
+        }
+        self.bad: set[Pair] = {pair for pair, cells in self.cells.items() if set(cells) & set(BLOCKED)}
+        self.tried = {way: _by_node(self.cells, way) for way in Way}
+        self.failed = {way: _by_node(self.bad, way) for way in Way}
+
+    def blame(self) -> Blame:
+        groups = list(self._cut_off_subnets())
+        grouped = {(i, j) for here, there in groups for i in here for j in there}
+        self.bad -= grouped
+        self.failed = {way: _by_node(self.bad, way) for way in Way}
+        # Which of the two is looked at first matters where a block of one kind looks like several of the other.
+        solutions = [self._culprits((Way.INBOUND, Way.OUTBOUND)), self._culprits((Way.OUTBOUND, Way.INBOUND))]
+        culprits = min(solutions, key=lambda found: (len(self._left(found)), self._doubt(found)))
+        blocks = tuple(self._block(node, way, culprits) for node, way in sorted(culprits))
+        cuts = (*self._group_cuts(groups), *self._link_cuts(self._left(culprits)))
+        return Blame(blocks, cuts)
+
+    # --- whole nodes --------------------------------------------------------------------------------------------------
+
+    def _culprits(self, order: Sequence[Way]) -> list[tuple[int, Way]]:
+        """Nodes that explain most of the bad pairs; those that explain nothing which others don't are left out."""
+        found: list[tuple[int, Way]] = []
+        left = set(self.bad)
+        for way in order:
+            taken = [node for node in self.failed[way] if self._may_be(node, way, left)]
+            for node in taken:
+                found.append((node, way))
+                left -= {_pair(node, peer, way) for peer in self.failed[way][node]}
+        covered = Counter(pair for culprit in found for pair in self._explained(culprit))
+        for culprit in list(found):
+            explained = self._explained(culprit)
+            if all(covered[pair] > 1 for pair in explained) and self._where(*culprit) is not Where.HERE:
+                found.remove(culprit)
+                covered -= Counter(explained)
+        return found
+
+    def _may_be(self, node: int, way: Way, left: set[Pair]) -> bool:
+        failed, tried = self.failed[way][node], self.tried[way][node]
+        unexplained = [peer for peer in failed if _pair(node, peer, way) in left]
+        explained = len(failed) - len(unexplained)
+        share = len(unexplained) / max(len(tried) - explained, 1)
+        heard = self._where(node, way) is Where.HERE
+        return share >= MOST_OF_THEM and bool(unexplained) and (len(failed) >= FEWEST or heard)
+
+    def _explained(self, culprit: tuple[int, Way]) -> list[Pair]:
+        node, way = culprit
+        return [_pair(node, peer, way) for peer in self.failed[way].get(node, ())]
+
+    def _left(self, culprits: Iterable[tuple[int, Way]]) -> set[Pair]:
+        return self.bad - {pair for one in culprits for pair in self._explained(one)}
+
+    def _doubt(self, culprits: Iterable[tuple[int, Way]]) -> int:
+        """How little the counters speak for them. Equal ones: what comes in is filtered far more often."""
+        weights = {Where.HERE: 0, Where.UNTOLD: 1, Where.ELSEWHERE: 2}
+        return sum(weights[self._where(*one)] for one in culprits)
+
+    def _block(self, node: int, way: Way, culprits: Sequence[tuple[int, Way]]) -> Block:
+        peers = tuple(self.failed[way][node])
+        pairs = [_pair(node, peer, way) for peer in peers]
+        other = Way.OUTBOUND if way is Way.INBOUND else Way.INBOUND
+        return Block(
+            node=node,
+            way=way,
+            peers=peers,
+            tried=len(self.tried[way][node]),
+            ports=self._ports(pairs),
+            cells=self._met(pairs),
+            where=self._where(node, way),
+            other_way=self._other_way(node, other, culprits),
+        )
+
+    def _other_way(self, node: int, way: Way, culprits: Sequence[tuple[int, Way]]) -> bool | None:
+        """Whether the node's connections of that direction work, those apart for which others are to blame."""
+        if (node, way) in culprits:
+            return False
+        explained = {pair for one in culprits for pair in self._explained(one)}
+        pairs = [_pair(node, peer, way) for peer in self.tried[way].get(node, ())]
+        asked = [pair for pair in pairs if pair not in explained]
+        return all(pair not in self.bad for pair in asked) if asked else None
+
+    # --- the kernel's counters ------------------------------------------------------------------------------------------
+
+    def _where(self, node: int, way: Way) -> Where:
+        pairs = [_pair(node, peer, way) for peer in self.failed[way].get(node, ())]
+        return self._counted(node, way, pairs)
+
+    def _counted(self, node: int, way: Way, pairs: Iterable[Pair]) -> Where:
+        """Whether that node's kernel took away as many packets as those pairs lost."""
+        there = self.nodes[node]
+        grown = there.undelivered if way is Way.INBOUND else there.untransmitted
+        lost = sum(PACKETS.get(cell, 1) for pair in pairs for cell in self.cells[pair] if cell in BLOCKED)
+        if grown is None or not lost:
+            return Where.UNTOLD
+        if grown >= MOST_OF_THEM * lost:
+            return Where.HERE
+        return Where.ELSEWHERE if grown <= (1 - MOST_OF_THEM) * lost else Where.UNTOLD
+
+    # --- subnets and links ----------------------------------------------------------------------------------------------
+
+    def _cut_off_subnets(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Subnets of several nodes each, none of which reaches any of the other, while all is well within both."""
+        subnets: dict[str, list[int]] = {}
+        for at, node in enumerate(self.nodes):
+            subnets.setdefault(subnet_of(node.address), []).append(at)
+        whole = [
+            tuple(members) for members in subnets.values() if len(members) > 1 and self._share(members, members) == 0
+        ]
+        for here in whole:
+            for there in whole:
+                if here is not there and self._share(here, there) == 1:
+                    yield here, there
+
+    def _share(self, here: Sequence[int], there: Sequence[int]) -> float:
+        pairs = [(i, j) for i in here for j in there if (i, j) in self.cells]
+        return sum(pair in self.bad for pair in pairs) / len(pairs) if pairs else -1.0
+
+    def _group_cuts(self, groups: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Iterator[Cut]:
+        for here, there in groups:
+            both = (there, here) in groups
+            if both and here > there:
+                continue
+            pairs = [(i, j) for i in here for j in there if (i, j) in self.cells]
+            yield Cut(here, there, both, self._ports(pairs), self._met(pairs))
+
+    def _link_cuts(self, left: set[Pair]) -> Iterator[Cut]:
+        for i, j in sorted(left):
+            both = (j, i) in left
+            if both and i > j:
+                continue
+            pairs = [(i, j)]
+            yield Cut(
+                here=(i,),
+                there=(j,),
+                both=both,
+                ports=self._ports(pairs),
+                cells=self._met(pairs),
+                where_here=self._counted(i, Way.OUTBOUND, pairs),
+                where_there=self._counted(j, Way.INBOUND, pairs),
+            )
+
+    # --- words of the cells ---------------------------------------------------------------------------------------------
+
+    def _ports(self, pairs: Iterable[Pair]) -> tuple[bool, ...]:
+        columns = zip(*(self.cells[pair] for pair in pairs), strict=True)
+        return tuple(any(cell in BLOCKED for cell in column) for column in columns)
+
+    def _met(self, pairs: Iterable[Pair]) -> str:
+        seen = Counter(cell for pair in pairs for cell in self.cells[pair] if cell in BLOCKED)
+        return "".join(cell for cell, _ in seen.most_common())
+
+
+def _pair(node: int, peer: int, way: Way) -> Pair:
+    return (peer, node) if way is Way.INBOUND else (node, peer)
+
+
+def _by_node(pairs: Iterable[Pair], way: Way) -> dict[int, list[int]]:
+    """Each node to its peers in those pairs, in their order."""
+    found: dict[int, list[int]] = {}
+    for i, j in sorted(pairs):
+        node, peer = (j, i) if way is Way.INBOUND else (i, j)
+        found.setdefault(node, []).append(peer)
+    return found
+
+
+def subnet_of(address: str) -> str:
+    """The /24 (IPv6: /64) that an address is in; nodes don't say how long their prefix is. "" for what is none."""
+    try:
+        one = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    return str(ipaddress.ip_network(f"{one}/{24 if one.version == 4 else 64}", strict=False))

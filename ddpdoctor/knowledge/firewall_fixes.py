@@ -1,0 +1,131 @@
+"""The commands that open this host's packet filter for the other nodes, in the words of the tool that manages it. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator, Sequence
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.firewall import Firewall
+from ddpdoctor.facts.network import Interface, Network
+from ddpdoctor.knowledge.interface_choice import as_address
+from ddpdoctor.knowledge.job_intent import way_to_the_others
+from ddpdoctor.wording import listed
+
+FEW = 8
+"""Addresses outside of this host's own subnet that are let in one by one; of more, the /24 (IPv6: /64) around each."""
+
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def job_subnet(network: Network) -> str:
+    """The network of the interface that leads to the other nodes, "10.0.0.0/24"; "" where it isn't known."""
+    way = way_to_the_others(network)
+    addresses = next((one.addresses for one in network.interfaces if one.name == way), ())
+    return next((str(ipaddress.ip_interface(one).network) for one in addresses if ":" not in one), "")
+
+
+def subnets_of(own: str, peers: Iterable[str], interfaces: Sequence[Interface]) -> tuple[str, ...]:
+    """Networks that hold the peers' addresses: this host's own one around `own`, and those of the peers outside of it."""
+    networks = (ipaddress.ip_interface(one.partition("%")[0]).network for one in _written_with_prefix(own, interfaces))
+    home = next(networks, None)
+    others = [ipaddress.ip_address(one.partition("%")[0]) for one in dict.fromkeys(peers) if one]
+    outside = [one for one in others if home is None or one not in home]
+    around = outside if len(outside) <= FEW else [_around(one) for one in outside]
+    found = [str(home)] if home is not None and len(outside) < len(others) else []
+    return (*found, *dict.fromkeys(str(one) for one in around))
+
+
+def _written_with_prefix(address: str, interfaces: Sequence[Interface]) -> Iterator[str]:
+    wanted = as_address(address)
+    yield from (text for one in interfaces for text in one.addresses if "/" in text and as_address(text) == wanted)
+
+
+def _around(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> IpNetwork:
+    return ipaddress.ip_network(f"{address}/{24 if address.version == 4 else 64}", strict=False)
+
+
+def let_in(firewall: Firewall, subnets: Sequence[str]) -> tuple[str, ...]:
+    """Commands that accept all TCP from those networks, before any rule that drops it. () where the tool isn't known."""
+    if isinstance(firewall.tool, Unknown):
+        return ()
+    return _commands(firewall.tool, subnets, firewall.input_chains, inbound=True)
+
+
+def let_out(firewall: Firewall, subnets: Sequence[str]) -> tuple[str, ...]:
+    """Commands that accept all TCP to those networks, before any rule that drops it. () where the tool isn't known."""
+    if isinstance(firewall.tool, Unknown):
+        return ()
+    return _commands(firewall.tool, subnets, firewall.output_chains, inbound=False)
+
+
+def of_every_tool(subnets: Sequence[str], *, inbound: bool) -> tuple[str, ...]:
+    """Where the tool isn't known: how to find out, and for each what to type."""
+    chain = "inet filter input" if inbound else "inet filter output"
+    return (
+        "sudo firewall-cmd --state; sudo ufw status; sudo nft list ruleset; sudo iptables -S",
+        *(f"{one}  # where it is firewalld" for one in _firewalld(subnets, inbound=inbound)),
+        *(f"{_ufw(one, inbound=inbound)}  # where it is ufw" for one in subnets),
+        *(f"{_iptables(one, inbound=inbound)}  # where it is iptables" for one in subnets),
+        *(
+            f"{_nft(chain, one, inbound=inbound)}  # where it is nft, and its base chain has that name"
+            for one in subnets
+        ),
+    )
+
+
+def _commands(tool: str | None, subnets: Sequence[str], chains: Sequence[str], *, inbound: bool) -> tuple[str, ...]:
+    if tool == "firewalld":
+        return _firewalld(subnets, inbound=inbound)
+    if tool == "ufw":
+        return tuple(_ufw(one, inbound=inbound) for one in subnets)
+    return tuple(
+        command
+        for chain in _named_once(chains)
+        for one in subnets
+        if (command := _in_chain(chain, one, inbound=inbound))
+    )
+
+
+def _named_once(chains: Sequence[str]) -> list[str]:
+    """nft shows the chains that iptables keeps in nftables as well."""
+    others = {f"ip filter {one.partition(' ')[2]}" for one in chains if one.startswith("iptables ")}
+    return [one for one in chains if one not in others]
+
+
+def _in_chain(chain: str, subnet: str, *, inbound: bool) -> str:
+    if chain.startswith("iptables "):
+        return _iptables(subnet, inbound=inbound)
+    six = ":" in subnet
+    family = chain.partition(" ")[0]
+    return "" if (six and family == "ip") or (not six and family == "ip6") else _nft(chain, subnet, inbound=inbound)
+
+
+def _nft(chain: str, subnet: str, *, inbound: bool) -> str:
+    field = f"{'ip6' if ':' in subnet else 'ip'} {'saddr' if inbound else 'daddr'}"
+    return f"sudo nft insert rule {chain} {field} {subnet} meta l4proto tcp accept"
+
+
+def _iptables(subnet: str, *, inbound: bool) -> str:
+    command = "ip6tables" if ":" in subnet else "iptables"
+    return f"sudo {command} -I {'INPUT -p tcp -s' if inbound else 'OUTPUT -p tcp -d'} {subnet} -j ACCEPT"
+
+
+def _ufw(subnet: str, *, inbound: bool) -> str:
+    return f"sudo ufw prepend allow {'proto tcp from' if inbound else 'out proto tcp to'} {subnet}"
+
+
+def _firewalld(subnets: Sequence[str], *, inbound: bool) -> tuple[str, ...]:
+    if inbound:
+        rules = tuple(f"--zone=trusted --add-source={one}" for one in subnets)
+    else:
+        rules = tuple(
+            f"--direct --add-rule {'ipv6' if ':' in one else 'ipv4'} filter OUTPUT 0 -p tcp -d {one} -j ACCEPT"
+            for one in subnets
+        )
+    return (*(f"sudo firewall-cmd --permanent {one}" for one in rules), "sudo firewall-cmd --reload")
+
+
+def whom(subnets: Sequence[str]) -> str:
+    """The networks in words."""
+    return listed(subnets) or "the other nodes"
