@@ -1,0 +1,111 @@
+"""The live view of a netcheck on a terminal's stderr: nodes, phases, who is waited for and what to run there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from ddpdoctor.report.netcheck_progress import (
+    PHASES,
+    Progress,
+    absent_name,
+    names,
+    way_to_master,
+)
+from ddpdoctor.report.plain import one_line
+from ddpdoctor.wording import listed
+
+_MOST_NODES = 8
+_MOST_ABSENT = 4
+_MOST_PAST = 6
+_BAR = 20
+_MARGIN = 9
+_PER_SECOND = 8
+
+
+class LiveView(Progress):
+    """Redraws itself until `close`, which leaves nothing of it on the screen."""
+
+    def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        console = Console(file=file, markup=False, emoji=False, highlight=False)
+        self._live = Live(
+            _Drawing(self),
+            console=console,
+            refresh_per_second=_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+        self._live.start()
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class _Drawing:
+    """Drawn anew each time."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from drawing(self._progress)
+
+
+def drawing(progress: Progress) -> Iterator[Text]:
+    """At most some twenty lines, whatever the number of nodes. Only a command may be wrapped: cut, it can't be copied."""
+    yield _row("netcheck", _where(progress), "bold")
+    for name, seconds in progress.past[-_MOST_PAST:]:
+        yield _row("", f"{name}  {seconds:.1f} s", "green")
+    if progress.phase:
+        text = f"{progress.phase}  {PHASES.get(progress.phase, '')}  {progress.phase_seconds:.0f} s"
+        yield _row("now", text, "bold")
+    if progress.nnodes:
+        yield from _nodes(progress)
+    elif progress.phase:
+        if progress.waited_for:
+            yield _row("missing", listed(map(one_line, progress.waited_for), _MOST_ABSENT), "yellow")
+    elif progress.met is not None and progress.met.attempts:
+        yield _row("", way_to_master(progress.met), "yellow")
+
+
+def _row(label: str, text: str, style: str = "") -> Text:
+    row = Text(f"{label:<{_MARGIN}}", "dim", no_wrap=True, overflow="ellipsis")
+    return row.append(text, f"not dim {style}".strip())
+
+
+def _where(progress: Progress) -> str:
+    met = progress.met
+    where = one_line(f"{met.master}, port {met.port}, ") if met is not None else ""
+    return f"{where}{progress.seconds:.0f} s"
+
+
+def _nodes(progress: Progress) -> Iterator[Text]:
+    seats = progress.seats
+    filled = _BAR * len(seats) // progress.nnodes
+    yield _row("nodes", "━" * filled + "─" * (_BAR - filled) + f"  {len(seats)} of {progress.nnodes} joined")
+    lost = [seat for seat in seats if seat.lost]
+    looking = [seat for seat in seats if not seat.ready and not seat.lost]
+    ready = [seat for seat in seats if seat.ready and not seat.lost]
+    if ready:
+        yield _row("ready", names(ready, _MOST_NODES), "green")
+    if looking:
+        yield _row("looking", f"{names(looking, _MOST_NODES)} at their own facts")
+    for seat in lost[:_MOST_ABSENT]:
+        yield _row("lost", f"{seat.name}: {one_line(seat.lost)}", "bold red")
+    if len(lost) > _MOST_ABSENT:
+        yield _row("", f"and {len(lost) - _MOST_ABSENT} more", "bold red")
+    if progress.absent:
+        waited = listed(map(absent_name, progress.absent), _MOST_ABSENT)
+        yield _row("missing", f"{waited}; run there:", "bold yellow")
+        if progress.command is not None:
+            for one in progress.absent[: _MOST_ABSENT - 1]:
+                command = Text(" " * _MARGIN, overflow="fold")
+                yield command.append(progress.command(one.rank), "cyan")
