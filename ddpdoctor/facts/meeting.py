@@ -40,6 +40,18 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     tries: int = 1
 
 
+class Conflict(msgspec.Struct, frozen=True):
+    """Two settings that contradict each other: a flag or variable that counts, and one that doesn't, with their values."""
+
+    name: str
+    value: str
+    other_name: str
+    other_value: str
+
+    def __str__(self) -> str:
+        return f"{self.name} says {self.value}, {self.other_name} says {self.other_value}; {self.value} counts"
+
+
 class Meeting(Facts, frozen=True, kw_only=True):
     """One node's way to the master. `master` is "" where nothing was tried."""
 
@@ -51,8 +63,7 @@ class Meeting(Facts, frozen=True, kw_only=True):
     node_rank: Annotated[int | None, Source("--node-rank, the launcher's settings, the hub")] = None
     launcher: Annotated[str, Source("the launcher's settings")] = ""
     """"Slurm", "torchrun", "Open MPI" ...; "" by hand."""
-    conflicts: Annotated[tuple[str, ...], Source("flags and the launchers' settings")] = ()
-    """"--nnodes says 3, SLURM_STEP_NUM_NODES says 2; 3 counts"."""
+    conflicts: Annotated[tuple[Conflict, ...], Source("flags and the launchers' settings")] = ()
     hosts_the_store: Annotated[bool, Source("node rank, this host's addresses")] = False
     """This node is node 0, so the store (here: the hub) listens on it."""
     listen_error: Annotated[str, Source("bind() to the master's address and port")] = ""

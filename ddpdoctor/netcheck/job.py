@@ -6,10 +6,12 @@ Flags win; then torchrun, MPI, Slurm, Kubernetes and plain settings. Pure: it re
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 
 import msgspec
 
+from ddpdoctor.facts.meeting import Conflict
 from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.hostlist import HostlistError, expand
 from ddpdoctor.knowledge.launchers import NNODES_FLAG, Launch, number
@@ -48,8 +50,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Local rank 0 speaks for its node; None: no launcher starts several processes here, so this one does."""
     launcher: str = ""
     """"torchrun", "Open MPI", "Slurm" ...; "" by hand."""
-    conflicts: tuple[str, ...] = ()
-    """Which two settings contradict each other, with their values, and which counts: a sentence each, no full stop."""
+    conflicts: tuple[Conflict, ...] = ()
     hosts: tuple[str, ...] = ()
     """The launcher's names of all nodes by node rank; () where it doesn't say, or not in that order."""
     job_id: str = ""
@@ -68,13 +69,9 @@ class _Said(msgspec.Struct, frozen=True):
 def job_of(flags: Flags, environ: Mapping[str, str]) -> Job:
     """The job that flags and environment speak of. Raises JobError where there is none, or there can't be one."""
     launch = launchers.current_launch(environ)
-    conflicts: list[str] = []
-    if alone := _started_alone(launch, environ):
-        command = f"srun --ntasks={_slurm_nodes(environ)} --ntasks-per-node=1 ddpdoctor netcheck{_given(flags)}"
-        if flags.nnodes is None:
-            raise JobError(f"{alone}. Start it on all of them: {command}")
-        if flags.nnodes > 1 and flags.node_rank is None:
-            conflicts.append(f"{alone}; this starts it on all of them: {command}")
+    conflicts: list[Conflict] = []
+    if (flags.nnodes is None or flags.nnodes > 1) and flags.node_rank is None:
+        _check_srun(flags, launch, environ)
     nnodes = _settled(_node_counts(flags, launch, environ), conflicts)
     node_rank = _settled(_node_ranks(flags, launch, environ), conflicts)
     _check(nnodes, node_rank, launch)
@@ -111,7 +108,7 @@ def _said(environ: Mapping[str, str], *names: str) -> list[_Said]:
     return [_Said(name, value) for name, value in values if value is not None]
 
 
-def _settled(said: list[_Said], conflicts: list[str]) -> _Said | None:
+def _settled(said: list[_Said], conflicts: list[Conflict]) -> _Said | None:
     """The first; those that say otherwise are conflicts."""
     for other in said[1:]:
         if other.value != said[0].value:
@@ -119,8 +116,8 @@ def _settled(said: list[_Said], conflicts: list[str]) -> _Said | None:
     return said[0] if said else None
 
 
-def _contradiction(first: _Said, second: _Said) -> str:
-    return f"{first.name} says {first.value}, {second.name} says {second.value}; {first.value} counts"
+def _contradiction(first: _Said, second: _Said) -> Conflict:
+    return Conflict(first.name, str(first.value), second.name, str(second.value))
 
 
 # --- how many nodes, and which of them ---------------------------------------------------------------------------------
@@ -200,7 +197,7 @@ def _said_by(launch: Launch | None) -> str:
     return f"{launch.launcher} says that this is rank {launch.rank} of {launch.world_size}"
 
 
-def _stale_ranks(launch: Launch | None, nnodes: _Said | None, environ: Mapping[str, str]) -> list[str]:
+def _stale_ranks(launch: Launch | None, nnodes: _Said | None, environ: Mapping[str, str]) -> list[Conflict]:
     """Ranks and world sizes that were set before MPI or Slurm started this process, and hold for another one."""
     if (
         launch is None
@@ -225,19 +222,22 @@ def _stale_ranks(launch: Launch | None, nnodes: _Said | None, environ: Mapping[s
 # --- what a launcher alone knows ---------------------------------------------------------------------------------------
 
 
-def _started_alone(launch: Launch | None, environ: Mapping[str, str]) -> str:
-    """That Slurm gave several nodes, and nothing has started this process on all of them; else ""."""
+def _check_srun(flags: Flags, launch: Launch | None, environ: Mapping[str, str]) -> None:
+    """Raises JobError where Slurm gave several nodes, and nothing has started this process on all of them."""
     nodes, job = _slurm_nodes(environ), environ.get("SLURM_JOB_ID", "")
     if nodes < 2 or not (launch is None or _is(launch, "settings")):
-        return ""
+        return
+    where = f"This shell belongs to Slurm job {job}, but runs on one machine only, and the job has {nodes} nodes"
     if launchers.in_slurm_batch_script(environ):
-        return f"This is the batch script of Slurm job {job}, which runs on the first of its {nodes} nodes only"
-    return f"This shell belongs to Slurm job {job}, but runs on one machine only, and the job has {nodes} nodes"
+        where = f"This is the batch script of Slurm job {job}, which runs on the first of its {nodes} nodes only"
+    # Without --ntasks, the job's own number of tasks counts, and srun ignores --ntasks-per-node where they disagree.
+    command = f"srun --ntasks={nodes} --ntasks-per-node=1 ddpdoctor netcheck{_given(flags)}"
+    raise JobError(f"{where}. Start it on all of them: {command}")
 
 
 def _given(flags: Flags) -> str:
     """The flags that are the same on all nodes, to be typed again; those that Slurm knows are left out."""
-    shown = f" --master-addr {flags.master}" if flags.master else ""
+    shown = f" --master-addr {shlex.quote(flags.master)}" if flags.master else ""
     return shown + (f" --master-port {flags.port}" if flags.port is not None else "")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ddpdoctor.facts.meeting import Conflict
 from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.hostlist import HostlistError, expand
 from ddpdoctor.knowledge.launchers import number
@@ -28,7 +29,7 @@ class Place(msgspec.Struct, frozen=True):
 
     host: str
     port: int
-    conflicts: tuple[str, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
 
 
 def meeting_place(master: str | None, port: int | None, hosts: str, environ: Mapping[str, str]) -> Place:
@@ -41,13 +42,13 @@ def meeting_place(master: str | None, port: int | None, hosts: str, environ: Map
     set_master, set_port = environ.get(address_name, "").strip(), environ.get(port_name, "").strip()
     endpoint = launchers.store_endpoint(environ).strip()
     own_port: int | None = None
-    conflicts: list[str] = []
+    conflicts: list[Conflict] = []
     if master is not None:
         host, own_port = split(master, ADDRESS_FLAG)
         if own_port and port is not None and own_port != port:
             raise PlaceError(f"{ADDRESS_FLAG} {master} and {PORT_FLAG} {port} name two ports: leave one of them out")
         if set_master and _differ(host, set_master):
-            conflicts.append(f"{ADDRESS_FLAG} says {host}, {address_name} says {set_master}; {host} counts")
+            conflicts.append(Conflict(ADDRESS_FLAG, host, address_name, set_master))
     elif set_master:
         host, superfluous = split(set_master, address_name)
         if superfluous:
@@ -66,7 +67,7 @@ def meeting_place(master: str | None, port: int | None, hosts: str, environ: Map
     if wanted is not None:
         settled = checked_port(wanted, PORT_FLAG if port is not None else ADDRESS_FLAG)
         if set_port and number(set_port) != settled and not (master is None and port is None):
-            conflicts.append(f"{PORT_FLAG} says {settled}, {port_name} says {set_port[:20]}; {settled} counts")
+            conflicts.append(Conflict(PORT_FLAG, str(settled), port_name, set_port))
     else:
         settled = checked_port(set_port, port_name) if set_port else DEFAULT_PORT
     return Place(host, settled, tuple(conflicts))

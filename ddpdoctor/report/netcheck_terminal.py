@@ -233,7 +233,7 @@ def _show_row(console: Console, label: str, text: str) -> None:
 
 def _show_conflicts(console: Console, meeting: Meeting) -> None:
     for conflict in meeting.conflicts:
-        console.print(Hanging(Text("note", "yellow"), Text(one_line(conflict)), _MARGIN))
+        console.print(Hanging(Text("note", "yellow"), Text(one_line(str(conflict))), _MARGIN))
 
 
 def _show_table(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
