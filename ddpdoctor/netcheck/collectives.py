@@ -24,8 +24,14 @@ MOST_WORDS = 600
 LOG_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s*)?\[[EWF]\d{4} [^\]]*\]\s*(?:\[c10d\]\s*)?")
 """ "[W1121 12:00:00.123456789 socket.cpp:764] [c10d] ", as torch's C++ begins a line."""
 
-FRAME = re.compile(r"\s|frame #\d+|Exception raised from|Traceback|<omitting |<unknown function>")
-"""How a line of a stack begins, Python's or C++'s."""
+NO_MESSAGE = re.compile(
+    r"\s|frame #\d+|Exception raised from|Traceback|<omitting |<unknown function>|.*hostname of the client socket cannot be"
+)
+"""How a line of a stack begins, Python's or C++'s; and torch's complaint that the name servers don't know an address, which
+does no harm."""
+
+SOURCE_FOLDER = re.compile(r"/[^\s\]:]*/(?=\w+\.(?:cc|cpp|h|hpp|cu):\d+)")
+""" "/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/" before "pair.cc:152"."""
 
 
 async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) -> Collected | Cannot:
@@ -79,7 +85,7 @@ def _understood(ended: Ended, word: str, order: Collect, seconds: float, warning
     ok = told.get("ok") is True
     stage = str(told.get("stage", "import"))
     hung = ended.timed_out and not ok and "error" not in told
-    words = "" if ok else _words(told, ended, order.seconds, warnings)
+    words = "" if ok else SOURCE_FOLDER.sub("", _words(told, ended, order.seconds, warnings))
     return Collected(stage=stage, ok=ok, words=words[:MOST_WORDS], seconds=round(seconds, 3), hung=hung)
 
 
@@ -121,7 +127,7 @@ def _silence(ended: Ended, limit: float) -> str:
 
 def _last_words(stderr: bytes) -> str:
     """The last error that torch logged; else the last line that is a message: no frame of a stack, and not empty."""
-    lines = [line for line in last_lines(stderr, 200).splitlines() if line.strip() and not FRAME.match(line)]
+    lines = [line for line in last_lines(stderr, 200).splitlines() if line.strip() and not NO_MESSAGE.match(line)]
     errors = [line for line in lines if LOG_PREFIX.match(line) and "[E" in line[:12]]
     said = next(reversed(errors or lines), "")
     return LOG_PREFIX.sub("", said.strip())[:300]
