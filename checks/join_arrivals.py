@@ -1,0 +1,299 @@
+"""Who came to the meeting: nodes that are missing, went away, or came under another's rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.facts.fleet import Absent, Double, Fleet
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.fleet_words import NO_FLEET, NODE_0_SPEAKS, called, netcheck_command, there
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import listed, plural
+
+RANK_CODES = ("duplicate-rank", "rank-out-of-range")
+"""Codes of a refusal for which duplicate-rank speaks; rdzv-missing-node speaks for the others."""
+
+COMMANDS_MOST = 8
+
+
+@check(
+    "rdzv-missing-node",
+    severity=FAIL,
+    log_signs=(
+        LogSign("DistStoreError: Timed out after"),
+        LogSign("clients joined"),
+        LogSign("workers joined"),
+        LogSign("initializing ddp: GLOBAL_RANK"),
+    ),
+)
+def rdzv_missing_node(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
+    """A node of the job never arrives at the master, or goes away.
+
+    ## What breaks
+    All other ranks wait for it: "1/2 clients joined" after 10 minutes by default, or a bare RendezvousTimeoutError that
+    names nobody.
+
+    ## Why
+    The job wasn't started there; it was started with another number of nodes, another port or another rendezvous id; the
+    node can't reach the master; or its process died early.
+
+    ## Fix
+    Start the job on every node with the same `--nnodes`, `--master-addr` and `--master-port` (`--rdzv-id` and
+    `--rdzv-endpoint` for c10d), and on each with a `--node-rank` of its own. A node that can't reach the master says
+    itself why, when `ddpdoctor netcheck` runs there.
+    """
+    if meeting.refusal == "nnodes":
+        yield _told_otherwise(meeting)
+        return
+    requires(fleet.nodes, NO_FLEET)
+    requires(meeting.node_rank == 0, NODE_0_SPEAKS)
+    refused = [one for one in _unsettled(fleet) if one.code not in RANK_CODES]
+    misplaced = [one for one in _unsettled(fleet) if one.code in RANK_CODES]
+    for one in refused:
+        if fleet.absent or one.code in ("nnodes", "full"):
+            yield _refused(one, fleet, meeting)
+    missing = [one for one in fleet.absent if one.rank not in {other.rank for other in refused}]
+    # Each node with a wrong rank is one that is missing under its own.
+    if len(missing) > len(misplaced) + sum(one.rank < 0 for one in refused):
+        yield _missing(missing, fleet, meeting)
+    if any(one.lost for one in fleet.nodes):
+        yield _lost(fleet, meeting)
+
+
+def _unsettled(fleet: Fleet) -> list[Double]:
+    """Who was turned away and hasn't come again since under a better rank."""
+    settled = {(one.host, one.address, one.rank) for one in fleet.nodes}
+    return [
+        one
+        for one in fleet.doubles
+        if not any((host, address) == (one.host, one.address) and rank != one.rank for host, address, rank in settled)
+    ]
+
+
+def _place(host: str, address: str) -> str:
+    return f"{host} ({address})" if host else address
+
+
+def _missing(missing: list[Absent], fleet: Fleet, meeting: Meeting) -> Finding:
+    who = listed((f"node {one.rank}" + (f" ({one.host})" if one.host else "") for one in missing), most=4)
+    return Finding(
+        summary=f"{who} didn't come: {len(there(fleet))} of {plural(fleet.expected, 'node')} are here",
+        cause="It wasn't started there, can't reach the master, or goes to another address or port: all others would wait "
+        "for it until their timeout.",
+        evidence=(
+            told(fleet, "absent", f"{who}: never joined"),
+            *_waited(fleet),
+            Evidence(f"--nnodes is {fleet.expected}", "--nnodes, the launcher's settings"),
+            *(
+                (told(fleet, "strangers", f"others that knocked: {listed(fleet.strangers)}"),)
+                if fleet.strangers
+                else ()
+            ),
+        ),
+        fixes=(_run_there(missing, fleet, meeting), *_fewer(fleet, meeting)),
+    )
+
+
+def _waited(fleet: Fleet) -> tuple[Evidence, ...]:
+    return tuple(Evidence(f"waited for {one.seconds:.0f} s", "our clock") for one in fleet.phases if one.name == "join")
+
+
+def _run_there(missing: list[Absent], fleet: Fleet, meeting: Meeting) -> Fix:
+    if meeting.launcher == "Slurm":
+        command = f"srun --nodes={fleet.expected} --ntasks-per-node=1 ddpdoctor netcheck"
+        return Fix("Let Slurm start it on all nodes", (command,))
+    commands = tuple(
+        one.command or netcheck_command(meeting, fleet.expected, one.rank) for one in missing[:COMMANDS_MOST]
+    )
+    where = "there" if len(missing) == 1 else "on each of them, with its own rank"
+    text = f"Run this {where}, while it runs here again; if it can't reach {meeting.master}:{meeting.port}, it says why"
+    return Fix(text, commands)
+
+
+def _fewer(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
+    here = len(there(fleet))
+    if here < 2:
+        return ()
+    text = f"If the job is meant for {here} nodes: --nnodes {here} on each of them, on this one too"
+    return (Fix(text, (netcheck_command(meeting, here, 0),)),)
+
+
+def _refused(one: Double, fleet: Fleet, meeting: Meeting) -> Finding:
+    who = _place(one.host, one.address)
+    # One that didn't come so far as to name its rank is any of those that are missing.
+    places = [other for other in fleet.absent if one.rank in (other.rank, -1)]
+    command = places[0].command if places else ""
+    command = command or netcheck_command(meeting, fleet.expected, max(one.rank, 0) or None)
+    more = (meeting.nnodes or fleet.expected) + 1
+    fixes = {
+        "nnodes": (
+            Fix(f"If the job has {plural(fleet.expected, 'node')}, run this on {one.host or one.address}", (command,)),
+            Fix(
+                f"If it has {one.nnodes}, give that number on all nodes, on this one too",
+                (netcheck_command(meeting, one.nnodes or more, 0),),
+            ),
+        ),
+        "full": (
+            Fix(
+                f"If it belongs to the job, the job has {more} nodes: give that number on all nodes, on this one too",
+                (netcheck_command(meeting, more, 0),),
+            ),
+        ),
+        "closed": (
+            Fix(
+                "Start it again on all nodes, and wait longer for the late ones on this one",
+                (netcheck_command(meeting, fleet.expected, 0, ("--wait", "300")),),
+            ),
+        ),
+    }
+    return Finding(
+        summary=_why_refused(one, who, fleet),
+        evidence=(told(fleet, "doubles", f"{who} was told: {one.text}"), *_waited(fleet)),
+        fixes=fixes.get(
+            one.code, (Fix(f"Run this on {one.host or one.address}, while it runs here again", (command,)),)
+        ),
+    )
+
+
+def _why_refused(one: Double, who: str, fleet: Fleet) -> str:
+    if one.code == "nnodes":
+        return f"{who} was told that the job has {one.nnodes} nodes, node 0 that it has {fleet.expected}"
+    if one.code == "full":
+        return f"{who} came, and all {fleet.expected} nodes of the job were there already"
+    if one.code == "closed":
+        return f"{who} came too late: the test had begun without it"
+    if one.code == "token":
+        return f"{who} came and doesn't know the job's token"
+    return f"{who} came and was turned away: {_first_words(one.text)}"
+
+
+def _first_words(text: str) -> str:
+    return text.partition(": ")[0][:90]
+
+
+def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
+    lost = [one for one in fleet.nodes if one.lost]
+    first = lost[0]
+    others = f" (and {plural(len(lost) - 1, 'other')})" if len(lost) > 1 else ""
+    return Finding(
+        summary=f"{called(first)} came and went away{others}: {first.lost}"[:160],
+        cause="Its process ended, the host went down, or the network between it and the master was cut.",
+        evidence=tuple(
+            Evidence(f"{called(one)} ({one.address}): {one.lost}", "its connection to the hub") for one in lost
+        ),
+        fixes=(
+            Fix(f"Look on {called(first)} whether the kernel killed it", ("sudo dmesg -T | tail -50",)),
+            Fix(
+                f"Run it there again, while it runs here again, and read what it says on {called(first)}",
+                tuple(netcheck_command(meeting, fleet.expected, one.rank) for one in lost[:COMMANDS_MOST]),
+            ),
+        ),
+    )
+
+
+def _told_otherwise(meeting: Meeting) -> Finding:
+    """On a node that was turned away, by itself."""
+    return Finding(
+        summary=f"node 0 doesn't let this node in: {_first_words(meeting.turned_away)}",
+        cause="The number of nodes must be the same everywhere, else some ranks wait for others that never come.",
+        evidence=(
+            told(meeting, "turned_away", f"node 0 says: {meeting.turned_away}"),
+            told(meeting, "nnodes", f"--nnodes here: {meeting.nnodes}"),
+        ),
+        fixes=(
+            Fix(
+                f"If the job has {meeting.nnodes} nodes, run this on node 0",
+                (netcheck_command(meeting, meeting.nnodes or 0, 0),),
+            ),
+            Fix(
+                "If node 0 is right, give its number here; this shows what the launcher says", ("env | grep -i nodes",)
+            ),
+        ),
+    )
+
+
+@check(
+    "duplicate-rank",
+    severity=FAIL,
+    log_signs=(
+        LogSign("has already checked in"),
+        LogSign("Bootstrap Root : mismatch in rank count"),
+        LogSign("Bootstrap Root : rank"),
+    ),
+)
+def duplicate_rank(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
+    """Two nodes have the same node rank, or one has a rank out of range.
+
+    ## What breaks
+    The ranks of one node take the places of the other's: the store waits for ranks that don't exist ("1/2 clients
+    joined", "has already checked in"), or two processes write under one name.
+
+    ## Why
+    `--node-rank` was copied from one node to the next (or left at its default, 0), or a script takes it from a setting
+    that isn't there, such as SLURM_NODEID outside of `srun`. A rank out of range comes from counting from 1.
+
+    ## Fix
+    `torchrun --nnodes 2 --node-rank 0` on the first node, `--node-rank 1` on the second, and so on up to the number of nodes
+    less one. Under Slurm: `srun --ntasks-per-node=1 bash -c 'torchrun --node-rank $SLURM_NODEID ...'`.
+    """
+    if meeting.refusal in RANK_CODES:
+        yield _own_rank(meeting)
+        return
+    requires(fleet.nodes, NO_FLEET)
+    requires(meeting.node_rank == 0, NODE_0_SPEAKS)
+    free = list(fleet.absent)
+    for one in _unsettled(fleet):
+        if one.code in RANK_CODES:
+            yield _double(one, free.pop(0) if free else None, fleet, meeting)
+
+
+def _double(one: Double, free: Absent | None, fleet: Fleet, meeting: Meeting) -> Finding:
+    who = _place(one.host, one.address)
+    if one.code == "rank-out-of-range":
+        last = fleet.expected - 1
+        summary = f"{who} says node rank {one.rank}, and {plural(fleet.expected, 'node')} have ranks 0 to {last}"
+    else:
+        summary = f"{who} says node rank {one.rank}, which {one.holder or 'another node'} has already"
+    if free is not None:
+        command = free.command or netcheck_command(meeting, fleet.expected, free.rank)
+        fix = Fix(
+            f"Rank {free.rank} is free: run this on {one.host or one.address}, while it runs here again", (command,)
+        )
+    else:
+        text = f"All {fleet.expected} ranks are taken: if it belongs to the job, give {fleet.expected + 1} nodes on all of them"
+        fix = Fix(f"{text}, on this one too", (netcheck_command(meeting, fleet.expected + 1, 0),))
+    holder = next((called(node) for node in fleet.nodes if node.rank == one.rank), "")
+    ranks = listed((f"{called(node)} has rank {node.rank}" for node in fleet.nodes), most=4)
+    return Finding(
+        summary=summary,
+        cause="" if holder else f"Ranks are counted from 0, so that the last is {fleet.expected - 1}.",
+        evidence=(
+            told(fleet, "doubles", f"{who} came with node rank {one.rank}"),
+            told(fleet, "nodes", ranks),
+        ),
+        fixes=(fix,),
+    )
+
+
+def _own_rank(meeting: Meeting) -> Finding:
+    """On a node that was turned away, by itself: which ranks are taken, only node 0 knows."""
+    nnodes = meeting.nnodes or 1
+    candidates = [rank for rank in range(1, nnodes) if rank != meeting.node_rank]
+    commands = tuple(netcheck_command(meeting, nnodes, rank) for rank in candidates[:COMMANDS_MOST])
+    if candidates:
+        text = f"Give this node a rank that no other has ({listed(candidates)}); node 0 says which are free"
+    else:
+        text, commands = (
+            f"All {nnodes} ranks are taken: if this node belongs to the job, raise --nnodes on all of them",
+            (netcheck_command(meeting, nnodes + 1, nnodes),),
+        )
+    return Finding(
+        summary=f"node 0 doesn't let this node in: {_first_words(meeting.turned_away)}",
+        evidence=(
+            told(meeting, "turned_away", f"node 0 says: {meeting.turned_away}"),
+            told(meeting, "node_rank", f"node rank here: {meeting.node_rank}"),
+        ),
+        fixes=(Fix(text, commands),),
+    )

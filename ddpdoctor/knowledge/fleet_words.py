@@ -1,0 +1,50 @@
+"""How nodes of a fleet, and commands to run on them, are written. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+from ddpdoctor.facts.fleet import Fleet, Node
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.wording import listed
+
+NO_FLEET = "only netcheck looks at other nodes"
+"""The reason of checks that look at a fleet, where there is none."""
+
+NODE_0_SPEAKS = "node 0 speaks for the fleet"
+"""The reason of checks of what no single node is to blame for, on all nodes but the first."""
+
+ONE_THERE = "only one node is there"
+
+DEFAULT_PORT = 29500
+
+
+def called(node: Node) -> str:
+    """The node's hostname; "node 3" where it has none."""
+    return node.host or f"node {node.rank}"
+
+
+def names(nodes: Iterable[Node], most: int = 5) -> str:
+    return listed((called(one) for one in nodes), most)
+
+
+def there(fleet: Fleet) -> tuple[Node, ...]:
+    """The nodes that came and weren't lost."""
+    return tuple(one for one in fleet.nodes if not one.lost)
+
+
+def own_node(fleet: Fleet, meeting: Meeting) -> Node | None:
+    """The node whose facts are judged; None where it is lost, or isn't in the fleet."""
+    return next((one for one in there(fleet) if one.rank == meeting.node_rank), None)
+
+
+def netcheck_command(meeting: Meeting, nnodes: int, rank: int | None, more: Sequence[str] = ()) -> str:
+    """What to type on the node of that rank, to meet at the same place."""
+    words = ["ddpdoctor", "netcheck", "--master-addr", meeting.master]
+    if meeting.port not in (0, DEFAULT_PORT):
+        words += ["--master-port", str(meeting.port)]
+    words += ["--nnodes", str(nnodes)]
+    if rank is not None:
+        words += ["--node-rank", str(rank)]
+    return shlex.join([*words, *more])
