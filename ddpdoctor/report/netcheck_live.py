@@ -107,5 +107,5 @@ def _nodes(progress: Progress) -> Iterator[Text]:
         yield _row("missing", f"{waited}; run there:", "bold yellow")
         if progress.command is not None:
             for one in progress.absent[: _MOST_ABSENT - 1]:
-                command = Text(" " * _MARGIN, overflow="fold")
+                command = Text("  ", overflow="fold")
                 yield command.append(progress.command(one.rank), "cyan")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -14,7 +13,6 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import Severity
 from ddpdoctor.netcheck.messages import Part
 from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
-from ddpdoctor.report.matrix import show_matrix
 from ddpdoctor.report.netcheck_words import (
     COLUMNS,
     WORDS,
@@ -43,40 +41,11 @@ from ddpdoctor.report.terminal import (
     verdict_line,
 )
 
-if TYPE_CHECKING:
-    from ddpdoctor.netcheck.run import End
-
 _PASSED_STYLES = {Passed.PASS: "bold green", Passed.FAIL: "bold red", Passed.NOT_TESTED: "bold magenta"}
 _MARGIN = 10
+_NARROW = 60
 _WIDEST = 32
 """Columns of a table's cell."""
-
-
-def show_end(console: Console, end: End, *, matrix: bool = False, verbose: bool = False, quiet: bool = False) -> None:
-    """Whatever this node has to say at the end."""
-    if end.fleet is not None:
-        if matrix:
-            show_matrix(console, end.fleet)
-        show_verdict(
-            console,
-            fleet=end.fleet,
-            examinations=end.examinations,
-            meeting=end.meeting,
-            verbose=verbose,
-            quiet=quiet,
-        )
-    elif end.part is not None:
-        show_part(console, end.part, examination=end.examinations[0], verbose=verbose, quiet=quiet)
-    else:
-        for one in end.examinations:
-            show_alone(
-                console,
-                examination=one,
-                meeting=end.meeting,
-                problems=end.problems,
-                verbose=verbose,
-                quiet=quiet,
-            )
 
 
 def show_verdict(
@@ -260,16 +229,15 @@ def _short(cell: str) -> str:
 
 
 def _show_phases(console: Console, fleet: Fleet) -> None:
-    label = "phases"
+    narrow = console.width < _NARROW
     for phase in fleet.phases:
-        head = Text(f"{label:<{_MARGIN}}", "dim").append(f"{WORDS[phase.passed]:<12}", _PASSED_STYLES[phase.passed])
-        head.append(f"{phase.name:<12}", "not dim")
-        seconds = seconds_text(phase)
+        word = Text(f"  {WORDS[phase.passed]:<12}", _PASSED_STYLES[phase.passed])
+        name = f"{phase.name:<9}{seconds_text(phase):>7}  "
         text = Text(one_line(phase_text(phase, fleet)))
-        if seconds:
-            text.append(f"  {seconds}", "dim")
-        console.print(Hanging(head, text, len(head)))
-        label = ""
+        if narrow:
+            console.print(Hanging(word, Text(name).append_text(text), len(word)))
+        else:
+            console.print(Hanging(word.append(name, "none"), text, len(word)))
     if fleet.phases:
         console.print()
 

@@ -150,9 +150,7 @@ def phase_text(phase: Phase, fleet: Fleet) -> str:
         return _ways(fleet)
     if phase.name == "links":
         return _slowest(fleet.links)
-    if phase.name == "collective":
-        return _collectives(fleet)
-    return ""
+    return _all_reduces(fleet, phase.name)
 
 
 def seconds_text(phase: Phase) -> str:
@@ -180,14 +178,9 @@ def _slowest(links: Sequence[Link]) -> str:
     return f"{plural(len(measured), 'pair')}, at worst {worst}"
 
 
-def _collectives(fleet: Fleet) -> str:
-    backends = dict.fromkeys(one.backend for one in fleet.collectives)
-    texts = []
-    for backend in backends:
-        ranks = [one for one in fleet.collectives if one.backend == backend]
-        name = backend.replace("nccl", "NCCL")
-        texts.append(f"{name} all_reduce on {sum(one.ok for one in ranks)} of {plural(len(ranks), 'node')}")
-    return ", ".join(texts)
+def _all_reduces(fleet: Fleet, backend: str) -> str:
+    ran = [one for one in fleet.collectives if one.backend == backend]
+    return f"all_reduce of 4 B and 4 MiB on {sum(one.ok for one in ran)} of {plural(len(ran), 'node')}" if ran else ""
 
 
 # --- for the other nodes ----------------------------------------------------------------------------------------------
