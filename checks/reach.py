@@ -1,0 +1,329 @@
+"""Who reaches whom on the ports that a job uses: what netcheck met when every node dialled every other one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.firewall import Firewall
+from ddpdoctor.facts.fleet import Cell, Fleet, Reach
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.network import Network
+from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.knowledge.blame import Block, Cut, Way, Where, blame
+from ddpdoctor.knowledge.firewall_fixes import let_in, let_out, of_every_tool, subnets_of, whom
+from ddpdoctor.knowledge.root import by_root
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import listed
+
+ONE_HOST = "only netcheck looks at other nodes"
+NOT_DIALLED = "the nodes didn't dial each other"
+DIALLED = "TCP connections between all nodes"
+COUNTERS = "/proc/net/snmp"
+
+MEETINGS = {
+    Cell.SILENT.value: ("times out", "time out"),
+    Cell.REFUSED.value: ("is refused", "are refused"),
+    Cell.PROHIBITED.value: ('is told "no route to host"', 'are told "no route to host"'),
+    Cell.RESET.value: ("is cut off", "are cut off"),
+    Cell.OTHER.value: ("meets another host", "meet another host"),
+}
+"""What one, and what several, met, by the cell."""
+
+LUCK = "gloo dials one way only, so a job may pass by luck: NCCL's root connects back to every rank."
+
+
+@check(
+    "firewall-blocked-ports",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Gloo connectFullMesh failed with"),
+        LogSign("socketPollConnect: Connect to"),
+        LogSign("Connect timeout [none]", why="no peer is named"),
+    ),
+)
+def firewall_blocked_ports(
+    fleet: Fleet, meeting: Meeting, network: Maybe[Network], firewall: Maybe[Firewall]
+) -> Iterator[Finding]:
+    """The other nodes can't connect to this one on the ports that a job uses.
+
+    ## What breaks
+    The rendezvous passes where its port is open. Then gloo hangs, with five times its timeout and a message that names no
+    peer, or NCCL does, for up to an hour.
+
+    ## Why
+    Only the store listens on MASTER_PORT. gloo and NCCL listen on ports that the kernel picks out of
+    net.ipv4.ip_local_port_range, on every node, and all nodes dial each other: NCCL's root connects back to every rank.
+    ufw, firewalld and the security groups of clouds let in ssh and little else. netcheck had every node dial every other
+    one on three such ports; a node is only named where most of its peers fail, or its own kernel counted the packets that
+    its filter took away.
+
+    ## Fix
+    Let in all TCP from the job's other nodes; at the least MASTER_PORT and net.ipv4.ip_local_port_range.
+    """
+    view = _View(fleet, meeting, network, firewall)
+    for block in view.blocks(Way.INBOUND):
+        yield view.of_block(block)
+    for cuts in view.cuts(both=True):
+        yield view.of_cuts(cuts)
+
+
+@check(
+    "one-way-firewall",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Gloo connectFullMesh failed with"),
+        LogSign("Connection refused, remote=", why="it names the address that could not be reached"),
+        LogSign("socketPollConnect: Connect to"),
+    ),
+)
+def one_way_firewall(
+    fleet: Fleet, meeting: Meeting, network: Maybe[Network], firewall: Maybe[Firewall]
+) -> Iterator[Finding]:
+    """Connections pass in one direction only.
+
+    ## What breaks
+    Whether a job starts is chance: gloo has the node with the larger address dial the other one, and NCCL's root connects
+    back to every rank. One side fails, the other waits in silence.
+
+    ## Why
+    A filter on what a node sends, or something between two nodes that lets connections through one way: a security group,
+    a switch's access list, a firewall between subnets. What passes over MASTER_PORT says nothing of it.
+
+    ## Fix
+    Let all TCP through between the job's nodes, both ways.
+    """
+    view = _View(fleet, meeting, network, firewall)
+    for block in view.blocks(Way.OUTBOUND):
+        yield view.of_block(block)
+    for cuts in view.cuts(both=False):
+        yield view.of_cuts(cuts)
+
+
+class _View:
+    """What one node has to say of who reaches whom."""
+
+    def __init__(self, fleet: Fleet, meeting: Meeting, network: Maybe[Network], firewall: Maybe[Firewall]) -> None:
+        requires(fleet.nodes, ONE_HOST)
+        self.reaches: list[Reach] = [one for one in fleet.reach if one.kind == "route"]
+        requires(self.reaches, NOT_DIALLED)
+        self.nodes = fleet.nodes
+        self.blame = blame(fleet)
+        self.me = next((at for at, one in enumerate(fleet.nodes) if one.rank == meeting.node_rank), -1)
+        self.network = network
+        self.firewall = firewall
+
+    def name(self, at: int) -> str:
+        return self.nodes[at].host or f"node {self.nodes[at].rank}"
+
+    def names(self, places: Sequence[int]) -> str:
+        return listed(self.name(at) for at in places)
+
+    def blocks(self, way: Way) -> list[Block]:
+        return [one for one in self.blame.blocks if one.node == self.me and one.way is way]
+
+    def cuts(self, *, both: bool) -> Iterator[tuple[Cut, ...]]:
+        """This node's, those together that begin at the same node."""
+        mine = [one for one in self.blame.cuts if one.both is both and self._speaker(one) == self.me]
+        for _, together in groupby(mine, key=lambda one: (one.here, one.where_here, one.where_there)):
+            yield tuple(together)
+
+    @staticmethod
+    def _speaker(cut: Cut) -> int:
+        """Who tells of it: the node whose own filter it is, else the first of all."""
+        if cut.where_there is Where.HERE:
+            return cut.there[0]
+        return cut.here[0] if cut.where_here is Where.HERE else min(*cut.here, *cut.there)
+
+    # --- a whole node ---------------------------------------------------------------------------------------------------
+
+    def of_block(self, block: Block) -> Finding:
+        ports = self.ports(block.ports)
+        met = f"{self.peers(block)}; {self.other_way(block)}".removesuffix("; ")
+        return Finding(
+            summary=f"{self.verdict(block, ports)} ({met})",
+            cause=LUCK if block.other_way else "",
+            evidence=(
+                Evidence(self.tried(block), DIALLED),
+                *self.counted(block.way, block.where),
+                *self.rules(block.way, block.where),
+            ),
+            fixes=self.opening(block.way, block.where, block.peers),
+        )
+
+    def verdict(self, block: Block, ports: str) -> str:
+        name = self.name(block.node)
+        silent = block.cells.startswith(Cell.SILENT.value)
+        if block.where is Where.ELSEWHERE:
+            done = "dropped" if silent else "rejected"
+            if block.way is Way.INBOUND:
+                return f"{name}: inbound {ports} is {done} before it arrives there"
+            return f"{name}: outbound {ports} is {done} after it has left"
+        return f"{name} {'drops' if silent else 'rejects'} {block.way.value} {ports}"
+
+    def ports(self, failed: Sequence[bool]) -> str:
+        low, high = self.nodes[self.me].port_range
+        return f"TCP {low}-{high}" if all(failed) else f"TCP on a part of {low}-{high}"
+
+    def peers(self, block: Block) -> str:
+        """ "both peers time out", "7 of 8 peers are refused", "towards both peers it times out"."""
+        one, many = MEETINGS[block.cells[0]]
+        failed = len(block.peers)
+        if block.tried == 1:
+            who = "its only peer"
+        elif failed < block.tried:
+            who = f"{failed} of {block.tried} peers"
+        else:
+            who = "both peers" if failed == 2 else f"all {failed} peers"
+        if block.way is Way.OUTBOUND:
+            return f"towards {who} it {one}"
+        return f"{who} {one if block.tried == 1 else many}"
+
+    def other_way(self, block: Block) -> str:
+        other = Way.OUTBOUND if block.way is Way.INBOUND else Way.INBOUND
+        words = {True: f"{other.value} OK", False: f"{other.value} fails, too", None: ""}
+        return words[block.other_way]
+
+    def tried(self, block: Block) -> str:
+        if block.way is Way.OUTBOUND:
+            return f"{self.name(block.node)} dialled {self.names(block.peers)}: {_meant(block.cells)}"
+        passed = [one.ports[block.node] for one, bad in zip(self.reaches, block.ports, strict=True) if not bad]
+        failed = [one.ports[block.node] for one, bad in zip(self.reaches, block.ports, strict=True) if bad]
+        address = self.address(block.node)
+        text = f"{self.names(block.peers)} dialled {address}, {_numbers(failed)}: {_meant(block.cells)}"
+        return f"{text}; {_numbers(passed)} passed" if passed else text
+
+    def counted(self, way: Way, where: Where) -> tuple[Evidence, ...]:
+        node = self.nodes[self.me]
+        if way is Way.INBOUND:
+            number, text = node.undelivered, "received and not handed on to anybody"
+        else:
+            number, text = node.untransmitted, "to be sent and taken away before"
+        if where is Where.UNTOLD or number is None:
+            return ()
+        return (Evidence(f"IP packets of that time on this host {text}: {max(number, 0)}", COUNTERS),)
+
+    def rules(self, way: Way, where: Where) -> tuple[Evidence, ...]:
+        """The packet filter's own words, where they could be read and may have done it."""
+        filters = self.firewall
+        if isinstance(filters, Unknown) or where is Where.ELSEWHERE:
+            return ()
+        if isinstance(filters.tool, Unknown):
+            return (Evidence(filters.tool.reason, "packet filter"),)
+        if filters.tool is None:
+            return (Evidence("no rule on its input or output", "packet filter"),)
+        if way is Way.OUTBOUND:
+            return (Evidence(f"filters what is sent: {listed(filters.output_chains)}", filters.tool),)
+        blocked = listed(filters.blocked[:3]) or f"policy {filters.input_policy}"
+        label = "drops or rejects" if filters.drops_new else "filters what comes in"
+        return (Evidence(f"{label}: {blocked}", filters.tool),)
+
+    def opening(self, way: Way, where: Where, peers: Sequence[int]) -> tuple[Fix, ...]:
+        """What to type on this host; where it isn't this host that filters, where to look."""
+        if where is Where.ELSEWHERE:
+            return (self.between((self.me,), peers),)
+        inbound = way is Way.INBOUND
+        subnets = self.subnets(peers)
+        low, high = self.nodes[self.me].port_range
+        text = f"On {self.name(self.me)}, {'let in all TCP from' if inbound else 'let out all TCP to'} {whom(subnets)}"
+        text += f", of which the job needs {low}-{high}"
+        filters = self.firewall
+        if isinstance(filters, Unknown) or isinstance(filters.tool, Unknown):
+            every = of_every_tool(subnets, inbound=inbound)
+            return (by_root(f"{text}: find out what filters there, then type its command", every),)
+        if commands := let_in(filters, subnets) if inbound else let_out(filters, subnets):
+            return (by_root(text, commands),)
+        look = ("sudo nft list ruleset", "sudo iptables-save", "nstat -az TcpExtIPReversePathFilter")
+        text += ". No rule of its input and output chains is in the way: look in the others, and at rp_filter"
+        hidden = by_root(text, look)
+        return (hidden,) if where is Where.HERE else (hidden, self.between((self.me,), peers))
+
+    def subnets(self, peers: Sequence[int]) -> tuple[str, ...]:
+        """Networks that hold those peers."""
+        interfaces = () if isinstance(self.network, Unknown) else self.network.interfaces
+        addresses = [self.address(at) for at in peers]
+        return subnets_of(self.address(self.me), addresses, interfaces)
+
+    def address(self, at: int) -> str:
+        return self.reaches[0].addresses[at] or self.nodes[at].address
+
+    def between(self, here: Sequence[int], there: Sequence[int]) -> Fix:
+        low, high = self.nodes[self.me].port_range
+        address = self.address(there[0])
+        return Fix(
+            f"Let all TCP, at the least {low}-{high}, through between {self.names(here)} and {self.names(there)} in what is "
+            "between: a cloud's security group, an access list, the firewall of the machine under this one",
+            (f"ip route get {address}", f"tracepath -n {address}"),
+        )
+
+    # --- links ----------------------------------------------------------------------------------------------------------
+
+    def of_cuts(self, cuts: Sequence[Cut]) -> Finding:
+        first = cuts[0]
+        there = [at for one in cuts for at in one.there]
+        one_of, many = MEETINGS[first.cells[0]]
+        met = one_of if len(first.here) == 1 else many
+        ports = self.ports(first.ports)
+        if first.both:
+            summary = f"{self.names(first.here)} and {self.names(there)} don't reach each other on {ports} ({_meant(first.cells)})"
+        else:
+            summary = (
+                f"{self.names(first.here)} can't reach {self.names(there)} on {ports} ({met}; the other way passes)"
+            )
+        inbound = self.me in there
+        where = first.where_there if inbound else first.where_here
+        peers = first.here if inbound else tuple(there)
+        way = Way.INBOUND if inbound else Way.OUTBOUND
+        return Finding(
+            summary=summary,
+            cause=self.where_it_is(first) + ("" if first.both else f" {LUCK}"),
+            evidence=(*(self.dialled(one) for one in cuts[:5]), *self.counted(way, where), *self.rules(way, where)),
+            fixes=self.opening(way, where, peers) if where is Where.HERE else self.both_ends(first, there),
+        )
+
+    def where_it_is(self, cut: Cut) -> str:
+        here, there = self.names(cut.here), self.names(cut.there)
+        if cut.where_there is Where.HERE:
+            return f"{there} itself takes the packets away, and lets others in."
+        if cut.where_here is Where.HERE:
+            return f"{here} itself takes the packets away before they are sent."
+        if cut.where_there is Where.ELSEWHERE and cut.where_here is Where.ELSEWHERE:
+            return f"{here} sent the packets and {there} never got them: something between the two filters."
+        if cut.where_there is Where.ELSEWHERE:
+            return f"{there} never got the packets: {here} filters what it sends, or something between the two does."
+        return (
+            "No node fails with most of its peers, so something between these filters, or a rule for these addresses."
+        )
+
+    def dialled(self, cut: Cut) -> Evidence:
+        there = cut.there[0]
+        failed = [one.ports[there] for one, bad in zip(self.reaches, cut.ports, strict=True) if bad]
+        where = f"{self.address(there)}, {_numbers(failed)}" + (", and so on" if len(cut.there) > 1 else "")
+        return Evidence(
+            f"{self.names(cut.here)} dialled {self.names(cut.there)} ({where}): {_meant(cut.cells)}", DIALLED
+        )
+
+    def both_ends(self, cut: Cut, there: Sequence[int]) -> tuple[Fix, ...]:
+        between = self.between(cut.here, there)
+        if cut.where_here is Where.ELSEWHERE and cut.where_there is Where.ELSEWHERE:
+            return (between,)
+        peers = tuple(there) if self.me in cut.here else cut.here
+        every = of_every_tool(self.subnets(peers), inbound=True)
+        return (between, by_root("Or one of them filters: find out what does, and type the same on the others", every))
+
+
+def _numbers(ports: Sequence[int]) -> str:
+    return f"port{'s' * (len(ports) > 1)} {listed(ports)}"
+
+
+def _meant(cells: str) -> str:
+    """What was met, in the words of a single connection."""
+    words = {
+        Cell.SILENT.value: "no answer",
+        Cell.REFUSED.value: "refused",
+        Cell.PROHIBITED.value: "no route to host",
+        Cell.RESET.value: "cut off",
+        Cell.OTHER.value: "another host answered",
+    }
+    return listed(words[one] for one in cells)
