@@ -40,7 +40,7 @@ def launcher_conflict(meeting: Meeting) -> Iterator[Finding]:
             f"{one.value[:SHOWN]} counts",
             cause=_cause(one),
             evidence=(
-                Evidence(f"{one.name} {one.value}", "command line" if _is_flag(one) else "environment"),
+                Evidence(*_said(one)),
                 Evidence(f"{one.other_name}={one.other_value}", "environment"),
             ),
             fixes=_fixes(one),
@@ -49,6 +49,13 @@ def launcher_conflict(meeting: Meeting) -> Iterator[Finding]:
 
 def _is_flag(conflict: Conflict) -> bool:
     return conflict.name.startswith("--")
+
+
+def _said(conflict: Conflict) -> tuple[str, str]:
+    """What counts, and where it stands."""
+    if _is_flag(conflict):
+        return f"{conflict.name} {conflict.value}", "command line"
+    return f"{conflict.name}={conflict.value}", "environment"
 
 
 def _cause(conflict: Conflict) -> str:
