@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
-from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.knowledge.interface_choice import (
     as_address,
     left_out_by_family,
@@ -20,7 +19,6 @@ from ddpdoctor.knowledge.interface_choice import (
 )
 from ddpdoctor.knowledge.job_intent import (
     ONE_NODE,
-    address_of,
     is_here,
     is_loopback,
     named_hosts,
@@ -134,103 +132,6 @@ def hostname_unresolvable(network: Network, environment: Environment) -> Iterato
         ),
         severity=FAIL if sign and not gloo_is_told else WARN if sign or "no answer" in own.error else INFO,
     )
-
-
-@check(
-    "master-addr-unresolvable",
-    severity=FAIL,
-    log_signs=(LogSign("network addresses of (", why="followed by the name, the port and: cannot be retrieved"),),
-)
-def master_addr_unresolvable(network: Network, environment: Environment) -> Iterator[Finding]:
-    """The master's name doesn't resolve on this host.
-
-    ## What breaks
-    Every rank here retries "The IPv4 network addresses of (NAME, PORT) cannot be retrieved" until the store's timeout.
-
-    ## Why
-    MASTER_ADDR or the rendezvous endpoint is misspelt, is a name that only another node's /etc/hosts knows, or has no DNS
-    record yet (a Kubernetes headless service whose pod hasn't started).
-
-    ## Fix
-    Use the master's IP address, which `hostname -I` shows there.
-    """
-    given = {name: known(resolution) for name, resolution in named_hosts(environment, network).items()}
-    requires(any(given.values()), "neither MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
-    for name, resolution in given.items():
-        if resolution and not resolution.addresses:
-            yield Finding(
-                summary=f"{name} names {resolution.name}, which this host can't resolve: {resolution.error}",
-                evidence=(resolved(resolution),),
-                fixes=(
-                    Fix("Look what this host knows of the name", (f"getent ahosts {shlex.quote(resolution.name)}",)),
-                    Fix(f"Show the master's addresses there, and put one of them into {name}", ("hostname -I",)),
-                ),
-            )
-
-
-@check(
-    "master-addr-unreachable",
-    severity=FAIL,
-    log_signs=(
-        LogSign("The client socket has timed out after", why="the master may also not have started, or be firewalled"),
-        LogSign("while trying to connect to (", why="names the address and port that didn't answer"),
-    ),
-)
-def master_addr_unreachable(network: Network, environment: Environment) -> Iterator[Finding]:
-    """MASTER_ADDR leads nowhere from this host.
-
-    ## What breaks
-    The ranks of this node try to reach the store until their timeout, 10 minutes by default, and say nothing meanwhile.
-
-    ## Why
-    The address is of a network that this host isn't connected to, or it is `localhost`, which is another host on each node.
-
-    ## Fix
-    Set MASTER_ADDR, on all nodes alike, to an address of node 0 that the others can route to.
-    """
-    master = known(network.master)
-    requires(master is not None and master.addresses, "MASTER_ADDR isn't set, or doesn't resolve")
-    assert master is not None
-    requires(not no_family_in_common(master, network), "MASTER_ADDR is of another family, IPv4 or IPv6, than this host")
-    sign = several_nodes(environment, network)
-    variable = first_set(environment, MASTER_ADDRESS)
-    if network.master_route_error:
-        yield Finding(
-            summary=f"No route from here to {variable} {master.name}: {network.master_route_error}",
-            evidence=(
-                setting(environment, variable),
-                resolved(master),
-                Evidence(network.master_route_error, "connect"),
-            ),
-            fixes=(
-                Fix("Look at this host's networks", ("ip -br address", f"ip route get {master.addresses[0]}")),
-                Fix(
-                    f"Show node 0's addresses there, and set {variable} to one of a network that both have",
-                    ("hostname -I",),
-                ),
-            ),
-        )
-    elif sign and _is_another_host_on_each_node(master, network):
-        own = [one for one in (way_to_the_others(network),) if one]
-        here = address_of(own[0], network) if own else None
-        yield Finding(
-            summary=f"{variable}={master.name} means this host itself on every node, and the job has several",
-            evidence=(resolved(master), intent(sign)),
-            fixes=(
-                Fix(
-                    "Set it to node 0's address on all nodes"
-                    + (f"; if this is node 0, that is {here}" if here else ""),
-                    (f"export {variable}={here}",) if here else ("hostname -I",),
-                ),
-            ),
-        )
-
-
-def _is_another_host_on_each_node(master: Resolution, network: Network) -> bool:
-    """A loopback address, or a name for it. This host's own name may lead to the loopback here, since the store listens
-    on all addresses, and to the right one elsewhere."""
-    own = {network.hostname, network.hostname.partition(".")[0], network.fqdn} - {"localhost", "localhost.localdomain"}
-    return master.name not in own and all(is_loopback(address) for address in master.addresses)
 
 
 @check(

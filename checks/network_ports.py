@@ -9,6 +9,7 @@ from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
+from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.plan import Plan
@@ -16,6 +17,7 @@ from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severit
 from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.firewall_fixes import job_subnet, let_in, whom
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
+from ddpdoctor.knowledge.meeting_words import who_listens
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
@@ -40,7 +42,9 @@ PORTS_A_RANK = 64
         LogSign("code: -13, name: EACCES", why="the port is below 1024, and only root may listen there"),
     ),
 )
-def port_in_use(network: Network, environment: Environment, patient: Patient, plan: Plan) -> Iterator[Finding]:
+def port_in_use(
+    network: Network, environment: Environment, patient: Patient, plan: Plan, meeting: Maybe[Meeting]
+) -> Iterator[Finding]:
     """The job's port is taken.
 
     ## What breaks
@@ -56,13 +60,18 @@ def port_in_use(network: Network, environment: Environment, patient: Patient, pl
     """
     taken = known(network.taken_ports)
     requires(hosts_the_store(network), "another host is to host the job's store")
+    not_listened = meeting if isinstance(meeting, Meeting) and meeting.listen_error else None
     for port, severity, name in _ports_that_matter(network, environment):
+        if not_listened and not_listened.port == port and port not in (*taken, *network.forbidden_ports):
+            yield _not_listened(not_listened, f"port {port}", name, patient, plan)
         if port in network.forbidden_ports:
             yield _forbidden(port, name, patient, plan)
         if port not in taken:
             continue
         holders = [one for one in known(network.listeners) if one.port == port]
         if any(one.same_job for one in holders):
+            if not_listened and not_listened.port == port:
+                yield _not_listened(not_listened, f"ports {port + 1} to {port + 4}", name, patient, plan)
             continue
         holder = max(holders, key=lambda one: (one.listening, one.pid), default=Listener(address="", port=port))
         yield Finding(
@@ -74,6 +83,15 @@ def port_in_use(network: Network, environment: Environment, patient: Patient, pl
             fixes=(*_end_it(holder), _other_port(patient, name, plan)),
             severity=severity,
         )
+
+
+def _not_listened(meeting: Meeting, where: str, name: str, patient: Patient, plan: Plan) -> Finding:
+    return Finding(
+        summary=f"Could not listen on {meeting.master} {where}: {meeting.listen_error}",
+        cause="Whoever holds it came after this host was looked at, or can't be seen by this user.",
+        evidence=(Evidence(f"{meeting.master} {where}: {meeting.listen_error}", "bind()"),),
+        fixes=(who_listens(meeting.port), _other_port(patient, name, plan)),
+    )
 
 
 def _forbidden(port: int, name: str, patient: Patient, plan: Plan) -> Finding:

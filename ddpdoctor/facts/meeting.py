@@ -72,6 +72,9 @@ class Meeting(Facts, frozen=True, kw_only=True):
     """Why the master's name had no address until the end, in the resolver's words."""
     attempts: Annotated[tuple[Attempt, ...], Source("connect() to the master's address and port")] = ()
     """The last outcome for each of the master's addresses."""
+    untransmitted: Annotated[int | None, Source("/proc/net/snmp")] = None
+    """IP packets that the kernel was to send and didn't while the master was dialled: a packet filter on this host's output
+    takes them. None: nobody looked, or the kernel doesn't count them (before Linux 6.8)."""
     answered_by: Annotated[str, Source("a conversation with what listens there")] = ""
     """"ddpdoctor", "torch's TCPStore", "an HTTP server", "an SSH server", "a TLS server", "something that says nothing",
     "something else"; "" where nobody could be asked."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from ipaddress import IPv4Network, IPv6Network, ip_interface
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.findings import Evidence, Fix
+from ddpdoctor.knowledge.interface_choice import as_address
 from ddpdoctor.knowledge.job_intent import address_of, way_to_the_others
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.wording import listed
@@ -69,6 +72,25 @@ def hosts_lines(network: Network) -> Evidence:
     lines = network.hosts_lines
     text = lines.reason if isinstance(lines, Unknown) else listed(lines) or "no line names this host"
     return Evidence(text, "/etc/hosts")
+
+
+def shared_network(address: str, network: Network) -> str:
+    """The network of an interface here that the address is of, too, "10.0.0.0/24"; "" where there is none."""
+    there = as_address(address)
+    return next((str(one) for one in _networks(network) if one.version == there.version and there in one), "")
+
+
+def own_network(address: str, network: Network) -> str:
+    """From where packets to that address come: the network that both are in, else the one of the way to the others."""
+    way = way_to_the_others(network)
+    ours = (one.addresses for one in network.interfaces if one.name == way)
+    theirs = [one for one in next(ours, ()) if (":" in one) == (":" in address)]
+    return shared_network(address, network) or (str(ip_interface(theirs[0]).network) if theirs else "")
+
+
+def _networks(network: Network) -> Iterator[IPv4Network | IPv6Network]:
+    for one in network.interfaces:
+        yield from (ip_interface(text.partition("%")[0]).network for text in one.addresses)
 
 
 def addresses(network: Network) -> Evidence:

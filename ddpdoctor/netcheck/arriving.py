@@ -13,6 +13,7 @@ import msgspec
 from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.netcheck import identification
 from ddpdoctor.netcheck.connecting import Destination, connect
+from ddpdoctor.netcheck.counters import count
 from ddpdoctor.netcheck.messages import MOST, MOST_BEFORE_WELCOME, Greeting
 from ddpdoctor.netcheck.names import UnknownNameError, destinations
 
@@ -118,6 +119,7 @@ class _Search:
     def __init__(self, master: str, ports: Sequence[int], heard: Callable[[Meeting], None]) -> None:
         self._master, self._ports, self._heard = master, ports, heard
         self._started = time.monotonic()
+        self._untransmitted = count().untransmitted
         self._unresolved = ""
         self._attempts: dict[Destination, Attempt] = {}
         self._identities: dict[Destination, tuple[str, str]] = {}
@@ -160,10 +162,15 @@ class _Search:
             port=shown[0].sockaddr[1] if shown else self._ports[0],
             unresolved=self._unresolved,
             attempts=tuple(self._attempts[there] for there in shown),
+            untransmitted=self._kept_back(),
             answered_by=identity,
             banner=banner,
             waited=round(self.seconds(), 3),
         )
+
+    def _kept_back(self) -> int | None:
+        now = count().untransmitted
+        return None if now is None or self._untransmitted is None else now - self._untransmitted
 
     def _shown(self) -> list[Destination]:
         """The destinations of the port that tells most: the hub's, else the first that no stranger holds, since the hub

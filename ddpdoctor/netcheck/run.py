@@ -181,7 +181,10 @@ class _Node:
         """What the way to the master came to, added to what the job says."""
         self._meeting = msgspec.structs.replace(
             self._meeting,
+            port=found.port,
+            unresolved=found.unresolved,
             attempts=found.attempts,
+            untransmitted=found.untransmitted,
             answered_by=found.answered_by,
             banner=found.banner,
             waited=found.waited,

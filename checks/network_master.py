@@ -1,0 +1,340 @@
+"""The master's name and address, as this node sees them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddpdoctor.facts.base import Maybe, known
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.firewall import Firewall
+from ddpdoctor.facts.fleet import Fleet
+from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.knowledge.firewall_fixes import job_subnet, let_in, let_out, of_every_tool
+from ddpdoctor.knowledge.job_intent import (
+    address_of,
+    is_here,
+    is_loopback,
+    named_hosts,
+    no_family_in_common,
+    several_nodes,
+    way_to_the_others,
+)
+from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, first_set
+from ddpdoctor.knowledge.meeting_words import (
+    attempts_seen,
+    command_on,
+    furthest,
+    how_often,
+    place,
+    port_among,
+    tried,
+    was_greeted,
+    who_listens,
+)
+from ddpdoctor.knowledge.network_fixes import addresses, intent, own_network, resolved, setting, shared_network
+from ddpdoctor.knowledge.root import by_root
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import listed, plural
+
+
+@check(
+    "master-addr-unresolvable",
+    severity=FAIL,
+    log_signs=(LogSign("network addresses of (", why="followed by the name, the port and: cannot be retrieved"),),
+)
+def master_addr_unresolvable(network: Network, environment: Environment, meeting: Maybe[Meeting]) -> Iterator[Finding]:
+    """The master's name doesn't resolve on this host.
+
+    ## What breaks
+    Every rank here retries "The IPv4 network addresses of (NAME, PORT) cannot be retrieved" until the store's timeout.
+
+    ## Why
+    MASTER_ADDR or the rendezvous endpoint is misspelt, is a name that only another node's /etc/hosts knows, or has no DNS
+    record yet (a Kubernetes headless service whose pod hasn't started).
+
+    ## Fix
+    Use the master's IP address, which `hostname -I` shows there.
+    """
+    given = {name: known(resolution) for name, resolution in named_hosts(environment, network).items()}
+    requires(any(given.values()), "neither MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
+    dialled = tried(meeting)
+    for name, resolution in given.items():
+        if dialled and resolution and resolution.name == dialled.master:
+            continue  # It has had an address since.
+        if resolution and not resolution.addresses:
+            yield Finding(
+                summary=f"{name} names {resolution.name}, which this host can't resolve: {resolution.error}",
+                evidence=(resolved(resolution),),
+                fixes=(
+                    Fix("Look what this host knows of the name", (f"getent ahosts {shlex.quote(resolution.name)}",)),
+                    Fix(f"Show the master's addresses there, and put one of them into {name}", ("hostname -I",)),
+                ),
+            )
+
+
+@check(
+    "master-addr-unreachable",
+    severity=FAIL,
+    log_signs=(
+        LogSign("The client socket has timed out after", why="the master may also not have started, or be firewalled"),
+        LogSign("while trying to connect to (", why="names the address and port that didn't answer"),
+    ),
+)
+def master_addr_unreachable(
+    network: Network, environment: Environment, meeting: Maybe[Meeting], fleet: Fleet, firewall: Maybe[Firewall]
+) -> Iterator[Finding]:
+    """MASTER_ADDR leads nowhere from this host.
+
+    ## What breaks
+    The ranks of this node try to reach the store until their timeout, 10 minutes by default, and say nothing meanwhile.
+
+    ## Why
+    The address is of a network that this host isn't connected to, or it is `localhost`, which is another host on each node.
+    Or it isn't node 0's own, or nobody listens there yet, or a packet filter on node 0, here or between takes the
+    connections: netcheck tries it and tells these apart.
+
+    ## Fix
+    Set MASTER_ADDR, on all nodes alike, to an address of node 0 that the others can route to, and let its port through.
+    """
+    master = known(network.master)
+    requires(master is not None and master.addresses, "MASTER_ADDR isn't set, or doesn't resolve")
+    assert master is not None
+    dialled = tried(meeting)
+    if (dialled and was_greeted(dialled)) or len(fleet.nodes) > 1:
+        return
+    requires(not no_family_in_common(master, network), "MASTER_ADDR is of another family, IPv4 or IPv6, than this host")
+    sign = several_nodes(environment, network)
+    variable = first_set(environment, MASTER_ADDRESS)
+    if sign and _is_another_host_on_each_node(master, network):
+        yield _on_every_node_another(variable, master, network, sign)
+    elif dialled:
+        yield from _by_experiment(dialled, variable, master, network, firewall)
+    elif network.master_route_error:
+        yield _no_route(variable, master, network, environment)
+    elif isinstance(meeting, Meeting) and meeting.hosts_the_store and fleet.absent:
+        yield from _shut_here(meeting, network, firewall)
+
+
+def _no_route(variable: str, master: Resolution, network: Network, environment: Environment) -> Finding:
+    return Finding(
+        summary=f"No route from here to {variable} {master.name}: {network.master_route_error}",
+        evidence=(
+            setting(environment, variable),
+            resolved(master),
+            Evidence(network.master_route_error, "connect"),
+        ),
+        fixes=_other_networks(variable, master.addresses[0]),
+    )
+
+
+def _other_networks(variable: str, address: str) -> tuple[Fix, ...]:
+    return (
+        Fix("Look at this host's networks", ("ip -br address", f"ip route get {address}")),
+        Fix(f"Show node 0's addresses there, and set {variable} to one of a network that both have", ("hostname -I",)),
+    )
+
+
+def _on_every_node_another(variable: str, master: Resolution, network: Network, sign: str) -> Finding:
+    here = _own_address(network)
+    return Finding(
+        summary=f"{variable}={master.name} means this host itself on every node, and the job has several",
+        evidence=(resolved(master), intent(sign)),
+        fixes=(
+            Fix(
+                "Set it to node 0's address on all nodes" + (f"; if this is node 0, that is {here}" if here else ""),
+                (f"export {variable}={here}",) if here else ("hostname -I",),
+            ),
+        ),
+    )
+
+
+def _own_address(network: Network) -> str | None:
+    """The address by which the other nodes would reach this one."""
+    way = way_to_the_others(network)
+    return address_of(way, network) if way else None
+
+
+def _is_another_host_on_each_node(master: Resolution, network: Network) -> bool:
+    """A loopback address, or a name for it. This host's own name may lead to the loopback here, since the store listens
+    on all addresses, and to the right one elsewhere."""
+    own = {network.hostname, network.hostname.partition(".")[0], network.fqdn} - {"localhost", "localhost.localdomain"}
+    return master.name not in own and all(is_loopback(address) for address in master.addresses)
+
+
+# --- what was tried -----------------------------------------------------------------------------------------------------
+
+
+def _by_experiment(
+    meeting: Meeting, variable: str, master: Resolution, network: Network, firewall: Maybe[Firewall]
+) -> Iterator[Finding]:
+    one = furthest(meeting)
+    if one.met is Met.CONNECTED:
+        return  # Somebody else answered, and port-squatted says who.
+    here = is_here(master, network)
+    if meeting.node_rank == 0 and not here:
+        yield _not_node_0s_own(meeting, variable, master, network)
+    elif meeting.node_rank and here:
+        yield _own_but_not_node_0(meeting, variable, master, network)
+    else:
+        told = _filtered_on_the_way_out(one, meeting, network, firewall) or _told(one, meeting, variable, network)
+        yield Finding(
+            summary=f"{told.summary} ({how_often(one, meeting)})",
+            cause=told.cause,
+            evidence=tuple(attempts_seen(meeting)),
+            fixes=told.fixes,
+        )
+
+
+def _not_node_0s_own(meeting: Meeting, variable: str, master: Resolution, network: Network) -> Finding:
+    own = _own_address(network)
+    here = f"If {network.hostname} is node 0, name its own address, on all nodes alike"
+    there = "If another host is node 0, start this one with its own --node-rank"
+    return Finding(
+        summary=f"{master.name} isn't an address of {network.hostname}, which was started as node 0",
+        cause="The job's store listens on node 0. Either another host is node 0, or a router translates this address (NAT, a cloud's public address): then no process here can listen on it.",
+        evidence=(resolved(master), addresses(network), *attempts_seen(meeting)),
+        fixes=(
+            *((Fix(here, _meet_at(own, meeting, variable)),) if own else ()),
+            Fix(there, (_as_another_node(meeting),) if not meeting.launcher and meeting.nnodes == 2 else ()),
+        ),
+    )
+
+
+def _meet_at(address: str, meeting: Meeting, variable: str) -> tuple[str, ...]:
+    """Names another master: to the job, and where it was typed by hand, to netcheck."""
+    by_hand = () if meeting.launcher else (command_on(meeting, meeting.node_rank or 0, address),)
+    return (f"export {variable}={address}", *by_hand)
+
+
+def _as_another_node(meeting: Meeting) -> str:
+    return command_on(meeting, 1)
+
+
+def _own_but_not_node_0(meeting: Meeting, variable: str, master: Resolution, network: Network) -> Finding:
+    return Finding(
+        summary=f"{master.name} is {network.hostname} itself, which was started as node {meeting.node_rank}, not as node 0",
+        cause="The job's store listens on node 0, so nobody listens at this address.",
+        evidence=(resolved(master), *attempts_seen(meeting)),
+        fixes=(
+            Fix(f"Either make {network.hostname} node 0", (command_on(meeting, 0),)),
+            Fix(f"Or show node 0's addresses there, and set {variable} to one of them on all nodes", ("hostname -I",)),
+        ),
+    )
+
+
+class _Told(NamedTuple):
+    """What one outcome means: `summary` without how often it was tried."""
+
+    summary: str
+    cause: str
+    fixes: tuple[Fix, ...]
+
+
+def _told(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _Told:
+    host, port, address = network.hostname, meeting.port, one.address
+    where = place(address, port)
+    start = Fix("Start node 0, if it isn't there yet", (command_on(meeting, 0),))
+    listening = Fix(
+        "On the master, see whether something listens there, and on which address", (f"ss -tln 'sport = :{port}'",)
+    )
+    way = Fix("See which way its packets go", (f"ip route get {address}",))
+    open_it = _let_in(address, network)
+    another = Fix(f"Show node 0's addresses there, and set {variable} to one of them", ("hostname -I",))
+    if one.met is Met.REFUSED:
+        cause = (
+            "The host is there, and says that nobody listens at this port. Node 0 hasn't been started, or with another port"
+            " or address; or a packet filter rejects the connections with a reset."
+        )
+        return _Told(f"{where} refuses {host}'s connections: nobody listens there", cause, (start, listening, open_it))
+    if one.met is Met.SILENT:
+        return _Told(f"{where} doesn't answer {host} at all", _why_silent(address, network), (open_it, listening, way))
+    if one.met is Met.PROHIBITED:
+        return _Told(
+            f"A packet filter rejects {host}'s connections to {where}: {one.words}",
+            "An ICMP message came back at once: a filter on the master, on a router or on this host sends it.",
+            (open_it, way),
+        )
+    if one.met is Met.RESET:
+        return _Told(
+            f"{where} accepts {host}'s connections and cuts them off at once",
+            "Something accepts on the master's behalf and finds nobody behind it: a published port of a container, a"
+            " Kubernetes Service, a load balancer, an ssh tunnel; or a filter cuts what it first let through.",
+            (start, who_listens(port)),
+        )
+    if one.met is Met.NO_HOST:
+        return _Told(
+            f"No host has the address {address}: {host} asked its network for it in vain",
+            "The master's host is down or unplugged, is on another network with the same numbers, or the address is wrong.",
+            (
+                another,
+                Fix(
+                    "See what this host's network says of it",
+                    (f"ip neighbor show {address}", f"ip route get {address}"),
+                ),
+            ),
+        )
+    if one.met is Met.NO_ROUTE:
+        return _Told(
+            f"{host} has no route to the master, {address}: {one.words}", "", _other_networks(variable, address)
+        )
+    return _Told(f"{host} can't connect to {where}: {one.words}", "", (way, listening))
+
+
+def _why_silent(address: str, network: Network) -> str:
+    if shared_network(address, network):
+        return (
+            "A packet filter drops the connections, most likely the master's own: the address is of this host's own"
+            " network, and a host has it, or the system would say that there is no route to it."
+        )
+    return "A packet filter drops the connections, on the master, on this host or between; or no host has this address."
+
+
+def _let_in(address: str, network: Network) -> Fix:
+    """Of the master, this node doesn't know which tool it uses."""
+    ours = own_network(address, network)
+    text = (
+        f"On the master, let in TCP from {ours or 'the other nodes'}; ddpdoctor netcheck names the very command there"
+    )
+    return by_root(text, of_every_tool((ours,) if ours else (), inbound=True))
+
+
+# --- packet filters of this host ----------------------------------------------------------------------------------------
+
+
+def _filtered_on_the_way_out(
+    one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]
+) -> _Told | None:
+    """Where this host's kernel kept at least a packet a try from leaving."""
+    kept = meeting.untransmitted or 0
+    if one.met not in (Met.SILENT, Met.REFUSED, Met.PROHIBITED) or kept < one.tries:
+        return None
+    where = place(one.address, meeting.port)
+    return _Told(
+        f"{network.hostname}'s own packet filter stops its connections to {where}",
+        f"Its kernel was to send {plural(kept, 'packet')} more than it did while the master was dialled.",
+        (by_root(f"Let TCP out to the master on {network.hostname}", _letting_out(one.address, network, firewall)),),
+    )
+
+
+def _letting_out(address: str, network: Network, firewall: Maybe[Firewall]) -> tuple[str, ...]:
+    to = (shared_network(address, network) or address,)
+    return (let_out(firewall, to) if isinstance(firewall, Firewall) else ()) or of_every_tool(to, inbound=False)
+
+
+def _shut_here(meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> Iterator[Finding]:
+    """Node 0, where a rule names the very port at which nobody arrives."""
+    if not isinstance(firewall, Firewall):
+        return
+    rules = [one for one in firewall.shut_ports if port_among(one, meeting.port)]
+    subnet = job_subnet(network)
+    if rules:
+        yield Finding(
+            summary=f"{network.hostname}'s packet filter stops the other nodes at the master's port, {meeting.port}",
+            cause="A rule of its own drops or rejects TCP to this port, and not all nodes have arrived.",
+            evidence=(firewall.seen("shut_ports", listed(rules)), firewall.seen("tool")),
+            fixes=(by_root(f"Let the port in on {network.hostname}", let_in(firewall, (subnet,) if subnet else ())),),
+        )

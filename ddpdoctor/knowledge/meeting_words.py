@@ -1,0 +1,87 @@
+"""What this node's way to the master came to, in words that several checks share. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe
+from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.findings import Evidence, Fix
+from ddpdoctor.knowledge.root import by_root
+from ddpdoctor.wording import plural
+
+OURS = "ddpdoctor"
+STORE = "torch's TCPStore"
+
+MOST_TELLING = (
+    Met.CONNECTED,
+    Met.RESET,
+    Met.REFUSED,
+    Met.PROHIBITED,
+    Met.SILENT,
+    Met.NO_HOST,
+    Met.NO_ROUTE,
+    Met.FAILED,
+)
+"""Where a name has several addresses, the one that got furthest speaks for all."""
+
+
+def tried(meeting: Maybe[Meeting]) -> Meeting | None:
+    """The meeting, where the master was really dialled."""
+    return meeting if isinstance(meeting, Meeting) and meeting.master and meeting.attempts else None
+
+
+def furthest(meeting: Meeting) -> Attempt:
+    """The attempt that got furthest."""
+    return min(meeting.attempts, key=lambda one: MOST_TELLING.index(one.met))
+
+
+def was_greeted(meeting: Meeting) -> bool:
+    """Whether another ddpdoctor answered."""
+    return meeting.joined or meeting.answered_by == OURS
+
+
+def place(address: str, port: int) -> str:
+    """ "10.0.0.11 port 29500"."""
+    return f"{address} port {port}"
+
+
+def how_often(one: Attempt, meeting: Meeting) -> str:
+    """ "12 tries in 8 s"."""
+    return f"{plural(one.tries, 'try', 'tries')} in {meeting.waited:.0f} s"
+
+
+def attempts_seen(meeting: Meeting) -> Iterator[Evidence]:
+    """What each of the master's addresses came to."""
+    for one in meeting.attempts:
+        words = f" ({one.words})" if one.words else ""
+        text = f"{place(one.address, meeting.port)}: {one.met.value}{words}; {how_often(one, meeting)}"
+        yield Evidence(text, "connect()")
+
+
+def command_on(meeting: Meeting, node_rank: int, master: str = "") -> str:
+    """What to type on that node."""
+    nodes = f" --nnodes {meeting.nnodes}" if meeting.nnodes else ""
+    return (
+        f"ddpdoctor netcheck --master-addr {shlex.quote(master or meeting.master)} --master-port {meeting.port}"
+        f"{nodes} --node-rank {node_rank}"
+    )
+
+
+def who_listens(port: int) -> Fix:
+    """To be run on the master."""
+    return by_root(f"On the master, show who holds port {port}", (f"sudo ss -tlnp 'sport = :{port}'",))
+
+
+def another_port(meeting: Meeting) -> Fix:
+    """One that is far enough from this one that a neighbour who goes the same way out doesn't meet us there."""
+    port = meeting.port + 100 if meeting.port + 100 < 65536 else meeting.port - 100
+    return Fix("Or meet at another port, on all nodes alike", (f"export MASTER_PORT={port}",))
+
+
+def port_among(label: str, port: int) -> bool:
+    """Whether a packet filter's ports, "29500", "29400,29500" or "1-32767", take in that one."""
+    ranges = [part.partition("-") for part in label.split(",")]
+    numbers = [(first, last or first) for first, _, last in ranges]
+    return any(first.isdecimal() and last.isdecimal() and int(first) <= port <= int(last) for first, last in numbers)
