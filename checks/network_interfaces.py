@@ -5,17 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.base import Maybe, known
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
-from ddpdoctor.facts.network import Interface, Network, Resolution
+from ddpdoctor.facts.network import Interface, Network
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.findings import FAIL, INFO, Evidence, Finding, Fix
 from ddpdoctor.knowledge.interface_choice import (
-    FELL_BACK,
     Choice,
-    as_address,
     left_out_by_family,
     names_in,
     nccl_choices,
@@ -24,7 +22,7 @@ from ddpdoctor.knowledge.interface_choice import (
     version_of,
 )
 from ddpdoctor.knowledge.job_intent import ONE_NODE, several_nodes, way_to_the_others
-from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved, setting
+from ddpdoctor.knowledge.network_fixes import addresses, intent, setting
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed
@@ -57,7 +55,8 @@ def _family_is_to_blame(nccl: Nccl, network: Network, environment: Environment) 
     return left_out_by_family(network.interfaces, ifname=ifname, family=family, version=version_of(nccl.version))
 
 
-def _named(name: str, network: Network) -> Interface | None:
+def named(name: str, network: Network) -> Interface | None:
+    """The interface of that name."""
     return next((one for one in network.interfaces if one.name == name), None)
 
 
@@ -174,7 +173,7 @@ def _missing_names(
     if first[0] in "^=" or any(name.startswith(first) for name in there):
         why = "only exact names count here, NCCL's prefixes, ^ and = don't"
     else:
-        why = "it has no address" if _named(first, network) else "there is no such interface"
+        why = "it has no address" if named(first, network) else "there is no such interface"
     yield Finding(
         summary=f"{variable}={environment.get(variable)}: {first} can't be used, {why}",
         evidence=(setting(environment, variable), addresses(network)),
@@ -213,88 +212,13 @@ def loopback_ifname(network: Network, environment: Environment, nccl: Nccl) -> I
         "GLOO_SOCKET_IFNAME": nccl.gloo_interface if gloo_value else None,
     }
     for variable, name in taken.items():
-        found = _named(name, network) if isinstance(name, str) else None
+        found = named(name, network) if isinstance(name, str) else None
         if found and found.loopback:
             yield Finding(
                 summary=f"{variable}={environment.get(variable)} ties this node to the loopback, and the job has several nodes",
                 evidence=(setting(environment, variable), intent(sign)),
                 fixes=_name_it(network, variable, ""),
             )
-
-
-@check(
-    "nccl-wrong-interface",
-    severity=FAIL,
-    log_signs=(
-        LogSign("socketStartConnect: Connect to", why="names the address that could not be reached"),
-        LogSign("NCCL INFO Bootstrap: Using docker0"),
-        LogSign("NCCL INFO Bootstrap: Using br-"),
-        LogSign("NCCL INFO Bootstrap : Using docker0", why=UNVERIFIED),
-        LogSign("NCCL INFO Bootstrap : Using veth", why=UNVERIFIED),
-    ),
-)
-def nccl_wrong_interface(
-    nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch]
-) -> Iterator[Finding]:
-    """NCCL takes an interface that doesn't lead to the other nodes.
-
-    ## What breaks
-    The first collective hangs or fails with "Connect to 172.17.0.1 ... refused": each node offers its peers an address
-    that means something else to them.
-
-    ## Why
-    Without settings NCCL takes the first interface whose name begins with `ib`, else the first in the kernel's order that
-    isn't docker, lo or (since 2.28.3) virbr. Other bridges (br-*, cni0), VPNs and tunnels count as good. Where a libnccl is
-    installed, ddpdoctor asks it: a subprocess calls ncclGetUniqueId, and for some milliseconds NCCL listens on the interface
-    that it takes. Nothing is sent.
-
-    ## Fix
-    `export NCCL_SOCKET_IFNAME==NAME`: the second `=` makes it the exact name rather than a prefix.
-    """
-    needs_nccl(nccl, torch)
-    taken = nccl.answer_interface or known(nccl.predicted_interface)
-    requires(taken, "NCCL finds no interface")
-    assert taken is not None
-    found = _named(taken, network)
-    way = way_to_the_others(network)
-    requires(way and found, "no route leads out of this host")
-    assert way is not None
-    assert found is not None
-    if taken == way or found.loopback:
-        return
-    sign = several_nodes(environment, network)
-    told = nccl_ifname_counts(environment.get("NCCL_SOCKET_IFNAME"))
-    internal = _internal(found, nccl.answer_address or nccl.predicted_address)
-    if not internal and (told or taken.startswith("ib") or not _leads_to_master(way, network) or not sign):
-        return
-    address = nccl.answer_address or nccl.predicted_address
-    towards = "MASTER_ADDR is reached by" if _leads_to_master(way, network) else "the default route goes over"
-    source = "answer_interface" if nccl.answer_interface else "predicted_interface"
-    yield Finding(
-        summary=f"NCCL takes {taken} ({address}); {towards} {way}",
-        cause="" if sign else "It doesn't harm a job on this host alone, only one over several nodes.",
-        evidence=(nccl.seen(source), addresses(network), *((intent(sign),) if sign else ())),
-        fixes=(_towards(way, network),),
-        severity=INFO if not sign else FAIL if internal else WARN,
-    )
-
-
-def _towards(way: str, network: Network) -> Fix:
-    leading = _named(way, network)
-    if leading and not leading.running:
-        return Fix(f"{way} has no carrier, so NCCL passes over it: look at its cable or link", (f"ip link show {way}",))
-    return Fix(
-        f"Name {way} (== means exactly this name); on other nodes, theirs", (f"export NCCL_SOCKET_IFNAME=={way}",)
-    )
-
-
-def _leads_to_master(way: str, network: Network) -> bool:
-    return network.interface_to_master == way
-
-
-def _internal(interface: Interface, address: str | None) -> bool:
-    """Whether it is a bridge, tunnel or the like, or only has a link-local address (169.254.x.x, fe80::)."""
-    return interface.name.startswith(INTERNAL) or bool(address and as_address(address).is_link_local)
 
 
 @check(
@@ -332,7 +256,7 @@ def nccl_no_interface(
     requires(not nccl_ifname_counts(environment.get("NCCL_SOCKET_IFNAME")), "NCCL_SOCKET_IFNAME is set")
     requires(not _family_is_to_blame(nccl, network, environment), FAMILY)
     sign = several_nodes(environment, network)
-    found = _named(taken, network) if taken else None
+    found = named(taken, network) if taken else None
     fixes: list[Fix] = []
     if taken is None:
         fixes.append(by_root("For ranks on this host alone the loopback is enough", ("sudo ip link set lo up",)))
@@ -394,52 +318,3 @@ def nccl_prediction_disagrees(nccl: Nccl) -> Iterator[Finding]:
                 ),
             ),
         )
-
-
-@check(
-    "gloo-wrong-interface",
-    severity=FAIL,
-    log_signs=(
-        LogSign("Gloo connectFullMesh failed with"),
-        LogSign("gloo/transport/tcp/pair.cc"),
-        LogSign("Connection refused, remote=[127.0.0.1]"),
-    ),
-)
-def gloo_wrong_interface(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
-    """gloo takes an address that the other nodes can't reach.
-
-    ## What breaks
-    "Gloo connectFullMesh failed" on one rank, while the others wait up to five times the group's timeout. NCCL jobs are hit
-    as well where they create a gloo group.
-
-    ## Why
-    gloo takes the first address of the hostname that it can bind. Where that is a bridge's address, or where none is this
-    host's own (a cloud's public address, an old DNS record), it offers an address that peers can't use.
-
-    ## Fix
-    `export GLOO_SOCKET_IFNAME=NAME` with the interface that leads to the other nodes.
-    """
-    sign = several_nodes(environment, network)
-    requires(sign, ONE_NODE)
-    taken, address = known(nccl.gloo_interface), nccl.gloo_address
-    requires(taken and address, "gloo finds no address")
-    assert taken is not None
-    found, way = _named(taken, network), way_to_the_others(network)
-    requires(found and way, "no route leads out of this host")
-    assert found is not None
-    assert way is not None
-    own = network.own_name
-    foreign = nccl.gloo_reason == FELL_BACK and isinstance(own, Resolution) and bool(own.addresses)
-    # A hostname that doesn't resolve, or resolves to the loopback, has a check of its own.
-    if taken == way or (found.loopback and not foreign) or (not found.loopback and not _internal(found, address)):
-        return
-    why = "no address of the hostname is this host's" if foreign else f"an address of {taken}, which leads elsewhere"
-    yield Finding(
-        summary=f"gloo will offer the other nodes {address}: {why}; they are reached by {way}",
-        evidence=(
-            nccl.seen("gloo_interface", f"{taken} ({address}), {nccl.gloo_reason}"),
-            *(() if isinstance(own, Unknown) else (resolved(own),)),
-            intent(sign),
-        ),
-        fixes=(Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1]), *hosts_fix(network)),
-    )

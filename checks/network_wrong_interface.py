@@ -1,0 +1,187 @@
+"""Interfaces that NCCL and gloo take although they don't lead to the other nodes: as tried by netcheck, else predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.checks.network_interfaces import INTERNAL, has_nccl, named, needs_nccl
+from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.fleet import Fleet
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.network import Interface, Network, Resolution
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.knowledge.interface_choice import FELL_BACK, as_address, interface_with, nccl_ifname_counts
+from ddpdoctor.knowledge.job_intent import ONE_NODE, is_loopback, several_nodes, way_to_the_others
+from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved
+from ddpdoctor.knowledge.tried_addresses import Tried, tried
+from ddpdoctor.registry import LogSign, check, requires
+
+UNVERIFIED = "not verified against a release"
+
+
+@check(
+    "nccl-wrong-interface",
+    severity=FAIL,
+    log_signs=(
+        LogSign("socketStartConnect: Connect to", why="names the address that could not be reached"),
+        LogSign("NCCL INFO Bootstrap: Using docker0"),
+        LogSign("NCCL INFO Bootstrap: Using br-"),
+        LogSign("NCCL INFO Bootstrap : Using docker0", why=UNVERIFIED),
+        LogSign("NCCL INFO Bootstrap : Using veth", why=UNVERIFIED),
+    ),
+)
+def nccl_wrong_interface(
+    nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch], fleet: Fleet, meeting: Meeting
+) -> Iterator[Finding]:
+    """NCCL takes an interface that doesn't lead to the other nodes.
+
+    ## What breaks
+    The first collective hangs or fails with "Connect to 172.17.0.1 ... refused": each node offers its peers an address
+    that means something else to them.
+
+    ## Why
+    Without settings NCCL takes the first interface whose name begins with `ib`, else the first in the kernel's order that
+    isn't docker, lo or (since 2.28.3) virbr. Other bridges (br-*, cni0), VPNs and tunnels count as good. Where a libnccl is
+    installed, ddpdoctor asks it: a subprocess calls ncclGetUniqueId, and for some milliseconds NCCL listens on the interface
+    that it takes. Nothing is sent. netcheck then has all nodes dial the address that each would offer, and what they met
+    goes before any prediction.
+
+    ## Fix
+    `export NCCL_SOCKET_IFNAME==NAME`: the second `=` makes it the exact name rather than a prefix.
+    """
+    if found_out := tried(fleet, meeting, "nccl"):
+        if found_out.is_wrong and not is_loopback(found_out.address):
+            yield _nccl_not_reached(found_out, nccl, network, torch)
+        return
+    needs_nccl(nccl, torch)
+    taken = nccl.answer_interface or known(nccl.predicted_interface)
+    requires(taken, "NCCL finds no interface")
+    assert taken is not None
+    found = named(taken, network)
+    way = way_to_the_others(network)
+    requires(way and found, "no route leads out of this host")
+    assert way is not None
+    assert found is not None
+    if taken == way or found.loopback:
+        return
+    sign = several_nodes(environment, network)
+    told = nccl_ifname_counts(environment.get("NCCL_SOCKET_IFNAME"))
+    internal = _internal(found, nccl.answer_address or nccl.predicted_address)
+    if not internal and (told or taken.startswith("ib") or not _leads_to_master(way, network) or not sign):
+        return
+    address = nccl.answer_address or nccl.predicted_address
+    towards = "MASTER_ADDR is reached by" if _leads_to_master(way, network) else "the default route goes over"
+    source = "answer_interface" if nccl.answer_interface else "predicted_interface"
+    yield Finding(
+        summary=f"NCCL takes {taken} ({address}); {towards} {way}",
+        cause="" if sign else "It doesn't harm a job on this host alone, only one over several nodes.",
+        evidence=(nccl.seen(source), addresses(network), *((intent(sign),) if sign else ())),
+        fixes=(_towards(way, network),),
+        severity=INFO if not sign else FAIL if internal else WARN,
+    )
+
+
+def _nccl_not_reached(found_out: Tried, nccl: Nccl, network: Network, torch: Maybe[Torch]) -> Finding:
+    here = has_nccl(nccl, torch)
+    taken = nccl.interface or "an interface"
+    way = interface_with(found_out.route, network.interfaces)
+    seen = nccl.seen("answer_interface" if nccl.answer_interface else "predicted_interface", taken)
+    return Finding(
+        summary=f"NCCL {'takes' if here else 'would take'} {taken}: {found_out.who} {found_out.address}, "
+        f"{'it reaches' if found_out.peers == 1 else 'they reach'} {found_out.route}{f' on {way}' if way else ''}",
+        cause="" if here else "There is no NCCL here: it matters as soon as a job brings one.",
+        evidence=(found_out.seen, seen, addresses(network)),
+        fixes=(_towards(way, network),) if way else (),
+        severity=FAIL if here else WARN,
+    )
+
+
+def _towards(way: str, network: Network) -> Fix:
+    leading = named(way, network)
+    if leading and not leading.running:
+        return Fix(f"{way} has no carrier, so NCCL passes over it: look at its cable or link", (f"ip link show {way}",))
+    return Fix(
+        f"Name {way} (== means exactly this name); on other nodes, theirs", (f"export NCCL_SOCKET_IFNAME=={way}",)
+    )
+
+
+def _leads_to_master(way: str, network: Network) -> bool:
+    return network.interface_to_master == way
+
+
+def _internal(interface: Interface, address: str | None) -> bool:
+    """Whether it is a bridge, tunnel or the like, or only has a link-local address (169.254.x.x, fe80::)."""
+    return interface.name.startswith(INTERNAL) or bool(address and as_address(address).is_link_local)
+
+
+@check(
+    "gloo-wrong-interface",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Gloo connectFullMesh failed with"),
+        LogSign("gloo/transport/tcp/pair.cc"),
+        LogSign("Connection refused, remote=[127.0.0.1]"),
+    ),
+)
+def gloo_wrong_interface(
+    network: Network, environment: Environment, nccl: Nccl, fleet: Fleet, meeting: Meeting
+) -> Iterator[Finding]:
+    """gloo takes an address that the other nodes can't reach.
+
+    ## What breaks
+    "Gloo connectFullMesh failed" on one rank, while the others wait up to five times the group's timeout. NCCL jobs are hit
+    as well where they create a gloo group.
+
+    ## Why
+    gloo takes the first address of the hostname that it can bind. Where that is a bridge's address, or where none is this
+    host's own (a cloud's public address, an old DNS record), it offers an address that peers can't use.
+
+    ## Fix
+    `export GLOO_SOCKET_IFNAME=NAME` with the interface that leads to the other nodes.
+    """
+    found_out = tried(fleet, meeting, "gloo")
+    # The loopback has checks of its own, but for a hostname that resolves to addresses of others.
+    if found_out and not is_loopback(found_out.address):
+        if found_out.is_wrong:
+            yield _gloo_not_reached(found_out, nccl, network)
+        return
+    sign = several_nodes(environment, network)
+    requires(sign, ONE_NODE)
+    taken, address = known(nccl.gloo_interface), nccl.gloo_address
+    requires(taken and address, "gloo finds no address")
+    assert taken is not None
+    found, way = named(taken, network), way_to_the_others(network)
+    requires(found and way, "no route leads out of this host")
+    assert found is not None
+    assert way is not None
+    own = network.own_name
+    foreign = nccl.gloo_reason == FELL_BACK and isinstance(own, Resolution) and bool(own.addresses)
+    # A hostname that doesn't resolve, or resolves to the loopback, has a check of its own.
+    if taken == way or (found.loopback and not foreign) or (not found.loopback and not _internal(found, address)):
+        return
+    why = "no address of the hostname is this host's" if foreign else f"an address of {taken}, which leads elsewhere"
+    yield Finding(
+        summary=f"gloo will offer the other nodes {address}: {why}; they are reached by {way}",
+        evidence=(
+            nccl.seen("gloo_interface", f"{taken} ({address}), {nccl.gloo_reason}"),
+            *(() if isinstance(own, Unknown) else (resolved(own),)),
+            intent(sign),
+        ),
+        fixes=(Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1]), *hosts_fix(network)),
+    )
+
+
+def _gloo_not_reached(found_out: Tried, nccl: Nccl, network: Network) -> Finding:
+    taken = nccl.gloo_interface if isinstance(nccl.gloo_interface, str) else "an interface"
+    way = interface_with(found_out.route, network.interfaces)
+    own = () if isinstance(network.own_name, Unknown) else (resolved(network.own_name),)
+    named_here = (Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1]),) if way else ()
+    return Finding(
+        summary=f"gloo takes {taken}: {found_out.who} {found_out.address}, "
+        f"{'it reaches' if found_out.peers == 1 else 'they reach'} {found_out.route}{f' on {way}' if way else ''}",
+        evidence=(found_out.seen, nccl.seen("gloo_interface", f"{taken}, {nccl.gloo_reason}"), *own),
+        fixes=(*named_here, *hosts_fix(network)),
+    )
