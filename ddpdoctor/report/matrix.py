@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 
 from rich.console import Console
 from rich.text import Text
 
 from ddpdoctor.facts.fleet import Cell, Fleet
 from ddpdoctor.report.plain import one_line
+from ddpdoctor.report.terminal import Hanging
 from ddpdoctor.wording import bandwidth, milliseconds
 
 _MOST_FIGURES = 24
@@ -16,7 +18,10 @@ _MOST_FIGURES = 24
 
 _SHADES = ("green", "yellow", "dark_orange", "red")
 _STEPS = "1234"
-"""How a cell of a coarse map says its shade without colours: from the best quarter to the worst."""
+"""How a cell of a coarse map says its shade without colours."""
+
+_FACTORS = (2, 4, 10)
+"""How many times worse than the median the second, third and fourth shade are."""
 
 _NOT_MEASURED = "·"
 
@@ -64,10 +69,9 @@ def _trip(seconds: float) -> str:
 
 
 def _rate(rate: float) -> str:
-    """Mbit/s in at most five columns: "940", "9.4G"."""
-    if rate < 10:
-        return f"{rate:.1f}"
-    return f"{rate:.0f}" if rate < 1000 else f"{rate / 1000:.1f}G" if rate < 100_000 else f"{rate / 1000:.0f}G"
+    """Mbit/s as bit/s in at most five columns: "2.1M", "940M", "9.4G"."""
+    amount, letter = (rate, "M") if rate < 999.5 else (rate / 1000, "G")
+    return f"{amount:.{1 if amount < 99.5 and (letter == 'G' or amount < 10) else 0}f}{letter}"
 
 
 def _show_map(
@@ -82,9 +86,9 @@ def _show_map(
 ) -> None:
     if not values and not any(_unreached(fleet)):
         return
-    unit = "ms" if worst_is_high else "Mbit/s"
-    console.print(Text(title, "bold").append(f", {unit}, from the row's node to the column's", "not bold dim"))
-    shade = _Shades(sorted(values.values()), worst_is_high=worst_is_high)
+    unit = "ms" if worst_is_high else "bit/s"
+    console.print(Hanging(Text(""), Text(title, "bold").append(f", {unit}, from row to column", "not bold dim"), 0))
+    shade = _Shades(list(values.values()), worst_is_high=worst_is_high)
     count = len(fleet.nodes)
     label = max((len(str(node.rank)) for node in fleet.nodes), default=1)
     cells = max([len(figure(one)) for one in values.values()] + [label])
@@ -99,30 +103,26 @@ def _show_map(
         console.print(line, soft_wrap=True)
     _show_legend(console, set(unreached.values()), values, count)
     if values and not detailed:
-        _show_steps(console, shade, words)
+        _show_steps(console, shade, words, {shade(value) for value in values.values()})
     console.print()
 
 
 class _Shades:
-    """Which quarter of the values one is in, 0 the best; all are the best where the worst is less than twice as bad."""
+    """How much worse than the median a value is: 0 less than twice, then less than four times, ten times, and more."""
 
     def __init__(self, values: Sequence[float], *, worst_is_high: bool) -> None:
-        self._low, self._high = (values[0], values[-1]) if values else (0.0, 0.0)
+        self._median = max(median(values), 1e-9) if values else 1.0
         self._worst_is_high = worst_is_high
-        self.even = self._high < 2 * self._low
 
     def __call__(self, value: float) -> int:
-        if self.even:
-            return 0
-        ratio = max(value, 1e-9) / max(self._low if self._worst_is_high else self._high, 1e-9)
-        badness = ratio if self._worst_is_high else 1 / ratio
-        # Doubled, fourfold and tenfold of the best: what counts in a ring is how much slower its slowest link is.
-        return sum(badness >= step for step in (2, 4, 10))
+        value = max(value, 1e-9)
+        badness = value / self._median if self._worst_is_high else self._median / value
+        return sum(badness >= factor for factor in _FACTORS)
 
     def limit(self, step: int) -> float:
-        """The best value that this step begins with."""
-        factor = (1, 2, 4, 10)[step]
-        return self._low * factor if self._worst_is_high else self._high / factor
+        """Where the step begins; of the first, the median."""
+        factor = (1, *_FACTORS)[step]
+        return self._median * factor if self._worst_is_high else self._median / factor
 
 
 def _unreached(fleet: Fleet) -> Iterator[tuple[tuple[int, int], str]]:
@@ -197,10 +197,16 @@ def _coarse(
     for (i, j), value in values.items():
         key = i // side, j // side
         worst[key] = max(worst.get(key, 0), shade(value))
+    margin = label if side == 1 else 2 * label + 1
+    head = Text(" " * (margin + 2), "dim")
+    for column in range(0, blocks, 10):
+        head.append(f"{fleet.nodes[column * side].rank:<10}")
+    head.truncate(margin + 2 + blocks + label)
+    yield head
     for row in range(blocks):
         first, last = fleet.nodes[row * side].rank, fleet.nodes[min(count, (row + 1) * side) - 1].rank
         name = f"{first}" if side == 1 else f"{first}-{last}"
-        line = Text(f"{name:>{label if side == 1 else 2 * label + 1}}  ", "dim")
+        line = Text(f"{name:>{margin}}  ", "dim")
         for column in range(blocks):
             key = row, column
             if key in letters:
@@ -214,17 +220,15 @@ def _coarse(
 
 def _show_legend(console: Console, letters: set[str], values: Values, count: int) -> None:
     texts = [f"{letter} {_LEGEND[letter]}" for letter in sorted(letters) if letter in _LEGEND]
-    if len(values) + len(letters) < count * (count - 1):
+    if len(values) < count * (count - 1):
         texts.append(f"{_NOT_MEASURED} not measured")
     if texts:
-        console.print(Text("; ".join(texts), "dim"))
+        console.print(Hanging(Text(""), Text("; ".join(texts), "dim"), 0))
 
 
-def _show_steps(console: Console, shade: _Shades, words: Callable[[float], str]) -> None:
-    text = Text(f"1 {words(shade.limit(0))}", _SHADES[0])
-    if shade.even:
-        text.append(" or less than twice as bad, all of them")
-    else:
-        for step in (1, 2, 3):
-            text.append("  ").append(f"{_STEPS[step]} from {words(shade.limit(step))}", _SHADES[step])
-    console.print(text)
+def _show_steps(console: Console, shade: _Shades, words: Callable[[float], str], steps: set[int]) -> None:
+    """What the digits mean, of those that are there."""
+    text = Text(f"1 around {words(shade.limit(0))}, the median", _SHADES[0])
+    for step in sorted(steps - {0}):
+        text.append("; ").append(f"{_STEPS[step]} {words(shade.limit(step))} or worse", _SHADES[step])
+    console.print(Hanging(Text(""), text, 0))
