@@ -201,7 +201,7 @@ def _coarse(
     head = Text(" " * (margin + 2), "dim")
     for column in range(0, blocks, 10):
         head.append(f"{fleet.nodes[column * side].rank:<10}")
-    head.truncate(margin + 2 + blocks + label)
+    head.truncate(margin + 2 + blocks)
     yield head
     for row in range(blocks):
         first, last = fleet.nodes[row * side].rank, fleet.nodes[min(count, (row + 1) * side) - 1].rank

@@ -234,7 +234,9 @@ def _show_phases(console: Console, fleet: Fleet) -> None:
         word = Text(f"  {WORDS[phase.passed]:<12}", _PASSED_STYLES[phase.passed])
         name = f"{phase.name:<9}{seconds_text(phase):>7}  "
         text = Text(one_line(phase_text(phase, fleet)))
-        if narrow:
+        if not text:
+            console.print(word.append(name.rstrip(), "none"))
+        elif narrow:
             console.print(Hanging(word, Text(name).append_text(text), len(word)))
         else:
             console.print(Hanging(word.append(name, "none"), text, len(word)))
