@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -86,10 +86,15 @@ def netcheck(
         return
     from ddpdoctor.netcheck.run import Wishes, run
     from ddpdoctor.probes.patient.choice import choose_python
+    from ddpdoctor.report.netcheck_progress import make_view
 
     path, chosen_by = choose_python(python, os.environ)
     wishes = Wishes(job=job, token=token, wait=wait, quick=quick, strict=strict, python=path, chosen_by=chosen_by)
-    end = run(wishes, PlainAudience())
+    view = make_view()
+    try:
+        end = run(wishes, view)
+    finally:
+        view.close()
     if as_json:
         _print_json(end, verbose=verbose)
     else:
@@ -97,23 +102,24 @@ def netcheck(
     raise typer.Exit(end.exit_code)
 
 
-class PlainAudience:
-    def meeting(self, meeting: Any) -> None: ...
-
-    def hub(self, hub: Any) -> None: ...
-
-    def waiting(self, waiting: Any) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def _print_json(end: End, *, verbose: bool) -> None:
+    from ddpdoctor.examination import Verdict
     from ddpdoctor.report.contract import build_report, to_json
 
-    print(to_json(build_report("netcheck", end.examinations, end.problems, with_facts=verbose)))
+    report = build_report(
+        "netcheck",
+        end.examinations,
+        end.problems,
+        with_facts=verbose,
+        fleet=end.fleet,
+        seconds=end.seconds,
+        of_all=Verdict(end.part.verdict) if end.part else None,
+    )
+    print(to_json(report))
 
 
 def _print(end: End, *, matrix: bool, verbose: bool, quiet: bool) -> None:
+    from ddpdoctor.report.matrix import show_matrix
     from ddpdoctor.report.netcheck_terminal import show_alone, show_part, show_verdict
     from ddpdoctor.report.terminal import make_console
 
@@ -127,7 +133,16 @@ def _print(end: End, *, matrix: bool, verbose: bool, quiet: bool) -> None:
             verbose=verbose,
             quiet=quiet,
         )
+        if matrix:
+            show_matrix(console, end.fleet)
     elif end.part is not None:
         show_part(console, end.part, examination=end.examinations[0], verbose=verbose, quiet=quiet)
     else:
-        show_alone(console, examination=end.examinations[0], meeting=end.meeting, verbose=verbose, quiet=quiet)
+        show_alone(
+            console,
+            examination=end.examinations[0],
+            meeting=end.meeting,
+            problems=end.problems,
+            verbose=verbose,
+            quiet=quiet,
+        )

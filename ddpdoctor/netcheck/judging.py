@@ -41,14 +41,25 @@ def judged_phases(phases: Sequence[Phase], examinations: Sequence[Examination]) 
     )
 
 
-def parts(examinations: Mapping[int, Examination], lines: Sequence[str], *, strict: bool) -> dict[int, Part]:
-    """Each node's part, by its rank; the verdict and the exit code are those of all."""
-    verdict = overall(list(examinations.values()))
+def whole(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Verdict, tuple[str, ...]]:
+    """The verdict on all nodes, and what keeps it from being a better one: a phase that failed is never passed over, even
+    where no check says why."""
+    verdict = overall(examinations)
+    failed = [one.name for one in fleet.phases if one.passed is Passed.FAIL]
+    if verdict is Verdict.FAIL or not failed:
+        return verdict, ()
+    return Verdict.UNKNOWN, tuple(f"The phase {name!r} failed, and no check knows why" for name in failed)
+
+
+def parts(
+    examinations: Mapping[int, Examination], lines: Sequence[str], verdict: Verdict, exit_code: int
+) -> dict[int, Part]:
+    """Each node's part, by its rank; the lines, the verdict and the exit code are those of all."""
     return {
         rank: Part(
             results=tuple(Judged(one.check.slug, one.findings, one.not_tested) for one in examination.results),
             verdict=verdict.value,
-            exit_code=verdict.exit_code(strict=strict),
+            exit_code=exit_code,
             lines=tuple(lines),
         )
         for rank, examination in examinations.items()
@@ -64,7 +75,3 @@ def examination_of(part: Part, snapshot: Snapshot) -> Examination:
     results = tuple(Result(find_check(one.slug), one.findings, one.not_tested) for one in part.results)
     plan = examine(snapshot, None, ()).plan
     return Examination(snapshot, plan, results)
-
-
-def verdict_of(part: Part) -> Verdict:
-    return Verdict(part.verdict)

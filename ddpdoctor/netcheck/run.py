@@ -6,16 +6,16 @@ import asyncio
 import errno
 import os
 import shlex
-import signal
 import time
 import zlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
-from ddpdoctor.cli.stopping import SIGNALS, Stopped
+from ddpdoctor.cli.stopping import SIGNALS, Stopped, ignore_signals, stop_on_signals
 from ddpdoctor.examination import Examination, overall
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Fleet
@@ -30,7 +30,7 @@ from ddpdoctor.netcheck.conductor import Conductor
 from ddpdoctor.netcheck.desk import Desk
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import Job
-from ddpdoctor.netcheck.judging import examination_of, judge, judged_phases, parts, with_fleet
+from ddpdoctor.netcheck.judging import examination_of, judge, judged_phases, parts, whole, with_fleet
 from ddpdoctor.netcheck.manifests import GROUPS
 from ddpdoctor.netcheck.messages import Part, Waiting, Welcome
 from ddpdoctor.netcheck.places import DEFAULT_PORT
@@ -77,8 +77,8 @@ class Audience(Protocol):
     def meeting(self, meeting: Meeting) -> None:
         """What this node's way to the master came to so far."""
 
-    def hub(self, hub: Hub) -> None:
-        """Node 0: something has changed: who is there, or the phase."""
+    def hub(self, hub: Hub, command: Callable[[int], str] | None = None) -> None:
+        """Node 0: who is there has changed. command: what to type on the node of a rank."""
 
     def waiting(self, waiting: Waiting) -> None:
         """Other nodes: what the fleet does and whom it waits for."""
@@ -118,7 +118,7 @@ async def _until_stopped(work: Coroutine[Any, Any, End]) -> End:
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL if received else signal.getsignal(number))
+        (ignore_signals if received else stop_on_signals)()
 
 
 class _Node:
@@ -259,22 +259,28 @@ class _Node:
         token = tokens.token_of(self._job, self._wishes.token)
         if not token and not all(tokens.trusted(one) for one in standing):
             token = tokens.fresh()
-        hub, error = await self._opened(standing, token)
+
+        def command(rank: int) -> str:
+            return self._command(rank, standing[0], token)
+
+        hub, error = await self._opened(standing, token, command)
+        self._meeting = msgspec.structs.replace(self._meeting, hosts_the_store=True, listen_error=error)
         if hub is None:
-            self._meeting = msgspec.structs.replace(self._meeting, hosts_the_store=True, listen_error=error)
             return self._alone(await looking)
-        self._meeting = msgspec.structs.replace(self._meeting, hosts_the_store=True)
         conductor = Conductor(
             hub,
             wait=self._wishes.wait,
             quick=self._wishes.quick,
-            master=standing[0],
+            master=self._job.master,
             store_port=hub.port,
-            command=lambda rank: self.command(rank, standing[0], token),
+            command=command,
         )
         own = asyncio.ensure_future(self._own_part(hub, standing[0], token, looking))
         try:
             gathered = await conductor.lead()
+            if not self._meeting.joined:
+                await hub.stop("node 0 can't reach its own port")
+                return self._alone(await looking)
             return await self._verdict(hub, gathered.fleet, gathered.snapshots, gathered.joined_at)
         except asyncio.CancelledError:
             with suppress(Exception):
@@ -285,7 +291,7 @@ class _Node:
             with suppress(asyncio.CancelledError, Exception):
                 await own
 
-    def command(self, rank: int, master: str, token: str) -> str:
+    def _command(self, rank: int, master: str, token: str) -> str:
         """What to type on another node."""
         job = self._job
         words = ["ddpdoctor", "netcheck", "--master-addr", master]
@@ -296,23 +302,29 @@ class _Node:
         words += ["--token", token] if token else []
         return shlex.join(words)
 
-    async def _opened(self, standing: Sequence[str], token: str) -> tuple[Hub | None, str]:
+    async def _opened(
+        self, standing: Sequence[str], token: str, command: Callable[[int], str]
+    ) -> tuple[Hub | None, str]:
         """The hub on the first of the ports that is free; None and the system's words where none is."""
-        error = ""
+        job, error = self._job, ""
         for port in self._ports():
-            hub = Hub(addresses=standing, port=port, nnodes=self._job.nnodes or 1, token=token, hosts=self._job.hosts)
+            hub = Hub(standing, port, job.nnodes or 1, token, job.hosts)
+            hub.changed = partial(self._audience.hub, hub, command)
             try:
                 await hub.open()
             except OSError as failure:
                 error = failure.strerror or str(failure)
             else:
+                hub.changed()
                 return hub, ""
         return None, error
 
     async def _own_part(self, hub: Hub, address: str, token: str, looking: asyncio.Future[Snapshot]) -> None:
         """Node 0's own agent goes through the door like everybody else's."""
-        _, connection = await arrive(address, (hub.port,), self._wishes.wait, lambda _: None)
-        if connection is not None:
+        found, connection = await arrive(address, (hub.port,), self._wishes.wait, lambda _: None)
+        if connection is None:
+            self._met(found)
+        else:
             with suppress(AgentError):
                 await self._attend(connection, token, looking, hub.own)
 
@@ -321,16 +333,16 @@ class _Node:
         shown = [with_fleet(snapshots[rank], fleet, rank) for rank in ranks]
         examinations = await in_thread(lambda: judge(shown))
         final = msgspec.structs.replace(fleet, phases=judged_phases(fleet.phases, examinations))
-        lines = part_lines(final, examinations)
-        by_rank = dict(zip(ranks, examinations, strict=True))
-        each = parts(by_rank, lines, strict=self._wishes.strict)
+        verdict, problems = whole(final, examinations)
+        code = verdict.exit_code(strict=self._wishes.strict)
         seconds = time.monotonic() - joined_at
-        await hub.dismiss(each)
-        verdict = overall(examinations)
+        lines = (*part_lines(final, examinations), *problems)
+        await hub.dismiss(parts(dict(zip(ranks, examinations, strict=True)), lines, verdict, code))
         return End(
-            exit_code=verdict.exit_code(strict=self._wishes.strict),
+            exit_code=code,
             meeting=self._meeting,
             examinations=tuple(examinations),
             fleet=final,
             seconds=round(seconds, 3),
+            problems=problems,
         )
