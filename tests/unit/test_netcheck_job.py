@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddpdoctor.facts.meeting import Conflict
 from ddpdoctor.netcheck.job import Flags, Job, JobError, job_of
@@ -24,6 +28,10 @@ from tests.recorded_launches import (
 )
 
 N1 = Flags(master="n1")
+RECORDED = [
+    {}, INDEXED_JOB, INTEL_MPI, MPIRUN_IN_SLURM, MPIRUN_ONE_HOST, MVAPICH, PYTORCHJOB, PYTORCHJOB_ELASTIC, SALLOC, SBATCH, SRUN,
+    TORCHRUN_C10D, TORCHRUN_ONE_NODE, TORCHRUN_STATIC, TRAINJOB,
+]  # fmt: skip
 PLAIN = {"MASTER_ADDR": "n1", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
 
 
@@ -311,3 +319,33 @@ def test_what_was_asked_for_goes_to_all_nodes(nnodes: int | None) -> None:
 def test_a_pod_whose_name_says_another_job_has_no_job_id() -> None:
     assert job_of(Flags("10.0.0.11", None, 2), INDEXED_JOB).job_id == ""
     assert job_of(Flags("other-0.other", None, 2), INDEXED_JOB).job_id == ""
+
+
+NAMES = sorted({name for environ in RECORDED for name in environ} | {"NNODES", "NODE_RANK", "PMI_RANK", "PMI_SIZE"})
+VALUES = st.one_of(
+    st.sampled_from(["0", "1", "2", "8", "4097", "", "none", "n[1-2]", "n[", "n1:29400", "[fd00::1]:1", "True", "1:4"]), st.text(max_size=12)
+)  # fmt: skip
+MASTERS = st.one_of(
+    st.none(), st.sampled_from(["n1", "n1:1", "fd00::1", "10.0.0.1", "::"]), st.text("n1:[]./%-,$ \n", max_size=12)
+)
+NUMBERS = st.one_of(st.none(), st.integers(-1, 5), st.integers())
+
+
+@settings(max_examples=300)
+@given(
+    base=st.sampled_from(RECORDED),
+    changes=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6),
+    flags=st.builds(Flags, MASTERS, NUMBERS, NUMBERS, NUMBERS),
+)
+def test_whatever_is_set_it_is_a_job_that_can_be_or_a_sentence(
+    base: dict[str, str], changes: dict[str, str], flags: Flags
+) -> None:
+    with contextlib.suppress(JobError):
+        job = job_of(flags, base | changes)
+        assert 1 <= job.port <= 65535
+        assert job.master
+        assert not set(job.master) & set(" []/$\n")
+        assert job.nnodes is None or 1 <= job.nnodes <= 4096
+        assert job.node_rank is None or job.nnodes is not None
+        assert job.node_rank is None or 0 <= job.node_rank < (job.nnodes or 0)
+        assert len(job.hosts) in (0, job.nnodes)
