@@ -1,0 +1,209 @@
+"""Which links and nodes of a fleet are out of the ordinary, by what was measured. Pure.
+
+One TCP connection shows what a link can do up to about 10 Gbit/s; beyond that it shows what a CPU can do, so rates are
+compared only up to there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import cache
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.fleet import Cell, Fleet, Link, Node
+
+CEILING: Final = 10_000.0
+"""Mbit/s that one TCP connection shows for sure."""
+SLOW: Final = 100.0
+"""Mbit/s: less is slow whatever the fleet is used to."""
+USELESS: Final = 10.0
+CLAIMED_SHARE: Final = 0.1
+"""Of what its interfaces claim: less is not what they are."""
+NOMINAL_OF_VIRTUAL: Final = 10_000
+"""What a virtual interface says of its speed for want of anything better."""
+
+LOSS, HEAVY_LOSS = 0.01, 0.1
+"""Shares of segments that had to be sent again."""
+LATE, LATE_SECONDS = 10.0, 0.001
+"""A round trip so many times the usual one, and longer than this, is out of the ordinary."""
+
+MEDIAN_ABSOLUTE_DEVIATIONS: Final = 3.0
+FEWEST_LINKS: Final = 4
+"""To compare a link with the others."""
+FEWEST_NODES: Final = 3
+"""To compare a node with the others."""
+MANY_NODES: Final = 6
+WORSE, WORSE_AMONG_FEW = 0.8, 0.5
+"""A straggler has less than this of the usual rate: with few nodes, the usual one is not known so well."""
+
+ALL_OF_THEM: Final = 0.8
+"""So large a share of a node's links in trouble is the node's trouble."""
+
+LIMITERS: Final = ("tbf", "htb", "hfsc", "cbq", "cake", "netem")
+"""Queueing disciplines that hold packets back or lose them, and that nothing but a command puts at an interface's root."""
+
+Pair = tuple[int, int]
+"""Two nodes' ranks, the lower one first."""
+
+
+class Straggler(msgspec.Struct, frozen=True):
+    """A node whose links are all slower than those of the others: medians, Mbit/s. `links`: its own; `usual`: of the
+    links between others."""
+
+    rank: int
+    rate: float
+    usual: float
+    links: tuple[Link, ...]
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """What is out of the ordinary about one link, the figures that it is measured by, and how bad it is.
+
+    usual: the median of the fleet's rates (Mbit/s) and round trips (s).
+    """
+
+    link: Link
+    lossy: bool = False
+    slow: bool = False
+    late: bool = False
+    fails: bool = False
+    usual_rate: float = 0.0
+    usual_trip: float = 0.0
+
+    @property
+    def pair(self) -> Pair:
+        return self.link.a, self.link.b
+
+    @property
+    def badness(self) -> tuple[bool, bool, float]:
+        """The worst has the largest."""
+        return self.fails, bool(self.link.error), -(rate_of(self.link) or 0.0)
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """Pairs in trouble, by whom they have in common: nodes with the pairs that each explains, and the pairs left over.
+
+    everywhere: so many nodes would be to blame that none is.
+    """
+
+    nodes: dict[int, tuple[Pair, ...]]
+    pairs: tuple[Pair, ...]
+    everywhere: bool = False
+
+
+def rate_of(link: Link) -> float | None:
+    """Its slower direction, Mbit/s. None: neither was measured."""
+    return min((one for one in (link.forth, link.back) if one >= 0), default=None)
+
+
+@cache
+def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
+    """Nodes whose median over their links is more than three median absolute deviations and 20 % below the fleet's, and
+    none of whose links is like the others'. Few nodes must differ by half. A node that loses packets is none: slow links
+    are what comes of it."""
+    links = _by_node(one for one in fleet.links if rate_of(one) is not None)
+    rates = {rank: median(map(_compared, own)) for rank, own in links.items() if len(own) > 1}
+    if len(rates) < FEWEST_NODES:
+        return ()
+    usual = median(rates.values())
+    deviation = median(abs(one - usual) for one in rates.values())
+    share = WORSE if len(rates) >= MANY_NODES else WORSE_AMONG_FEW
+    limited = {one.rank for one in fleet.nodes if limiter(fleet, one)}
+    slow = {
+        rank: rate
+        for rank, rate in sorted(rates.items())
+        if usual - rate > MEDIAN_ABSOLUTE_DEVIATIONS * deviation
+        and max(map(_compared, links[rank])) < share * usual
+        and (rank in limited or median(one.resent for one in links[rank]) < HEAVY_LOSS)
+    }
+    others = [rate for one in fleet.links if not {one.a, one.b} & set(slow) and (rate := rate_of(one)) is not None]
+    return tuple(
+        Straggler(rank, rate, median(others) if others else usual, tuple(links[rank])) for rank, rate in slow.items()
+    )
+
+
+@cache
+def troubles(fleet: Fleet) -> tuple[Trouble, ...]:
+    """The links that are out of the ordinary, those of stragglers apart."""
+    slow_nodes = {one.rank for one in stragglers(fleet)}
+    measured = [one for one in fleet.links if not one.error]
+    rates = sorted(_compared(one) for one in measured if rate_of(one) is not None)
+    usual_rate = median(rates) if rates else 0.0
+    deviation = median(abs(one - usual_rate) for one in rates) if rates else 0.0
+    bound = 0.0
+    if len(rates) >= FEWEST_LINKS:
+        bound = min(usual_rate / 2, usual_rate - MEDIAN_ABSOLUTE_DEVIATIONS * deviation)
+    usual_trip = median(one.round_trip for one in measured) if measured else 0.0
+    claims = {one.rank: _claimed(one) for one in fleet.nodes if data_interface(fleet, one) == one.interface}
+    found = []
+    for link in fleet.links:
+        if {link.a, link.b} & slow_nodes and not link.error:
+            continue
+        slow = _is_slow(link, bound, claims)
+        late = link.round_trip > max(LATE * usual_trip, LATE_SECONDS) and len(measured) >= FEWEST_NODES
+        lossy = link.resent >= LOSS
+        if slow or late or lossy or link.error:
+            useless = slow and (rate_of(link) or 0.0) < USELESS
+            fails = bool(link.error) or link.resent >= HEAVY_LOSS or useless
+            found.append(Trouble(link, lossy, slow, late, fails, usual_rate, usual_trip))
+    return tuple(found)
+
+
+def _is_slow(link: Link, bound: float, claims: dict[int, float]) -> bool:
+    rate = rate_of(link)
+    if rate is None:
+        return False
+    claimed = min((claims[rank] for rank in (link.a, link.b) if claims.get(rank, 0) > 0), default=0.0)
+    return rate < max(SLOW, CLAIMED_SHARE * min(claimed, CEILING), bound)
+
+
+def data_interface(fleet: Fleet, node: Node) -> str:
+    """The interface that a job's data, and so the measurement, goes through: NCCL's where all others reach it there."""
+    place = fleet.nodes.index(node)
+    good = (Cell.OK.value, Cell.NOT_TRIED.value)
+    for one in fleet.reach:
+        if one.kind == "nccl" and one.addresses[place] and all(row[place] in good for row in one.rows):
+            return node.nccl_interface or ""
+    return node.interface
+
+
+def limiter(fleet: Fleet, node: Node) -> str:
+    """The kind of the limiter on the interface that was measured through; "" where there is none."""
+    return node.qdisc if node.qdisc in LIMITERS and data_interface(fleet, node) == node.interface else ""
+
+
+def _claimed(node: Node) -> float:
+    return -1.0 if node.virtual and node.speed == NOMINAL_OF_VIRTUAL else float(node.speed)
+
+
+def shared(bad: Collection[Pair], tried: Collection[Pair]) -> Shared:
+    """Whom the bad pairs have in common: a node most of whose pairs are bad, on the word of at least two peers."""
+    nodes = {rank for pair in bad for rank in pair}
+    own = {rank: [pair for pair in tried if rank in pair] for rank in nodes}
+    failed = {rank: [pair for pair in bad if rank in pair] for rank in nodes}
+    blamed = [
+        rank for rank in sorted(nodes) if len(failed[rank]) > 1 and _share(failed[rank], own[rank]) >= ALL_OF_THEM
+    ]
+    if 2 * len(blamed) > len({rank for pair in tried for rank in pair}):
+        return Shared({}, tuple(sorted(bad)), everywhere=True)
+    explained = {pair for rank in blamed for pair in failed[rank]}
+    return Shared({rank: tuple(failed[rank]) for rank in blamed}, tuple(sorted(set(bad) - explained)))
+
+
+def _share(part: Collection[Pair], whole: Collection[Pair]) -> float:
+    return len(part) / max(len(whole), 1)
+
+
+def _compared(link: Link) -> float:
+    return min(rate_of(link) or 0.0, CEILING)
+
+
+def _by_node(links: Iterable[Link]) -> dict[int, list[Link]]:
+    found: dict[int, list[Link]] = {}
+    for one in links:
+        found.setdefault(one.a, []).append(one)
+        found.setdefault(one.b, []).append(one)
+    return found
