@@ -177,6 +177,8 @@ def _by_experiment(
     here = is_here(master, network)
     if meeting.node_rank == 0 and not here:
         yield _not_node_0s_own(meeting, variable, master, network)
+    elif meeting.hosts_the_store and here:
+        yield _out_of_its_own_reach(one, meeting, network, firewall)
     elif meeting.node_rank and here:
         yield _own_but_not_node_0(meeting, variable, master, network)
     else:
@@ -323,6 +325,19 @@ def _filtered_on_the_way_out(
 def _letting_out(address: str, network: Network, firewall: Maybe[Firewall]) -> tuple[str, ...]:
     to = (shared_network(address, network) or address,)
     return (let_out(firewall, to) if isinstance(firewall, Firewall) else ()) or of_every_tool(to, inbound=False)
+
+
+def _out_of_its_own_reach(one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> Finding:
+    where = place(one.address, meeting.port)
+    subnet = own_network(one.address, network)
+    to = (subnet,) if subnet else ()
+    commands = (let_in(firewall, to) if isinstance(firewall, Firewall) else ()) or of_every_tool(to, inbound=True)
+    return Finding(
+        summary=f"{network.hostname} listens at {where} and can't reach it itself: {one.words or one.met.value} ({how_often(one, meeting)})",
+        cause="Its own packet filter takes even what it sends to itself, so it takes what the other nodes send, too.",
+        evidence=tuple(attempts_seen(meeting)),
+        fixes=(by_root(f"Let TCP in on {network.hostname}", commands),),
+    )
 
 
 def _shut_here(meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> Iterator[Finding]:
