@@ -96,13 +96,13 @@ def show_part(
     if quiet:
         _show_lines(console, own)
     else:
-        if any(severity is not Severity.INFO for _, severity, _ in own):
-            _show_headline(console, examination.verdict, f"{host}: {one_line(own[0][2].summary)}")
-        elif examination.verdict is Verdict.UNKNOWN:
+        if examination.verdict is Verdict.UNKNOWN:
             _show_headline(console, Verdict.UNKNOWN, f"No verdict on {host}: not a single check could be judged")
-        else:
+        elif examination.verdict is Verdict.OK:
             _show_headline(console, Verdict.OK, f"Nothing was found wrong with {host}")
-        show_findings(console, examination, verbose=verbose)
+        show_found(console, own)
+        idle = idle_reasons([examination]) if verbose else {}
+        show_not_tested(console, reasons([examination], [host]), idle, verbose=verbose)
         if part.lines:
             console.print(Text("The whole, as node 0 sees it", "bold"))
             for line in part.lines:

@@ -10,7 +10,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Cell, Fleet, Link, Node, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.findings import Severity
-from ddpdoctor.report.folding import Found, folded, passed_everywhere, reasons
+from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
 from ddpdoctor.wording import bandwidth, listed, milliseconds, plural
 
 _MOST_ROWS = 16
@@ -71,11 +71,14 @@ def outcome(fleet: Fleet, examinations: Sequence[Examination]) -> str:
 
 
 def counts(fleet: Fleet, examinations: Sequence[Examination]) -> str:
-    """ "14 checks passed on every node, 3 could not be tested." """
-    passed = plural(len(passed_everywhere(examinations)), "check")
+    """ "14 checks passed on every node, 3 could not be tested, 9 had nothing to look at." """
     where = " on every node" if len(examinations) > 1 else ""
-    slugs = {slug for some in reasons(examinations, names_of(fleet, examinations)).values() for slug in some}
-    return f"{passed} passed{where}, {len(slugs)} could not be tested."
+    unknown = {slug for some in reasons(examinations, names_of(fleet, examinations)).values() for slug in some}
+    idle = sum(map(len, idle_reasons(examinations).values()))
+    return (
+        f"{plural(len(passed_everywhere(examinations)), 'check')} passed{where}, {len(unknown)} could not be tested, "
+        f"{idle} had nothing to look at."
+    )
 
 
 def _severities(one: Examination) -> set[Severity]:
@@ -87,9 +90,9 @@ def _severities(one: Examination) -> set[Severity]:
 
 def met_at(meeting: Meeting, fleet: Fleet) -> str:
     """ "n0 (10.9.0.1), port 29500"."""
-    address = fleet.nodes[0].address if fleet.nodes else ""
-    also = f" ({address})" if address and address != meeting.master else ""
-    return f"{meeting.master}{also}, port {meeting.port}"
+    first = [fleet.nodes[0].host, fleet.nodes[0].address] if fleet.nodes else []
+    also = ", ".join(one for one in first if one and one != meeting.master)
+    return f"{meeting.master}{f' ({also})' if also else ''}, port {meeting.port}"
 
 
 def who_came(fleet: Fleet, meeting: Meeting) -> str:
@@ -158,13 +161,15 @@ def seconds_text(phase: Phase) -> str:
 
 
 def _ways(fleet: Fleet) -> str:
+    """ "5 of 6 directions open; at gloo's addresses 6 of 6". Of a kind that was tried on several ports a direction is open
+    where each of them is."""
     texts = []
-    for reach in fleet.reach:
-        cells = "".join(reach.rows)
-        tried = len(cells) - cells.count(Cell.NOT_TRIED.value)
-        if tried:
-            name = "" if reach.kind == "route" else f" at {reach.kind.replace('nccl', 'NCCL')}'s addresses"
-            texts.append(f"{cells.count(Cell.OK.value)} of {tried} directions open{name}")
+    for kind in dict.fromkeys(reach.kind for reach in fleet.reach):
+        directions = list(zip(*("".join(reach.rows) for reach in fleet.reach if reach.kind == kind), strict=False))
+        tried = [cells for cells in directions if set(cells) != {Cell.NOT_TRIED.value}]
+        good = sum(set(cells) <= {Cell.OK.value, Cell.NOT_TRIED.value} for cells in tried)
+        name = "directions open" if kind == "route" else f"at {kind.replace('nccl', 'NCCL')}'s own addresses"
+        texts.append(f"{good} of {len(tried)} {name}")
     return ", ".join(texts)
 
 

@@ -185,6 +185,16 @@ def test_of_many_nodes_only_the_odd_get_a_row() -> None:
     assert rest == "61 nodes alike: eth0 (1500), torch 2.13.0, NCCL none"
 
 
+def test_a_direction_is_open_where_each_of_its_ports_is() -> None:
+    fleet = make_fleet(3, cells={(0, 1): Cell.SILENT})
+    other = make_fleet(3, cells={(2, 1): Cell.REFUSED, (0, 1): Cell.SILENT}).reach[0]
+    own = msgspec.structs.replace(other, kind="nccl", rows=("-.-", ".--", "---"))
+    text = phase_text(
+        Phase(name="reach", passed=Passed.FAIL), msgspec.structs.replace(fleet, reach=(*fleet.reach, other, own))
+    )
+    assert text == "4 of 6 directions open, 2 of 2 at NCCL's own addresses"
+
+
 def test_phases_tell_their_figures_or_their_reason() -> None:
     fleet = make_fleet(3, links=[Link(a=0, b=1, round_trip=0.0345, error="cut off")])
     assert phase_text(Phase(name="links", passed=Passed.FAIL), fleet) == ""
@@ -196,7 +206,7 @@ def test_another_node_sees_its_own_part_and_the_verdict_on_all() -> None:
     examinations = examined(3, {1: [WALL]})
     lines = part_lines(make_fleet(3), examinations)
     sick, fine = part(lines, examinations[1]), part(lines, examinations[2])
-    assert sick.splitlines()[0].startswith("FAIL  n1: n1 drops") or sick.splitlines()[0].startswith("FAIL  n1 drops")
+    assert sick.splitlines()[0].startswith("FAIL  n1 drops inbound")
     assert "Let the job's nodes in" in sick
     assert fine.splitlines()[0] == "OK    Nothing was found wrong with n2"
     for text in (sick, fine):
