@@ -303,7 +303,9 @@ def _words(error: Exception) -> str:
         return "no answer in time"
     if isinstance(error, asyncio.IncompleteReadError):
         return "the other side hung up"
-    return (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
 
 
 # --- the side that listens ----------------------------------------------------------------------------------------------
