@@ -1,0 +1,66 @@
+"""Which versions of torch talk to each other, and which one of several the nodes should all have. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+from ddpdoctor.facts.fleet import Node
+from ddpdoctor.knowledge.wheels import cuda_tag, release
+
+K = TypeVar("K", bound=Hashable)
+
+STORE_WITH_HANDSHAKE = (2, 2)
+"""From here on, clients of torch's TCPStore open with a handshake that older servers don't know, and newer servers turn
+away clients without it. Tried: 2.0.1 and 2.1.2 against 2.2.0 to 2.13, both ways."""
+
+STORE_WITH_NEW_QUERIES = (2, 5)
+"""From here on, clients send a query that servers before 2.5 don't know. Tried: 2.5 to 2.13 against servers of 2.2 to
+2.4.1. Older clients with a newer server work."""
+
+BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+")
+
+
+def stores_meet(server: str, client: str) -> bool:
+    """Whether a client of torch `client` can use the store of torch `server`; True where a version can't be read."""
+    one, other = _minor(server), _minor(client)
+    if one is None or other is None:
+        return True
+    if (one < STORE_WITH_HANDSHAKE) != (other < STORE_WITH_HANDSHAKE):
+        return False
+    return not (one < STORE_WITH_NEW_QUERIES <= other)
+
+
+def _minor(version: str) -> tuple[int, int] | None:
+    parsed = release(version)
+    return (parsed.major, parsed.minor) if parsed else None
+
+
+def torch_release(version: str) -> str:
+    """The version without its local part: "2.13.0" of "2.13.0+cu130"."""
+    return version.partition("+")[0]
+
+
+def torch_build(node: Node) -> str:
+    """What the node's torch was built for: "cu130", "rocm7.0", "cpu"; another local part as it stands; "" unknown."""
+    local = node.torch.partition("+")[2] if isinstance(node.torch, str) else ""
+    if BUILD.fullmatch(local):
+        return local
+    return cuda_tag(node.cuda) if isinstance(node.cuda, str) else local
+
+
+def platform(build: str) -> str:
+    """Whose GPUs a build is for: "cuda", "rocm", "cpu", or "" where it doesn't tell."""
+    if build.startswith("cu"):
+        return "cuda"
+    return "rocm" if build.startswith("rocm") else build if build == "cpu" else ""
+
+
+def to_agree_on(values: Mapping[int, K]) -> K:
+    """Of each node's value, by rank, the one that all should have: the majority's; on a tie that of the lowest rank that
+    has one of the most frequent, so node 0's where it is among them."""
+    counts = Counter(values.values())
+    most = max(counts.values())
+    return next(values[rank] for rank in sorted(values) if counts[values[rank]] == most)
