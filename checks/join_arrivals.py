@@ -9,6 +9,7 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.fleet_words import NO_FLEET, NODE_0_SPEAKS, called, netcheck_command, there
+from ddpdoctor.knowledge.launchers import srun_netcheck
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 
@@ -102,7 +103,7 @@ def _waited(fleet: Fleet) -> tuple[Evidence, ...]:
 
 def _run_there(missing: list[Absent], fleet: Fleet, meeting: Meeting) -> Fix:
     if meeting.launcher == "Slurm":
-        command = f"srun --nodes={fleet.expected} --ntasks-per-node=1 ddpdoctor netcheck"
+        command = srun_netcheck(fleet.expected)
         return Fix("Let Slurm start it on all nodes", (command,))
     commands = tuple(
         one.command or netcheck_command(meeting, fleet.expected, one.rank) for one in missing[:COMMANDS_MOST]

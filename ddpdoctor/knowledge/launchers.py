@@ -142,6 +142,12 @@ def in_slurm_batch_script(environment: Settings) -> bool:
     )
 
 
+def srun_netcheck(nodes: int) -> str:
+    """The command that starts netcheck once on each node. Without --ntasks the job's own number of tasks counts, and srun
+    passes over --ntasks-per-node where that doesn't fit."""
+    return f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 ddpdoctor netcheck"
+
+
 def slurm_tasks_here(environment: Settings) -> int | None:
     """How many tasks this step (or job) runs on this node, as SLURM_STEP_TASKS_PER_NODE "8(x2),4" has it."""
     node = number(environment.get("SLURM_NODEID", "0")) or 0

@@ -230,9 +230,7 @@ def _check_srun(flags: Flags, launch: Launch | None, environ: Mapping[str, str])
     where = f"This shell belongs to Slurm job {job}, but runs on one machine only, and the job has {nodes} nodes"
     if launchers.in_slurm_batch_script(environ):
         where = f"This is the batch script of Slurm job {job}, which runs on the first of its {nodes} nodes only"
-    # Without --ntasks, the job's own number of tasks counts, and srun ignores --ntasks-per-node where they disagree.
-    command = f"srun --ntasks={nodes} --ntasks-per-node=1 ddpdoctor netcheck{_given(flags)}"
-    raise JobError(f"{where}. Start it on all of them: {command}")
+    raise JobError(f"{where}. Start it on all of them: {launchers.srun_netcheck(nodes)}{_given(flags)}")
 
 
 def _given(flags: Flags) -> str:

@@ -28,6 +28,9 @@ from ddpdoctor.netcheck.job import Job
 
 Role = Literal["hub", "agent"]
 
+DERIVED = 20
+"""Hex digits of a derived token, 80 bits: node 0 prints it in the command for a node that is missing."""
+
 _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 """Without those that look alike: i, l, o, 0, 1."""
 
@@ -42,7 +45,9 @@ def token_of(job: Job, given: str | None) -> str:
     """The token of the job: the one that was given (--token), else one derived from the launcher's job id, else ""."""
     if given:
         return given.strip()
-    return _mac(job.job_id, "ddpdoctor netcheck", job.master, str(job.port)) if job.job_id else ""
+    if not job.job_id:
+        return ""
+    return _mac(job.job_id, "ddpdoctor netcheck", job.master, str(job.port))[:DERIVED]
 
 
 def trusted(address: str) -> bool:

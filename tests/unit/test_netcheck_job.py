@@ -270,9 +270,9 @@ def test_no_such_job(flags: Flags, sentence: str) -> None:
     ("environ", "sentence"),
     [
         (SBATCH, "This is the batch script of Slurm job 1, which runs on the first of its 2 nodes only. Start it on all of them: "
-                 "srun --ntasks=2 --ntasks-per-node=1 ddpdoctor netcheck"),
+                 "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 ddpdoctor netcheck"),
         (SALLOC, "This shell belongs to Slurm job 1, but runs on one machine only, and the job has 2 nodes. "
-                 "Start it on all of them: srun --ntasks=2 --ntasks-per-node=1 ddpdoctor netcheck"),
+                 "Start it on all of them: srun --nodes=2 --ntasks=2 --ntasks-per-node=1 ddpdoctor netcheck"),
         (INDEXED_JOB, "JOB_COMPLETION_INDEX says that this is node 1, but nothing says of how many: add --nnodes and the "
                       "number of nodes"),
         (INTEL_MPI | {"PMI_SIZE": "15"}, "Intel MPI says that this is rank 8 of 15, but nothing says of how many: add "
