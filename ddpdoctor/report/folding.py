@@ -75,11 +75,18 @@ def reasons(examinations: Sequence[Examination], names: Sequence[str]) -> dict[s
 
 def idle_reasons(examinations: Sequence[Examination]) -> dict[str, list[str]]:
     """Why checks had nothing to look at on any node, to their slugs: the first node's reason."""
+    idle = [
+        {
+            result.check.slug: result.not_tested.reason
+            for result in one.results
+            if result.not_tested is not None and result.not_tested.why is Why.NOT_APPLICABLE
+        }
+        for one in examinations
+    ]
     told: dict[str, list[str]] = {}
-    for results in zip(*(one.results for one in examinations), strict=True):
-        given = [result.not_tested for result in results]
-        if given[0] is not None and all(one is not None and one.why is Why.NOT_APPLICABLE for one in given):
-            told.setdefault(given[0].reason, []).append(results[0].check.slug)
+    for slug, reason in idle[0].items() if idle else ():
+        if all(slug in one for one in idle):
+            told.setdefault(reason, []).append(slug)
     return told
 
 

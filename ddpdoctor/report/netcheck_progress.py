@@ -84,7 +84,8 @@ class Progress:
         self.seats = tuple(
             Seat(guest.rank, guest.host, guest.facts is not None, guest.lost) for _, guest in sorted(hub.guests.items())
         )
-        here = {seat.rank for seat in self.seats}
+        # Node 0 is where we are.
+        here = {0} | {seat.rank for seat in self.seats}
         self.absent = tuple(one for one in hub.absent() if one.rank not in here)
         self.command = command
 

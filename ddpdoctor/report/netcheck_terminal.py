@@ -35,7 +35,6 @@ from ddpdoctor.report.terminal import (
     STYLES,
     VERDICT_STYLES,
     Hanging,
-    show_findings,
     show_found,
     show_not_tested,
     verdict_line,
@@ -100,9 +99,7 @@ def show_part(
             _show_headline(console, Verdict.UNKNOWN, f"No verdict on {host}: not a single check could be judged")
         elif examination.verdict is Verdict.OK:
             _show_headline(console, Verdict.OK, f"Nothing was found wrong with {host}")
-        show_found(console, own)
-        idle = idle_reasons([examination]) if verbose else {}
-        show_not_tested(console, reasons([examination], [host]), idle, verbose=verbose)
+        _show_own(console, examination, verbose=verbose)
         if part.lines:
             console.print(Text("The whole, as node 0 sees it", "bold"))
             for line in part.lines:
@@ -166,7 +163,14 @@ def _show_one_side(
         _show_row(console, "answer", meeting.turned_away)
     _show_conflicts(console, meeting)
     console.print()
-    show_findings(console, examination, verbose=verbose)
+    _show_own(console, examination, verbose=verbose)
+
+
+def _show_own(console: Console, examination: Examination, *, verbose: bool) -> None:
+    """One node's findings, and what could not be tested on it."""
+    show_found(console, examination.findings)
+    idle = idle_reasons([examination]) if verbose else {}
+    show_not_tested(console, reasons([examination], [""]), idle, verbose=verbose)
 
 
 def one_line_kept(line: str) -> str:

@@ -11,7 +11,7 @@ from ddpdoctor.facts.fleet import Cell, Fleet, Link, Node, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.findings import Severity
 from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
-from ddpdoctor.wording import bandwidth, listed, milliseconds, plural
+from ddpdoctor.wording import bandwidth, milliseconds, plural
 
 _MOST_ROWS = 16
 _MOST_LINES = 20
@@ -52,18 +52,14 @@ def untested(fleet: Fleet) -> list[str]:
 
 
 def outcome(fleet: Fleet, examinations: Sequence[Examination]) -> str:
-    """How many problems and warnings there are and on which nodes; never "fine" of what was not tested."""
-    names = names_of(fleet, examinations)
+    """How many problems and warnings there are; never "fine" of what was not tested."""
+    found = folded(examinations, names_of(fleet, examinations), verbose=True)
+    severities = [severity for _, severity, _ in found]
     parts = []
-    for severity, noun, tail in (
-        (Severity.FAIL, "problem", " that will stop or spoil training"),
-        (Severity.WARN, "warning", ""),
-    ):
-        nodes = [name for name, one in zip(names, examinations, strict=True) if severity in _severities(one)]
-        count = sum(one[1] is severity for one in folded(examinations, names, verbose=True))
-        if count:
-            where = f" ({listed(nodes, 4)})" if len(names) > 1 else ""
-            parts.append(f"{plural(count, noun)}{tail}{where}")
+    if fails := severities.count(Severity.FAIL):
+        parts.append(f"{plural(fails, 'problem')} that will stop or spoil training")
+    if warns := severities.count(Severity.WARN):
+        parts.append(plural(warns, "warning"))
     if overall(examinations) is Verdict.UNKNOWN:
         parts.append("no verdict: on at least one node not a single check could be judged")
     text = " and ".join(parts) or "nothing wrong was found"
@@ -79,10 +75,6 @@ def counts(fleet: Fleet, examinations: Sequence[Examination]) -> str:
         f"{plural(len(passed_everywhere(examinations)), 'check')} passed{where}, {len(unknown)} could not be tested, "
         f"{idle} had nothing to look at."
     )
-
-
-def _severities(one: Examination) -> set[Severity]:
-    return {severity for _, severity, _ in one.findings}
 
 
 # --- the head ---------------------------------------------------------------------------------------------------------
