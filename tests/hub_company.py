@@ -127,11 +127,12 @@ class Client:
 
     def hello(self, token: str = TOKEN, **changes: Any) -> None:
         """A proper Hello, but for the changes."""
+        nonce = changes.get("nonce", "ab" * 16)
         right = Hello(
             ddpdoctor=__version__,
             protocol=PROTOCOL,
-            nonce="ab" * 16,
-            proof=proof(token, "agent", "ab" * 16, self.greeting.nonce),
+            nonce=nonce,
+            proof=proof(token, "agent", nonce, self.greeting.nonce),
             host="odd",
             node_rank=None,
             nnodes=None,
@@ -181,7 +182,7 @@ class Client:
             while True:
                 self.answer_ping(await self.hear())
         except (EOFError, OSError):
-            return
+            self.writer.close()
 
 
 @asynccontextmanager

@@ -113,7 +113,7 @@ class Door:
         self._visitors: dict[asyncio.Task[None], _Visitor] = {}
         self._left = asyncio.Event()
         """A visitor has made room."""
-        self.inside: set[asyncio.Task[None]] = set()
+        self._inside: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         """One task for each connection, until it ends."""
 
     async def open(self) -> None:
@@ -155,6 +155,17 @@ class Door:
             visitor.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
+    async def empty(self, seconds: float) -> None:
+        """Waits until everybody has gone; who hasn't when the time is up is cut off."""
+        inside = dict(self._inside)
+        if not inside:
+            return
+        await asyncio.wait(inside, timeout=seconds)
+        for task, writer in inside.items():
+            writer.transport.abort()
+            task.cancel()
+        await asyncio.gather(*inside, return_exceptions=True)
+
     async def _accept(self, own: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -174,11 +185,11 @@ class Door:
             visitor = _Visitor(name[0], writer, loop.time())
             task = asyncio.create_task(self._receive(visitor, reader))
             self._visitors[task] = visitor
-            self.inside.add(task)
+            self._inside[task] = writer
             task.add_done_callback(self._gone)
 
     def _gone(self, task: asyncio.Task[None]) -> None:
-        self.inside.discard(task)
+        self._inside.pop(task)
         self._settled(task)
 
     def _settled(self, task: asyncio.Task[None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from typing import Final
@@ -10,8 +11,9 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.netcheck.lines import Lines, plain, unpack
+from ddpdoctor.netcheck.lines import LineError, Lines, plain, unpack
 from ddpdoctor.netcheck.messages import (
+    MOST,
     Answer,
     Cannot,
     Collect,
@@ -24,6 +26,7 @@ from ddpdoctor.netcheck.messages import (
     Manifest,
     Measure,
     Measured,
+    Message,
     Open,
     Opened,
     Order,
@@ -37,6 +40,9 @@ from ddpdoctor.snapshots import SnapshotError, decode_snapshot
 
 EXCHANGES: Final = 8
 """Comparisons of clocks at the beginning, one after the other."""
+
+LINGER_SECONDS: Final = 1.0
+"""How long a guest that was given up may take to read that."""
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -77,6 +83,7 @@ class Guest:
         self._pings = 0
         self._compared = 0
         self._unanswered: dict[int, float] = {}
+        self._farewell_said = False
         self._expected: tuple[type[Answer], asyncio.Future[Answer | None]] | None = None
 
     @property
@@ -86,7 +93,8 @@ class Guest:
 
     def send(self, line: bytes) -> None:
         """Hands it a line. It goes out when the guest reads; one that doesn't is lost to silence."""
-        self._writer.write(line)
+        if not self._farewell_said:
+            self._writer.write(line)
 
     def ping(self) -> None:
         self._pings += 1
@@ -122,21 +130,27 @@ class Guest:
         else:
             self._answered(message)
 
-    def lose(self, why: str, *, farewell: bool) -> None:
-        """Gives it up. farewell: tell it so; it may still hear us."""
+    def lose(self, why: str) -> None:
+        """Gives it up, and tells it so; it may still hear us."""
         self.lost = why
         if self._expected is not None and not self._expected[1].done():
             self._expected[1].set_result(None)
-        if farewell:
-            self.send(encode(Stopped(why=f"node 0 went on without this node: {why}")))
-        self._writer.close()
+        self.last_words(Stopped(why=f"node 0 went on without this node: {why}"))
+        asyncio.get_running_loop().call_later(LINGER_SECONDS, self._writer.transport.abort)
 
-    def hang_up(self) -> None:
-        """Closes the connection after what was sent; what the other side doesn't take is dropped at `abort`."""
-        self._writer.close()
+    def last_words(self, message: Message) -> None:
+        """Sends the last line. The connection stays open for the guest's end of it: were it closed while the guest says
+        something, the reset would take the line away again."""
+        self.send(encode(message))
+        self._farewell_said = True
+        with contextlib.suppress(OSError):
+            self._writer.write_eof()
 
-    def abort(self) -> None:
-        self._writer.transport.abort()
+    async def end_of_it(self) -> None:
+        """Comes when the guest, too, has nothing more to say. Nothing of it is kept."""
+        with contextlib.suppress(LineError):
+            while True:
+                await self.lines.next(MOST)
 
     def _compare(self, pong: Pong, came: float) -> None:
         sent = self._unanswered.pop(pong.number, None)

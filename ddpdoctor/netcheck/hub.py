@@ -13,8 +13,6 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from ddpdoctor.facts.fleet import Absent, Double
 from ddpdoctor.netcheck.door import Door, Knock, Limits
 from ddpdoctor.netcheck.guests import Guest, GuestError
@@ -22,7 +20,6 @@ from ddpdoctor.netcheck.lines import LineError
 from ddpdoctor.netcheck.messages import (
     MOST,
     Answer,
-    Message,
     Order,
     Part,
     Stopped,
@@ -37,18 +34,6 @@ FAREWELL_SECONDS: Final = 5.0
 MOST_REFUSED: Final = 64
 OTHER_FILES: Final = 256
 """Descriptors that this process may need besides one for each node."""
-
-
-class Refused(msgspec.Struct, frozen=True):
-    """A ddpdoctor that wasn't let in. `code` and `text` as in `TurnedAway`; -1 and None where it didn't come so far."""
-
-    host: str
-    address: str
-    code: str
-    text: str
-    rank: int = -1
-    nnodes: int | None = None
-    holder: str = ""
 
 
 class Hub:
@@ -70,11 +55,12 @@ class Hub:
     ) -> None:
         self.nnodes = nnodes
         self.guests: dict[int, Guest] = {}
-        self.refused: list[Refused] = []
+        self.doubles: list[Double] = []
+        """Nodes of the job that came and weren't let in, with why, at most MOST_REFUSED."""
         self.own = secrets.token_hex(16)
         self._limits = limits or Limits()
         self._hosts = hosts
-        self._changed = changed
+        self.changed = changed
         self._door = Door(addresses, port, token, self._limits, self._enter, self._note_refused, self._stir)
         self._run = secrets.token_hex(16)
         self._phase = "join"
@@ -107,22 +93,6 @@ class Hub:
     def strangers(self) -> tuple[str, ...]:
         """Who was refused, a sentence each."""
         return self._door.strangers.listed({guest.address for guest in self.guests.values()})
-
-    @property
-    def doubles(self) -> tuple[Double, ...]:
-        """Nodes that came and weren't let in, with why."""
-        return tuple(
-            Double(
-                rank=one.rank,
-                host=one.host,
-                address=one.address,
-                holder=one.holder,
-                code=one.code,
-                text=one.text,
-                nnodes=one.nnodes,
-            )
-            for one in self.refused
-        )
 
     def absent(self) -> tuple[Absent, ...]:
         """Who didn't come, or went before it had said anything of its host."""
@@ -170,53 +140,42 @@ class Hub:
         answers = {}
         for rank, future in waiting.items():
             if not future.done():
-                self._lose(self.guests[rank], f"no answer within {seconds:g} s", farewell=True)
+                self._lose(self.guests[rank], f"no answer within {seconds:g} s")
             elif (answer := future.result()) is not None:
                 answers[rank] = answer
         return answers
 
     async def dismiss(self, parts: Mapping[int, Part]) -> None:
         """Hands each node its part of the verdict and ends. A node without a part is told that there is none."""
-        lines: dict[int, bytes] = {}
         for guest in self._there():
-            part: Message = parts.get(guest.rank) or Stopped(why="node 0 has no verdict for this node")
-            guest.send(lines.get(id(part)) or lines.setdefault(id(part), encode(part)))
+            guest.last_words(parts.get(guest.rank) or Stopped(why="node 0 has no verdict for this node"))
         await self._end(FAREWELL_SECONDS)
 
     async def stop(self, why: str) -> None:
         """Tells all nodes that there will be no verdict, and why, and ends."""
-        line = encode(Stopped(why=why))
         for guest in self._there():
-            guest.send(line)
+            guest.last_words(Stopped(why=why))
         await self._end(1.0)
 
     async def _end(self, seconds: float) -> None:
         """Waits until the guests have read what they were sent and hung up. Then nothing of the hub is left."""
-        if self._over:
-            return
         self._over = True
-        await self._door.close()
         if self._pulse is not None:
             self._pulse.cancel()
             await asyncio.gather(self._pulse, return_exceptions=True)
-        if inside := set(self._door.inside):
-            await asyncio.wait(inside, timeout=seconds)
-            for guest in self.guests.values():
-                guest.abort()
-            for task in inside:
-                task.cancel()
-            await asyncio.gather(*inside, return_exceptions=True)
+        await self._door.close()
+        await self._door.empty(seconds)
 
     def _there(self) -> list[Guest]:
         return [guest for guest in self.guests.values() if not guest.lost]
 
     def _stir(self) -> None:
         self._news.set()
-        self._changed()
+        self.changed()
 
-    def _lose(self, guest: Guest, why: str, *, farewell: bool) -> None:
+    def _lose(self, guest: Guest, why: str) -> None:
         if not guest.lost and not self._over:
-            guest.lose(f"lost during {self._phase}: {why}", farewell=farewell)
+            guest.lose(f"lost during {self._phase}: {why}")
             self._stir()
 
     async def _keep_alive(self) -> None:
@@ -226,16 +185,16 @@ class Hub:
             await asyncio.sleep(limits.ping)
             for guest in self._there():
                 if loop.time() - guest.lines.heard > limits.quiet:
-                    self._lose(guest, f"nothing was heard of it for {limits.quiet:g} s", farewell=True)
+                    self._lose(guest, f"nothing was heard of it for {limits.quiet:g} s")
                 elif loop.time() - guest.lines.whole > limits.line:
-                    self._lose(guest, f"it sent no whole line for {limits.line:g} s", farewell=True)
+                    self._lose(guest, f"it sent no whole line for {limits.line:g} s")
                 else:
                     guest.ping()
 
     async def _enter(self, knock: Knock) -> None:
         """Gives whoever knows the token its place, and listens to it until it goes; or says why not."""
         rank = self._place(knock)
-        if isinstance(rank, Refused):
+        if isinstance(rank, Double):
             knock.writer.write(encode(TurnedAway(code=rank.code, text=rank.text)))
             self._keep_refused(rank)
             self._stir()
@@ -252,22 +211,31 @@ class Hub:
         try:
             while not guest.lost:
                 joined = guest.joined
-                guest.receive(await guest.lines.next(MOST))
+                line = await guest.lines.next(MOST)
+                if not guest.lost:
+                    guest.receive(line)
                 if guest.joined and not joined:
                     self._stir()
-        except GuestError as error:
-            self._lose(guest, str(error), farewell=True)
-        except LineError as error:
-            self._lose(guest, str(error), farewell=False)
+        except (GuestError, LineError) as error:
+            self._lose(guest, str(error))
+        await guest.end_of_it()
 
-    def _place(self, knock: Knock) -> int | Refused:
+    def _place(self, knock: Knock) -> int | Double:
         """The rank that this node gets, or why it gets none."""
         hello = knock.hello
         taken = {rank: guest for rank, guest in self.guests.items() if not guest.lost}
 
-        def refuse(code: str, text: str, holder: str = "") -> Refused:
+        def refuse(code: str, text: str, holder: str = "") -> Double:
             rank = -1 if hello.node_rank is None else hello.node_rank
-            return Refused(knock.hello.host, knock.address, code, text, rank, hello.nnodes, holder)
+            return Double(
+                rank=rank,
+                host=hello.host,
+                address=knock.address,
+                holder=holder,
+                code=code,
+                text=text,
+                nnodes=hello.nnodes,
+            )
 
         if hello.nnodes is not None and hello.nnodes != self.nnodes:
             text = f"--nnodes is {hello.nnodes} here and {self.nnodes} on node 0: it must be the same on all nodes"
@@ -293,12 +261,12 @@ class Hub:
         return hello.node_rank
 
     def _note_refused(self, host: str, address: str, away: TurnedAway) -> None:
-        self._keep_refused(Refused(host, address, away.code, away.text))
+        self._keep_refused(Double(rank=-1, host=host, address=address, code=away.code, text=away.text))
 
-    def _keep_refused(self, one: Refused) -> None:
+    def _keep_refused(self, one: Double) -> None:
         """Keeps it once, however often it comes."""
-        if one not in self.refused and len(self.refused) < MOST_REFUSED:
-            self.refused.append(one)
+        if one not in self.doubles and len(self.doubles) < MOST_REFUSED:
+            self.doubles.append(one)
 
 
 def _taken(rank: int, by: str, nnodes: int) -> str:

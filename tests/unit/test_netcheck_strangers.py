@@ -172,12 +172,16 @@ def test_of_an_endless_line_nothing_is_read_past_the_limit():
         limits = msgspec.structs.replace(QUICK, hello=30.0)
         async with hub(limits=limits) as one, client(one.port) as stranger:
             with pytest.raises(OSError):  # noqa: PT011 - reset, or a broken pipe
-                while True:
-                    stranger.writer.write(b"x" * (1 << 20))
-                    await stranger.writer.drain()
+                await _shout(stranger)
             assert one.strangers == (f"{HERE}: text that isn't ours: {'x' * 59}…",)
 
     run(go())
+
+
+async def _shout(stranger):
+    while True:
+        stranger.writer.write(b"x" * (1 << 20))
+        await stranger.writer.drain()
 
 
 def test_the_hub_listens_where_it_was_told_and_only_while_the_test_lasts():
