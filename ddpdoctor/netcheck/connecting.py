@@ -19,6 +19,9 @@ LIMIT: Final = 3.5
 NEIGHBOUR_GIVEN_UP: Final = 2.5
 """Seconds. EHOSTUNREACH that comes sooner was sent by somebody; later, it is the kernel that asked for a neighbour in vain."""
 
+SEGMENT: Final = 1200
+"""Bytes of a TCP segment, both ways: so much passes where longer packets get lost, and it is for a later phase to say so."""
+
 NO_WAY: Final = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETDOWN, errno.EINVAL)
 FORBIDDEN: Final = (errno.EACCES, errno.EPERM)
 CUT_OFF: Final = (errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE)
@@ -44,6 +47,8 @@ async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, soc
         return _attempt(to, Met.NO_ROUTE if error.errno in NO_WAY else Met.FAILED, error, started), None
     try:
         one.setblocking(False)
+        with suppress(OSError):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT)
         try:
             with suppress(BlockingIOError):
                 one.connect(to.sockaddr)
