@@ -27,7 +27,7 @@ SCRIPT = """#!/bin/sh
 ddpdoctor netcheck --quick > alone.out 2> alone.err
 echo $? > alone.code
 one_each="srun --ntasks=2 --ntasks-per-node=1"
-RANK=0 WORLD_SIZE=6 $one_each --output=exported-%t.out ddpdoctor netcheck --quick --json --strict
+RANK=0 WORLD_SIZE=6 $one_each --output=exported-%t.out --error=exported-%t.err ddpdoctor netcheck --quick --json --strict
 echo $? > exported.code
 mpirun --mca oob_tcp_if_include eth0 --mca btl_tcp_if_include eth0 --map-by ppr:1:node sh -c '
     exec ddpdoctor netcheck --quick --json > mpirun-$OMPI_COMM_WORLD_RANK.out'
@@ -99,7 +99,7 @@ def batch(cluster: Cluster) -> Cluster:
     assert done.returncode == 0, done.stderr
     until = time.monotonic() + 60
     while not (cluster.folder / "printed.code").exists():
-        assert time.monotonic() < until, "the batch script hangs"
+        assert time.monotonic() < until, f"the batch script hangs: {cluster.text('job.log')}"
         time.sleep(0.1)
     return cluster
 
@@ -118,11 +118,11 @@ def test_srun_two_tasks_a_node(cluster: Cluster) -> None:
 
 @pytest.mark.tool("slurmctld", "slurmd", "munged")
 def test_a_flag_wins_and_the_conflict_is_named_on_all_nodes(cluster: Cluster) -> None:
-    output = f"--output={cluster.folder}/flag-%t.out"
+    files = [f"--{stream}={cluster.folder}/flag-%t.{stream}" for stream in ("output", "error")]
     flags = ("--quick", "--json", "--nnodes", "3", "--wait", "2")
-    done = cluster.run("srun", "-N2", "--ntasks-per-node=1", output, "ddpdoctor", "netcheck", *flags)
+    done = cluster.run("srun", "-N2", "--ntasks-per-node=1", *files, "ddpdoctor", "netcheck", *flags)
     assert done.returncode == 1, done.stderr
-    whole, part = (cluster.report(f"flag-{task}.out") for task in (0, 1))
+    whole, part = (cluster.report(f"flag-{task}.output") for task in (0, 1))
     assert whole["verdict"] == part["verdict"] == "fail"
     assert {one["slug"] for one in whole["findings"]} == {"rdzv-missing-node", "launcher-conflict"}
     assert [one["slug"] for one in part["findings"]] == ["launcher-conflict"]
