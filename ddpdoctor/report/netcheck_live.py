@@ -22,7 +22,7 @@ from ddpdoctor.wording import listed
 
 _MOST_NODES = 8
 _MOST_ABSENT = 4
-_MOST_PAST = 6
+_MOST_COMMANDS = 2
 _BAR = 20
 _MARGIN = 9
 _PER_SECOND = 8
@@ -62,8 +62,8 @@ class _Drawing:
 def drawing(progress: Progress) -> Iterator[Text]:
     """At most some twenty lines, whatever the number of nodes. Only a command may be wrapped: cut, it can't be copied."""
     yield _row("netcheck", _where(progress), "bold")
-    for name, seconds in progress.past[-_MOST_PAST:]:
-        yield _row("", f"{name}  {seconds:.1f} s", "green")
+    if progress.past:
+        yield _row("done", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in progress.past), "green")
     if progress.phase:
         text = f"{progress.phase}  {PHASES.get(progress.phase, '')}  {progress.phase_seconds:.0f} s"
         yield _row("now", text, "bold")
@@ -83,7 +83,7 @@ def _row(label: str, text: str, style: str = "") -> Text:
 
 def _where(progress: Progress) -> str:
     met = progress.met
-    where = one_line(f"{met.master}, port {met.port}, ") if met is not None else ""
+    where = f"{one_line(met.master)}, port {met.port}, " if met is not None else ""
     return f"{where}{progress.seconds:.0f} s"
 
 
@@ -102,10 +102,11 @@ def _nodes(progress: Progress) -> Iterator[Text]:
         yield _row("lost", f"{seat.name}: {one_line(seat.lost)}", "bold red")
     if len(lost) > _MOST_ABSENT:
         yield _row("", f"and {len(lost) - _MOST_ABSENT} more", "bold red")
-    if progress.absent:
+    if progress.absent and progress.phase in ("", "join"):
         waited = listed(map(absent_name, progress.absent), _MOST_ABSENT)
-        yield _row("missing", f"{waited}; run there:", "bold yellow")
+        yield _row("missing", waited, "bold yellow")
         if progress.command is not None:
-            for one in progress.absent[: _MOST_ABSENT - 1]:
+            yield Text("run there:", "dim")
+            for one in progress.absent[:_MOST_COMMANDS]:
                 command = Text("  ", overflow="fold")
                 yield command.append(progress.command(one.rank), "cyan")
