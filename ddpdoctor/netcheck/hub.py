@@ -100,10 +100,18 @@ class Hub:
         return tuple(Absent(rank=rank, host=self._hosts[rank] if rank < len(self._hosts) else "") for rank in gone)
 
     async def gather(self, seconds: float) -> None:
-        """Waits until all nodes have joined, or the time is up. Who comes later is turned away."""
+        """Waits until all nodes have joined, or the time is up. Who comes later is turned away.
+
+        Where all have come, but some could not be let in, nobody is left to wait for: it ends a moment after the last.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while (left := deadline - loop.time()) > 0 and not self._whole():
+        while not self._whole():
+            if self._all_came():
+                deadline = min(deadline, loop.time() + self._limits.second_thoughts)
+            left = deadline - loop.time()
+            if left <= 0:
+                break
             self._news.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), left)
@@ -111,6 +119,11 @@ class Hub:
 
     def _whole(self) -> bool:
         return len(self.guests) == self.nnodes and all(guest.joined for guest in self.guests.values())
+
+    def _all_came(self) -> bool:
+        there = {(one.host, one.address) for one in self.guests.values() if one.joined}
+        refused = {(one.host, one.address) for one in self.doubles} - there
+        return bool(refused) and len(there) + len(refused) >= self.nnodes
 
     async def close_door(self) -> None:
         """Listens no more: from here on torch's own store can have the port. The guests stay."""
