@@ -62,7 +62,7 @@ def env_not_propagated(fleet: Fleet, meeting: Meeting, rdma: Maybe[Rdma]) -> Ite
     fatal = [one for one in differing if one.fatal and _read(one, there(fleet), rdma)]
     yield Finding(
         summary=_summary(own, differing, _others(own, there(fleet))),
-        cause=_cause(fatal),
+        cause=_cause(fatal, differing),
         evidence=tuple(_values(one.name, there(fleet)) for one in differing),
         fixes=_fixes(own, differing, meeting),
         severity=FAIL if fatal else WARN,
@@ -114,7 +114,9 @@ def _summary(own: Node, differing: list[Deviation], others: str) -> str:
     return f"{called(own)} has {one.name}={_shown(one.own.value)}; on {others} it is {theirs}"[:160]
 
 
-def _cause(fatal: list[Deviation]) -> str:
+def _cause(fatal: list[Deviation], differing: list[Deviation]) -> str:
+    if not fatal and all(one.fatal for one in differing):
+        return "Nothing reads it as things are: there is no NCCL on any node, or no InfiniBand on this one."
     if not fatal:
         return "As things are, ranks that differ in this still understand each other, but may not behave alike."
     reasons: dict[str, list[str]] = {}
