@@ -119,7 +119,6 @@ def _print_json(end: End, *, verbose: bool) -> None:
 
 
 def _print(end: End, *, matrix: bool, verbose: bool, quiet: bool) -> None:
-    from ddpdoctor.report.matrix import show_matrix
     from ddpdoctor.report.netcheck_terminal import show_alone, show_part, show_verdict
     from ddpdoctor.report.terminal import make_console
 
@@ -130,11 +129,10 @@ def _print(end: End, *, matrix: bool, verbose: bool, quiet: bool) -> None:
             fleet=end.fleet,
             examinations=end.examinations,
             meeting=end.meeting,
+            matrix=matrix,
             verbose=verbose,
             quiet=quiet,
         )
-        if matrix:
-            show_matrix(console, end.fleet)
     elif end.part is not None:
         show_part(console, end.part, examination=end.examinations[0], verbose=verbose, quiet=quiet)
     else:

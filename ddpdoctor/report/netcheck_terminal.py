@@ -13,6 +13,7 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import Severity
 from ddpdoctor.netcheck.messages import Part
 from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
+from ddpdoctor.report.matrix import show_matrix
 from ddpdoctor.report.netcheck_words import (
     COLUMNS,
     WORDS,
@@ -53,6 +54,7 @@ def show_verdict(
     fleet: Fleet,
     examinations: Sequence[Examination],
     meeting: Meeting,
+    matrix: bool = False,
     verbose: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -66,14 +68,16 @@ def show_verdict(
         _show_headline(console, *headline(fleet, examinations))
         _show_head(console, fleet, meeting)
         _show_phases(console, fleet)
-        show_found(console, found)
-        show_not_tested(
-            console, reasons(examinations, names), idle_reasons(examinations) if verbose else {}, verbose=verbose
-        )
-        if verbose:
-            _show_passed(console, passed_everywhere(examinations))
-    else:
+    if matrix:
+        show_matrix(console, fleet)
+    if quiet:
         _show_lines(console, found)
+    else:
+        show_found(console, found)
+        idle = idle_reasons(examinations) if verbose else {}
+        show_not_tested(console, reasons(examinations, names), idle, verbose=verbose)
+    if verbose:
+        _show_passed(console, passed_everywhere(examinations))
     _show_last(console, fleet, examinations, found)
 
 
