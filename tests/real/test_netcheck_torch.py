@@ -1,0 +1,110 @@
+"""netcheck with the real torch on two hosts: the job's own store and port, gloo, and what it names before gloo would hang."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pythons import fake_torch
+from tests.real.namespaces import Host, network
+from tests.real.netcheck_hosts import Ran, netcheck
+
+pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
+
+DEADLINE = 60
+"""Seconds for a whole run, with the real torch where it comes so far."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[list[Host]]:
+    with network("n1", "n2") as hosts:
+        yield hosts
+
+
+def phases(ran: Ran) -> dict[str, str]:
+    return {one["name"]: one["passed"] for one in ran.report["phases"]}
+
+
+WATCH = """
+import sys, time
+wanted = ":%04X " % int(sys.argv[1])
+until = time.monotonic() + 60
+while time.monotonic() < until:
+    for table in "/proc/net/tcp", "/proc/net/tcp6":
+        for line in open(table).readlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and (columns[1] + " ").endswith(wanted):
+                print(columns[1].partition(":")[0], flush=True)
+    time.sleep(0.01)
+"""
+"""Prints the local address of whatever listens on that port, a hundred times a second."""
+
+
+def test_good_hosts_pass_all_phases_with_the_store_on_the_real_port(pair: list[Host]) -> None:
+    watch = pair[0].start(sys.executable, "-c", WATCH, "29511")
+    try:
+        first, second = netcheck(pair, "--full", "--master-port", "29511", seconds=DEADLINE)
+    finally:
+        watch.kill()
+        listened = set(watch.communicate()[0].split())
+    assert (first.code, second.code) == (0, 0), first.stdout + first.stderr
+    assert first.slugs == second.slugs == set()
+    assert phases(first) == {
+        **dict.fromkeys(("join", "compare", "reach", "links", "gloo"), "pass"),
+        "nccl": "not tested",
+    }
+    assert "collective-failed" in first.report["passed"]
+    # Our hub listens on the master's own address alone; torch's store on all, of both families.
+    assert listened == {"0B004D0A", "0" * 32}
+
+
+@pytest.mark.parametrize(
+    ("name", "slugs"), [("lo", {"loopback-ifname", "gloo-wrong-interface"}), ("eth9", {"gloo-ifname-not-found"})]
+)
+def test_a_wrong_interface_is_named_before_gloo_would_hang(pair: list[Host], name: str, slugs: set[str]) -> None:
+    first, second = netcheck(pair, "--full", each={"n2": {"GLOO_SOCKET_IFNAME": name}}, seconds=DEADLINE)
+    assert first.code == second.code == 1
+    found = slugs & first.slugs
+    assert found, first.stdout
+    assert {node for slug in found for node in first.nodes(slug)} == {"n2"}
+    assert found & second.slugs
+    assert phases(first)["gloo"] == "not tested"
+    assert first.seconds < 30
+
+
+def test_a_hostname_that_is_loopback_is_named(pair: list[Host]) -> None:
+    pair[1].hosts("127.0.0.1 localhost\n127.0.1.1 n2\n10.77.0.11 n1\n")
+    try:
+        first, _ = netcheck(pair, "--full", seconds=DEADLINE)
+    finally:
+        pair[1].hosts("127.0.0.1 localhost\n10.77.0.11 n1\n10.77.0.12 n2\n")
+    assert first.code == 1
+    assert first.slugs & {"hostname-resolves-loopback", "gloo-wrong-interface"}
+    assert phases(first)["gloo"] == "not tested"
+
+
+CRASH = """
+import os, sys
+sys.path[:] = [one for one in sys.path if one != os.environ["FAKE"]]
+del sys.modules["torch"]
+import torch
+import torch.distributed
+def init_process_group(*arguments, **options):
+    os.kill(os.getpid(), 9)
+torch.distributed.init_process_group = init_process_group
+"""
+"""The real torch, but for one function."""
+
+
+def test_the_node_whose_rank_dies_is_named(pair: list[Host], tmp_path: Path) -> None:
+    folder = fake_torch(tmp_path, CRASH, "2.13.0+cpu")
+    root = str(Path(__file__).parent.parent.parent)
+    settings = {"PYTHONPATH": f"{folder}:{root}", "FAKE": str(folder)}
+    first, second = netcheck(pair, "--full", each={"n2": settings}, seconds=2 * DEADLINE)
+    assert first.code == second.code == 1
+    assert first.nodes("collective-failed") == ["n2"]
+    assert "ended by SIGKILL" in first.findings("collective-failed")[0]["summary"]
+    assert phases(first)["gloo"] == "fail"
