@@ -127,13 +127,17 @@ def show_alone(
     problems: why there is no verdict on the whole.
     """
     own = examination.findings
+    if meeting.nnodes is not None and not problems and examination.verdict is not Verdict.FAIL:
+        problems = (f"{meeting.nnodes} nodes were to meet, and this one met none of them",)
     if quiet:
         _show_lines(console, own)
     else:
         _show_one_side(console, examination, meeting, problems, verbose=verbose)
-    for problem in problems:
-        console.print(Hanging(Text("no verdict", "bold magenta"), Text(one_line(problem)), 12))
-    console.print(Hanging(Text(""), verdict_line([examination]), 0))
+    if problems and examination.verdict is not Verdict.FAIL:
+        word = Text().append("UNKNOWN  ", VERDICT_STYLES[Verdict.UNKNOWN])
+        console.print(Hanging(Text(""), word.append(one_line("; ".join(problems)), "bold"), 0))
+    else:
+        console.print(Hanging(Text(""), verdict_line([examination]), 0))
     if not quiet:
         console.print(
             Hanging(Text(""), Text("Only this side was looked at: no other node was asked.", "bold magenta"), 0)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ddpdoctor.examination import Examination, Verdict, node_names, overall
+from ddpdoctor.examination import Examination, Verdict, node_names
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Cell, Fleet, Link, Node, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.findings import Severity
+from ddpdoctor.netcheck.judging import whole
 from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
 from ddpdoctor.wording import bandwidth, milliseconds, plural
 
 _MOST_ROWS = 16
 _MOST_LINES = 20
+
+_NOT_JUDGED = "No verdict: on at least one node not a single check could be judged"
 
 COLUMNS = ("rank", "host", "address", "interface", "torch", "NCCL")
 
@@ -30,14 +33,13 @@ def names_of(fleet: Fleet, examinations: Sequence[Examination]) -> list[str]:
 
 def headline(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Verdict, str]:
     """The verdict and the one sentence that must be seen first: the worst finding, or what was fine and what not tested."""
-    verdict = overall(examinations)
+    verdict, problems = whole(fleet, examinations)
     found = folded(examinations, names_of(fleet, examinations))
     if verdict in (Verdict.FAIL, Verdict.WARN):
         more = sum(severity is not Severity.INFO for _, severity, _ in found) - 1
         return verdict, found[0][2].summary + (f" (and {more} more)" if more else "")
     if verdict is Verdict.UNKNOWN:
-        return verdict, "No verdict: on at least one node not a single check could be judged"
-    # Who is missing, or failed in a phase, is a finding; if no check said so, this sentence must not hide it.
+        return verdict, next(iter(problems), _NOT_JUDGED)
     text = f"{len(fleet.nodes)} of {plural(max(fleet.expected, len(fleet.nodes)), 'node')} met, and nothing wrong was found"
     return verdict, "; ".join([text, *untested(fleet)])
 
@@ -60,8 +62,9 @@ def outcome(fleet: Fleet, examinations: Sequence[Examination]) -> str:
         parts.append(f"{plural(fails, 'problem')} that will stop or spoil training")
     if warns := severities.count(Severity.WARN):
         parts.append(plural(warns, "warning"))
-    if overall(examinations) is Verdict.UNKNOWN:
-        parts.append("no verdict: on at least one node not a single check could be judged")
+    verdict, problems = whole(fleet, examinations)
+    if verdict is Verdict.UNKNOWN:
+        parts += problems or [_NOT_JUDGED]
     text = " and ".join(parts) or "nothing wrong was found"
     return f"{text[0].upper()}{text[1:]}"
 
