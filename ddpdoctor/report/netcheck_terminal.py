@@ -169,6 +169,9 @@ def _show_one_side(
         _show_row(console, "there", who_listens(meeting))
     if meeting.turned_away:
         _show_row(console, "answer", meeting.turned_away)
+    for problem in problems:
+        if problem != meeting.turned_away:
+            _show_row(console, "ended", problem)
     _show_conflicts(console, meeting)
     console.print()
     _show_own(console, examination, verbose=verbose)
