@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
+from collections import Counter
 from collections.abc import Iterator
 
-from ddpdoctor.facts.base import known
+from ddpdoctor.facts.base import Maybe, known
 from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.fleet import Fleet, Node
+from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
-from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.interface_choice import (
     as_address,
     left_out_by_family,
@@ -46,7 +50,7 @@ from ddpdoctor.knowledge.network_fixes import (
 )
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wording import listed
+from ddpdoctor.wording import listed, plural
 
 UNVERIFIED = "not verified against a release"
 
@@ -207,16 +211,26 @@ def _is_loopback_text(name: str) -> bool:
 @check(
     "ipv6-mismatch",
     severity=FAIL,
-    log_signs=(LogSign("errno: 97 - Address family not supported by protocol", why=UNVERIFIED),),
+    log_signs=(
+        LogSign("errno: 97 - Address family not supported by protocol", why=UNVERIFIED),
+        LogSign(
+            "ss1.ss_family == ss2.ss_family",
+            why="from gloo, which has an IPv4 address on one node and an IPv6 one on another",
+        ),
+    ),
 )
-def ipv6_mismatch(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
+def ipv6_mismatch(
+    network: Network, environment: Environment, nccl: Nccl, fleet: Fleet, meeting: Maybe[Meeting]
+) -> Iterator[Finding]:
     """Names or settings ask for IPv6, and this host hasn't got it (or the other way round).
 
     ## What breaks
     Connecting fails with "Address family not supported by protocol" or "Network is unreachable", or NCCL finds no interface.
+    gloo ends with "[enforce fail ...] ss1.ss_family == ss2.ss_family", even where every node has both.
 
     ## Why
     A name has an AAAA record while the host has only IPv4 addresses, or NCCL_SOCKET_FAMILY was copied from another cluster.
+    gloo takes the first address of the hostname, which is IPv6 where /etc/hosts or DNS has both, and all nodes must agree.
     A "[W socket.cpp] ... errno: 97" that is followed by success is harmless: torch tries IPv6 first.
 
     ## Fix
@@ -234,7 +248,10 @@ def ipv6_mismatch(network: Network, environment: Environment, nccl: Nccl) -> Ite
                 evidence=(resolved(resolution), addresses(network)),
                 fixes=(Fix(f"Show the master's IPv{ours} address there, and use it for {name}", ("hostname -I",)),),
             )
-    yield from _family_of_gloo(network, environment, nccl)
+    if len(fleet.nodes) > 1:
+        yield from _families_of_fleet(network, fleet, meeting)
+    else:
+        yield from _family_of_gloo(network, environment, nccl)
 
 
 def _family_of_nccl(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
@@ -265,3 +282,73 @@ def _family_of_gloo(network: Network, environment: Environment, nccl: Nccl) -> I
             fixes=(*hosts_fix(network), *((Fix("Or name the interface", interface_settings(way)),) if way else ())),
             severity=WARN,
         )
+
+
+def _families_of_fleet(network: Network, fleet: Fleet, meeting: Maybe[Meeting]) -> Iterator[Finding]:
+    own = next((one for one in fleet.nodes if isinstance(meeting, Meeting) and one.rank == meeting.node_rank), None)
+    if own is None:
+        return
+    apart = [one for one in fleet.nodes if one.rank > own.rank and not set(own.families) & set(one.families)]
+    if apart and own.families:
+        theirs = apart[0]
+        yield Finding(
+            summary=f"{own.host} has only IPv{own.families} addresses and {theirs.host} only IPv{theirs.families} ones: no way between them",
+            evidence=(
+                addresses(network),
+                Evidence(f"{listed(one.host for one in apart)}: only IPv{theirs.families}", "the nodes' own words"),
+            ),
+            fixes=(
+                Fix(
+                    "Show the addresses of each, and give the one or the other the family it lacks", ("ip -br address",)
+                ),
+            ),
+        )
+    yield from _gloo_apart(own, network, fleet)
+
+
+def _gloo_apart(own: Node, network: Network, fleet: Fleet) -> Iterator[Finding]:
+    """Where gloo's addresses are of different families: told to those with the rarer one; of two as many, with IPv6."""
+    taken = {
+        one.rank: one.gloo_address for one in fleet.nodes if one.gloo_address and not is_loopback(one.gloo_address)
+    }
+    versions: dict[int, int] = {rank: as_address(address).version for rank, address in taken.items()}
+    count = Counter(versions.values())
+    if len(count) < 2 or own.rank not in versions:
+        return
+    ours = versions[own.rank]
+    theirs = 10 - ours
+    if (count[ours], ours == 4) > (count[theirs], theirs == 4):
+        return
+    others = [f"{one.host} {taken[one.rank]}" for one in fleet.nodes if versions.get(one.rank) == theirs]
+    yield Finding(
+        summary=f"gloo takes {taken[own.rank]} (IPv{ours}) on {own.host}, and IPv{theirs} on {plural(len(others), 'other node')}: it needs one family on all",
+        evidence=(
+            Evidence(f"{own.host}: {taken[own.rank]}", "gloo's rules"),
+            Evidence(listed(others), "gloo's rules over there"),
+        ),
+        fixes=tuple(_other_family(theirs, own, network)),
+    )
+
+
+def _other_family(version: int, own: Node, network: Network) -> Iterator[Fix]:
+    """gloo takes an interface's IPv4 address before its IPv6 one, and a name's IPv6 address before its IPv4 one."""
+    there = [
+        (interface.name, str(as_address(address)))
+        for interface in network.interfaces
+        for address in interface.addresses
+        if as_address(address).version == version
+        and not as_address(address).is_loopback
+        and not as_address(address).is_link_local
+    ]
+    if not there:
+        yield Fix(f"Give {own.host} an IPv{version} address", ("ip -br address",))
+        return
+    interface, address = next((one for one in there if one[0] == way_to_the_others(network)), there[0])
+    if version == 4:
+        yield Fix(
+            f"Name the interface on {own.host}; of its addresses gloo takes the IPv4 one",
+            (f"export GLOO_SOCKET_IFNAME={interface}",),
+        )
+    else:
+        line = shlex.quote(f"{address} {network.hostname}")
+        yield by_root(f"Name {own.host}'s IPv6 address in /etc/hosts there", (f"echo {line} | sudo tee -a /etc/hosts",))
