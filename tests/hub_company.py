@@ -37,7 +37,7 @@ from ddpdoctor.netcheck.tokens import proof
 
 HERE = "127.0.0.1"
 TOKEN = "abcd-efgh-ijkl"
-QUICK = Limits(hello=0.4, grace=0.1, ping=0.1, quiet=0.8, line=3.0)
+QUICK = Limits(hello=0.4, grace=0.1, second_thoughts=0.3, ping=0.1, quiet=0.8, line=3.0)
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)

@@ -18,10 +18,12 @@ from ddpdoctor.netcheck.door import Limits
 from ddpdoctor.netcheck.guests import UNDECODABLE
 from ddpdoctor.netcheck.lines import LineError, Lines, plain
 from ddpdoctor.netcheck.messages import (
+    ENOUGH,
     MOST,
     PROTOCOL,
     Answer,
     Cannot,
+    Enough,
     Greeting,
     Hello,
     Leaving,
@@ -52,8 +54,8 @@ MOST_ORDERS: Final = 8
 _AT_THE_DOOR: Final[msgspec.json.Decoder[Welcome | TurnedAway | Stopped]] = msgspec.json.Decoder(
     Welcome | TurnedAway | Stopped
 )
-_INSIDE: Final[msgspec.json.Decoder[Ping | Waiting | Stopped | Part | Order]] = msgspec.json.Decoder(
-    Ping | Waiting | Stopped | Part | Order
+_INSIDE: Final[msgspec.json.Decoder[Ping | Waiting | Stopped | Part | Order | Enough]] = msgspec.json.Decoder(
+    Ping | Waiting | Stopped | Part | Order | Enough
 )
 
 
@@ -90,8 +92,9 @@ async def attend(
     """Goes through the whole test on a connection that the hub has greeted us on; closes it in the end.
 
     manifest, told as which node we were let in, gives this host's Snapshot as JSON, deflated by zlib; it may take its
-    time. carry_out does one order at a time; what it raises becomes the order's answer. own: `Hub.own`, where the hub is ours. When it is cancelled, the hub is told; the
-    cancellation's message, "Ctrl-C" where it has none, says by what.
+    time. carry_out does one order at a time; what it raises becomes the order's answer; cancelled with ENOUGH, it may still
+    give one. own: `Hub.own`, where the hub is ours. When attend is cancelled, the hub is told; the cancellation's message,
+    "Ctrl-C" where it has none, says by what.
 
     Raises:
         TurnedAwayError: the hub doesn't let us in, or doesn't know our token, or speaks another protocol.
@@ -131,6 +134,7 @@ class _Agent:
         self._heard = heard
         self._limits = limits
         self._orders: asyncio.Queue[Order] = asyncio.Queue(MOST_ORDERS)
+        self._carrying: asyncio.Task[Answer] | None = None
 
     async def enter(self, job: Job, nonce: str) -> Welcome:
         greeting = self._greeting
@@ -183,13 +187,15 @@ class _Agent:
             await asyncio.wait_for(self._writer.drain(), 1.0)
 
     def _say(self, message: Message) -> None:
-        self._writer.write(encode(message))
+        if not self._writer.is_closing():
+            self._writer.write(encode(message))
 
     async def _work(self, manifest: Awaitable[bytes]) -> None:
         self._say(Manifest(snapshot=await manifest))
         await self._writer.drain()
         while True:
-            line = encode(await self._answer(await self._orders.get()))
+            self._carrying = asyncio.create_task(self._answer(await self._orders.get()))
+            line = encode(await self._carrying)
             if len(line) > MOST:
                 line = encode(Cannot(why=f"the answer has {len(line)} bytes, and {MOST} are allowed"))
             self._writer.write(line)
@@ -198,6 +204,10 @@ class _Agent:
     async def _answer(self, order: Order) -> Answer:
         try:
             return await self._carry_out(order)
+        except asyncio.CancelledError as error:
+            if error.args != (ENOUGH,):
+                raise
+            return Cannot(why="it was ended, since it had failed on another node")
         except Exception as error:
             return Cannot(why=plain(f"{type(error).__name__}: {error}", 400))
 
@@ -214,6 +224,9 @@ class _Agent:
                 raise HubStopped(plain(message.why, 400))
             elif isinstance(message, Part):
                 return message
+            elif isinstance(message, Enough):
+                if self._carrying is not None:
+                    self._carrying.cancel(ENOUGH)
             elif self._orders.full():
                 raise HubGone("node 0 sent order after order without waiting for the answers")
             else:

@@ -33,7 +33,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 0.5
     """What each of those has before it must make room for another."""
     second_thoughts: float = 3.0
-    """When all nodes have come and some weren't let in: for starting one again the right way."""
+    """When all nodes have come and some weren't let in: for starting one again the right way. When one has failed in what
+    needs all: for the others to see it by themselves."""
     ping: float = 2.0
     """Between two signs of life."""
     quiet: float = 15.0

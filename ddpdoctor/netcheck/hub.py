@@ -20,6 +20,7 @@ from ddpdoctor.netcheck.lines import LineError
 from ddpdoctor.netcheck.messages import (
     MOST,
     Answer,
+    Enough,
     Order,
     Part,
     Stopped,
@@ -136,9 +137,14 @@ class Hub:
         for guest in self._there():
             guest.send(line)
 
-    async def ask(self, orders: Mapping[int, Order], seconds: float) -> dict[int, Answer]:
+    async def ask(
+        self, orders: Mapping[int, Order], seconds: float, failed: Callable[[Answer], bool] | None = None
+    ) -> dict[int, Answer]:
         """Hands each node its order, and gives their answers, by rank. Who hasn't answered when the time is up, or goes
         before, is lost, and has none.
+
+        failed: where the nodes wait for each other, whether an answer means that the rest would wait in vain. After it,
+        or after the loss of a node, the rest are told to end what they do.
         """
         waiting: dict[int, asyncio.Future[Answer | None]] = {}
         lines: dict[int, bytes] = {}
@@ -149,7 +155,7 @@ class Hub:
                 line = lines.get(id(order)) or lines.setdefault(id(order), encode(order))
                 waiting[rank] = guest.order(order, line)
         if waiting:
-            await asyncio.wait(waiting.values(), timeout=seconds)
+            await self._answers(waiting, seconds, failed)
         answers = {}
         for rank, future in waiting.items():
             if not future.done():
@@ -157,6 +163,33 @@ class Hub:
             elif (answer := future.result()) is not None:
                 answers[rank] = answer
         return answers
+
+    async def _answers(
+        self,
+        waiting: Mapping[int, asyncio.Future[Answer | None]],
+        seconds: float,
+        failed: Callable[[Answer], bool] | None,
+    ) -> None:
+        """Waits until all have answered or are lost, or the time is up."""
+        everything = asyncio.gather(*waiting.values())
+        vain = asyncio.get_running_loop().create_future()
+
+        def settled(future: asyncio.Future[Answer | None]) -> None:
+            if failed is None or vain.done() or future.cancelled():
+                return
+            if (answer := future.result()) is None or failed(answer):
+                vain.set_result(None)
+
+        for future in waiting.values():
+            future.add_done_callback(settled)
+        await asyncio.wait({everything, vain}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if everything.done() or not vain.done():
+            return
+        await asyncio.wait({everything}, timeout=self._limits.second_thoughts)
+        for rank, future in waiting.items():
+            if not future.done():
+                self.guests[rank].send(encode(Enough()))
+        await asyncio.wait({everything}, timeout=self._limits.hello)
 
     async def dismiss(self, parts: Mapping[int, Part]) -> None:
         """Hands each node its part of the verdict and ends. A node without a part is told that there is none."""

@@ -23,6 +23,10 @@ MOST: Final = 4 * 1024 * 1024
 """Bytes of any line: the verdict for, or the facts of, one node."""
 
 
+ENOUGH: Final = "node 0 has had enough"
+"""The message of the cancellation of an order that is to end at once and may still be answered; see `Enough`."""
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
     """Base of all messages; `type` is the class's name in lower case."""
 
@@ -213,6 +217,10 @@ class Collected(Message, frozen=True):
     hung: bool = False
 
 
+class Enough(Message, frozen=True):
+    """Hub: end the order that you are carrying out, and answer. It has failed elsewhere, and would wait in vain."""
+
+
 class Cannot(Message, frozen=True):
     """Agent: it could not carry out the order at all, and why; a crash of one phase is that phase's result."""
 
@@ -243,7 +251,7 @@ class Part(Message, frozen=True):
 
 Order = Open | Dial | Count | Measure | Collect
 Answer = Opened | Dialled | Counted | Measured | Collected | Cannot
-FromHub = Greeting | Welcome | TurnedAway | Ping | Stopped | Waiting | Order | Part
+FromHub = Greeting | Welcome | TurnedAway | Ping | Stopped | Waiting | Order | Enough | Part
 FromAgent = Hello | Pong | Leaving | Manifest | Answer
 
 

@@ -20,6 +20,7 @@ from ddpdoctor.netcheck.messages import (
     Greeting,
     Leaving,
     Manifest,
+    Open,
     Opened,
     Part,
     Ping,
@@ -597,6 +598,34 @@ def test_an_agent_shows_that_it_lives_while_it_carries_out_an_order():
             assert await one.ask({1: Count()}, 5) == {1: SEVEN}
             await one.dismiss({0: PART, 1: PART})
             assert await asyncio.gather(*tasks) == [PART, PART]
+
+    run(go())
+
+
+def test_what_needs_all_nodes_is_ended_when_one_is_lost():
+    """The answer in time counts; the others end what they do, and are still there afterwards."""
+
+    async def endless(order):
+        if isinstance(order, Open):
+            await asyncio.sleep(60)
+        return SEVEN
+
+    async def quick(order):
+        return Opened(places=()) if isinstance(order, Open) else SEVEN
+
+    async def go():
+        async with hub(4) as one, agents(one) as tasks, client(one.port) as odd:
+            await odd.join(node_rank=1)
+            tasks.append(asyncio.ensure_future(agent(one.port, 2, carry_out=endless)))
+            tasks.append(asyncio.ensure_future(agent(one.port, 3, carry_out=quick)))
+            await asyncio.gather(one.gather(5), _answer_joined(one, odd, 1))
+            one.announce("gloo")
+            asking = asyncio.ensure_future(one.ask(dict.fromkeys((1, 2, 3), Open()), 30, lambda answer: False))
+            await odd.until(Open)
+            odd.writer.close()
+            answers = await asyncio.wait_for(asking, 3)
+            assert answers == {2: Cannot(why="it was ended, since it had failed on another node"), 3: Opened(places=())}
+            await finish(one, *tasks)
 
     run(go())
 
