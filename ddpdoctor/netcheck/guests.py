@@ -91,9 +91,14 @@ class Guest:
         """Whether it is there, with its facts and its clock."""
         return self.facts is not None and not self.lost and self._compared >= EXCHANGES
 
+    @property
+    def came_to(self) -> str:
+        """The address of ours that it dialled."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
     def send(self, line: bytes) -> None:
         """Hands it a line. It goes out when the guest reads; one that doesn't is lost to silence."""
-        if not self._farewell_said:
+        if not self._farewell_said and not self._writer.is_closing():
             self._writer.write(line)
 
     def ping(self) -> None:
