@@ -27,7 +27,7 @@ from ddpdoctor.wording import in_patient, pip_install
 LOST = "this node is lost"
 
 
-def _own(fleet: Fleet, meeting: Meeting) -> Node:
+def own_of_several(fleet: Fleet, meeting: Meeting) -> Node:
     """This node, where there is another to compare it with."""
     requires(fleet.nodes, NO_FLEET)
     own = own_node(fleet, meeting)
@@ -63,7 +63,7 @@ def torch_version_mismatch(
     Install the same version, of the same build (`+cu130`, `+cpu`), on all nodes, or use one container image or shared
     environment: `python -m pip install torch==VERSION`.
     """
-    own = _own(fleet, meeting)
+    own = own_of_several(fleet, meeting)
     nodes = there(fleet)
     versions = {one.rank: one.torch for one in nodes if isinstance(one.torch, str)}
     requires(versions, "torch is not installed")
@@ -273,7 +273,7 @@ def nccl_version_mismatch(
     ## Fix
     Install the same torch on all nodes, or the same package: `python -m pip install nvidia-nccl-cu13==VERSION`.
     """
-    own = _own(fleet, meeting)
+    own = own_of_several(fleet, meeting)
     nodes = there(fleet)
     versions = {one.rank: one.nccl for one in nodes if isinstance(one.nccl, str)}
     requires(versions, "no node has NCCL")

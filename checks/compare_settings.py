@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
+from ddpdoctor.checks.compare import own_of_several
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Fleet, Node
@@ -12,14 +13,12 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.rdma import Rdma
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.across_nodes import Deviation, deviations, meaning, must_agree
-from ddpdoctor.knowledge.fleet_words import NO_FLEET, ONE_THERE, called, names, own_node, there
+from ddpdoctor.knowledge.fleet_words import called, names, there
 from ddpdoctor.knowledge.launchers import BACKEND, ENDPOINT
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.knowledge.version_agreement import to_agree_on
-from ddpdoctor.registry import check, requires
+from ddpdoctor.registry import check
 from ddpdoctor.wording import listed, plural
-
-LOST = "this node is lost"
 
 CLOCK_WARN = 1.0
 """Seconds. Logs of several nodes can't be put in order any more, and files of a shared folder seem to come from the future."""
@@ -28,15 +27,6 @@ CLOCK_FAIL = 15.0
 """Seconds. torchrun's c10d rendezvous: each agent writes its own wall clock as its sign of life every 5 s, and takes an
 agent whose sign is older than 3 x 5 s by its own clock out of the group. Source: torch 2.13,
 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, keep_alive_interval and keep_alive_max_attempt."""
-
-
-def _own(fleet: Fleet, meeting: Meeting) -> Node:
-    requires(fleet.nodes, NO_FLEET)
-    own = own_node(fleet, meeting)
-    requires(own, LOST)
-    requires(len(there(fleet)) > 1, ONE_THERE)
-    assert own is not None
-    return own
 
 
 @check("env-not-propagated", severity=WARN)
@@ -55,7 +45,7 @@ def env_not_propagated(fleet: Fleet, meeting: Meeting, rdma: Maybe[Rdma]) -> Ite
     Set it where all nodes get it: in the script that starts training on every node, by the launcher (`mpirun -x NAME`,
     `srun --export=ALL`, DeepSpeed's `.deepspeed_env`), or in the container image.
     """
-    own = _own(fleet, meeting)
+    own = own_of_several(fleet, meeting)
     differing = deviations(own.settings, _pattern(there(fleet)))
     if not differing:
         return
@@ -196,7 +186,7 @@ def clock_skew(fleet: Fleet, meeting: Meeting, environment: Maybe[Environment]) 
     ## Fix
     `sudo timedatectl set-ntp true`, or `sudo chronyc makestep` where chrony runs.
     """
-    own = _own(fleet, meeting)
+    own = own_of_several(fleet, meeting)
     nodes = there(fleet)
     wanted = _common_time(nodes)
     ahead = own.clock_offset - wanted

@@ -1,0 +1,127 @@
+"""The rules by which nodes are compared: which torches meet, whose value counts, which settings mean the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.facts.environment import Setting
+from ddpdoctor.facts.fleet import Node
+from ddpdoctor.facts.rdma import Gid, RdmaPort
+from ddpdoctor.knowledge.across_nodes import PROTOCOL, deviations, meaning
+from ddpdoctor.knowledge.known_settings import known_settings
+from ddpdoctor.knowledge.rdma_ports import common_index, named, wanted_by
+from ddpdoctor.knowledge.version_agreement import stores_meet, to_agree_on, torch_build
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "meet"),
+    [
+        ("2.0.1", "2.1.2", True),
+        ("2.1.2", "2.2.0", False),
+        ("2.2.0", "2.1.2", False),
+        ("2.2.0", "2.4.1+cu124", True),
+        ("2.4.1", "2.2.0", True),
+        ("2.4.1", "2.5.0", False),
+        ("2.5.0", "2.4.1", True),
+        ("2.13.0+cu130", "2.2.0", True),
+        ("2.13.0", "2.5.0", True),
+        ("2.14.0a0+gitabcdef", "2.13.0", True),
+        ("no version", "2.13.0", True),
+    ],
+)
+def test_which_stores_and_clients_meet(server: str, client: str, meet: bool) -> None:
+    assert stores_meet(server, client) is meet
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({0: "a", 1: "b"}, "a"),
+        ({0: "a", 1: "b", 2: "b"}, "b"),
+        ({0: "a", 1: "b", 2: "b", 3: "a"}, "a"),
+        ({0: "a", 1: "c", 2: "b", 3: "b", 4: "c"}, "c"),
+        ({7: "a"}, "a"),
+    ],
+)
+def test_the_majority_counts_and_node_0_on_a_tie(values: dict[int, str], wanted: str) -> None:
+    assert to_agree_on(values) == wanted
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "build"),
+    [
+        ("2.13.0+cu130", "13.0", "cu130"),
+        ("2.13.0+cpu", None, "cpu"),
+        ("2.9.0+rocm6.4", None, "rocm6.4"),
+        ("2.13.0", "13.0", "cu130"),
+        ("2.14.0a0+gitabcdef", "12.8", "cu128"),
+        ("2.13.0", None, ""),
+    ],
+)
+def test_what_a_torch_is_built_for(torch: str, cuda: str | None, build: str) -> None:
+    assert torch_build(Node(rank=0, host="n1", address="10.0.0.1", torch=torch, cuda=cuda)) == build
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other", "same"),
+    [
+        ("NCCL_ALGO", "Ring", "ring", True),
+        ("NCCL_ALGO", "Ring", None, False),
+        ("NCCL_IB_DISABLE", "0", None, True),
+        ("NCCL_IB_DISABLE", "1", None, False),
+        ("NCCL_BUFFSIZE", "0x400000", "4194304", True),
+        ("NCCL_BUFFSIZE", "4M", "4194304", False),
+        ("TORCH_NCCL_BLOCKING_WAIT", "true", "1", True),
+        ("TORCH_DISTRIBUTED_DEBUG", "INFO", None, True),
+        ("TORCH_DISTRIBUTED_DEBUG", "detail", "DETAIL", True),
+        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "INFO", False),
+        ("NCCL_NET", "", None, True),
+    ],
+)
+def test_values_that_mean_the_same(name: str, one: str | None, other: str | None, same: bool) -> None:
+    assert (meaning(name, one) == meaning(name, other)) is same
+
+
+def test_a_deviation_names_both_sides_and_leaves_out_what_is_the_node_s_own_affair() -> None:
+    own = (Setting("NCCL_ALGO", "Ring"), Setting("NCCL_SOCKET_IFNAME", "eth1"), Setting("NCCL_DEBUG", "INFO"))
+    found = deviations(own, (Setting("NCCL_PROTO", "Simple"), Setting("NCCL_SOCKET_IFNAME", "eth0")))
+    assert [(one.name, one.own and one.own.value, one.wanted) for one in found] == [
+        ("NCCL_ALGO", "Ring", None),
+        ("NCCL_PROTO", None, "Simple"),
+    ]
+
+
+def test_every_setting_with_a_reason_is_one_that_must_agree() -> None:
+    assert {name for name in PROTOCOL if known_settings()[name].across != "equal"} == set()
+    assert {one.across for one in known_settings().values()} == {"", "equal", "per-node"}
+
+
+@pytest.mark.parametrize(
+    ("hca", "taken", "by_name"),
+    [
+        ("", True, False),
+        ("mlx5", True, True),
+        ("mlx5_1", True, True),
+        ("=mlx5_1", False, False),
+        ("=mlx5_10", True, True),
+        ("mlx5_10:1", True, True),
+        ("mlx5_10:2", False, False),
+        ("^mlx5_10", False, False),
+        ("^=mlx5_1", True, False),
+        ("mlx4_0,mlx5_10", True, True),
+    ],
+)
+def test_which_ports_nccl_ib_hca_takes(hca: str, taken: bool, by_name: bool) -> None:
+    port = RdmaPort(device="mlx5_10", port=1, link_layer="InfiniBand", state="ACTIVE")
+    assert (wanted_by(port, hca), named(port, hca)) == (taken, by_name)
+
+
+def test_the_row_that_serves_all_ports() -> None:
+    good = "0000:0000:0000:0000:0000:ffff:0a00:000b"
+
+    def port(*rows: tuple[int, str]) -> RdmaPort:
+        gids = tuple(Gid(index=index, gid=good, type=kind) for index, kind in rows)
+        return RdmaPort(device="mlx5_0", port=1, link_layer="Ethernet", state="ACTIVE", gids=gids)
+
+    assert common_index([port((2, "IB/RoCE v1"), (3, "RoCE v2")), port((3, "RoCE v2"), (5, "RoCE v2"))]) == 3
+    assert common_index([port((3, "RoCE v2")), port((5, "RoCE v2"))]) is None
