@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ STRANGER_SECONDS: Final = 8.0
 SHORTEST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 1.0
 """Seconds between tries: short at first, since nodes are started moments apart."""
+
+LATER: Final = 0.1
+"""Seconds that IPv6 leaves to IPv4 where the name has both: nodes that come the same way have addresses of one family, and
+the peers' are taken from them."""
 
 GONE: Final = "the connection was closed at once, without a word"
 
@@ -63,7 +68,12 @@ async def arrive(
             return search.meeting(), None
         await asyncio.sleep(LONGEST_PAUSE)
     search.resolved()
-    ways = [_Way(_at_port(one, port), search) for port in ports for one in found]
+    both = any(one.family == socket.AF_INET for one in found)
+    ways = [
+        _Way(_at_port(one, port), search, LATER if both and one.family == socket.AF_INET6 else 0.0)
+        for port in ports
+        for one in found
+    ]
     connection = await _first(ways, search, deadline)
     return search.meeting(), connection
 
@@ -113,13 +123,19 @@ def _at_port(one: Destination, port: int) -> Destination:
     return Destination(one.family, (host, port, *scope))
 
 
+def _untransmitted() -> int | None:
+    """Of both families, since boot; None where the kernel doesn't count them."""
+    found = [one for one in (count(any_address).untransmitted for any_address in ("0.0.0.0", "::")) if one is not None]
+    return sum(found) if found else None
+
+
 class _Search:
     """What is known so far."""
 
     def __init__(self, master: str, ports: Sequence[int], heard: Callable[[Meeting], None]) -> None:
         self._master, self._ports, self._heard = master, ports, heard
         self._started = time.monotonic()
-        self._untransmitted = count().untransmitted
+        self._untransmitted = _untransmitted()
         self._unresolved = ""
         self._attempts: dict[Destination, Attempt] = {}
         self._identities: dict[Destination, tuple[str, str]] = {}
@@ -169,7 +185,7 @@ class _Search:
         )
 
     def _kept_back(self) -> int | None:
-        now = count().untransmitted
+        now = _untransmitted()
         return None if now is None or self._untransmitted is None else now - self._untransmitted
 
     def _shown(self) -> list[Destination]:
@@ -189,14 +205,16 @@ class _Search:
 class _Way:
     """One address and port."""
 
-    def __init__(self, there: Destination, search: _Search) -> None:
-        self._there, self._search = there, search
+    def __init__(self, there: Destination, search: _Search, head_start: float = 0.0) -> None:
+        """head_start: seconds that it leaves to others."""
+        self._there, self._search, self._head_start = there, search, head_start
         self._stranger = ("", "")
         self._held_since = 0.0
         """Since when somebody else answers there; 0 while nobody does."""
 
     async def follow(self) -> Connection | None:
         """Tries again and again until the hub greets; None: something else is there to stay."""
+        await asyncio.sleep(self._head_start)
         while True:
             connection = await self._try()
             if connection:

@@ -32,6 +32,7 @@ from ddpdoctor.netcheck.messages import (
     Place,
 )
 from ddpdoctor.netcheck.schedule import rounds
+from ddpdoctor.netcheck.standing import met_at
 
 A = TypeVar("A", bound=Answer)
 
@@ -42,6 +43,8 @@ DIAL_SECONDS = 20.0
 MOST_ROUNDS = 16
 """Of the tournament: with more than 17 nodes each meets 16 others, not all."""
 PAIR_SECONDS = 0.25
+SLOWEST = 20.0
+"""Mbit/s over which an all_reduce of 4 MiB takes some seconds; over less it isn't tried."""
 COLLECTIVE_SECONDS = {"gloo": 60.0, "nccl": 120.0}
 NOT_REACHED = "the nodes don't reach each other"
 ALONE = "only one node is there"
@@ -80,7 +83,7 @@ class Conductor:
         joined_at = time.monotonic()
         reach, packets = await self._reach()
         links = await self._links(reach)
-        collectives = await self._collectives(reach, snapshots)
+        collectives = await self._collectives(reach, links, snapshots)
         fleet = Fleet(
             nodes=tuple(self._node(rank, snapshots[rank], packets.get(rank)) for rank in self._members),
             expected=self._hub.nnodes,
@@ -105,7 +108,7 @@ class Conductor:
             snapshot,
             rank=rank,
             host=guest.host,
-            address=guest.address,
+            address=guest.address if rank else met_at(self._hub, guest.address),
             offset=guest.offset,
             error=guest.error,
             lost=guest.lost,
@@ -209,8 +212,11 @@ class Conductor:
             return ALONE
         return NOT_REACHED if _bad([one for one in reach if one.kind == "route"]) else ""
 
-    async def _collectives(self, reach: Sequence[Reach], snapshots: Mapping[int, Snapshot]) -> tuple[Collective, ...]:
+    async def _collectives(
+        self, reach: Sequence[Reach], links: Sequence[Link], snapshots: Mapping[int, Snapshot]
+    ) -> tuple[Collective, ...]:
         reason = "--quick" if self._quick else self._no_sense(reach) or self._without_torch(snapshots)
+        reason = reason or self._without_gloo(snapshots) or _too_slow(links)
         if not reason and (bad := _bad([one for one in reach if one.kind == "gloo"])):
             reason = f"gloo's addresses don't reach each other ({bad} connections fail)"
         if reason:
@@ -233,6 +239,13 @@ class Conductor:
             return ""
         return "torch is not installed" + ("" if len(lacking) == len(self._there) else f" on {', '.join(lacking[:3])}")
 
+    def _without_gloo(self, snapshots: Mapping[int, Snapshot]) -> str:
+        for rank in self._there:
+            nccl = snapshots[rank].nccl
+            if isinstance(nccl, Nccl) and nccl.gloo_interface is None:
+                return f"gloo finds no address on {self._hub.guests[rank].host}"
+        return ""
+
     def _without_gpus(self, snapshots: Mapping[int, Snapshot]) -> str:
         for rank in self._there:
             gpus, nccl = snapshots[rank].gpus, snapshots[rank].nccl
@@ -249,7 +262,7 @@ class Conductor:
         orders = {
             rank: Collect(
                 backend=backend,
-                master=self._master,
+                master=met_at(self._hub, self._master),
                 port=self._store_port,
                 rank=number,
                 world_size=len(there),
@@ -257,7 +270,7 @@ class Conductor:
             )
             for number, rank in enumerate(there)
         }
-        answers = await self._hub.ask(orders, seconds + 10)
+        answers = await self._hub.ask(orders, seconds + 10, _failed)
         # Where one node can't even try, the others have waited for it; where none can, nothing was tested.
         if there and all(isinstance(answers.get(rank), Cannot) for rank in there):
             self._not_tested(
@@ -269,10 +282,23 @@ class Conductor:
         return ran
 
 
+def _failed(answer: Answer) -> bool:
+    """Whether the other ranks of a collective wait in vain after this one's answer."""
+    return not (isinstance(answer, Collected) and answer.ok)
+
+
 def _bad(reach: Sequence[Reach]) -> int:
     """How many connections failed."""
     good = (Cell.OK.value, Cell.NOT_TRIED.value)
     return sum(cell not in good for one in reach for row in one.rows for cell in row)
+
+
+def _too_slow(links: Sequence[Link]) -> str:
+    """Why 4 MiB would not get through in reasonable time; "" where they would."""
+    if any(one.error for one in links):
+        return "a link between two nodes could not be measured"
+    slowest = min((rate for one in links for rate in (one.forth, one.back) if rate >= 0), default=SLOWEST)
+    return "" if slowest >= SLOWEST else f"4 MiB would take too long over the slowest link, {slowest:.1f} Mbit/s"
 
 
 def _grown(before: Counted, after: Counted) -> Counted:

@@ -6,60 +6,55 @@ from pathlib import Path
 
 from ddpdoctor.netcheck.messages import Counted
 
-SNMP = Path("/proc/self/net/snmp")
-"""Of this network namespace; /proc/net leads to the same."""
-SNMP6 = Path("/proc/self/net/snmp6")
+FOLDER = Path("/proc/self/net")
+"""Of this network namespace."""
 
 
-def count(snmp: Path = SNMP, snmp6: Path = SNMP6) -> Counted:
-    """Packets since boot that were received and not handed on, and that were to be sent and weren't, over IPv4 and IPv6.
+def count(address: str, folder: Path = FOLDER) -> Counted:
+    """Packets since boot that were received and not handed on, and that were to be sent and weren't, of the address's
+    family (IPv4, IPv6): the nodes dial each other over no other.
 
-    Only the growth between two calls says something: fragments and broadcasts are among them, too. None where the files
-    can't be read, or don't have the figure: OutTransmits exists since Linux 6.8.
+    Multicasts are left out: routers and neighbours send them all the time, and most are for nobody here. Only the growth
+    between two calls says something. None where the files can't be read, or don't have the figure: OutTransmits exists
+    since Linux 6.8.
     """
-    found = _ipv4(snmp)
-    if found is None:
+    try:
+        found = _ipv6(folder) if ":" in address else _ipv4(folder)
+        return Counted(undelivered=_undelivered(found), untransmitted=_untransmitted(found))
+    except (OSError, ValueError):
         return Counted(undelivered=None, untransmitted=None)
-    six = _ipv6(snmp6)
-    return Counted(
-        undelivered=_sum(_undelivered(found), _undelivered(six)),
-        untransmitted=_sum(_untransmitted(found), _untransmitted(six)),
-    )
 
 
-def _ipv4(path: Path) -> dict[str, int] | None:
-    """The two lines "Ip: Forwarding DefaultTTL ..." and "Ip: 1 64 ..."."""
-    try:
-        lines = [line.split()[1:] for line in path.read_text().splitlines() if line.startswith("Ip:")]
-        names, values = lines
-        return {name: int(value) for name, value in zip(names, values, strict=True)}
-    except (OSError, ValueError):
-        return None
+def _ipv4(folder: Path) -> dict[str, int]:
+    """Two lines, "Ip: Forwarding DefaultTTL ..." and "Ip: 1 64 ...", and in another file two of "IpExt:"."""
+    return {
+        name: int(value)
+        for file, label in (("snmp", "Ip:"), ("netstat", "IpExt:"))
+        for name, value in zip(*_lines(folder / file, label), strict=True)
+    }
 
 
-def _ipv6(path: Path) -> dict[str, int]:
-    """Lines like "Ip6InReceives 123", under IPv4's names; empty where there is no IPv6."""
-    try:
-        pairs = [line.split() for line in path.read_text().splitlines() if line.startswith("Ip6")]
-        found = {name.removeprefix("Ip6"): int(value) for name, value in pairs}
-    except (OSError, ValueError):
-        return {}
+def _lines(path: Path, label: str) -> tuple[list[str], list[str]]:
+    names, values = (line.split()[1:] for line in path.read_text().splitlines() if line.startswith(label))
+    return names, values
+
+
+def _ipv6(folder: Path) -> dict[str, int]:
+    """Lines like "Ip6InReceives 123", under IPv4's names."""
+    pairs = (line.split() for line in (folder / "snmp6").read_text().splitlines() if line.startswith("Ip6"))
+    found = {name.removeprefix("Ip6"): int(value) for name, value in pairs}
     return {**found, "ForwDatagrams": found.get("OutForwDatagrams", 0)}
 
 
 def _undelivered(of: dict[str, int]) -> int | None:
     if "InReceives" not in of or "InDelivers" not in of:
-        return None if of else 0
+        return None
     # Fragments are received one by one, and delivered as one packet.
     joined = of.get("ReasmReqds", 0) - of.get("ReasmOKs", 0)
-    return of["InReceives"] - of["InDelivers"] - of.get("ForwDatagrams", 0) - joined
+    return of["InReceives"] - of["InDelivers"] - of.get("ForwDatagrams", 0) - of.get("InMcastPkts", 0) - joined
 
 
 def _untransmitted(of: dict[str, int]) -> int | None:
     if "OutRequests" not in of or "OutTransmits" not in of:
-        return None if of else 0
+        return None
     return of["OutRequests"] + of.get("ForwDatagrams", 0) - of["OutTransmits"]
-
-
-def _sum(four: int | None, six: int | None) -> int | None:
-    return None if four is None or six is None else four + six

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.nccl import Nccl
@@ -25,12 +25,13 @@ DEFAULT_RANGE = (32768, 60999)
 
 
 class Desk:
-    """What this node has to go by: its own facts, the address by which it met the hub, and the patient.
+    """What this node has to go by: its own facts, the address by which the others meet it, and the patient.
 
-    python: the patient's interpreter; `environ`: the settings that a rank started now would inherit.
+    address: asked when the node is to listen, since node 0 knows its own only when the others have come. python: the
+    patient's interpreter; `environ`: the settings that a rank started now would inherit.
     """
 
-    def __init__(self, snapshot: Snapshot, address: str, python: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, snapshot: Snapshot, address: Callable[[], str], python: str, environ: Mapping[str, str]) -> None:
         self._snapshot = snapshot
         self._address = address
         self._python = python
@@ -47,12 +48,12 @@ class Desk:
         """Does as told. What goes wrong beyond what an answer can say is raised."""
         if isinstance(order, Open):
             return await self._listeners.open(
-                listening_places(self._snapshot, self._address), self._run, self._node, self._port_range()
+                listening_places(self._snapshot, self._address()), self._run, self._node, self._port_range()
             )
         if isinstance(order, Dial):
             return await dial(order, self._run, self._node)
         if isinstance(order, Count):
-            return counters.count()
+            return counters.count(self._address())
         if isinstance(order, Measure):
             return await measuring.measure(order, self._run, self._node)
         return await collectives.collect(order, python=self._python, environ=self._environ)

@@ -34,7 +34,7 @@ from ddpdoctor.netcheck.judging import examination_of, judge, judged_phases, par
 from ddpdoctor.netcheck.manifests import GROUPS
 from ddpdoctor.netcheck.messages import Part, Waiting, Welcome
 from ddpdoctor.netcheck.places import DEFAULT_PORT
-from ddpdoctor.netcheck.standing import hub_addresses
+from ddpdoctor.netcheck.standing import hub_addresses, met_at
 from ddpdoctor.netcheck.threads import in_thread
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.network import resolve
@@ -226,8 +226,14 @@ class _Node:
         )
 
     async def _attend(
-        self, connection: Connection, token: str, looking: asyncio.Future[Snapshot], own: str = ""
+        self,
+        connection: Connection,
+        token: str,
+        looking: asyncio.Future[Snapshot],
+        own: str = "",
+        address: Callable[[], str] | None = None,
     ) -> tuple[Part, Snapshot]:
+        """own, address: of node 0, which alone knows them from its hub."""
         desk: list[Desk] = []
         welcomes: list[Welcome] = []
 
@@ -235,7 +241,7 @@ class _Node:
             snapshot = await looking
             self._meeting = msgspec.structs.replace(self._meeting, joined=True, node_rank=welcome.node_rank)
             welcomes.append(welcome)
-            one = Desk(snapshot, connection.own_address, self._wishes.python, self._environ)
+            one = Desk(snapshot, address or (lambda: connection.own_address), self._wishes.python, self._environ)
             one.welcome(welcome)
             desk.append(one)
             return zlib.compress(msgspec.json.encode(msgspec.structs.replace(snapshot, meeting=self._meeting)))
@@ -326,7 +332,7 @@ class _Node:
             self._met(found)
         else:
             with suppress(AgentError):
-                await self._attend(connection, token, looking, hub.own)
+                await self._attend(connection, token, looking, hub.own, lambda: met_at(hub, address))
 
     async def _verdict(self, hub: Hub, fleet: Fleet, snapshots: dict[int, Snapshot], joined_at: float) -> End:
         ranks = [one.rank for one in fleet.nodes]

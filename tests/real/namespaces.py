@@ -104,6 +104,19 @@ def network(*hostnames: str) -> Iterator[list[Host]]:
             shutil.rmtree(NETNS_ETC / host.namespace, ignore_errors=True)
 
 
+def add_ipv6(host: Host) -> str:
+    """Gives eth0 an IPv6 address beside its IPv4 one, fd77::11/64 beside 10.77.0.11, at once usable."""
+    last = host.run("ip", "-4", "-brief", "address", "show", "dev", "eth0").stdout.split()[2]
+    address = f"fd77::{last.partition('/')[0].rpartition('.')[2]}"
+    host.ip(f"address add {address}/64 dev eth0 nodad")
+    return address
+
+
+def take_ipv4(host: Host) -> None:
+    """Leaves its eth0 with IPv6 alone."""
+    host.ip("-4 address flush dev eth0")
+
+
 def _run(*command: str) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}"
@@ -148,6 +161,13 @@ time.sleep(60)
 
 def drop_input(host: Host, *rules: str, policy: str = "accept") -> None:
     """An nft table "inet filter" with those rules on input."""
+    filter_packets(host, "input", *rules, policy=policy)
+
+
+def filter_packets(host: Host, hook: str, *rules: str, policy: str = "accept") -> None:
+    """An nft table "inet filter" with those rules on "input" or "output"."""
     lines = "\n".join(rules)
-    text = f"table inet filter {{ chain input {{ type filter hook input priority 0; policy {policy};\n{lines}\n}}\n}}\n"
+    text = (
+        f"table inet filter {{ chain {hook} {{ type filter hook {hook} priority 0; policy {policy};\n{lines}\n}}\n}}\n"
+    )
     host.run("sh", "-ec", f"printf %s {shlex.quote(text)} | nft -f -")

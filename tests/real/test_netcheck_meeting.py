@@ -1,0 +1,322 @@
+"""netcheck between two hosts that don't meet, a pair of namespaces for each reason; all pairs run side by side."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.real.namespaces import Host, add_ipv6, filter_packets, network, take_ipv4
+from tests.real.netcheck_hosts import Ran, carry_out, start, sudo_shim
+
+pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "nft", "openssl")]
+
+PORT = 29500
+WAIT = 12
+DEADLINE = 40
+"""Seconds for a pair to end while all the others run on the same few cores."""
+
+FROM_OTHERS = 'iifname != "lo" tcp dport 29500'
+"""Of the filters on the master: what it sends to itself passes, as most rule sets have it."""
+
+
+def rule(where: str, *words: str) -> Callable[[Host], None]:
+    """An nft rule on "input" or "output" of a host."""
+
+    def put(host: Host) -> None:
+        filter_packets(host, where, " ".join(words))
+
+    return put
+
+
+def squat(code: str) -> Callable[[Host], None]:
+    """Starts a Python program that takes the port and prints a line when it has it."""
+
+    def go(host: Host) -> None:
+        environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"}
+        process = host.start(sys.executable, "-c", code, environ=environ)
+        SQUATTERS.append(process)
+        assert process.stdout
+        process.stdout.readline()
+
+    return go
+
+
+SQUATTERS: list[subprocess.Popen[str]] = []
+
+SERVER = """
+import socket, threading, time
+one = socket.create_server(("0.0.0.0", 29500), backlog=64)
+def serve(there):
+    {do}
+def accept():
+    while True:
+        there, _ = one.accept()
+        threading.Thread(target=serve, args=(there,), daemon=True).start()
+threading.Thread(target=accept, daemon=True).start()
+print("listening", flush=True)
+time.sleep(120)
+"""
+HTTP = """
+import http.server
+one = http.server.HTTPServer(("0.0.0.0", 29500), http.server.SimpleHTTPRequestHandler)
+print("listening", flush=True)
+one.serve_forever()
+"""
+TLS = """
+import pathlib, ssl, subprocess, tempfile, socket, threading, time
+folder = tempfile.mkdtemp()
+subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=n1", "-keyout", folder + "/k",
+                "-out", folder + "/c"], check=True, capture_output=True)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(folder + "/c", folder + "/k")
+one = socket.create_server(("0.0.0.0", 29500), backlog=64)
+print("listening", flush=True)
+def serve(there):
+    try:
+        with context.wrap_socket(there, server_side=True) as secure:
+            secure.recv(100)
+    except OSError:
+        pass
+while True:
+    there, _ = one.accept()
+    threading.Thread(target=serve, args=(there,), daemon=True).start()
+"""
+STORE = """
+import time
+from torch.distributed import TCPStore
+one = TCPStore("0.0.0.0", 29500, 2, True, wait_for_workers=False, use_libuv={libuv})
+print("listening", flush=True)
+time.sleep(120)
+"""
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One pair. zero, one: what is done to node 0's host and to node 1's.
+
+    said_by_zero, said_by_one: slug and a piece of the summary, with {zero} and {one} for the hosts' names and {zero_ip},
+    {one_ip} for their addresses; "" where nothing has to be said there.
+    master: as on the command line. alone: node 0 isn't started. mended_on: whose printed commands make the next run pass.
+    """
+
+    zero: tuple[Callable[[Host], None], ...] = ()
+    one: tuple[Callable[[Host], None], ...] = ()
+    master: str = "{zero_ip}"
+    alone: bool = False
+    said_by_zero: tuple[str, str] = ("", "")
+    said_by_one: tuple[str, str] = ("", "")
+    code: int = 1
+    mended_on: str = ""
+    slug_of_fix: str = "master-addr-unreachable"
+
+
+UNREACHABLE = "master-addr-unreachable"
+SHUT = (UNREACHABLE, "{zero}'s packet filter stops the other nodes at the master's port, 29500")
+REJECTED = (UNREACHABLE, "A packet filter rejects {one}'s connections to {zero_ip} port 29500")
+OWN_FILTER = (UNREACHABLE, "{one}'s own packet filter stops its connections to {zero_ip} port 29500")
+MISSING = ("rdzv-missing-node", "")
+
+
+def squatted(by: Callable[[Host], None], who: str) -> Case:
+    return Case(
+        zero=(by,),
+        said_by_zero=("port-in-use", "Port 29500 (MASTER_PORT) is taken by"),
+        said_by_one=("port-squatted", who),
+        mended_on="zero",
+        slug_of_fix="port-in-use",
+    )
+
+
+CASES = {
+    "nobody-started-node-0": Case(
+        alone=True, said_by_one=(UNREACHABLE, "{zero_ip} port 29500 refuses {one}'s connections")
+    ),
+    "reset-by-the-master": Case(
+        zero=(rule("input", FROM_OTHERS, "reject with tcp reset"),),
+        said_by_zero=SHUT,
+        said_by_one=(UNREACHABLE, "{zero_ip} port 29500 refuses {one}'s connections"),
+        mended_on="zero",
+    ),
+    "host-prohibited-by-the-master": Case(
+        zero=(rule("input", FROM_OTHERS, "reject with icmp type host-prohibited"),),
+        said_by_zero=SHUT,
+        said_by_one=REJECTED,
+        mended_on="zero",
+    ),
+    "admin-prohibited-by-the-master": Case(
+        zero=(rule("input", FROM_OTHERS, "reject with icmp type admin-prohibited"),),
+        said_by_zero=SHUT,
+        said_by_one=REJECTED,
+        mended_on="zero",
+    ),
+    "dropped-by-the-master": Case(
+        zero=(rule("input", FROM_OTHERS, "drop"),),
+        said_by_zero=SHUT,
+        said_by_one=(UNREACHABLE, "{zero_ip} port 29500 doesn't answer {one} at all"),
+        mended_on="zero",
+    ),
+    "dropped-by-the-master-even-from-itself": Case(
+        zero=(rule("input", "tcp dport 29500 drop"),),
+        said_by_zero=(UNREACHABLE, "{zero} listens at {zero_ip} port 29500 and can't reach it itself"),
+        said_by_one=(UNREACHABLE, "{zero_ip} port 29500 doesn't answer {one} at all"),
+        mended_on="zero",
+    ),
+    "dropped-on-the-way-out": Case(
+        one=(rule("output", "tcp dport 29500 drop"),), said_by_zero=MISSING, said_by_one=OWN_FILTER, mended_on="one"
+    ),
+    "rejected-on-the-way-out": Case(
+        one=(rule("output", "tcp dport 29500 reject with icmpx type admin-prohibited"),),
+        said_by_zero=MISSING,
+        said_by_one=OWN_FILTER,
+        mended_on="one",
+    ),
+    "the-answers-are-dropped": Case(
+        one=(rule("input", "tcp sport 29500 drop"),),
+        said_by_zero=MISSING,
+        said_by_one=(UNREACHABLE, "{zero_ip} port 29500 doesn't answer {one} at all"),
+    ),
+    "no-route": Case(
+        one=(lambda host: host.ip("route add unreachable 10.77.0.0/25"),),
+        said_by_zero=MISSING,
+        said_by_one=(UNREACHABLE, "{one} has no route to the master, {zero_ip}"),
+    ),
+    "no-such-host": Case(
+        master="10.77.0.250",
+        said_by_zero=(UNREACHABLE, "10.77.0.250 isn't an address of {zero}, which was started as node 0"),
+        said_by_one=(UNREACHABLE, "No host has the address 10.77.0.250"),
+        mended_on="zero",
+    ),
+    "another-hosts-address": Case(
+        master="{one_ip}",
+        said_by_zero=(UNREACHABLE, "{one_ip} isn't an address of {zero}, which was started as node 0"),
+        said_by_one=(UNREACHABLE, "{one_ip} is {one} itself, which was started as node 1"),
+    ),
+    "unknown-name": Case(
+        master="no-such-host",
+        said_by_zero=("master-addr-unresolvable", "no-such-host"),
+        said_by_one=("master-addr-unresolvable", "no-such-host"),
+    ),
+    "cut-off": Case(
+        zero=(squat(SERVER.format(do="there.close()")),),
+        said_by_zero=("port-in-use", "Port 29500 (MASTER_PORT) is taken by"),
+        said_by_one=(UNREACHABLE, "{zero_ip} port 29500 accepts {one}'s connections and cuts them off at once"),
+    ),
+    "web-server": squatted(squat(HTTP), "an HTTP server"),
+    "tls-server": squatted(squat(TLS), "a TLS server"),
+    "ssh-server": squatted(
+        squat(SERVER.format(do='there.sendall(b"SSH-2.0-OpenSSH_9.2p1\\r\\n"); there.recv(9)')), "an SSH server"
+    ),
+    "silence": squatted(squat(SERVER.format(do="time.sleep(60)")), "something that says nothing"),
+    "store-with-libuv": squatted(squat(STORE.format(libuv=True)), "torch's TCPStore"),
+    "store-without-libuv": squatted(squat(STORE.format(libuv=False)), "torch's TCPStore"),
+    "ipv6-alone": Case(
+        zero=(add_ipv6, take_ipv4), one=(add_ipv6, take_ipv4), master="{zero_ip6}", code=0
+    ),
+    "ipv6-on-one-side-by-name": Case(
+        zero=(add_ipv6,),
+        master="{zero}",
+        said_by_zero=("ipv6-mismatch", "gloo takes {zero_ip6} (IPv6) on {zero}, and IPv4 on 1 other node"),
+        mended_on="zero",
+        slug_of_fix="ipv6-mismatch",
+    ),
+    "ipv6-unused-on-one-side": Case(zero=(add_ipv6,), code=0),
+    "ipv6-on-one-side-by-address": Case(
+        zero=(add_ipv6,),
+        one=(lambda host: host.run("sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1") and None,),
+        master="{zero_ip6}",
+        said_by_zero=MISSING,
+        said_by_one=("ipv6-mismatch", "MASTER_ADDR {zero_ip6} has only IPv6 addresses, this host only IPv4"),
+    ),
+}  # fmt: skip
+
+
+ETC_HOSTS = {
+    "ipv6-alone": "::1 localhost\n{zero_ip6} {zero}\n{one_ip6} {one}\n",
+    "ipv6-on-one-side": "127.0.0.1 localhost\n{zero_ip6} {zero}\n{zero_ip} {zero}\n{one_ip} {one}\n",
+}
+"""By the beginning of the case's name."""
+
+
+class Pair:
+    """The hosts of one case."""
+
+    def __init__(self, case: Case, zero: Host, one: Host, number: int) -> None:
+        self.case, self.zero, self.one = case, zero, one
+        self.words = {
+            "zero": zero.hostname,
+            "one": one.hostname,
+            "zero_ip": f"10.77.0.{11 + 2 * number}",
+            "one_ip": f"10.77.0.{12 + 2 * number}",
+            "zero_ip6": f"fd77::{11 + 2 * number}",
+            "one_ip6": f"fd77::{12 + 2 * number}",
+        }
+        self.ran: list[Ran] = []
+
+    def break_it(self) -> None:
+        for change in self.case.zero:
+            change(self.zero)
+        for change in self.case.one:
+            change(self.one)
+
+    def arguments(self, rank: int) -> list[str]:
+        master = self.case.master.format(**self.words)
+        given = ["--master-addr", master, "--nnodes", "2", "--node-rank", str(rank), "--wait", str(WAIT)]
+        return ["--json", "--quick", *given]
+
+
+def run(pairs: list[Pair], master: str = "") -> None:
+    """All at once; node 0 of a pair first."""
+    running = []
+    for pair in pairs:
+        ranks = [1] if pair.case.alone else [0, 1]
+        running.append([start((pair.zero, pair.one)[rank], *pair.arguments(rank)) for rank in ranks])
+    for pair, started in zip(pairs, running, strict=True):
+        pair.ran = [one.end(DEADLINE) for one in started]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Iterator[dict[str, Pair]]:
+    names = [f"{letter}{number}" for number in range(len(CASES)) for letter in ("zero", "one")]
+    with network(*names) as hosts:
+        made = {
+            name: Pair(case, hosts[2 * number], hosts[2 * number + 1], number)
+            for number, (name, case) in enumerate(CASES.items())
+        }
+        try:
+            for name, pair in made.items():
+                for part, text in ETC_HOSTS.items():
+                    if name.startswith(part):
+                        pair.zero.hosts(text.format(**pair.words))
+                        pair.one.hosts(text.format(**pair.words))
+                pair.break_it()
+            run(list(made.values()))
+            yield made
+        finally:
+            for one in SQUATTERS:
+                one.kill()
+                one.wait()
+
+
+def of(pair: Pair, rank: int) -> Ran:
+    return pair.ran[-1] if rank else pair.ran[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_node_says_what_it_met(pairs: dict[str, Pair], name: str) -> None:
+    pair = pairs[name]
+    case = pair.case
+    assert {one.code for one in pair.ran} == {case.code}, [one.stderr for one in pair.ran]
+    for rank, (slug, words) in ((0, case.said_by_zero), (1, case.said_by_one)):
+        if slug:
+            found = of(pair, rank).findings(slug)
+            assert found, of(pair, rank).report["findings"]
+            assert words.format(**pair.words) in found[0]["summary"]
+            assert found[0]["fixes"]
+    if case.code == 0:
+        assert [one.slugs for one in pair.ran] == [set(), set()]
+    assert max(one.seconds for one in pair.ran) < DEADLINE
