@@ -239,12 +239,15 @@ class _Agent:
         reading = asyncio.ensure_future(lines.next(MOST))
         try:
             while True:
-                left = min(lines.heard + limits.quiet, lines.whole + limits.line) - loop.time()
-                # After a halt of this process itself, what came meanwhile is still to be read.
+                began = loop.time()
+                left = min(lines.heard + limits.quiet, lines.whole + limits.line) - began
+                # What came while this process was held up is still to be read.
                 await asyncio.wait({reading}, timeout=max(left, 0.05))
                 if reading.done():
                     return reading.result()
-                if left <= 0:
+                if loop.time() - began > max(left, 0.05) + limits.quiet / 3:
+                    lines.excuse()
+                elif left <= 0:
                     raise HubGone(f"nothing was heard of node 0 for {limits.quiet:g} s: is it still running there?")
         except LineError as error:
             raise HubGone(f"{error} by node 0: netcheck was stopped or killed there") from error

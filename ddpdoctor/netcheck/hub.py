@@ -228,8 +228,12 @@ class Hub:
         loop = asyncio.get_running_loop()
         limits = self._limits
         while True:
+            began = loop.time()
             await asyncio.sleep(limits.ping)
+            halted = loop.time() - began > limits.ping + limits.quiet / 3
             for guest in self._there():
+                if halted:
+                    guest.lines.excuse()
                 if loop.time() - guest.lines.heard > limits.quiet:
                     self._lose(guest, f"nothing was heard of it for {limits.quiet:g} s")
                 elif loop.time() - guest.lines.whole > limits.line:

@@ -49,6 +49,10 @@ class Lines:
         """The beginning of the line that hasn't ended yet."""
         return bytes(self._held[:256])
 
+    def excuse(self) -> None:
+        """We ourselves were halted, so nothing can be said of the other side's silence: it begins now."""
+        self.heard = self.whole = self._loop.time()
+
     async def next(self, most: int) -> bytes:
         """The next line, without its end and without control characters, which would reach somebody's terminal.
 

@@ -546,6 +546,19 @@ async def _drip(slow):
         await asyncio.sleep(0.05)
 
 
+def test_who_was_halted_itself_blames_nobody_for_the_silence():
+    """As a virtual machine that is moved, or Ctrl-Z and fg: the hub and an agent sleep, and go on."""
+
+    async def go():
+        async with hub(2) as one, agents(one, 1) as tasks:
+            await one.gather(5)
+            time.sleep(QUICK.quiet * 2)
+            await asyncio.sleep(QUICK.ping * 3)
+            await finish(one, *tasks)
+
+    run(go())
+
+
 # --- agents -----------------------------------------------------------------------------------------------------------
 
 
