@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -101,7 +100,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     said_by_zero, said_by_one: slug and a piece of the summary, with {zero} and {one} for the hosts' names and {zero_ip},
     {one_ip} for their addresses; "" where nothing has to be said there.
-    master: as on the command line. alone: node 0 isn't started. mended_on: whose printed commands make the next run pass.
+    master: as on the command line. wait: its --wait, which what is there to stay doesn't use up. alone: node 0 isn't started. mended_on: whose printed commands make the next run pass.
     """
 
     zero: tuple[Callable[[Host], None], ...] = ()
@@ -111,6 +110,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     said_by_zero: tuple[str, str] = ("", "")
     said_by_one: tuple[str, str] = ("", "")
     code: int = 1
+    wait: int = WAIT
     mended_on: str = ""
     slug_of_fix: str = "master-addr-unreachable"
 
@@ -122,8 +122,9 @@ OWN_FILTER = (UNREACHABLE, "{one}'s own packet filter stops its connections to {
 MISSING = ("rdzv-missing-node", "")
 
 
-def squatted(by: Callable[[Host], None], who: str) -> Case:
+def squatted(by: Callable[[Host], None], who: str, wait: int = WAIT) -> Case:
     return Case(
+        wait=wait,
         zero=(by,),
         said_by_zero=("port-in-use", "Port 29500 (MASTER_PORT) is taken by"),
         said_by_one=("port-squatted", who),
@@ -206,10 +207,10 @@ CASES = {
         said_by_zero=("port-in-use", "Port 29500 (MASTER_PORT) is taken by"),
         said_by_one=(UNREACHABLE, "{zero_ip} port 29500 accepts {one}'s connections and cuts them off at once"),
     ),
-    "web-server": squatted(squat(HTTP), "an HTTP server"),
-    "tls-server": squatted(squat(TLS), "a TLS server"),
+    "web-server": squatted(squat(HTTP), "an HTTP server", wait=120),
+    "tls-server": squatted(squat(TLS), "a TLS server", wait=120),
     "ssh-server": squatted(
-        squat(SERVER.format(do='there.sendall(b"SSH-2.0-OpenSSH_9.2p1\\r\\n"); there.recv(9)')), "an SSH server"
+        squat(SERVER.format(do='there.sendall(b"SSH-2.0-OpenSSH_9.2p1\\r\\n"); there.recv(9)')), "an SSH server", wait=120
     ),
     "silence": squatted(squat(SERVER.format(do="time.sleep(60)")), "something that says nothing"),
     "store-with-libuv": squatted(squat(STORE.format(libuv=True)), "torch's TCPStore"),
@@ -263,18 +264,32 @@ class Pair:
         for change in self.case.one:
             change(self.one)
 
-    def arguments(self, rank: int) -> list[str]:
-        master = self.case.master.format(**self.words)
-        given = ["--master-addr", master, "--nnodes", "2", "--node-rank", str(rank), "--wait", str(WAIT)]
-        return ["--json", "--quick", *given]
+    @property
+    def master(self) -> list[str]:
+        return ["--master-addr", self.case.master.format(**self.words)]
+
+    def job(self, rank: int) -> list[str]:
+        return ["--nnodes", "2", "--node-rank", str(rank), "--wait", str(self.case.wait)]
 
 
-def run(pairs: list[Pair], master: str = "") -> None:
-    """All at once; node 0 of a pair first."""
+def run(pairs: list[Pair], environ: dict[str, dict[str, str]] | None = None) -> None:
+    """All at once. environ: by host; whom it names a MASTER_ADDR isn't given one on the command line."""
     running = []
     for pair in pairs:
-        ranks = [1] if pair.case.alone else [0, 1]
-        running.append([start((pair.zero, pair.one)[rank], *pair.arguments(rank)) for rank in ranks])
+        hosts = list(enumerate((pair.zero, pair.one)))[pair.case.alone :]
+        settings = [(environ or {}).get(host.hostname, {}) for _, host in hosts]
+        running.append(
+            [
+                start(
+                    host,
+                    *("--json", "--quick"),
+                    *(() if "MASTER_ADDR" in given else pair.master),
+                    *pair.job(rank),
+                    environ=given,
+                )
+                for (rank, host), given in zip(hosts, settings, strict=True)
+            ]
+        )
     for pair, started in zip(pairs, running, strict=True):
         pair.ran = [one.end(DEADLINE) for one in started]
 
@@ -320,3 +335,71 @@ def test_each_node_says_what_it_met(pairs: dict[str, Pair], name: str) -> None:
     if case.code == 0:
         assert [one.slugs for one in pair.ran] == [set(), set()]
     assert max(one.seconds for one in pair.ran) < DEADLINE
+
+
+ALONE = [
+    "nobody-started-node-0",
+    "host-prohibited-by-the-master",
+    "dropped-by-the-master",
+    "dropped-on-the-way-out",
+    "no-route",
+    "no-such-host",
+    "unknown-name",
+    "cut-off",
+    "web-server",
+    "tls-server",
+    "ssh-server",
+    "silence",
+    "store-with-libuv",
+]
+"""What one host alone is to find out, too."""
+
+LENIENT = {"silence": "warn", "store-with-libuv": "info"}
+"""The store may be the very one that is to be there."""
+
+
+@pytest.fixture(scope="module")
+def alone(pairs: dict[str, Pair]) -> dict[str, Ran]:
+    """netcheck on the second host, told nothing but the master."""
+    chosen = {name: pairs[name] for name in ALONE}
+    running = {name: start(pair.one, "--json", *pair.master) for name, pair in chosen.items()}
+    return {name: one.end(DEADLINE) for name, one in running.items()}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_side_alone_sees_it_too(pairs: dict[str, Pair], alone: dict[str, Ran], name: str) -> None:
+    slug, words = pairs[name].case.said_by_one
+    (found,) = alone[name].findings(slug)
+    assert words.format(**pairs[name].words) in found["summary"]
+    assert found["severity"] == LENIENT.get(name, "fail")
+    assert alone[name].code == (0 if name in LENIENT else 1)
+    assert alone[name].seconds < DEADLINE
+
+
+@pytest.fixture(scope="module")
+def mended(pairs: dict[str, Pair], alone: dict[str, Ran], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    """The first fix has been carried out, word for word, where it was printed, and netcheck has run again."""
+    shim = sudo_shim(tmp_path_factory.mktemp("bin"))
+    again = {name: pair for name, pair in pairs.items() if pair.case.mended_on}
+    environ: dict[str, dict[str, str]] = {}
+    for pair in again.values():
+        at = 0 if pair.case.mended_on == "zero" else 1
+        host = (pair.zero, pair.one)[at]
+        (finding, *_) = of(pair, at).findings(pair.case.slug_of_fix)
+        for command in finding["fixes"][0]["commands"]:
+            if command.startswith("export "):
+                name, _, value = command.removeprefix("export ").partition("=")
+                # A fix that names the master is for all nodes alike, and says so.
+                for one in (pair.zero, pair.one) if name == "MASTER_ADDR" else (host,):
+                    environ.setdefault(one.hostname, {})[name] = value
+            elif not command.startswith("ddpdoctor netcheck "):
+                carry_out(host, [command], shim)
+    run(list(again.values()), environ)
+    return again
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.mended_on])
+def test_the_printed_fix_makes_the_next_run_pass(mended: dict[str, Pair], name: str) -> None:
+    for one in mended[name].ran:
+        assert one.code == 0, one.report
+        assert one.slugs == set()
