@@ -107,19 +107,23 @@ class _Matrix:
             if set(cells := "".join(one.rows[i][j] for one in reaches)) != {Cell.NOT_TRIED.value}
         }
         self.bad: set[Pair] = {pair for pair, cells in self.cells.items() if set(cells) & set(BLOCKED)}
-        self.tried = {way: _by_node(self.cells, way) for way in Way}
-        self.failed = {way: _by_node(self.bad, way) for way in Way}
+        self.told: dict[tuple[int, Way], Where] = {}
+        self.tried: dict[Way, dict[int, list[int]]] = {}
+        self.failed: dict[Way, dict[int, list[int]]] = {}
 
     def blame(self) -> Blame:
+        if not self.bad:
+            return Blame()
         groups = list(self._cut_off_subnets())
-        grouped = {(i, j) for here, there in groups for i in here for j in there}
-        self.bad -= grouped
-        self.failed = {way: _by_node(self.bad, way) for way in Way}
+        self.bad -= {(i, j) for here, there in groups for i in here for j in there}
+        self.tried = {way: _by_node(self.cells, way) for way in Way}
+        self.failed = {way: _by_node((pair for pair in self.cells if pair in self.bad), way) for way in Way}
         # Which of the two is looked at first matters where a block of one kind looks like several of the other.
         solutions = [self._culprits((Way.INBOUND, Way.OUTBOUND)), self._culprits((Way.OUTBOUND, Way.INBOUND))]
         culprits = min(solutions, key=lambda found: (len(self._left(found)), self._doubt(found)))
-        blocks = tuple(self._block(node, way, culprits) for node, way in sorted(culprits))
-        cuts = (*self._group_cuts(groups), *self._link_cuts(self._left(culprits)))
+        left = self._left(culprits)
+        blocks = tuple(self._block(node, way, culprits, left) for node, way in sorted(culprits))
+        cuts = (*self._group_cuts(groups), *self._link_cuts(left))
         return Blame(blocks, cuts)
 
     # --- whole nodes --------------------------------------------------------------------------------------------------
@@ -161,7 +165,7 @@ class _Matrix:
         weights = {Where.HERE: 0, Where.UNTOLD: 1, Where.ELSEWHERE: 2}
         return sum(weights[self._where(*one)] for one in culprits)
 
-    def _block(self, node: int, way: Way, culprits: Sequence[tuple[int, Way]]) -> Block:
+    def _block(self, node: int, way: Way, culprits: Sequence[tuple[int, Way]], left: set[Pair]) -> Block:
         peers = tuple(self.failed[way][node])
         pairs = [_pair(node, peer, way) for peer in peers]
         other = Way.OUTBOUND if way is Way.INBOUND else Way.INBOUND
@@ -173,23 +177,23 @@ class _Matrix:
             ports=self._ports(pairs),
             cells=self._met(pairs),
             where=self._where(node, way),
-            other_way=self._other_way(node, other, culprits),
+            other_way=self._other_way(node, other, culprits, left),
         )
 
-    def _other_way(self, node: int, way: Way, culprits: Sequence[tuple[int, Way]]) -> bool | None:
+    def _other_way(self, node: int, way: Way, culprits: Sequence[tuple[int, Way]], left: set[Pair]) -> bool | None:
         """Whether the node's connections of that direction work, those apart for which others are to blame."""
         if (node, way) in culprits:
             return False
-        explained = {pair for one in culprits for pair in self._explained(one)}
         pairs = [_pair(node, peer, way) for peer in self.tried[way].get(node, ())]
-        asked = [pair for pair in pairs if pair not in explained]
-        return all(pair not in self.bad for pair in asked) if asked else None
+        asked = [pair for pair in pairs if pair not in self.bad or pair in left]
+        return not left.intersection(asked) if asked else None
 
     # --- the kernel's counters ------------------------------------------------------------------------------------------
 
     def _where(self, node: int, way: Way) -> Where:
-        pairs = [_pair(node, peer, way) for peer in self.failed[way].get(node, ())]
-        return self._counted(node, way, pairs)
+        if (node, way) not in self.told:
+            self.told[node, way] = self._counted(node, way, self._explained((node, way)))
+        return self.told[node, way]
 
     def _counted(self, node: int, way: Way, pairs: Iterable[Pair]) -> Where:
         """Whether that node's kernel took away as many packets as those pairs lost."""
@@ -263,7 +267,7 @@ def _pair(node: int, peer: int, way: Way) -> Pair:
 def _by_node(pairs: Iterable[Pair], way: Way) -> dict[int, list[int]]:
     """Each node to its peers in those pairs, in their order."""
     found: dict[int, list[int]] = {}
-    for i, j in sorted(pairs):
+    for i, j in pairs:
         node, peer = (j, i) if way is Way.INBOUND else (i, j)
         found.setdefault(node, []).append(peer)
     return found

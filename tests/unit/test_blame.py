@@ -1,0 +1,245 @@
+"""Who is to blame for a matrix of who reaches whom: made-up fleets of 2 to 512 nodes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpdoctor.facts.fleet import Fleet, Node, Reach
+from ddpdoctor.knowledge.blame import Blame, Way, Where, blame, subnet_of
+
+PORTS = 3
+SYN = 6
+"""First packets lost at a silent port."""
+IN, OUT = Way.INBOUND, Way.OUTBOUND
+HERE, ELSEWHERE, UNTOLD = Where.HERE, Where.ELSEWHERE, Where.UNTOLD
+
+
+def fleet(
+    size: int,
+    bad: Iterable[tuple[int, int]] | Mapping[tuple[int, int], str],
+    *,
+    counted: bool = False,
+    undelivered: Mapping[int, int] | None = None,
+    untransmitted: Mapping[int, int] | None = None,
+    addresses: Mapping[int, str] | None = None,
+) -> Fleet:
+    """Nodes 10.0.0.1 and on. bad: pairs (who dials, whom), silent on all ports, or with the cells of their ports.
+
+    counted: the kernels' counters could be read; those that are given by node, 0 for the others.
+    """
+    cells = dict(bad) if isinstance(bad, Mapping) else dict.fromkeys(bad, "t" * PORTS)
+    nodes = tuple(
+        Node(
+            rank=at,
+            host=f"n{at}",
+            address=(addresses or {}).get(at, f"10.0.{at // 200}.{at % 200 + 1}"),
+            undelivered=(undelivered or {}).get(at, 0) if counted else None,
+            untransmitted=(untransmitted or {}).get(at, 0) if counted else None,
+        )
+        for at in range(size)
+    )
+    reach = tuple(
+        Reach(
+            kind="route",
+            addresses=tuple(one.address for one in nodes),
+            ports=(40000 + port,) * size,
+            rows=tuple(
+                "".join("-" if i == j else cells[i, j][port] if (i, j) in cells else "." for j in range(size))
+                for i in range(size)
+            ),
+        )
+        for port in range(PORTS)
+    )
+    return Fleet(nodes=nodes, expected=size, reach=reach)
+
+
+def column(node: int, size: int) -> set[tuple[int, int]]:
+    return {(peer, node) for peer in range(size) if peer != node}
+
+
+def row(node: int, size: int) -> set[tuple[int, int]]:
+    return {(node, peer) for peer in range(size) if peer != node}
+
+
+def blocked(found: Blame) -> list[tuple[int, Way]]:
+    return [(one.node, one.way) for one in found.blocks]
+
+
+def links(found: Blame) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
+    return [(one.here, one.there, one.both) for one in found.cuts]
+
+
+def test_all_is_well() -> None:
+    assert blame(fleet(3, ())) == Blame()
+    assert blame(Fleet()) == Blame()
+
+
+@pytest.mark.parametrize("size", [3, 8, 512])
+@pytest.mark.parametrize("way", [IN, OUT])
+def test_one_node(size: int, way: Way) -> None:
+    bad = column(2, size) if way is IN else row(2, size)
+    found = blame(fleet(size, bad))
+    assert blocked(found) == [(2, way)]
+    assert not found.cuts
+    (one,) = found.blocks
+    assert one.peers == tuple(peer for peer in range(size) if peer != 2)
+    assert (one.tried, one.ports, one.cells, one.other_way, one.where) == (size - 1, (True,) * 3, "t", True, UNTOLD)
+
+
+@pytest.mark.parametrize("size", [3, 4, 8, 512])
+@pytest.mark.parametrize("way", [IN, OUT])
+def test_two_nodes_of_one_kind(size: int, way: Way) -> None:
+    """With three nodes the third one's whole row (or column) is bad, too."""
+    of = column if way is IN else row
+    assert blocked(blame(fleet(size, of(0, size) | of(2, size)))) == [(0, way), (2, way)]
+
+
+@pytest.mark.parametrize("size", [4, 8, 64])
+def test_one_node_each_way(size: int) -> None:
+    found = blame(fleet(size, column(0, size) | row(3, size)))
+    assert blocked(found) == [(0, IN), (3, OUT)]
+    assert [one.other_way for one in found.blocks] == [True, True]
+
+
+@pytest.mark.parametrize("size", [3, 8, 128])
+def test_all_nodes(size: int) -> None:
+    every = [pair for node in range(size) for pair in column(node, size)]
+    found = blame(fleet(size, every))
+    assert blocked(found) == [(node, IN) for node in range(size)]
+    assert {one.other_way for one in found.blocks} == {None}
+    lost = PORTS * SYN * (size - 1)
+    told = blame(fleet(size, every, counted=True, untransmitted=dict.fromkeys(range(size), lost)))
+    assert blocked(told) == [(node, OUT) for node in range(size)]
+    assert {one.where for one in told.blocks} == {HERE}
+
+
+# --- two nodes: the counters ---------------------------------------------------------------------------------------------
+
+
+def test_on_one_peers_word_alone_nobody_is_blamed() -> None:
+    assert blame(fleet(2, [(0, 1)])).blocks == ()
+    assert links(blame(fleet(2, [(0, 1)]))) == [((0,), (1,), False)]
+    assert links(blame(fleet(2, [(1, 0)]))) == [((1,), (0,), False)]
+    assert links(blame(fleet(2, [(0, 1), (1, 0)]))) == [((0,), (1,), True)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "undelivered", "untransmitted", "expected"),
+    [
+        ([(0, 1)], {1: 18}, {}, [(1, IN)]),
+        ([(0, 1)], {}, {0: 18}, [(0, OUT)]),
+        ([(0, 1), (1, 0)], {0: 18, 1: 19}, {}, [(0, IN), (1, IN)]),
+        ([(0, 1), (1, 0)], {}, {0: 18, 1: 18}, [(0, OUT), (1, OUT)]),
+        ([(0, 1), (1, 0)], {0: 18}, {0: 20}, [(0, IN), (0, OUT)]),
+        # What was dropped by the way, as broadcasts are, proves nothing.
+        ([(0, 1)], {1: 5}, {0: 2}, []),
+    ],
+)
+def test_two_nodes_by_the_counters(
+    bad: list[tuple[int, int]],
+    undelivered: dict[int, int],
+    untransmitted: dict[int, int],
+    expected: list[tuple[int, Way]],
+) -> None:
+    found = blame(fleet(2, bad, counted=True, undelivered=undelivered, untransmitted=untransmitted))
+    assert blocked(found) == expected
+    assert bool(found.cuts) is not bool(expected)
+
+
+def test_neither_kernel_took_the_packets() -> None:
+    (cut,) = blame(fleet(2, [(0, 1)], counted=True)).cuts
+    assert (cut.where_here, cut.where_there) == (ELSEWHERE, ELSEWHERE)
+
+
+def test_a_reset_loses_one_packet_a_port() -> None:
+    found = blame(fleet(2, {(0, 1): "rrr"}, counted=True, undelivered={1: 3}))
+    assert blocked(found) == [(1, IN)]
+    assert found.blocks[0].cells == "r"
+
+
+# --- parts, shares and groups --------------------------------------------------------------------------------------------
+
+
+def test_a_part_of_the_ports() -> None:
+    found = blame(fleet(4, dict.fromkeys(column(1, 4), "..t")))
+    assert blocked(found) == [(1, IN)]
+    assert found.blocks[0].ports == (False, False, True)
+
+
+@pytest.mark.parametrize(("failed", "is_blamed"), [(8, True), (7, False)])
+def test_eighty_percent(failed: int, is_blamed: bool) -> None:
+    """Of ten peers."""
+    found = blame(fleet(11, sorted(column(0, 11))[:failed]))
+    assert (blocked(found) == [(0, IN)]) is is_blamed
+    assert len(found.cuts) == (0 if is_blamed else failed)
+
+
+def test_a_subnet_cut_off() -> None:
+    addresses = {at: f"10.{1 if at < 3 else 2}.0.{at}" for at in range(12)}
+    forth = {(i, j) for i in range(3) for j in range(3, 12)}
+    back = {(j, i) for i, j in forth}
+    first, second = (0, 1, 2), tuple(range(3, 12))
+    # 9 of 11 peers are more than 80 %, and yet it isn't each of the three by itself.
+    assert blame(fleet(12, forth | back, addresses=addresses)).blocks == ()
+    assert links(blame(fleet(12, forth | back, addresses=addresses))) == [(first, second, True)]
+    assert links(blame(fleet(12, forth, addresses=addresses))) == [(first, second, False)]
+    assert links(blame(fleet(12, back, addresses=addresses))) == [(second, first, False)]
+
+
+def test_a_rule_for_one_peer_is_found_by_the_counters() -> None:
+    found = blame(fleet(6, [(1, 4)], counted=True, undelivered={4: 18}))
+    assert not found.blocks
+    (cut,) = found.cuts
+    assert (cut.here, cut.there, cut.where_there) == ((1,), (4,), HERE)
+
+
+def test_sparse_links_blame_no_node() -> None:
+    chance = random.Random(5)
+    pairs = [(i, j) for i in range(64) for j in range(64) if i != j]
+    bad = set(chance.sample(pairs, 60))
+    found = blame(fleet(64, bad))
+    assert not found.blocks
+    assert {(i, j) for one in found.cuts for i in one.here for j in one.there} <= bad | {(j, i) for i, j in bad}
+
+
+def test_large_messages_that_stall_are_no_filter() -> None:
+    assert blame(fleet(3, {(0, 1): "sss", (1, 0): "sss"})) == Blame()
+
+
+def test_a_lost_node_is_not_blamed() -> None:
+    unseen = dict.fromkeys([*column(2, 4), *row(2, 4)], "---")
+    assert blame(fleet(4, unseen)) == Blame()
+    assert blocked(blame(fleet(4, unseen | dict.fromkeys([(0, 1), (3, 1)], "ttt")))) == [(1, IN)]
+
+
+@given(st.integers(2, 7).flatmap(lambda size: st.tuples(st.just(size), st.sets(pairs_of(size)), st.booleans())))
+def test_every_failure_is_told_and_no_more(made: tuple[int, set[tuple[int, int]], bool]) -> None:
+    """Blocks and cuts together name each bad pair, and no pair that isn't bad; no node is blamed for less than 80 %."""
+    size, bad, counted = made
+    found = blame(fleet(size, bad, counted=counted))
+    told = {(peer, one.node) if one.way is IN else (one.node, peer) for one in found.blocks for peer in one.peers}
+    for cut in found.cuts:
+        forth = {(i, j) for i in cut.here for j in cut.there}
+        told |= forth | ({(j, i) for i, j in forth} if cut.both else set())
+    assert told == bad
+    for one in found.blocks:
+        assert len(one.peers) >= 2
+        assert one.cells == "t"
+
+
+def pairs_of(size: int) -> st.SearchStrategy[tuple[int, int]]:
+    one = st.integers(0, size - 1)
+    return st.tuples(one, one).filter(lambda pair: pair[0] != pair[1])
+
+
+@pytest.mark.parametrize(
+    ("address", "subnet"),
+    [("10.1.2.3", "10.1.2.0/24"), ("fd00::1", "fd00::/64"), ("fe80::1%eth0", "fe80::/64"), ("", ""), ("n1", "")],
+)
+def test_subnets(address: str, subnet: str) -> None:
+    assert subnet_of(address) == subnet
