@@ -27,7 +27,7 @@ class Kind(Enum):
 
 WAITING = re.compile(
     r"(?i)clients joined|wait timeout|timed? ?out|timeout|connection closed by (?:remote )?peer|connection reset by peer"
-    r"|broken pipe|failed to recv|no end within"
+    r"|broken pipe|failed to recv|no end within|it was ended, since"
 )
 """What torch says where another rank didn't come, or went away."""
 

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.netcheck.messages import Cannot, Collect, Collected
+import msgspec
+
+from ddpdoctor.netcheck.messages import ENOUGH, Cannot, Collect, Collected
 from ddpdoctor.probes.patient.asking import last_lines, printable
 from ddpdoctor.probes.subprocesses import Ended, start
 
@@ -35,7 +37,8 @@ SOURCE_FOLDER = re.compile(r"/[^\s\]:]*/(?=\w+\.(?:cc|cpp|h|hpp|cu):\d+)")
 
 
 async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) -> Collected | Cannot:
-    """Runs this node's rank to its end, or kills it and all that it started after `order.seconds`.
+    """Runs this node's rank to its end, or kills it and all that it started after `order.seconds`, or when it is cancelled
+    with ENOUGH.
 
     python: the patient's interpreter. environ: the settings that training would inherit there.
     Cannot: there was nothing to be tested, as where torch isn't installed.
@@ -59,11 +62,14 @@ async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) ->
         started = start([python, os.fspath(SCRIPT), told], environ=settings)
         try:
             ended = await asyncio.to_thread(started.wait, order.seconds)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             started.kill()
-            raise
+            if error.args != (ENOUGH,):
+                raise
+            ended = await asyncio.to_thread(started.wait, 1.0)
+            ended = msgspec.structs.replace(ended, returncode=None, timed_out=True)
         seconds = asyncio.get_running_loop().time() - began
-        return _understood(ended, word, order, seconds, _warnings(log))
+        return _understood(ended, word, seconds, _warnings(log))
 
 
 def _settings(backend: str, log: Path) -> dict[str, str]:
@@ -76,16 +82,16 @@ def _settings(backend: str, log: Path) -> dict[str, str]:
     return settings
 
 
-def _understood(ended: Ended, word: str, order: Collect, seconds: float, warnings: str) -> Collected | Cannot:
+def _understood(ended: Ended, word: str, seconds: float, warnings: str) -> Collected | Cannot:
     told = _told(ended.stdout, word)
     if not told:
-        return Cannot(why=f"the patient's Python can't be asked: {_silence(ended, order.seconds)}")
+        return Cannot(why=f"the patient's Python can't be asked: {_silence(ended, seconds)}")
     if "absent" in told:
         return Cannot(why=str(told["absent"]))
     ok = told.get("ok") is True
     stage = str(told.get("stage", "import"))
     hung = ended.timed_out and not ok and "error" not in told
-    words = "" if ok else SOURCE_FOLDER.sub("", _words(told, ended, order.seconds, warnings))
+    words = "" if ok else SOURCE_FOLDER.sub("", _words(told, ended, seconds, warnings))
     return Collected(stage=stage, ok=ok, words=words[:MOST_WORDS], seconds=round(seconds, 3), hung=hung)
 
 
@@ -98,13 +104,13 @@ def _told(stdout: bytes, word: str) -> dict[str, Any]:
     return told
 
 
-def _words(told: dict[str, Any], ended: Ended, limit: float, warnings: str) -> str:
+def _words(told: dict[str, Any], ended: Ended, seconds: float, warnings: str) -> str:
     """torch's own words, or how it ended with the last thing that was said before."""
     if "error" in told:
         words = printable(str(told["error"]))
         return f"{words}; NCCL: {warnings}" if warnings else words
     if ended.timed_out:
-        end = f"no end within {limit:g} s"
+        end = f"no end within {seconds:.0f} s"
     elif ended.signal_name:
         end = f"ended by {ended.signal_name}"
     else:
@@ -113,11 +119,11 @@ def _words(told: dict[str, Any], ended: Ended, limit: float, warnings: str) -> s
     return f'{end}; it last said "{said}"' if said else end
 
 
-def _silence(ended: Ended, limit: float) -> str:
+def _silence(ended: Ended, seconds: float) -> str:
     if ended.failed_to_start:
         return f"it can't be started: {ended.failed_to_start}"
     if ended.timed_out:
-        return f"no answer within {limit:g} s"
+        return f"no answer within {seconds:.0f} s"
     if ended.signal_name:
         return f"it was ended by {ended.signal_name}"
     said = last_lines(ended.stderr, 1) or last_lines(ended.stdout, 1)

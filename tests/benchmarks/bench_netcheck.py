@@ -24,7 +24,7 @@ from tests.benchmarks.measuring import print_table
 from tests.benchmarks.netcheck_faults import FAULTS, PORT, Fault, Settings
 from tests.command import plain_environ
 from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import Ran, start
+from tests.real.netcheck_hosts import start
 
 AIMS = {2: 1.0, 8: 3.0}
 """Seconds from the last join to the verdict, by the number of healthy hosts."""
@@ -49,12 +49,13 @@ os._exit(0)
 
 
 class Verdict(NamedTuple):
-    """since: seconds from the last join, None where nobody joined. whole: from the start of the commands to the end of the
-    first one that names what is wanted; of all where nothing is."""
+    """since: seconds from the last join, None where a node didn't join. whole: from the start of the commands to the end of
+    the first one that names what is wanted; of all where nothing is. named: what of it was."""
 
     since: float | None
     whole: float
     right: bool
+    named: frozenset[str] = frozenset()
 
 
 def verdict(hosts: list[Host], fault: Fault | None = None, settings: Settings | None = None) -> Verdict:
@@ -71,15 +72,13 @@ def verdict(hosts: list[Host], fault: Fault | None = None, settings: Settings | 
         for host, rank in zip(hosts, ranks, strict=True)
     ]
     ended = [one.end(120) for one in running]
-    since = min((one.report["seconds"] for one in ended if "seconds" in one.report), default=None)
+    leading = (one.report for one in ended if "seconds" in one.report)
+    since = min((report["seconds"] for report in leading if not report["absent"]), default=None)
     if fault is None:
         return Verdict(since, max(one.seconds for one in ended), all(one.code == 0 for one in ended))
-    naming = [one.seconds for one in ended if _named(one, fault)]
-    return Verdict(since, min(naming, default=0.0), bool(naming))
-
-
-def _named(ran: Ran, fault: Fault) -> bool:
-    return any(one["slug"] in fault.slugs and one["severity"] != "info" for one in ran.report["findings"])
+    naming = [one.seconds for one in ended if one.slugs & set(fault.slugs)]
+    named = frozenset().union(*(one.slugs for one in ended)) & set(fault.slugs)
+    return Verdict(since, min(naming, default=0.0), bool(naming), named)
 
 
 class Said(NamedTuple):
@@ -146,9 +145,13 @@ def torchs(hosts: list[Host], fault: Fault, settings: Settings) -> str:
     said = [rank.end(until) for rank in ranks]
     if len({one.words for one in said}) == 1:
         said = [Said("both" if len(said) == 2 else said[0].host, said[0].words, max(one.seconds for one in said))]
-    return "; ".join(
-        f"{one.host}: {one.words} {'for' if one.words == 'nothing' else 'after'} {one.seconds:.0f} s" for one in said
-    )
+    return "; ".join(f"{one.host}: {one.words} {_when(one)}" for one in said)
+
+
+def _when(said: Said) -> str:
+    if said.seconds < 1:
+        return "at once"
+    return f"{'for' if said.words == 'nothing' else 'after'} {said.seconds:.0f} s"
 
 
 def healthy(rounds: int) -> tuple[list[tuple[str, ...]], bool]:
@@ -176,9 +179,9 @@ def faulty(fault: Fault, rounds: int, *, with_torch: bool) -> tuple[tuple[str, .
     joined = [one.since for one in verdicts if one.since is not None]
     seconds = statistics.median(joined or [one.whole for one in verdicts])
     after = f"{seconds:.1f} s" + ("" if joined else " from the start")
-    slugs = " or ".join(f"`{slug}`" for slug in fault.slugs[:2])
-    named = slugs if right else f"NOT NAMED: {slugs}"
-    return (fault.title, named, after, shown, fault.by_default or "-"), right
+    named = frozenset().union(*(one.named for one in verdicts)) if right else fault.slugs
+    slugs = ", ".join(f"`{slug}`" for slug in sorted(named))
+    return (fault.title, slugs if right else f"NOT NAMED: {slugs}", after, shown, fault.by_default or "-"), right
 
 
 def main() -> None:

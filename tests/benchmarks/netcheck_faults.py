@@ -92,7 +92,7 @@ def another_torch(hosts: list[Host]) -> Iterator[Settings]:
         yield {"n2": {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}}
 
 
-HTTP = f"import http.server as h; h.HTTPServer(('', {PORT}), h.SimpleHTTPRequestHandler).serve_forever()"
+HTTP = f"import http.server as h; h.SimpleHTTPRequestHandler.log_message = lambda *_: None; h.HTTPServer(('', {PORT}), h.SimpleHTTPRequestHandler).serve_forever()"
 LISTENS = f"for i in $(seq 200); do ss -ltn | grep -q :{PORT} && exit 0; sleep 0.05; done; exit 1"
 
 

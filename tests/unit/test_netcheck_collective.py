@@ -16,7 +16,7 @@ import pytest
 from ddpdoctor.facts.fleet import Collective
 from ddpdoctor.knowledge.blamed_ranks import Kind, blamed, kind_of
 from ddpdoctor.netcheck.collectives import collect
-from ddpdoctor.netcheck.messages import Cannot, Collect, Collected
+from ddpdoctor.netcheck.messages import ENOUGH, Cannot, Collect, Collected
 from tests.pythons import bare_venv, fake_torch, real_pythons, stand_in
 
 Came = Collected | Cannot
@@ -64,12 +64,12 @@ def test_two_ranks_on_the_port_that_the_hub_has_just_left(libuv: str) -> None:
 def test_ranks_that_nobody_meets_say_so_before_their_deadline() -> None:
     began = time.monotonic()
     server, client, taken = run(
-        order(0, free_port(), seconds=9),
-        order(1, free_port(), seconds=9),
-        order(0, (squatter := socket.create_server(("127.0.0.1", 0))).getsockname()[1], seconds=9),
+        order(0, free_port(), seconds=12),
+        order(1, free_port(), seconds=12),
+        order(0, (squatter := socket.create_server(("127.0.0.1", 0))).getsockname()[1], seconds=12),
     )
     squatter.close()
-    assert time.monotonic() - began < 14
+    assert time.monotonic() - began < 20
     assert isinstance(server, Collected)
     assert (server.stage, server.ok, server.hung) == ("store", False, False)
     assert "1/2 clients joined" in server.words
@@ -213,6 +213,29 @@ def test_who_cancels_leaves_nothing_behind(tmp_path: Path) -> None:
     began = time.monotonic()
     asyncio.run(cancel())
     assert time.monotonic() - began < 10
+    assert not psutil.pid_exists(int(pids.read_text()))
+
+
+def test_enough_is_answered_with_the_stage(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    folder = fake_torch(tmp_path / "fake", TORCH)
+    (folder / "torch" / "distributed.py").write_text(DISTRIBUTED)
+    hang = "import time; print(os.getpid(), file=open(os.environ['PIDS'], 'w'), flush=True); time.sleep(60)"
+    environ = {**os.environ, "PYTHONPATH": str(folder), "GROUP": hang, "PIDS": str(pids)}
+
+    async def stop() -> Came:
+        task = asyncio.create_task(collect(order(), python=sys.executable, environ=environ))
+        while not pids.exists() or not pids.read_text().strip():
+            await asyncio.sleep(0.02)
+        task.cancel(ENOUGH)
+        return await task
+
+    began = time.monotonic()
+    one = asyncio.run(stop())
+    assert time.monotonic() - began < 10
+    assert isinstance(one, Collected)
+    assert (one.stage, one.ok, one.hung) == ("group", False, True)
+    assert one.words.startswith("no end within")
     assert not psutil.pid_exists(int(pids.read_text()))
 
 
