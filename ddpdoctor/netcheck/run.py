@@ -281,12 +281,16 @@ class _Node:
             store_port=hub.port,
             command=command,
         )
-        own = asyncio.ensure_future(self._own_part(hub, standing[0], token, looking))
+        way: list[Meeting] = []
+        own = asyncio.ensure_future(self._own_part(hub, standing[0], token, looking, way))
         try:
             gathered = await conductor.lead()
             if not self._meeting.joined:
-                await hub.stop("node 0 can't reach its own port")
-                return self._alone(await looking)
+                why = "node 0 did not get through to its own port"
+                await hub.stop(why)
+                if way:
+                    self._met(msgspec.structs.replace(way[-1], waited=self._wishes.wait))
+                return self._alone(await looking, [why])
             return await self._verdict(hub, gathered.fleet, gathered.snapshots, gathered.joined_at)
         except asyncio.CancelledError:
             with suppress(Exception):
@@ -325,12 +329,12 @@ class _Node:
                 return hub, ""
         return None, error
 
-    async def _own_part(self, hub: Hub, address: str, token: str, looking: asyncio.Future[Snapshot]) -> None:
-        """Node 0's own agent goes through the door like everybody else's."""
-        found, connection = await arrive(address, (hub.port,), self._wishes.wait, lambda _: None)
-        if connection is None:
-            self._met(found)
-        else:
+    async def _own_part(
+        self, hub: Hub, address: str, token: str, looking: asyncio.Future[Snapshot], way: list[Meeting]
+    ) -> None:
+        """Node 0's own agent goes through the door like everybody else's. way: takes up what that came to so far."""
+        _, connection = await arrive(address, (hub.port,), self._wishes.wait, way.append)
+        if connection is not None:
             with suppress(AgentError):
                 await self._attend(connection, token, looking, hub.own, lambda: met_at(hub, address))
 
