@@ -73,8 +73,8 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a command that judges says. `passed` are the slugs that passed on every host; `problems` what kept a host
     from being judged at all; `facts` (with -v) the snapshots by host; `files` what fix-checkpoint did with each. Of
-    netcheck on node 0 there are also its `nodes`, those that are `absent`, its `phases`, the `matrix`, and the `seconds`
-    from the last join to the verdict. On another node the findings are its own, the verdict that of all nodes."""
+    netcheck on node 0 there are also its `nodes`, those that are `absent`, the `strangers` that knocked
+    and were refused, its `phases`, the `matrix`, and the `seconds` from the last join to the verdict. On another node the findings are its own, the verdict that of all nodes."""
 
     schema: Literal[1] = 1
     version: str = __version__
@@ -89,6 +89,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[Outcome, ...] | UnsetType = UNSET
     nodes: tuple[ReportedNode, ...] | UnsetType = UNSET
     absent: tuple[Absent, ...] | UnsetType = UNSET
+    strangers: tuple[str, ...] | UnsetType = UNSET
     phases: tuple[Phase, ...] | UnsetType = UNSET
     matrix: Matrix | UnsetType = UNSET
     seconds: float | UnsetType = UNSET
@@ -151,6 +152,7 @@ def build_report(
         facts=_facts(names, examinations) if with_facts else UNSET,
         nodes=UNSET if fleet is None else tuple(_node(one) for one in fleet.nodes),
         absent=UNSET if fleet is None else fleet.absent,
+        strangers=UNSET if fleet is None else fleet.strangers,
         phases=UNSET if fleet is None else fleet.phases,
         matrix=UNSET if fleet is None else Matrix(reach=fleet.reach, links=fleet.links),
         seconds=UNSET if seconds is None else seconds,

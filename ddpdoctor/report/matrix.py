@@ -39,7 +39,7 @@ Values = dict[tuple[int, int], float]
 
 
 def show_matrix(console: Console, fleet: Fleet) -> None:
-    """Two maps, round trip and bandwidth; a row sends to a column."""
+    """Two maps, round trip and bandwidth; a row sends to a column. Who isn't reached stands in the first even without figures."""
     places = {node.rank: place for place, node in enumerate(fleet.nodes)}
     trips: Values = {}
     rates: Values = {}
@@ -52,10 +52,11 @@ def show_matrix(console: Console, fleet: Fleet) -> None:
             if rate >= 0:
                 rates[pair] = rate
     if not trips:
-        console.print(Text(f"No link was measured{_why(fleet)}.", "bold magenta"))
+        console.print(Hanging(Text(""), Text(f"No link was measured{_why(fleet)}.", "bold magenta"), 0))
         console.print()
     _show_map(console, fleet, "Round trip", trips, _trip, milliseconds, worst_is_high=True)
-    _show_map(console, fleet, "Bandwidth", rates, _rate, bandwidth, worst_is_high=False)
+    if rates:
+        _show_map(console, fleet, "Bandwidth", rates, _rate, bandwidth, worst_is_high=False)
 
 
 def _why(fleet: Fleet) -> str:

@@ -40,6 +40,7 @@ from ddpdoctor.report.terminal import (
     show_not_tested,
     verdict_line,
 )
+from ddpdoctor.wording import listed
 
 _PASSED_STYLES = {Passed.PASS: "bold green", Passed.FAIL: "bold red", Passed.NOT_TESTED: "bold magenta"}
 _MARGIN = 10
@@ -170,7 +171,8 @@ def _show_one_side(
     if meeting.turned_away:
         _show_row(console, "answer", meeting.turned_away)
     for problem in problems:
-        if problem != meeting.turned_away:
+        # Otherwise it is the first line.
+        if examination.verdict in (Verdict.FAIL, Verdict.WARN) and problem != meeting.turned_away:
             _show_row(console, "ended", problem)
     _show_conflicts(console, meeting)
     console.print()
@@ -208,6 +210,8 @@ def _show_head(console: Console, fleet: Fleet, meeting: Meeting) -> None:
         _show_table(console, rows)
     if rest:
         console.print(Hanging(Text(""), Text(one_line(rest)), _MARGIN))
+    if fleet.strangers:
+        _show_row(console, "refused", listed(fleet.strangers, most=4))
     console.print()
 
 

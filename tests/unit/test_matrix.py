@@ -72,6 +72,13 @@ def test_without_any_link_it_says_why() -> None:
     assert shown(fleet) == "No link was measured: --quick.\n\n"
 
 
+def test_without_figures_who_is_not_reached_is_shown_once() -> None:
+    text = shown(make_fleet(2, links=[], cells={(0, 1): Cell.SILENT}))
+    assert text.startswith("No link was measured.\n")
+    assert text.count(" t  n0") == 1
+    assert "Bandwidth" not in text
+
+
 def test_many_nodes_are_a_character_each() -> None:
     text = shown(make_fleet(30, links=full(30, slow=(4,))))
     rows = text.splitlines()[2:32]

@@ -166,6 +166,14 @@ def test_what_could_not_be_tested_names_its_nodes() -> None:
     assert "  not readable: other" in verdict(make_fleet(3), everywhere).splitlines()
 
 
+def test_strangers_at_the_port_are_reported_the_first_few() -> None:
+    strangers = tuple(f"10.9.0.{number}: an HTTP request" for number in range(20))
+    text = verdict(msgspec.structs.replace(make_fleet(2), strangers=strangers), examined(2), 200)
+    assert (
+        "refused   10.9.0.0: an HTTP request, 10.9.0.1: an HTTP request, 10.9.0.2: an HTTP request and 17 more" in text
+    )
+
+
 def test_quiet_is_a_line_a_finding_and_the_verdict() -> None:
     examinations = examined(3, {1: [WALL], 2: [LOOPBACK]})
     lines = verdict(make_fleet(3), examinations, 200, quiet=True).splitlines()
@@ -258,6 +266,7 @@ def test_hostile_names_cannot_steer_the_terminal(width: int) -> None:
     nodes = [node(0), node(1, host=HOSTILE, interface=HOSTILE, torch=HOSTILE, lost=HOSTILE)]
     phases = [Phase(name="join", passed=Passed.FAIL, reason=HOSTILE)]
     fleet = make_fleet(2, nodes=nodes, phases=phases, absent=[Absent(rank=2, host=HOSTILE)])
+    fleet = msgspec.structs.replace(fleet, strangers=(HOSTILE,))
     finding = Finding(HOSTILE, HOSTILE, (Evidence(HOSTILE, HOSTILE),), (Fix(HOSTILE, (HOSTILE,)),))
     examinations = examined(2, {1: [finding]}, {1: NotTested(Why.UNKNOWN, HOSTILE)}, hosts=["n0", HOSTILE])
     meeting = Meeting(
