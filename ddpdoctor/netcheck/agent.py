@@ -108,6 +108,10 @@ async def attend(
     except asyncio.CancelledError as error:
         await agent.farewell(f"stopped by its user: {error.args[0] if error.args else 'Ctrl-C'}")
         raise
+    except HubGone as error:
+        # Perhaps it only sleeps.
+        await agent.farewell(str(error))
+        raise
     except AgentError:
         raise
     except Exception as error:

@@ -1,0 +1,224 @@
+"""netcheck among strangers, and with nodes that are killed, halted or stopped by their users while it runs.
+
+On every node it ends in time, with an exit code and a line that says why, and leaves nothing running.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.command import command, plain_environ
+from tests.real.namespaces import network
+from tests.real.netcheck_hosts import MASTER, Ran
+
+pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
+
+KNOCKS = """
+import socket, sys, time
+def dial():
+    return socket.create_connection((sys.argv[1], 29500), 5)
+def say(what):
+    with dial() as one:
+        one.sendall(what)
+        try:
+            while one.recv(4096):
+                pass
+        except OSError:
+            pass
+dial().close()
+say(b"GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+say(bytes(range(200, 256)) + b"\\n")
+held = [dial() for _ in range(100)]
+print("knocked", flush=True)
+for second in range(30):
+    for one in held:
+        try:
+            one.send(b"x")
+        except OSError:
+            pass
+    time.sleep(1)
+"""
+
+
+class Node:
+    """netcheck on one host, under way. Its output goes to files, so that a test sees what it says meanwhile."""
+
+    def __init__(self, folder: Path, host, rank: int, *arguments: str, nnodes: int = 2, port: int = 29500) -> None:
+        self.host = host
+        self.files = [folder / f"{host.hostname}-{port}.{end}" for end in ("stdout", "stderr")]
+        given = ["--master-addr", MASTER, "--master-port", port, "--nnodes", nnodes, "--node-rank", rank, *arguments]
+        with self.files[0].open("w") as stdout, self.files[1].open("w") as stderr:
+            self.process = subprocess.Popen(
+                host.command(*command("netcheck", "--json", *map(str, given))),
+                env=plain_environ(),
+                stdout=stdout,
+                stderr=stderr,
+            )
+        self.began = time.monotonic()
+
+    def until_it_says(self, words: str) -> None:
+        until(lambda: words in self.files[1].read_text(), f"{self.host.hostname} says {words!r}")
+
+    def until_torch_runs(self) -> list[psutil.Process]:
+        """Waits for the rank of the collective; gives it."""
+        found: list[psutil.Process] = []
+
+        def runs() -> bool:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+            found[:] = [one for one in children if "collective.py" in " ".join(_command_line(one))]
+            return bool(found)
+
+        until(runs, f"{self.host.hostname} runs torch")
+        return found
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self, seconds: float) -> Ran:
+        """Waits so long for its end."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"netcheck hangs on {self.host.hostname}: {self.files[1].read_text()}") from None
+        stdout, stderr = (one.read_text() for one in self.files)
+        assert "Traceback" not in stderr
+        assert "exception" not in stderr
+        return Ran(
+            host=self.host.hostname, code=code, stdout=stdout, stderr=stderr, seconds=time.monotonic() - self.began
+        )
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # It has ended meanwhile.
+        return []
+
+
+def until(true, what: str, seconds: float = 15) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with network("n1", "n2", "n3") as found:
+        yield found
+
+
+def test_strangers_on_the_port_are_refused_and_named_and_stop_nobody(hosts, tmp_path):
+    """A port scan, HTTP, random bytes, and a hundred connections that say a letter a second."""
+    n1, n2, n3 = hosts
+    first = Node(tmp_path, n1, 0, "--quick", "--wait", "20")
+    first.until_it_says("waiting for")
+    knocking = subprocess.Popen(n3.command(sys.executable, "-c", KNOCKS, MASTER), stdout=subprocess.PIPE, text=True)
+    try:
+        assert knocking.stdout is not None
+        assert knocking.stdout.readline() == "knocked\n"
+        second = Node(tmp_path, n2, 1, "--quick", "--wait", "20")
+        ran = [first.end(20), second.end(5)]
+    finally:
+        knocking.kill()
+        knocking.communicate()
+    assert [(one.code, one.slugs) for one in ran] == [(0, set()), (0, set())]
+    strangers = ran[0].report["strangers"]
+    assert all(one.startswith("10.77.0.13: ") for one in strangers)
+    said = "\n".join(strangers)
+    for words in (
+        "connected and went away without a word (a port scan or a health check)",
+        "an HTTP request: GET / HTTP/1.1",
+        "bytes that aren't ours: c8 c9 ca",
+    ):
+        assert words in said
+
+
+def lost(ran: Ran) -> dict[str, str]:
+    """Which hosts went away, and how."""
+    return {one["host"]: one["lost"] for one in ran.report["nodes"] if one.get("lost")}
+
+
+def test_while_they_wait_for_each_other(hosts, tmp_path):
+    """Four jobs side by side, each waiting for a third node: of one node 1 is killed, of one it is stopped, and so node 0."""
+    cases = {
+        29601: (1, signal.SIGKILL),
+        29602: (1, signal.SIGINT),
+        29603: (0, signal.SIGKILL),
+        29604: (0, signal.SIGINT),
+    }
+    nodes = {
+        port: [Node(tmp_path, hosts[rank], rank, "--quick", "--wait", "9", nnodes=3, port=port) for rank in range(2)]
+        for port in cases
+    }
+    for port, (who, number) in cases.items():
+        nodes[port][1].until_it_says("waiting for the others")
+        nodes[port][who].send(number)
+    # It isn't waited for what can't come any more.
+    hub_killed, hub_stopped = ([one.end(4) for one in nodes[port]] for port in (29603, 29604))
+    killed, stopped = ([one.end(20) for one in nodes[port]] for port in (29601, 29602))
+    assert [one.code for one in killed] == [1, -signal.SIGKILL]
+    assert lost(killed[0]) == {"n2": "lost during join: the connection was closed"}
+    assert "rdzv-missing-node" in killed[0].slugs
+    assert [one.code for one in stopped] == [1, 130]
+    assert lost(stopped[0]) == {"n2": "lost during join: stopped by its user: Ctrl-C"}
+    assert "the other nodes have been told" in stopped[1].stderr
+    assert [one.code for one in hub_killed] == [-signal.SIGKILL, 2]
+    assert any("netcheck was stopped or killed there" in one for one in hub_killed[1].report["problems"])
+    assert [one.code for one in hub_stopped] == [130, 2]
+    assert any("stopped by its user on node 0" in one for one in hub_stopped[1].report["problems"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("who", [0, 1])
+def test_in_the_middle_of_the_collective(hosts, tmp_path, who, number):
+    """The others don't wait for torch's timeout, and no rank stays behind."""
+    nodes = [Node(tmp_path, host, rank, "--wait", "10") for rank, host in enumerate(hosts[:2])]
+    ranks = [rank for node in nodes for rank in node.until_torch_runs()]
+    nodes[who].send(number)
+    ran = [one.end(20) for one in nodes]
+    until(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks), "ranks end")
+    codes = [2, 2] if who == 0 else [1, 1]
+    codes[who] = -number if number == signal.SIGKILL else 130
+    assert [one.code for one in ran] == codes
+    if who:
+        why = "the connection was closed" if number == signal.SIGKILL else "stopped by its user: Ctrl-C"
+        assert lost(ran[0]) == {"n2": f"lost during gloo: {why}"}
+        assert ran[0].slugs == {"rdzv-missing-node"}
+        assert ran[0].nodes("rdzv-missing-node") == ["n1"]
+    else:
+        assert len(ran[1].report["problems"]) == 1
+
+
+def test_nodes_that_are_halted(hosts, tmp_path):
+    """Of one job node 1, of another one node 0 is suspended; both go on when all is over."""
+    both = [
+        [Node(tmp_path, hosts[rank], rank, "--quick", "--wait", "3", nnodes=3, port=port) for rank in range(2)]
+        for port in (29601, 29602)
+    ]
+    halted, awake = (both[0][1], both[1][0]), (both[0][0], both[1][1])
+    for _, second in both:
+        second.until_it_says("waiting for the others")
+    for one in halted:
+        one.send(signal.SIGSTOP)
+    try:
+        hub, node = (one.end(30) for one in awake)
+    finally:
+        for one in halted:
+            one.send(signal.SIGCONT)
+    assert hub.code == 1
+    assert lost(hub)["n2"].endswith("nothing was heard of it for 15 s")
+    assert node.code == 2
+    assert node.report["problems"] == ["nothing was heard of node 0 for 15 s: is it still running there?"]
+    late_node, late_hub = (one.end(30) for one in halted)
+    assert late_node.code == 2
+    assert "node 0 went on without this node" in late_node.report["problems"][0]
+    assert late_hub.code == 1
+    assert "n2" in lost(late_hub)
