@@ -12,12 +12,13 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix, Severity
 from ddpdoctor.knowledge.interface_choice import FELL_BACK, as_address, interface_with, nccl_ifname_counts
 from ddpdoctor.knowledge.job_intent import ONE_NODE, is_loopback, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved
-from ddpdoctor.knowledge.tried_addresses import Tried, tried
+from ddpdoctor.knowledge.tried_addresses import Tried, Unreached, tried, unreached
 from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import listed
 
 UNVERIFIED = "not verified against a release"
 
@@ -52,9 +53,11 @@ def nccl_wrong_interface(
     ## Fix
     `export NCCL_SOCKET_IFNAME==NAME`: the second `=` makes it the exact name rather than a prefix.
     """
-    if found_out := tried(fleet, meeting, "nccl"):
+    if found_out := tried(fleet, meeting.node_rank, "nccl"):
         if found_out.is_wrong and not is_loopback(found_out.address):
             yield _nccl_not_reached(found_out, nccl, network, torch)
+        if others := unreached(fleet, meeting.node_rank, "nccl"):
+            yield _no_way_to("NCCL", others, fleet, network, FAIL if has_nccl(nccl, torch) else WARN)
         return
     needs_nccl(nccl, torch)
     taken = nccl.answer_interface or known(nccl.predicted_interface)
@@ -142,7 +145,9 @@ def gloo_wrong_interface(
     ## Fix
     `export GLOO_SOCKET_IFNAME=NAME` with the interface that leads to the other nodes.
     """
-    found_out = tried(fleet, meeting, "gloo")
+    found_out = tried(fleet, meeting.node_rank, "gloo")
+    if others := unreached(fleet, meeting.node_rank, "gloo"):
+        yield _no_way_to("gloo", others, fleet, network, FAIL)
     # The loopback has checks of its own, but for a hostname that resolves to addresses of others.
     if found_out and not is_loopback(found_out.address):
         if found_out.is_wrong:
@@ -184,4 +189,25 @@ def _gloo_not_reached(found_out: Tried, nccl: Nccl, network: Network) -> Finding
         f"{'it reaches' if found_out.peers == 1 else 'they reach'} {found_out.route}{f' on {way}' if way else ''}",
         evidence=(found_out.seen, nccl.seen("gloo_interface", f"{taken}, {nccl.gloo_reason}"), *own),
         fixes=(*named_here, *hosts_fix(network)),
+    )
+
+
+def _no_way_to(library: str, others: Unreached, fleet: Fleet, network: Network, severity: Severity) -> Finding:
+    """Other nodes offer an address that serves their peers, and not this node."""
+    variable, equals = ("NCCL_SOCKET_IFNAME", "==") if library == "NCCL" else ("GLOO_SOCKET_IFNAME", "=")
+    shared = {node.interface for node in fleet.nodes if node.interface}
+    name = shared.pop() if len(shared) == 1 else ""
+    text = "On all nodes, name the interface over which they meet the master" + (
+        "" if name else ": here, and theirs there"
+    )
+    way = name or way_to_the_others(network)
+    fixes = (Fix(text, (f"export {variable}{equals}{way}",)),) if way else ()
+    look = Fix("Or see why this node has no way there", (f"ip route get {others.addresses[0]}",))
+    return Finding(
+        summary=f"{library} on {listed(others.names, most=3)} offers {listed(others.addresses, most=3)}, "
+        "which this node doesn't reach and others do",
+        cause="The nodes take interfaces of different networks.",
+        evidence=(others.seen, addresses(network)),
+        fixes=(*fixes, look),
+        severity=severity,
     )

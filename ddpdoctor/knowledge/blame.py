@@ -136,7 +136,7 @@ class _Matrix:
             taken = [node for node in self.failed[way] if self._may_be(node, way, left)]
             for node in taken:
                 found.append((node, way))
-                left -= {_pair(node, peer, way) for peer in self.failed[way][node]}
+                left -= set(self._explained((node, way)))
         covered = Counter(pair for culprit in found for pair in self._explained(culprit))
         for culprit in list(found):
             explained = self._explained(culprit)
@@ -155,7 +155,18 @@ class _Matrix:
 
     def _explained(self, culprit: tuple[int, Way]) -> list[Pair]:
         node, way = culprit
+        own = self._failures(node, way)
+        return [*own, *self._failures(node, Way.OUTBOUND)] if way is Way.INBOUND and self._takes_replies(node) else own
+
+    def _failures(self, node: int, way: Way) -> list[Pair]:
         return [_pair(node, peer, way) for peer in self.failed[way].get(node, ())]
+
+    def _takes_replies(self, node: int) -> bool:
+        """Whether its filter on what comes in knows no connections, and so takes the answers to what it sends as well."""
+        sent = self._failures(node, Way.OUTBOUND)
+        silent = all(set(self.cells[pair]) & set(BLOCKED) == {Cell.SILENT.value} for pair in sent)
+        received = self._failures(node, Way.INBOUND)
+        return bool(sent and silent) and self._counted(node, Way.INBOUND, [*received, *sent]) is Where.HERE
 
     def _left(self, culprits: Iterable[tuple[int, Way]]) -> set[Pair]:
         return self.bad - {pair for one in culprits for pair in self._explained(one)}
@@ -167,7 +178,7 @@ class _Matrix:
 
     def _block(self, node: int, way: Way, culprits: Sequence[tuple[int, Way]], left: set[Pair]) -> Block:
         peers = tuple(self.failed[way][node])
-        pairs = [_pair(node, peer, way) for peer in peers]
+        pairs = self._failures(node, way)
         other = Way.OUTBOUND if way is Way.INBOUND else Way.INBOUND
         return Block(
             node=node,
@@ -182,7 +193,8 @@ class _Matrix:
 
     def _other_way(self, node: int, way: Way, culprits: Sequence[tuple[int, Way]], left: set[Pair]) -> bool | None:
         """Whether the node's connections of that direction work, those apart for which others are to blame."""
-        if (node, way) in culprits:
+        inbound = (node, Way.INBOUND) in culprits
+        if (node, way) in culprits or (inbound and way is Way.OUTBOUND and self._takes_replies(node)):
             return False
         pairs = [_pair(node, peer, way) for peer in self.tried[way].get(node, ())]
         asked = [pair for pair in pairs if pair not in self.bad or pair in left]
@@ -192,7 +204,7 @@ class _Matrix:
 
     def _where(self, node: int, way: Way) -> Where:
         if (node, way) not in self.told:
-            self.told[node, way] = self._counted(node, way, self._explained((node, way)))
+            self.told[node, way] = self._counted(node, way, self._failures(node, way))
         return self.told[node, way]
 
     def _counted(self, node: int, way: Way, pairs: Iterable[Pair]) -> Where:
@@ -235,8 +247,8 @@ class _Matrix:
 
     def _link_cuts(self, left: set[Pair]) -> Iterator[Cut]:
         for i, j in sorted(left):
-            both = (j, i) in left
-            if both and i > j:
+            both = (j, i) in self.bad
+            if i > j and (j, i) in left:
                 continue
             pairs = [(i, j)]
             yield Cut(

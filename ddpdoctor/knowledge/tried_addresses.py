@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 
 from ddpdoctor.facts.fleet import Cell, Fleet, Reach
-from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import Evidence
 from ddpdoctor.knowledge.blame import BLOCKED, MOST_OF_THEM
 from ddpdoctor.wording import listed
 
+DIALLED = "TCP connections between all nodes"
 MET = {
     Cell.SILENT.value: "no answer",
     Cell.REFUSED.value: "refused",
@@ -22,12 +24,14 @@ MET = {
 class Tried(msgspec.Struct, frozen=True):
     """One node's address of one kind, and the one at which it meets the master.
 
-    failed: the names of those who reach the second and not the first, of `peers` who tried; cells: what they met.
+    failed: those (places in `Fleet.nodes`) who reach the second and not the first, of `peers` who tried; names: theirs;
+    cells: what they met.
     """
 
     address: str
     route: str
-    failed: tuple[str, ...]
+    failed: tuple[int, ...]
+    names: tuple[str, ...]
     peers: int
     cells: str
 
@@ -48,32 +52,77 @@ class Tried(msgspec.Struct, frozen=True):
     @property
     def seen(self) -> Evidence:
         met = listed(MET[one] for one in dict.fromkeys(self.cells))
-        text = f"{listed(self.failed)} dialled {self.address}: {met}; they reach {self.route}"
-        return Evidence(text, "TCP connections between all nodes")
+        text = f"{listed(self.names)} dialled {self.address}: {met}; they reach {self.route}"
+        return Evidence(text, DIALLED)
 
 
-def tried(fleet: Fleet, meeting: Meeting, kind: str) -> Tried | None:
-    """What came of this node's address of that kind ("nccl", "gloo"). Where that is the address at which it meets the
-    master anyway, nobody can reach the one without the other. None: nobody dialled this node."""
-    me = next((at for at, one in enumerate(fleet.nodes) if one.rank == meeting.node_rank), -1)
+class Unreached(msgspec.Struct, frozen=True):
+    """Peers whose address of a kind serves others, and not this node, which does reach them elsewhere."""
+
+    peers: tuple[int, ...]
+    addresses: tuple[str, ...]
+    names: tuple[str, ...]
+    cells: str
+
+    @property
+    def seen(self) -> Evidence:
+        met = listed(MET[one] for one in dict.fromkeys(self.cells))
+        return Evidence(f"dialled {listed(self.addresses)} ({listed(self.names)}): {met}", DIALLED)
+
+
+@cache
+def tried(fleet: Fleet, rank: int | None, kind: str) -> Tried | None:
+    """What came of the address of that kind ("nccl", "gloo") of the node of that rank. Where it is the address at which it
+    meets the master anyway, nobody can reach the one without the other. None: nobody could try."""
+    me = _place(fleet, rank)
     routes = [one for one in fleet.reach if one.kind == "route" and me >= 0 and one.addresses[me]]
     if not routes:
         return None
     route = routes[0].addresses[me]
-    there = next((one for one in fleet.reach if one.kind == kind and one.addresses[me]), None)
+    there = _offered(fleet, me, kind)
     if there is None:
         own = getattr(fleet.nodes[me], f"{kind}_address")
-        return Tried(route, route, (), 0, "") if own in (None, route) else None
+        return Tried(route, route, (), (), 0, "") if own in (None, route) else None
     reached = [at for at in range(len(fleet.nodes)) if at != me and all(_passes(one, at, me) for one in routes)]
     asked = [at for at in reached if there.rows[at][me] != Cell.NOT_TRIED.value]
     failed = [at for at in asked if there.rows[at][me] in BLOCKED]
+    if not asked:
+        return None
     return Tried(
         address=there.addresses[me],
         route=route,
-        failed=tuple(fleet.nodes[at].host or f"node {fleet.nodes[at].rank}" for at in failed),
+        failed=tuple(failed),
+        names=tuple(_name(fleet, at) for at in failed),
         peers=len(asked),
         cells="".join(there.rows[at][me] for at in failed),
     )
+
+
+def unreached(fleet: Fleet, rank: int | None, kind: str) -> Unreached | None:
+    """The peers whose address of that kind this node doesn't reach, although most others do. None: there are none."""
+    me = _place(fleet, rank)
+    found = []
+    for at, node in enumerate(fleet.nodes):
+        there = _offered(fleet, at, kind) if me >= 0 else None
+        theirs = tried(fleet, node.rank, kind)
+        if there and theirs and not theirs.is_wrong and me in theirs.failed:
+            found.append((at, there.addresses[at], _name(fleet, at), there.rows[me][at]))
+    if not found:
+        return None
+    peers, addresses, names, cells = zip(*found, strict=True)
+    return Unreached(peers, addresses, names, "".join(cells))
+
+
+def _place(fleet: Fleet, rank: int | None) -> int:
+    return next((at for at, one in enumerate(fleet.nodes) if one.rank == rank), -1)
+
+
+def _offered(fleet: Fleet, at: int, kind: str) -> Reach | None:
+    return next((one for one in fleet.reach if one.kind == kind and one.addresses[at]), None)
+
+
+def _name(fleet: Fleet, at: int) -> str:
+    return fleet.nodes[at].host or f"node {fleet.nodes[at].rank}"
 
 
 def _passes(reach: Reach, dialler: int, listener: int) -> bool:

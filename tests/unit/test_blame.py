@@ -151,6 +151,16 @@ def test_two_nodes_by_the_counters(
     assert bool(found.cuts) is not bool(expected)
 
 
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_a_filter_that_takes_replies_as_well_is_one(size: int) -> None:
+    """It knows no connections: what node 0 dials is answered to a high port of its own."""
+    lost = 2 * PORTS * SYN * (size - 1)
+    found = blame(fleet(size, column(0, size) | row(0, size), counted=True, undelivered={0: lost}))
+    assert blocked(found) == [(0, IN)]
+    assert not found.cuts
+    assert (found.blocks[0].where, found.blocks[0].other_way) == (HERE, False)
+
+
 def test_neither_kernel_took_the_packets() -> None:
     (cut,) = blame(fleet(2, [(0, 1)], counted=True)).cuts
     assert (cut.where_here, cut.where_there) == (ELSEWHERE, ELSEWHERE)
