@@ -1,0 +1,275 @@
+"""Listeners and diallers on loopback addresses: who is met there, and what a cell says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.netcheck import reaching
+from ddpdoctor.netcheck.counters import count
+from ddpdoctor.netcheck.dialling import dial
+from ddpdoctor.netcheck.messages import Counted, Dial, Met, Opened, Peer, Place
+from ddpdoctor.netcheck.reaching import LARGE, Listeners
+from ddpdoctor.netcheck.visits import MEASURE, REACH, StrangerError, Visit, receive, visit
+
+RUN, OTHER_RUN = "0123456789abcdef" * 2, "f" * 32
+RANGE = (32768, 60999)
+
+Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def no_measure(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"measured\n")
+    await writer.drain()
+
+
+@asynccontextmanager
+async def listening(node: int, address: str = "127.0.0.1", **more: str) -> AsyncIterator[Opened]:
+    listeners = Listeners(no_measure)
+    try:
+        yield await listeners.open({"route": address, **more}, RUN, node, RANGE)
+    finally:
+        await listeners.close()
+
+
+@asynccontextmanager
+async def server(serve: Server) -> AsyncIterator[Place]:
+    """Somebody else on a port."""
+    made = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with made:
+        yield Place("route", "127.0.0.1", (made.sockets[0].getsockname()[1],))
+
+
+async def met(place: Place, node: int = 1, run: str = RUN, seconds: float = 0.3) -> Met:
+    """What node 0 meets where node `node` is said to listen."""
+    answer = await dial(Dial(peers=(Peer(node, "n", (place,)),), seconds=seconds), run, 0)
+    return answer.met[0]
+
+
+def test_a_peer_is_reached_on_a_port_in_each_third_of_the_range() -> None:
+    async def go() -> tuple[Opened, Met]:
+        async with listening(1, "127.0.0.2", nccl="127.0.0.3") as opened:
+            return opened, await met(opened.places[0])
+
+    opened, found = asyncio.run(go())
+    assert [one.kind for one in opened.places] == ["route", "nccl"]
+    assert [(port - 32768) * 3 // 28232 for port in opened.places[0].ports] == [0, 1, 2]
+    assert len(opened.places[1].ports) == 1
+    assert (found.cells, found.words) == ("...", "")
+
+
+def test_an_address_that_isnt_here_is_said() -> None:
+    async def go() -> Opened:
+        async with listening(1, "192.0.2.1", gloo="127.0.0.1") as opened:
+            return opened
+
+    opened = asyncio.run(go())
+    assert [one.kind for one in opened.places] == ["gloo"]
+    assert opened.errors == ("192.0.2.1: Cannot assign requested address",)
+
+
+def test_reserved_ports_are_left_to_their_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = tmp_path / "reserved"
+    reserved.write_text("40000,40002-40009\n")
+    monkeypatch.setattr(reaching, "RESERVED", reserved)
+
+    async def go() -> Opened:
+        listeners = Listeners(no_measure)
+        try:
+            return await listeners.open({"route": "127.0.0.1"}, RUN, 1, (40000, 40011))
+        finally:
+            await listeners.close()
+
+    ports = asyncio.run(go()).places[0].ports
+    assert ports[0] == 40001
+    assert ports[2] in (40010, 40011)
+
+
+def test_nobody_listens_any_more() -> None:
+    async def go() -> Met:
+        async with listening(1) as opened:
+            pass
+        return await met(opened.places[0])
+
+    assert asyncio.run(go()).cells == "rrr"
+
+
+def test_a_node_that_is_another_one() -> None:
+    """As 172.17.0.1 is another host everywhere, or oneself."""
+
+    async def go() -> list[Met]:
+        async with listening(2) as second, listening(0) as own:
+            return [await met(second.places[0]), await met(own.places[0])]
+
+    other, own = asyncio.run(go())
+    assert (other.cells, other.words) == ("www", "node 2 answered")
+    assert (own.cells, own.words) == ("www", "it is this node itself")
+
+
+def test_nobody_is_let_in_without_the_runs_key() -> None:
+    async def go() -> tuple[Met, Visit]:
+        async with listening(1) as opened:
+            stranger = await met(opened.places[0], run=OTHER_RUN)
+            found = await visit("127.0.0.1", opened.places[0].ports[0], RUN, 0, MEASURE, 1)
+            assert await found.reader.readline() == b"measured\n"
+            found.writer.close()
+            return stranger, found
+
+    stranger, found = asyncio.run(go())
+    assert stranger.cells == "xxx"
+    assert found.node == 1
+
+
+async def says_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    await writer.drain()
+    writer.close()
+
+
+async def says_too_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"x" * 200_000)
+    await writer.drain()
+    writer.close()
+
+
+async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("serve", "cell"), [(says_http, "w"), (says_too_much, "w"), (says_nothing, "t"), (hangs_up, "x")]
+)
+def test_somebody_else_has_the_port(serve: Server, cell: str) -> None:
+    async def go() -> Met:
+        async with server(serve) as place:
+            return await met(place)
+
+    found = asyncio.run(go())
+    assert found.cells == cell
+    assert found.words
+
+
+def test_the_runs_key_is_never_shown() -> None:
+    heard = bytearray()
+
+    async def listens(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.extend(await reader.readline())
+        writer.close()
+
+    async def go() -> None:
+        async with server(listens) as place:
+            await met(place)
+
+    asyncio.run(go())
+    assert heard.endswith(b"\n")
+    assert RUN.encode() not in heard
+
+
+def test_a_large_message_that_stalls() -> None:
+    """The listener greets and then reads nothing: its small buffer takes a part, and then no more."""
+
+    async def go() -> list[Met]:
+        found = []
+        for taken in (0, LARGE // 2):
+            async with stalling(taken) as place:
+                found.append(await met(place, seconds=0.5))
+        return found
+
+    at_once, half_way = asyncio.run(go())
+    assert at_once.cells == "s"
+    assert "of 65536 bytes acknowledged" in at_once.words
+    assert half_way.cells == "s"
+
+
+@asynccontextmanager
+async def stalling(taken: int) -> AsyncIterator[Place]:
+    """A node that reads so much of the large message, and no more, behind a receive buffer of some KiB."""
+    own = socket.socket()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    own.bind(("127.0.0.1", 0))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await receive(reader, writer, RUN, 1)
+        if taken:
+            await reader.readexactly(taken)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.sleep(5)
+
+    made = await asyncio.start_server(serve, sock=own, limit=2048)
+    try:
+        yield Place("route", "127.0.0.1", (own.getsockname()[1],))
+    finally:
+        made.close()
+
+
+def test_a_visit_is_a_strangers_where_the_answer_isnt_proved() -> None:
+    async def lies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b'{"node":1,"proof":"00"}\n')
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    async def go() -> None:
+        async with server(lies) as place:
+            with pytest.raises(StrangerError, match="another run"):
+                await visit("127.0.0.1", place.ports[0], RUN, 0, REACH, 1)
+
+    asyncio.run(go())
+
+
+def test_more_visitors_than_are_let_in_at_a_time_wait_and_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaching, "AT_ONCE", 4)
+
+    async def go() -> list[Met]:
+        async with listening(1) as opened:
+            return await asyncio.gather(*(met(opened.places[0], seconds=3) for _ in range(20)))
+
+    assert {one.cells for one in asyncio.run(go())} == {"..."}
+
+
+# --- the kernel's counters -----------------------------------------------------------------------------------------------
+
+SNMP = (
+    "Ip: Forwarding DefaultTTL InReceives ForwDatagrams InDelivers OutRequests ReasmReqds ReasmOKs OutTransmits\n"
+    "Ip: 1 64 1000 100 850 500 30 10 590\n"
+    "Icmp: InMsgs\nIcmp: 4\n"
+)
+NETSTAT = "TcpExt: SyncookiesSent\nTcpExt: 0\nIpExt: InNoRoutes InMcastPkts\nIpExt: 0 7\n"
+SNMP6 = "Ip6InReceives   90\nIp6InDelivers   60\nIp6OutForwDatagrams 0\nIp6OutRequests 50\nIp6InMcastPkts 20\nIcmp6InMsgs 3\n"
+
+
+def test_packets_that_went_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "snmp").write_text(SNMP)
+    (tmp_path / "netstat").write_text(NETSTAT)
+    (tmp_path / "snmp6").write_text(SNMP6)
+    # 1000 received: 850 delivered, 100 forwarded, 20 joined to others, 7 multicasts; 500 + 100 to be sent.
+    assert count("10.0.0.1", tmp_path) == Counted(undelivered=23, untransmitted=10)
+    # Before Linux 6.8 nobody counts what is sent.
+    assert count("fd00::1", tmp_path) == Counted(undelivered=10, untransmitted=None)
+
+
+@pytest.mark.parametrize("text", [None, "", "Ip: a\n", "Ip: InReceives\nIp: x\n", "Ip: A B\nIp: 1\n"])
+def test_counters_that_cant_be_read(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "snmp").write_text(text)
+        (tmp_path / "netstat").write_text(NETSTAT)
+        (tmp_path / "snmp6").write_text("")
+    nothing = Counted(undelivered=None, untransmitted=None)
+    assert count("10.0.0.1", tmp_path) == nothing
+    assert count("fd00::1", tmp_path) == nothing
+
+
+def test_this_kernels_counters() -> None:
+    found = count("127.0.0.1")
+    assert isinstance(found.undelivered, int)
