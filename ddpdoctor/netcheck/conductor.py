@@ -39,7 +39,9 @@ A = TypeVar("A", bound=Answer)
 TRY_SECONDS = 3.0
 """For one try to connect: the kernel sends its first packet again after one second, and after three."""
 DIAL_SECONDS = 20.0
-"""For all dialling of one node: two tries, and the large messages."""
+"""For all dialling of one node where few places are silent: two tries, and the large messages."""
+AT_ONCE = 64
+"""Places that one node dials at a time."""
 MOST_ROUNDS = 16
 """Of the tournament: with more than 17 nodes each meets 16 others, not all."""
 PAIR_SECONDS = 0.25
@@ -153,8 +155,12 @@ class Conductor:
         opened = await self._ask(dict.fromkeys(self._there, Open()), Opened, DIAL_SECONDS)
         before = await self._ask(dict.fromkeys(self._there, Count()), Counted, DIAL_SECONDS)
         places = {rank: one.places for rank, one in opened.items()}
-        orders = {rank: Dial(peers=self._peers(rank, places), seconds=TRY_SECONDS) for rank in self._there}
-        dialled = await self._ask(orders, Dialled, DIAL_SECONDS)
+        orders = {
+            rank: Dial(peers=self._peers(rank, places), seconds=TRY_SECONDS, at_once=AT_ONCE) for rank in self._there
+        }
+        # Where nobody answers, each place takes two tries, and so many of them are dialled at a time.
+        rounds_of_dialling = sum(map(len, places.values())) / AT_ONCE
+        dialled = await self._ask(orders, Dialled, DIAL_SECONDS + 2 * TRY_SECONDS * rounds_of_dialling)
         after = await self._ask(dict.fromkeys(self._there, Count()), Counted, DIAL_SECONDS)
         reach = matrices(self._members, places, {rank: one.met for rank, one in dialled.items()})
         # Whether NCCL and gloo would take other addresses in vain is for the checks to say: there may be no NCCL.
