@@ -33,11 +33,11 @@ from ddpdoctor.netcheck.job import Job
 from ddpdoctor.netcheck.judging import examination_of, judge, judged_phases, parts, whole, with_fleet
 from ddpdoctor.netcheck.manifests import GROUPS
 from ddpdoctor.netcheck.messages import Part, Waiting, Welcome
+from ddpdoctor.netcheck.names import UnknownNameError, destinations
 from ddpdoctor.netcheck.places import DEFAULT_PORT
 from ddpdoctor.netcheck.standing import hub_addresses, met_at
 from ddpdoctor.netcheck.threads import in_thread
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.network import resolve
 from ddpdoctor.probes.runner import take_snapshot
 from ddpdoctor.report.netcheck_words import part_lines
 
@@ -128,6 +128,7 @@ class _Node:
         self._wishes = wishes
         self._job = wishes.job
         self._audience = audience
+        self._began = time.monotonic()
         self._meeting = Meeting(
             master=self._job.master,
             port=self._job.port,
@@ -170,12 +171,29 @@ class _Node:
         """Where the hub shall listen; empty where this isn't node 0."""
         if self._job.node_rank not in (None, 0):
             return ()
-        found = await in_thread(lambda: resolve(self._job.master))
+        addresses = await self._own_name()
         snapshot = await looking
         network = snapshot.network
         if not isinstance(network, Network):
-            return found.addresses[:1]
-        return hub_addresses(self._job.master, found.addresses, network)
+            return addresses[:1]
+        return hub_addresses(self._job.master, addresses, network)
+
+    async def _own_name(self) -> tuple[str, ...]:
+        """The master's addresses. Node 0 waits for them: the name of a pod may be known only a while after its start."""
+        while True:
+            try:
+                found = await destinations(self._job.master, self._job.port)
+            except UnknownNameError as error:
+                self._met(Meeting(port=self._job.port, unresolved=str(error)))
+                if self._job.node_rank is None or self._left() <= 1:
+                    return ()
+                await asyncio.sleep(1)
+            else:
+                return tuple(one.address for one in found)
+
+    def _left(self) -> float:
+        """Seconds until this node waits no longer to meet the others."""
+        return max(0.0, self._began + self._wishes.wait - time.monotonic())
 
     def _met(self, found: Meeting) -> None:
         """What the way to the master came to, added to what the job says."""
@@ -202,7 +220,7 @@ class _Node:
         )
 
     async def _as_guest(self, looking: asyncio.Future[Snapshot], master: str, ports: Sequence[int]) -> End:
-        found, connection = await arrive(master, ports, self._wishes.wait, self._met)
+        found, connection = await arrive(master, ports, self._left(), self._met)
         self._met(found)
         if connection is None:
             if self._job.node_rank == 0 and found.attempts:
