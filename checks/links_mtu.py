@@ -52,7 +52,7 @@ def mtu_mismatch(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     ## Fix
     The same MTU on all nodes and all that lies between: `sudo ip link set dev eth0 mtu 1500`. `ping -M do -s 8972 PEER`
     shows what passes (its size plus 28 is the MTU). As a stopgap, TCP finds the size by itself after
-    `sudo sysctl -w net.ipv4.tcp_mtu_probing=1`.
+    `sudo sysctl -w net.ipv4.tcp_mtu_probing=2`.
     """
     requires(fleet.nodes, "only netcheck looks at other nodes")
     requires(fleet.reach, _why_none(fleet))
@@ -127,10 +127,10 @@ def _black_hole(where: str, to_mend: Sequence[Node], pairs: Sequence[Pair], stal
         ),
         fixes=(
             *_smaller(to_mend, _fitting(involved, fleet.nodes, stall.kind), stall.kind),
-            _ping(pairs[0], nodes, max(mtus, default=9000), stall, fleet),
+            _ping(to_mend[0], pairs[0], max(mtus, default=9000), stall, fleet),
             by_root(
                 "As a stopgap, on every node: let TCP find out by itself what passes",
-                ("sudo sysctl -w net.ipv4.tcp_mtu_probing=1",),
+                ("sudo sysctl -w net.ipv4.tcp_mtu_probing=2",),
             ),
         ),
     )
@@ -157,9 +157,9 @@ def _smaller(nodes: Sequence[Node], mtu: int, kind: str) -> Iterator[Fix]:
         yield by_root(text, (f"sudo ip link set dev {name} mtu {mtu}",))
 
 
-def _ping(pair: Pair, nodes: dict[int, Node], mtu: int, stall: Stall, fleet: Fleet) -> Fix:
-    here, there = nodes[pair[0]], nodes[pair[1]]
-    place = fleet.nodes.index(there)
+def _ping(here: Node, pair: Pair, mtu: int, stall: Stall, fleet: Fleet) -> Fix:
+    """From the one of the pair that is to be mended to the other one."""
+    place = next(at for at, one in enumerate(fleet.nodes) if one.rank in pair and one.rank != here.rank)
     address = next(one.addresses[place] for one in fleet.reach if one.kind == stall.kind and one.addresses[place])
     headers = HEADERS[6 if ":" in address else 4]
     return Fix(

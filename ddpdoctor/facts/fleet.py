@@ -126,7 +126,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     a: int
     b: int
     round_trip: float
-    """Seconds, the median of the ping-pongs."""
+    """Seconds, the shortest of the ping-pongs: the others waited for a CPU, not for the link."""
     forth: float = -1.0
     """From a to b."""
     back: float = -1.0

@@ -31,6 +31,8 @@ LATE, LATE_SECONDS = 10.0, 0.001
 """A round trip so many times the usual one, and longer than this, is out of the ordinary."""
 
 MEDIAN_ABSOLUTE_DEVIATIONS: Final = 3.0
+FAR_BELOW, FAR_BELOW_AS_CPUS_GO = 0.5, 0.25
+"""Of the usual rate: out of the ordinary. Where no interface says what it can do, a rate may be that of a busy CPU."""
 FEWEST_LINKS: Final = 4
 """To compare a link with the others."""
 FEWEST_NODES: Final = 3
@@ -44,6 +46,10 @@ ALL_OF_THEM: Final = 0.8
 
 LIMITERS: Final = ("tbf", "htb", "hfsc", "cbq", "cake", "netem")
 """Queueing disciplines that hold packets back or lose them, and that nothing but a command puts at an interface's root."""
+
+MOST_DOUBTFUL: Final = 16
+"""Links that are measured once more, one after the other: four seconds at most."""
+ALIKE: Final = 1.3
 
 Pair = tuple[int, int]
 """Two nodes' ranks, the lower one first."""
@@ -133,16 +139,14 @@ def troubles(fleet: Fleet) -> tuple[Trouble, ...]:
     rates = sorted(_compared(one) for one in measured if rate_of(one) is not None)
     usual_rate = median(rates) if rates else 0.0
     deviation = median(abs(one - usual_rate) for one in rates) if rates else 0.0
-    bound = 0.0
-    if len(rates) >= FEWEST_LINKS:
-        bound = min(usual_rate / 2, usual_rate - MEDIAN_ABSOLUTE_DEVIATIONS * deviation)
+    bound = usual_rate - MEDIAN_ABSOLUTE_DEVIATIONS * deviation if len(rates) >= FEWEST_LINKS else 0.0
     usual_trip = median(one.round_trip for one in measured) if measured else 0.0
     claims = {one.rank: _claimed(one) for one in fleet.nodes if data_interface(fleet, one) == one.interface}
     found = []
     for link in fleet.links:
         if {link.a, link.b} & slow_nodes and not link.error:
             continue
-        slow = _is_slow(link, bound, claims)
+        slow = _is_slow(link, usual_rate, bound, claims)
         late = link.round_trip > max(LATE * usual_trip, LATE_SECONDS) and len(measured) >= FEWEST_NODES
         lossy = link.resent >= LOSS
         if slow or late or lossy or link.error:
@@ -152,12 +156,45 @@ def troubles(fleet: Fleet) -> tuple[Trouble, ...]:
     return tuple(found)
 
 
-def _is_slow(link: Link, bound: float, claims: dict[int, float]) -> bool:
+def doubtful(fleet: Fleet) -> tuple[Link, ...]:
+    """The links that stand out and should be measured once more before anybody is told, the slowest first. What loses
+    many packets needs no second look."""
+    slow = {(one.a, one.b) for node in stragglers(fleet) for one in node.links}
+    found = slow | {one.pair for one in troubles(fleet)}
+    again = [one for one in fleet.links if (one.a, one.b) in found and not one.error and one.resent < HEAVY_LOSS]
+    return tuple(sorted(again, key=lambda one: rate_of(one) or 0.0)[:MOST_DOUBTFUL])
+
+
+def alike(one: Link, other: Link) -> bool:
+    """Whether two measurements of a link say about the same."""
+    if one.error or other.error:
+        return False
+    rates = ((one.forth, other.forth), (one.back, other.back))
+    trips = [max(trip, LATE_SECONDS) for trip in (one.round_trip, other.round_trip)]
+    return all(max(pair) <= ALIKE * min(pair) for pair in (*rates, trips) if min(pair) > 0)
+
+
+def better(one: Link, other: Link) -> Link:
+    """What the same link has shown to be able to do in either of two measurements."""
+    if one.error or other.error:
+        return other if one.error else one
+    return Link(
+        a=one.a,
+        b=one.b,
+        round_trip=min(one.round_trip, other.round_trip),
+        forth=max(one.forth, other.forth),
+        back=max(one.back, other.back),
+        resent=min(one.resent, other.resent),
+    )
+
+
+def _is_slow(link: Link, usual: float, bound: float, claims: dict[int, float]) -> bool:
     rate = rate_of(link)
     if rate is None:
         return False
     claimed = min((claims[rank] for rank in (link.a, link.b) if claims.get(rank, 0) > 0), default=0.0)
-    return rate < max(SLOW, CLAIMED_SHARE * min(claimed, CEILING), bound)
+    below = FAR_BELOW if claimed else FAR_BELOW_AS_CPUS_GO
+    return rate < max(SLOW, CLAIMED_SHARE * min(claimed, CEILING), min(bound, below * usual))
 
 
 def data_interface(fleet: Fleet, node: Node) -> str:

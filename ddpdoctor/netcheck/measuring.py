@@ -7,6 +7,7 @@ asyncio's streams would measure themselves.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import struct
@@ -14,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from statistics import median
 from typing import Final, TypeVar, cast
 
 import msgspec
@@ -32,7 +32,8 @@ PING_SHARE, BULK_SHARE = 0.2, 0.4
 ROUND_TRIPS: Final = 6
 """A transfer takes at least so many: over a long way TCP needs them to get going."""
 BATCHES: Final = 3
-"""A transfer is this many equal batches, after growing ones; the best one counts, so that a busy CPU harms none."""
+"""A transfer is so many equal batches or more, after growing ones; the best one counts, so that a CPU which is busy for a
+moment doesn't."""
 
 BLOCK: Final = 1024 * 1024
 FIRST_BATCH: Final = 16 * 1024
@@ -220,13 +221,13 @@ def _lead(wire: Wire, seconds: float) -> Figures:
     try:
         _ping_pong(wire, seconds, trips)
         for command in rates:
-            _transfer(wire, command, seconds * BULK_SHARE, median(trips), rates)
+            _transfer(wire, command, seconds * BULK_SHARE, min(trips), rates)
         wire.send(FRAME.pack(COUNT, 0))
         others = Counts(*COUNTS.unpack(wire.receive(COUNTS.size)))
     except OSError as stopped:
         error = "" if trips else _words(stopped)
     return Figures(
-        round_trip=median(trips) if trips else 0.0,
+        round_trip=min(trips, default=0.0),
         there=rates[TAKE],
         back=rates[GIVE],
         resent=max(wire.counts().share, others.share),
@@ -278,14 +279,18 @@ def _rate(batch: Callable[[int], None], seconds: float, trip: float) -> float:
     """The rate of batches that fill the seconds, in Mbit/s. `trip`: what each takes besides, for asking and answering."""
     began = time.perf_counter()
     enough = seconds / (BATCHES + 1)
-    size = FIRST_BATCH
-    took = _timed(batch, size)
-    while took < enough / 2 and size < LARGEST_BATCH and time.perf_counter() - began < seconds:
-        size = min(int(size * min(MOST_GROWTH, enough / took)), LARGEST_BATCH)
-        took = _timed(batch, size)
-    while time.perf_counter() - began + took < seconds:
-        took = min(took, _timed(batch, size))
-    return _megabits(size, max(took - trip, took / 2))
+    size, best, tried = FIRST_BATCH, math.inf, 0
+
+    def goes_on() -> bool:
+        spent = time.perf_counter() - began
+        return tried == 0 or spent + best < seconds or (tried < BATCHES and spent < BATCHES * seconds)
+
+    while goes_on():
+        best, tried = min(best, _timed(batch, size)), tried + 1
+        if best < enough / 2 and size < LARGEST_BATCH and time.perf_counter() - began < seconds:
+            size = min(int(size * min(MOST_GROWTH, enough / best)), LARGEST_BATCH)
+            best, tried = math.inf, 0
+    return _megabits(size, max(best - trip, best / 2))
 
 
 def _timed(batch: Callable[[int], None], size: int) -> float:

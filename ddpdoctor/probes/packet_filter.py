@@ -130,7 +130,9 @@ class _Walk:
         matches = [self._on_high_port(match) for match in rule.matches]
         kinds = {match.kind for match in matches}
         if "never" in kinds:
-            if rule.action in (ACCEPT, DROP) and not any(match.kind == "never" and not match.label for match in matches):
+            if rule.action in (ACCEPT, DROP) and not any(
+                match.kind == "never" and not match.label for match in matches
+            ):
                 labels = [match.label for match in matches if match.kind == "never"]
                 (self.open_ports if rule.action == ACCEPT else self.shut_ports).extend(labels)
             return ""

@@ -36,6 +36,12 @@ def rule(where: str, *words: str) -> Callable[[Host], None]:
     return put
 
 
+def without_name_server(host: Host) -> None:
+    """The one it has doesn't answer, which keeps getaddrinfo waiting for two minutes."""
+    host.etc("resolv.conf", "nameserver 127.0.0.1\noptions timeout:30 attempts:4\n")
+    filter_packets(host, "input", "udp dport 53 drop")
+
+
 def squat(code: str) -> Callable[[Host], None]:
     """Starts a Python program that takes the port and prints a line when it has it."""
 
@@ -205,6 +211,13 @@ CASES = {
         said_by_zero=("master-addr-unresolvable", "no-such-host"),
         said_by_one=("master-addr-unresolvable", "no-such-host"),
     ),
+    "dead-name-server": Case(
+        zero=(without_name_server,),
+        one=(without_name_server,),
+        master="no-such-host",
+        said_by_zero=("master-addr-unresolvable", "no answer within"),
+        said_by_one=("master-addr-unresolvable", "no answer within"),
+    ),
     "cut-off": Case(
         zero=(squat(SERVER.format(do="there.close()")),),
         said_by_zero=("port-in-use", "Port 29500 (MASTER_PORT) is taken by"),
@@ -348,6 +361,7 @@ ALONE = [
     "no-route",
     "no-such-host",
     "unknown-name",
+    "dead-name-server",
     "cut-off",
     "web-server",
     "tls-server",

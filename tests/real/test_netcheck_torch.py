@@ -110,3 +110,15 @@ def test_the_node_whose_rank_dies_is_named(pair: list[Host], tmp_path: Path) -> 
     assert phases(first)["gloo"] == "fail"
     # The other rank doesn't wait for it until the end of its time.
     assert first.seconds < 40
+
+
+def test_a_store_that_another_release_cannot_use_is_not_waited_for(pair: list[Host], tmp_path: Path) -> None:
+    folder = fake_torch(tmp_path, "", "2.4.1+cpu")
+    root = str(Path(__file__).parent.parent.parent)
+    first, _ = netcheck(pair, "--full", each={"n1": {"PYTHONPATH": f"{folder}:{root}"}}, seconds=DEADLINE)
+    assert first.code == 1
+    assert "torch-version-mismatch" in first.slugs
+    gloo = next(one for one in first.report["phases"] if one["name"] == "gloo")
+    assert gloo["passed"] == "not tested"
+    assert gloo["reason"].startswith("torch 2.13.0")
+    assert gloo["reason"].endswith("can't use the store of torch 2.4.1+cpu")

@@ -1,0 +1,87 @@
+"""Which links and nodes stand out, by the figures alone."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+from ddpdoctor.facts.fleet import Fleet, Link
+from ddpdoctor.knowledge.link_figures import alike, better, doubtful, rate_of, shared, stragglers, troubles
+
+
+def link(a: int, b: int, rate: float = 9400.0, *, resent: float = 0.0, trip: float = 0.0001, error: str = "") -> Link:
+    return Link(a=a, b=b, round_trip=trip, forth=rate, back=rate, resent=resent, error=error)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 32])
+@pytest.mark.parametrize("seed", range(20))
+def test_links_of_one_kind_never_stand_out(count: int, seed: int) -> None:
+    """Gigabit Ethernet within 5 %, and 100 Gbit/s whose rates are a CPU's."""
+    dice = random.Random(seed)
+    pairs = list(combinations(range(count), 2))
+    for low, high in ((895.0, 941.0), (11_000.0, 41_000.0)):
+        links = tuple(link(a, b, dice.uniform(low, high), trip=dice.uniform(5e-5, 3e-4)) for a, b in pairs)
+        fleet = Fleet(links=links)
+        assert not stragglers(fleet)
+        assert not troubles(fleet)
+        assert not doubtful(fleet)
+
+
+def test_the_slower_direction_is_the_rate() -> None:
+    assert rate_of(Link(a=0, b=1, round_trip=0.1, forth=5.0, back=3.0)) == 3.0
+    assert rate_of(Link(a=0, b=1, round_trip=0.1, forth=5.0)) == 5.0
+    assert rate_of(Link(a=0, b=1, round_trip=0.1)) is None
+
+
+def test_of_two_measurements_the_better_counts() -> None:
+    one, other = link(0, 1, 20.0, trip=0.01), Link(a=0, b=1, round_trip=0.001, forth=900.0, back=10.0)
+    found = better(one, other)
+    assert (found.forth, found.back, found.round_trip) == (900.0, 20.0, 0.001)
+    assert better(link(0, 1, -1, error="no answer"), one) == one
+    assert better(one, link(0, 1, -1, error="no answer")) == one
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (link(0, 1, 2.2), True),
+        (link(0, 1, 3.0), False),
+        (link(0, 1, 2.0, trip=0.01), False),
+        (link(0, 1, -1.0, error="no answer"), False),
+    ],
+)
+def test_measurements_that_say_the_same(other: Link, expected: bool) -> None:
+    assert alike(link(0, 1, 2.0), other) is expected
+
+
+def test_only_what_stands_out_is_measured_again() -> None:
+    links = [link(a, b) for a, b in combinations(range(4), 2)]
+    links[2] = link(0, 3, 40.0)
+    links[4] = link(1, 3, 40.0, resent=0.4)
+    links[5] = link(2, 3, -1.0, error="no answer")
+    assert doubtful(Fleet(links=tuple(links))) == (links[2],)
+
+
+def test_the_many_links_of_a_slow_network_are_not_all_measured_again() -> None:
+    links = tuple(link(a, b, 40.0) for a, b in combinations(range(32), 2))
+    assert len(doubtful(Fleet(links=links))) == 16
+
+
+@pytest.mark.parametrize(
+    ("bad", "count", "nodes", "left", "everywhere"),
+    [
+        ([(0, 1)], 2, [], [(0, 1)], False),
+        ([(0, 2), (1, 2)], 3, [2], [], False),
+        ([(0, 1), (0, 2), (1, 2)], 3, [], [(0, 1), (0, 2), (1, 2)], True),
+        ([(0, 1)], 4, [], [(0, 1)], False),
+        ([(0, 3), (1, 3), (2, 3), (0, 1)], 5, [], [(0, 1), (0, 3), (1, 3), (2, 3)], False),
+        ([(0, 4), (1, 4), (2, 4), (3, 4), (0, 1)], 6, [4], [(0, 1)], False),
+    ],
+)
+def test_whom_bad_pairs_have_in_common(
+    bad: list[tuple[int, int]], count: int, nodes: list[int], left: list[tuple[int, int]], everywhere: bool
+) -> None:
+    found = shared(bad, list(combinations(range(count), 2)))
+    assert (list(found.nodes), list(found.pairs), found.everywhere) == (nodes, left, everywhere)
