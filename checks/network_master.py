@@ -23,7 +23,7 @@ from ddpdoctor.knowledge.job_intent import (
     several_nodes,
     way_to_the_others,
 )
-from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, first_set
+from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, first_set, master_port
 from ddpdoctor.knowledge.meeting_words import (
     attempts_seen,
     command_on,
@@ -39,6 +39,11 @@ from ddpdoctor.knowledge.network_fixes import addresses, intent, own_network, re
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
+
+BESIDE_THE_STORE = (
+    "(torchrun's own store holds MASTER_PORT, so netcheck meets at a port beside it. A filter that lets in MASTER_PORT alone"
+    " stops NCCL and gloo just so.)"
+)
 
 
 @check(
@@ -112,7 +117,8 @@ def master_addr_unreachable(
     if sign and _is_another_host_on_each_node(master, network):
         yield _on_every_node_another(variable, master, network, sign)
     elif dialled:
-        yield from _by_experiment(dialled, variable, master, network, firewall)
+        beside = dialled.port != (master_port(environment) or dialled.port)
+        yield from _by_experiment(dialled, variable, master, network, firewall, BESIDE_THE_STORE if beside else "")
     elif network.master_route_error:
         yield _no_route(variable, master, network, environment)
     elif isinstance(meeting, Meeting) and meeting.hosts_the_store and fleet.absent:
@@ -169,7 +175,7 @@ def _is_another_host_on_each_node(master: Resolution, network: Network) -> bool:
 
 
 def _by_experiment(
-    meeting: Meeting, variable: str, master: Resolution, network: Network, firewall: Maybe[Firewall]
+    meeting: Meeting, variable: str, master: Resolution, network: Network, firewall: Maybe[Firewall], note: str
 ) -> Iterator[Finding]:
     one = furthest(meeting)
     if one.met is Met.CONNECTED:
@@ -185,7 +191,7 @@ def _by_experiment(
         told = _filtered_on_the_way_out(one, meeting, network, firewall) or _told(one, meeting, variable, network)
         yield Finding(
             summary=f"{told.summary} ({how_often(one, meeting)})",
-            cause=told.cause,
+            cause=f"{told.cause} {note}".strip(),
             evidence=tuple(attempts_seen(meeting)),
             fixes=told.fixes,
         )
