@@ -114,8 +114,12 @@ class Hub:
             if left <= 0:
                 break
             self._news.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), left)
+            news = asyncio.ensure_future(self._news.wait())
+            try:
+                # Not wait_for: before Python 3.12 it passes over a Ctrl-C that comes together with the news.
+                await asyncio.wait([news], timeout=left)
+            finally:
+                news.cancel()
         self._gathering = False
 
     def _whole(self) -> bool:
