@@ -171,9 +171,8 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Fleet(Facts, frozen=True, kw_only=True, eq=False):
-    """All nodes of a job, in the order of their ranks. Compared by identity, so that what is worked out of it is worked
-    out once. `nodes` is empty where nobody looked further than one host."""
+class Fleet(Facts, frozen=True, kw_only=True):
+    """All nodes of a job, in the order of their ranks. `nodes` is empty where nobody looked further than one host."""
 
     nodes: Annotated[tuple[Node, ...], Source("the nodes' own words")] = ()
     expected: Annotated[int, Source("--nnodes, the launcher's settings")] = 0
@@ -185,3 +184,7 @@ class Fleet(Facts, frozen=True, kw_only=True, eq=False):
     links: Annotated[tuple[Link, ...], Source("ping-pong and bulk transfer over TCP")] = ()
     collectives: Annotated[tuple[Collective, ...], Source("torch.distributed, in a subprocess on each node")] = ()
     phases: Annotated[tuple[Phase, ...], Source("netcheck")] = ()
+
+    def __hash__(self) -> int:
+        """Of a few figures only, since checks cache by it and a large fleet has a million pairs."""
+        return hash((self.expected, len(self.nodes), len(self.reach), len(self.links)))
