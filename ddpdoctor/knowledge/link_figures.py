@@ -48,7 +48,7 @@ LIMITERS: Final = ("tbf", "htb", "hfsc", "cbq", "cake", "netem")
 """Queueing disciplines that hold packets back or lose them, and that nothing but a command puts at an interface's root."""
 
 MOST_DOUBTFUL: Final = 16
-"""Links that are measured once more, one after the other: four seconds at most."""
+"""Links that are measured once more, one after the other."""
 ALIKE: Final = 1.3
 
 Pair = tuple[int, int]
@@ -163,6 +163,23 @@ def doubtful(fleet: Fleet) -> tuple[Link, ...]:
     found = slow | {one.pair for one in troubles(fleet)}
     again = [one for one in fleet.links if (one.a, one.b) in found and not one.error and one.resent < HEAVY_LOSS]
     return tuple(sorted(again, key=lambda one: rate_of(one) or 0.0)[:MOST_DOUBTFUL])
+
+
+def condemned(links: Iterable[Link]) -> frozenset[int]:
+    """The nodes of which enough is known while the links are still being measured, which takes seconds where packets are
+    lost: all of their links are bad so far, and two of the peers do well with somebody else."""
+    own = _by_node(links)
+    good = {rank for rank, found in own.items() if not all(map(_is_bad, found))}
+
+    def proved(rank: int) -> int:
+        return sum(bool({one.a, one.b} - {rank} & good) for one in own[rank])
+
+    return frozenset(rank for rank in own if rank not in good and proved(rank) > 1)
+
+
+def _is_bad(link: Link) -> bool:
+    rate = rate_of(link)
+    return bool(link.error) or link.resent >= HEAVY_LOSS or (rate is not None and rate < USELESS)
 
 
 def alike(one: Link, other: Link) -> bool:

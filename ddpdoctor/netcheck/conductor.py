@@ -12,7 +12,7 @@ from ddpdoctor.facts.fleet import Cell, Collective, Fleet, Link, Node, Passed, P
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.knowledge.link_figures import alike, better, doubtful
+from ddpdoctor.knowledge.link_figures import alike, better, condemned, doubtful
 from ddpdoctor.knowledge.version_agreement import stores_meet
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.manifests import node_of
@@ -49,6 +49,8 @@ MOST_ROUNDS = 16
 PAIR_SECONDS = 0.25
 MOST_LOOKS = 4
 """At a link that stands out, after the tournament."""
+LOOKS_SECONDS = 3.0
+"""For all of those looks. One that has begun is ended: over a bad link it may take as long again."""
 SLOWEST = 20.0
 """Mbit/s over which an all_reduce of 4 MiB takes some seconds; over less it isn't tried."""
 COLLECTIVE_SECONDS = {"gloo": 60.0, "nccl": 120.0}
@@ -189,7 +191,8 @@ class Conductor:
         found: list[Link] = []
         peers = {peer.node: peer for peer in self._good_peers(reach)}
         for pairs in rounds(there, MOST_ROUNDS):
-            found += await self._measured(pairs, peers)
+            done = condemned(found)
+            found += await self._measured([pair for pair in pairs if done.isdisjoint(pair)], peers)
         nodes = tuple(self._node(rank, snapshots[rank], None) for rank in self._members)
         await self._look_again(found, peers, Fleet(nodes=nodes, reach=tuple(reach)))
         failed = [one for one in found if one.error]
@@ -200,9 +203,12 @@ class Conductor:
         """Measures the links that stand out once more, each by itself, and again where that gave something else: a CPU
         that was busy for a moment is no slow link."""
         settled: set[tuple[int, int]] = set()
+        until = time.monotonic() + LOOKS_SECONDS
         for _ in range(MOST_LOOKS):
             for one in doubtful(msgspec.structs.replace(fleet, links=tuple(found))):
                 pair = (one.a, one.b)
+                if time.monotonic() >= until:
+                    return
                 for again in () if pair in settled else await self._measured([pair], peers):
                     found[found.index(one)] = better(one, again)
                     if alike(one, again):

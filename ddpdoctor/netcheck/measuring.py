@@ -149,7 +149,7 @@ def _noise() -> memoryview:
 
 def longest(seconds: float) -> float:
     """Seconds that a measurement may take over a bad link, given those that it takes over a good one."""
-    return 4 * seconds + 2
+    return 4 * seconds + 1
 
 
 async def measure(order: Measure, run: str, node: int) -> Measured:

@@ -147,3 +147,14 @@ def test_a_node_that_loses_packets(hosts: list[Host]) -> None:
     assert ran[0].nodes("slow-link") == ["n3"]
     (finding,) = ran[0].findings("slow-link")
     assert "of the segments had to be sent again" in finding["summary"] or "could not be measured" in finding["summary"]
+
+
+def test_a_node_that_loses_packets_among_eight() -> None:
+    """Its measurements take long, and there are many of them: two of its links are enough."""
+    with network(*(f"n{number}" for number in range(1, 9))) as eight:
+        drop_input(eight[7], "numgen random mod 100 < 30 drop")
+        ran = netcheck(eight, "--wait", "30")
+    assert [one.code for one in ran] == [1] * 8
+    assert ran[0].slugs == {"slow-link"}
+    assert ran[0].nodes("slow-link") == ["n8"]
+    assert ran[0].report["seconds"] <= NAMED_WITHIN

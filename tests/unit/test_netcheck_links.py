@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from ddpdoctor.facts.fleet import Fleet, Link
-from ddpdoctor.knowledge.link_figures import alike, better, doubtful, rate_of, shared, stragglers, troubles
+from ddpdoctor.knowledge.link_figures import alike, better, condemned, doubtful, rate_of, shared, stragglers, troubles
 
 
 def link(a: int, b: int, rate: float = 9400.0, *, resent: float = 0.0, trip: float = 0.0001, error: str = "") -> Link:
@@ -62,6 +62,20 @@ def test_only_what_stands_out_is_measured_again() -> None:
     links[4] = link(1, 3, 40.0, resent=0.4)
     links[5] = link(2, 3, -1.0, error="no answer")
     assert doubtful(Fleet(links=tuple(links))) == (links[2],)
+
+
+def test_who_needs_no_more_rounds() -> None:
+    """Whose links are all bad, by the word of two peers that do well with others: their word alone condemns nobody."""
+    lossy, dead, useless = {"resent": 0.3}, {"error": "no answer in time"}, {"rate": 3.0}
+    for bad in (lossy, dead, useless):
+        first = [link(0, 3, **bad), link(1, 2)]  # type: ignore[arg-type]
+        assert condemned(first) == set()
+        second = [*first, link(1, 3, **bad), link(0, 2)]  # type: ignore[arg-type]
+        assert condemned(second) == {3}
+        assert condemned([*second, link(2, 3)]) == set()
+    # 0 has met two that are bad, and nobody else.
+    assert condemned([link(0, 6, **lossy), link(0, 7, **lossy), link(1, 6, **lossy), link(1, 2)]) == set()  # type: ignore[arg-type]
+    assert condemned([link(a, b, **useless) for a, b in combinations(range(5), 2)]) == set()  # type: ignore[arg-type]
 
 
 def test_the_many_links_of_a_slow_network_are_not_all_measured_again() -> None:
