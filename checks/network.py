@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, known
 from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.fleet import Fleet, Node
+from ddpdoctor.facts.fleet import Cell, Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
@@ -288,8 +288,14 @@ def _families_of_fleet(network: Network, fleet: Fleet, meeting: Maybe[Meeting]) 
     own = next((one for one in fleet.nodes if isinstance(meeting, Meeting) and one.rank == meeting.node_rank), None)
     if own is None:
         return
-    apart = [one for one in fleet.nodes if one.rank > own.rank and not set(own.families) & set(one.families)]
-    if apart and own.families:
+    apart = [
+        one
+        for one in fleet.nodes
+        # "": not known.
+        if one.rank > own.rank and own.families and one.families and not set(own.families) & set(one.families)
+        if not _one_reaches_the_other(own, one, fleet)
+    ]
+    if apart:
         theirs = apart[0]
         yield Finding(
             summary=f"{own.host} has only IPv{own.families} addresses and {theirs.host} only IPv{theirs.families} ones: no way between them",
@@ -304,6 +310,12 @@ def _families_of_fleet(network: Network, fleet: Fleet, meeting: Maybe[Meeting]) 
             ),
         )
     yield from _gloo_apart(own, network, fleet)
+
+
+def _one_reaches_the_other(own: Node, peer: Node, fleet: Fleet) -> bool:
+    """What was tried beats what their addresses say."""
+    a, b = fleet.nodes.index(own), fleet.nodes.index(peer)
+    return any(Cell.OK.value in (one.rows[a][b], one.rows[b][a]) for one in fleet.reach)
 
 
 def _gloo_apart(own: Node, network: Network, fleet: Fleet) -> Iterator[Finding]:
