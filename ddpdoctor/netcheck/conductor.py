@@ -49,8 +49,11 @@ MOST_ROUNDS = 16
 PAIR_SECONDS = 0.25
 MOST_LOOKS = 4
 """At a link that stands out, after the tournament."""
-LOOKS_SECONDS = 3.0
-"""For all of those looks. One that has begun is ended: over a bad link it may take as long again."""
+ROUNDS_SECONDS, LINKS_SECONDS = 5.0, 7.0
+"""When no further round begins, and no further look: where packets are lost, above all on node 0, whom all answer, each may
+take seconds. What has begun is ended."""
+FEWEST_ROUNDS = 3
+"""After which each node has met two peers: one's word blames nobody."""
 SLOWEST = 20.0
 """Mbit/s over which an all_reduce of 4 MiB takes some seconds; over less it isn't tried."""
 COLLECTIVE_SECONDS = {"gloo": 60.0, "nccl": 120.0}
@@ -190,20 +193,25 @@ class Conductor:
         there = self._there
         found: list[Link] = []
         peers = {peer.node: peer for peer in self._good_peers(reach)}
-        for pairs in rounds(there, MOST_ROUNDS):
+        planned = list(rounds(there, MOST_ROUNDS))
+        played = 0
+        for pairs in planned:
+            if played >= FEWEST_ROUNDS and time.monotonic() > began + ROUNDS_SECONDS:
+                break
             done = condemned(found)
             found += await self._measured([pair for pair in pairs if done.isdisjoint(pair)], peers)
+            played += 1
         nodes = tuple(self._node(rank, snapshots[rank], None) for rank in self._members)
-        await self._look_again(found, peers, Fleet(nodes=nodes, reach=tuple(reach)))
+        await self._look_again(found, peers, Fleet(nodes=nodes, reach=tuple(reach)), began + LINKS_SECONDS)
         failed = [one for one in found if one.error]
-        self._ended("links", Passed.FAIL if failed or not found else Passed.PASS, began)
+        reason = "" if played == len(planned) else f"{played} of {len(planned)} rounds in {ROUNDS_SECONDS:.0f} s"
+        self._ended("links", Passed.FAIL if failed or not found else Passed.PASS, began, reason)
         return tuple(found)
 
-    async def _look_again(self, found: list[Link], peers: Mapping[int, Peer], fleet: Fleet) -> None:
+    async def _look_again(self, found: list[Link], peers: Mapping[int, Peer], fleet: Fleet, until: float) -> None:
         """Measures the links that stand out once more, each by itself, and again where that gave something else: a CPU
-        that was busy for a moment is no slow link."""
+        that was busy for a moment is no slow link. until: no look begins later (time.monotonic())."""
         settled: set[tuple[int, int]] = set()
-        until = time.monotonic() + LOOKS_SECONDS
         for _ in range(MOST_LOOKS):
             for one in doubtful(msgspec.structs.replace(fleet, links=tuple(found))):
                 pair = (one.a, one.b)
@@ -222,7 +230,12 @@ class Conductor:
             if not self._hub.guests[low].lost and not self._hub.guests[high].lost
         }
         answers = await self._ask(orders, Measured, 30.0)
-        return [one.link for one in answers.values() if one.link is not None]
+        # A node speaks of the link that it was told to measure, and of no other nodes'.
+        return [
+            link
+            for low, one in answers.items()
+            if (link := one.link) is not None and (link.a, link.b) == (low, _peer_of(orders[low]))
+        ]
 
     def _good_peers(self, reach: Sequence[Reach]) -> list[Peer]:
         """Every node with the places that everybody reaches: the data of a job goes to NCCL's."""
@@ -322,6 +335,11 @@ class Conductor:
         ran = tuple(_collective(rank, backend, answers.get(rank), self._hub.guests[rank].lost) for rank in there)
         self._ended(backend, Passed.PASS if all(one.ok for one in ran) else Passed.FAIL, began)
         return ran
+
+
+def _peer_of(order: Measure) -> int:
+    assert order.peer is not None
+    return order.peer.node
 
 
 def _failed(answer: Answer) -> bool:
