@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from ddpdoctor.examination import Examination, Verdict
-from ddpdoctor.facts.fleet import Fleet, Passed
+from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import Severity
 from ddpdoctor.netcheck.messages import Part
@@ -16,17 +17,19 @@ from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywh
 from ddpdoctor.report.matrix import show_matrix
 from ddpdoctor.report.netcheck_words import (
     COLUMNS,
-    WORDS,
     attempt_text,
     counts,
+    finding_line,
     headline,
     met_at,
     names_of,
     node_rows,
     outcome,
     phase_text,
+    phase_word,
     seconds_text,
     untested,
+    warned_phases,
     who_came,
     who_listens,
 )
@@ -42,7 +45,8 @@ from ddpdoctor.report.terminal import (
 )
 from ddpdoctor.wording import listed
 
-_PASSED_STYLES = {Passed.PASS: "bold green", Passed.FAIL: "bold red", Passed.NOT_TESTED: "bold magenta"}
+_WORD_STYLES = {"PASS": "bold green", "WARN": "bold yellow", "FAIL": "bold red", "NOT TESTED": "bold magenta"}
+_WORD = re.compile(rf"(?:{'|'.join(_WORD_STYLES)}) +")
 _MARGIN = 10
 _NARROW = 60
 _WIDEST = 32
@@ -68,7 +72,7 @@ def show_verdict(
     if not quiet:
         _show_headline(console, *headline(fleet, examinations))
         _show_head(console, fleet, meeting)
-        _show_phases(console, fleet)
+        _show_phases(console, fleet, warned_phases(examinations))
     if matrix:
         show_matrix(console, fleet)
     if quiet:
@@ -103,15 +107,34 @@ def show_part(
         if examination.verdict is Verdict.UNKNOWN:
             _show_headline(console, Verdict.UNKNOWN, f"No verdict on {host}: not a single check could be judged")
         elif examination.verdict is Verdict.OK:
-            _show_headline(console, Verdict.OK, f"Nothing was found wrong with {host}")
+            _show_headline(console, verdict, _nothing_here(verdict, host))
         _show_own(console, examination, verbose=verbose)
-        if part.lines:
-            console.print(Text("The whole, as node 0 sees it", "bold"))
-            for line in part.lines:
-                console.print(Hanging(Text(""), Text(one_line_kept(line)), 2))
-            console.print()
+        _show_whole(console, part, told={finding_line(one) for one in own})
     word = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict])
     console.print(Hanging(Text(""), word.append("is the verdict on all nodes; node 0 prints the whole.", "bold"), 0))
+
+
+def _nothing_here(verdict: Verdict, host: str) -> str:
+    """What comes first on a node without a finding of its own; green only where all is well."""
+    own = f"othing was found wrong with {host}"
+    if verdict is Verdict.OK:
+        return f"N{own}"
+    where = "No verdict on the whole" if verdict is Verdict.UNKNOWN else "Found elsewhere, see below"
+    return f"{where}; n{own} itself"
+
+
+def _show_whole(console: Console, part: Part, *, told: Collection[str]) -> None:
+    """The lines of all nodes, but those that this node has just told with all that belongs to them."""
+    lines = [line for line in part.lines if line not in told]
+    if not lines:
+        return
+    console.print(Text("The whole, as node 0 sees it", "bold"))
+    for line in map(one_line_kept, lines):
+        word = _WORD.match(line)
+        label = word[0] if word else ""
+        style = _WORD_STYLES.get(label.rstrip(), "")
+        console.print(Hanging(Text(label, style), Text(line[len(label) :]), len(label), indent=2))
+    console.print()
 
 
 def show_alone(
@@ -148,9 +171,9 @@ def show_alone(
 def _show_one_side(
     console: Console, examination: Examination, meeting: Meeting, problems: Sequence[str], *, verbose: bool
 ) -> None:
-    own = examination.findings
+    """What is wrong comes first, with its fix; where nothing is, the one sentence that says how far it came."""
     if examination.verdict in (Verdict.FAIL, Verdict.WARN):
-        _show_headline(console, examination.verdict, one_line(own[0][2].summary))
+        show_found(console, examination.findings)
     elif problems:
         _show_headline(console, Verdict.UNKNOWN, problems[0])
     elif meeting.answered_by:
@@ -168,20 +191,23 @@ def _show_one_side(
         _show_row(console, "listen", meeting.listen_error)
     if meeting.attempts:
         _show_row(console, "there", who_listens(meeting))
-    if meeting.turned_away:
-        _show_row(console, "answer", meeting.turned_away)
-    for problem in problems:
-        # Otherwise it is the first line.
-        if examination.verdict in (Verdict.FAIL, Verdict.WARN) and problem != meeting.turned_away:
-            _show_row(console, "ended", problem)
+    # Where nothing was found the first of them is the first line.
+    for problem in problems if examination.verdict in (Verdict.FAIL, Verdict.WARN) else problems[1:]:
+        _show_row(console, "ended", problem)
     _show_conflicts(console, meeting)
     console.print()
-    _show_own(console, examination, verbose=verbose)
+    if examination.verdict not in (Verdict.FAIL, Verdict.WARN):
+        show_found(console, examination.findings)
+    _show_not_tested(console, examination, verbose=verbose)
 
 
 def _show_own(console: Console, examination: Examination, *, verbose: bool) -> None:
     """One node's findings, and what could not be tested on it."""
     show_found(console, examination.findings)
+    _show_not_tested(console, examination, verbose=verbose)
+
+
+def _show_not_tested(console: Console, examination: Examination, *, verbose: bool) -> None:
     idle = idle_reasons([examination]) if verbose else {}
     show_not_tested(console, reasons([examination], [""]), idle, verbose=verbose)
 
@@ -247,10 +273,10 @@ def _short(cell: str) -> str:
     return cell if len(cell) <= _WIDEST else f"{cell[: _WIDEST - 3]}..."
 
 
-def _show_phases(console: Console, fleet: Fleet) -> None:
+def _show_phases(console: Console, fleet: Fleet, warned: Collection[str]) -> None:
     narrow = console.width < _NARROW
     for phase in fleet.phases:
-        word = Text(f"  {WORDS[phase.passed]:<12}", _PASSED_STYLES[phase.passed])
+        word = Text(f"  {phase_word(phase, warned):<12}", _WORD_STYLES[phase_word(phase, warned)])
         name = f"{phase.name:<9}{seconds_text(phase):>7}  "
         text = Text(one_line(phase_text(phase, fleet)))
         if not text:

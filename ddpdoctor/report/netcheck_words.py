@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ddpdoctor.examination import Examination, Verdict, node_names
 from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.fleet import Cell, Fleet, Link, Node, Passed, Phase
+from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.findings import Severity
 from ddpdoctor.netcheck.judging import whole
@@ -132,7 +132,17 @@ def _version(version: str | Unknown | None) -> str:
 
 # --- the phases -------------------------------------------------------------------------------------------------------
 
-WORDS = {Passed.PASS: "PASS", Passed.FAIL: "FAIL", Passed.NOT_TESTED: "NOT TESTED"}
+_WORDS = {Passed.PASS: "PASS", Passed.FAIL: "FAIL", Passed.NOT_TESTED: "NOT TESTED"}
+
+
+def warned_phases(examinations: Sequence[Examination]) -> set[str]:
+    """The phases in which a check of their own name warned."""
+    return {check.family for one in examinations for check, severity, _ in one.findings if severity is Severity.WARN}
+
+
+def phase_word(phase: Phase, warned: Collection[str]) -> str:
+    """ "PASS", "WARN", "FAIL" or "NOT TESTED": what there is a warning about has not just passed."""
+    return "WARN" if phase.passed is Passed.PASS and phase.name in warned else _WORDS[phase.passed]
 
 
 def phase_text(phase: Phase, fleet: Fleet) -> str:
@@ -147,7 +157,7 @@ def phase_text(phase: Phase, fleet: Fleet) -> str:
     if phase.name == "reach":
         return _ways(fleet)
     if phase.name == "links":
-        return _slowest(fleet.links)
+        return _slowest(fleet)
     return _all_reduces(fleet, phase.name)
 
 
@@ -156,26 +166,31 @@ def seconds_text(phase: Phase) -> str:
 
 
 def _ways(fleet: Fleet) -> str:
-    """ "5 of 6 directions open; at gloo's addresses 6 of 6". Of a kind that was tried on several ports a direction is open
-    where each of them is."""
+    """ "5 of 6 directions open, 3 ports each; 6 of 6 at gloo's own addresses". Of a kind that was tried on several ports a
+    direction is open where each of them is."""
     texts = []
     for kind in dict.fromkeys(reach.kind for reach in fleet.reach):
-        directions = list(zip(*("".join(reach.rows) for reach in fleet.reach if reach.kind == kind), strict=False))
+        rounds = [reach.rows for reach in fleet.reach if reach.kind == kind]
+        directions = list(zip(*("".join(rows) for rows in rounds), strict=False))
         tried = [cells for cells in directions if set(cells) != {Cell.NOT_TRIED.value}]
         good = sum(set(cells) <= {Cell.OK.value, Cell.NOT_TRIED.value} for cells in tried)
-        name = "directions open" if kind == "route" else f"at {kind.replace('nccl', 'NCCL')}'s own addresses"
-        texts.append(f"{good} of {len(tried)} {name}")
-    return ", ".join(texts)
+        if kind == "route":
+            texts.append(f"{good} of {len(tried)} directions open, {plural(len(rounds), 'port')} each")
+        else:
+            texts.append(f"{good} of {len(tried)} at {kind.replace('nccl', 'NCCL')}'s own addresses")
+    return "; ".join(texts)
 
 
-def _slowest(links: Sequence[Link]) -> str:
-    measured = [link for link in links if not link.error]
+def _slowest(fleet: Fleet) -> str:
+    """ "28 of 28 pairs, at worst 0.43 ms, 1.7 Gbit/s": of many nodes only some pairs are measured."""
+    measured = [link for link in fleet.links if not link.error]
     if not measured:
         return ""
     slowest = max(link.round_trip for link in measured)
     rates = [rate for link in measured for rate in (link.forth, link.back) if rate >= 0]
     worst = f"{milliseconds(slowest)}, {bandwidth(min(rates))}" if rates else milliseconds(slowest)
-    return f"{plural(len(measured), 'pair')}, at worst {worst}"
+    pairs = len(fleet.nodes) * (len(fleet.nodes) - 1) // 2
+    return f"{len(measured)} of {plural(pairs, 'pair')}, at worst {worst}"
 
 
 def _all_reduces(fleet: Fleet, backend: str) -> str:
@@ -188,15 +203,17 @@ def _all_reduces(fleet: Fleet, backend: str) -> str:
 
 def part_lines(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[str, ...]:
     """What every node is told of the whole: the phases, then what was found anywhere, worst first."""
-    lines = [f"{WORDS[one.passed]:<11} {one.name:<11} {phase_text(one, fleet)}".rstrip() for one in fleet.phases]
+    warned = warned_phases(examinations)
+    lines = [f"{phase_word(one, warned):<11} {one.name:<11} {phase_text(one, fleet)}".rstrip() for one in fleet.phases]
     found = [one for one in folded(examinations, names_of(fleet, examinations)) if one[1] is not Severity.INFO]
-    lines += [_line(one) for one in found[:_MOST_LINES]]
+    lines += [finding_line(one) for one in found[:_MOST_LINES]]
     if len(found) > _MOST_LINES:
         lines.append(f"and {len(found) - _MOST_LINES} more, which node 0 shows")
     return tuple(lines)
 
 
-def _line(one: Found) -> str:
+def finding_line(one: Found) -> str:
+    """ "FAIL  n1 drops inbound TCP 32768-60999  [firewall-blocked-ports]"."""
     check, severity, finding = one
     return f"{severity.value.upper():<5} {finding.summary}  [{check.slug}]"
 
@@ -208,6 +225,7 @@ _MET = {
     Met.REFUSED: "refused: nobody listens there, or a packet filter rejects",
     Met.SILENT: "no answer: packets are dropped on the way, or there is no such host",
     Met.NO_ROUTE: "this host has no route there",
+    Met.NO_HOST: "nobody has that address: no host, or one that is down",
     Met.PROHIBITED: "not let through: a packet filter or a router says no",
     Met.RESET: "connected, then cut off",
     Met.FAILED: "failed",

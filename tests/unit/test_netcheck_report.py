@@ -17,7 +17,7 @@ from ddpdoctor.facts.fleet import Absent, Cell, Fleet, Link, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.netcheck.messages import Part
-from ddpdoctor.registry import NotTested, Why
+from ddpdoctor.registry import NotTested, Result, Why, find_check
 from ddpdoctor.report.contract import Report, build_report, to_json
 from ddpdoctor.report.folding import folded
 from ddpdoctor.report.netcheck_terminal import show_alone, show_part, show_verdict
@@ -72,8 +72,8 @@ def test_a_fine_fleet_is_said_to_be_so_with_what_was_not_tested() -> None:
     assert "Not tested: gloo." in text
     for row in (
         "  PASS        join       0.4 s  2 of 2 nodes came",
-        "  PASS        reach      0.2 s  2 of 2 directions open",
-        "  PASS        links      0.5 s  1 pair, at worst 0.10 ms, 9.3 Gbit/s",
+        "  PASS        reach      0.2 s  2 of 2 directions open, 1 port each",
+        "  PASS        links      0.5 s  1 of 1 pair, at worst 0.10 ms, 9.3 Gbit/s",
         "  NOT TESTED  gloo              --quick",
     ):
         assert row in text.splitlines()
@@ -201,7 +201,7 @@ def test_a_direction_is_open_where_each_of_its_ports_is() -> None:
     text = phase_text(
         Phase(name="reach", passed=Passed.FAIL), msgspec.structs.replace(fleet, reach=(*fleet.reach, other, own))
     )
-    assert text == "4 of 6 directions open, 2 of 2 at NCCL's own addresses"
+    assert text == "4 of 6 directions open, 2 ports each; 2 of 2 at NCCL's own addresses"
 
 
 def test_phases_tell_their_figures_or_their_reason() -> None:
@@ -217,11 +217,36 @@ def test_another_node_sees_its_own_part_and_the_verdict_on_all() -> None:
     sick, fine = part(lines, examinations[1]), part(lines, examinations[2])
     assert sick.splitlines()[0].startswith("FAIL  n1 drops inbound")
     assert "Let the job's nodes in" in sick
-    assert fine.splitlines()[0] == "OK    Nothing was found wrong with n2"
+    assert fine.splitlines()[0] == "FAIL  Found elsewhere, see below; nothing was found wrong with n2 itself"
     for text in (sick, fine):
         assert "NOT TESTED  gloo" in text
         assert text.splitlines()[-1] == "FAIL  is the verdict on all nodes; node 0 prints the whole."
-    assert "n1 drops inbound" in fine
+    assert "FAIL  n1 drops inbound" in fine
+    # With its fix above, it isn't said again.
+    assert sick.count("n1 drops inbound") == 1
+
+
+def test_a_part_hangs_its_lines_beside_their_words() -> None:
+    lines = part_lines(make_fleet(3), examined(3, {1: [WALL]}))
+    text = part(lines, examined(3)[2], 60).splitlines()
+    at = next(number for number, line in enumerate(text) if line.startswith("  FAIL  n1 drops"))
+    assert text[at + 1].startswith("        ")
+    assert text[at + 1].strip()
+
+
+def test_a_phase_with_a_warning_has_not_just_passed() -> None:
+    examinations = examined(2)
+    results = (Result(find_check("slow-link"), (Finding("n0 and n1: 20 Mbit/s", severity=WARN),)),)
+    examinations[0] = msgspec.structs.replace(examinations[0], results=results)
+    text = verdict(make_fleet(2), examinations)
+    assert "  WARN        links " in text
+    assert "  PASS        reach " in text
+    assert part_lines(make_fleet(2), examinations)[3].startswith("WARN        links ")
+
+
+def test_of_many_nodes_it_is_said_how_many_pairs_were_measured() -> None:
+    fleet = make_fleet(8, links=[Link(a=0, b=1, round_trip=0.0001, forth=940.0, back=940.0)])
+    assert phase_text(Phase(name="links", passed=Passed.PASS), fleet).startswith("1 of 28 pairs, at worst")
 
 
 def test_a_part_keeps_to_a_bounded_number_of_lines() -> None:
@@ -247,6 +272,20 @@ def test_one_side_tells_each_address_apart_and_who_listens() -> None:
     assert "10.9.0.1  connected" in text
     assert "tried 5 times" in " ".join(text.split())
     assert text.splitlines()[-1] == "Only this side was looked at: no other node was asked."
+
+
+@pytest.mark.parametrize("met", list(Met))
+def test_every_outcome_of_a_connection_has_words(met: Met) -> None:
+    text = alone(Meeting(master="n0", port=29500, attempts=(Attempt(address="10.9.0.1", met=met),)), examined(1)[0])
+    assert "tried     10.9.0.1  " in text
+
+
+def test_one_side_says_what_is_wrong_once_and_first() -> None:
+    meeting = Meeting(master="n0", port=29500, attempts=(Attempt(address="10.9.0.1", met=Met.REFUSED),))
+    text = alone(meeting, examined(1, {0: [WALL]})[0])
+    assert text.splitlines()[0].startswith("FAIL  n1 drops inbound")
+    assert text.count("n1 drops inbound") == 1
+    assert text.index("nft insert rule") < text.index("tried     10.9.0.1") < text.index("1 problem")
 
 
 def test_a_node_that_met_nobody_is_not_called_fine() -> None:
