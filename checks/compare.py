@@ -11,8 +11,9 @@ from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.fleet_words import NO_FLEET, ONE_THERE, called, names, netcheck_command, own_node, there
+from ddpdoctor.knowledge.fleet_words import NO_FLEET, ONE_THERE, called, names, own_node, there
 from ddpdoctor.knowledge.installing import replacing
+from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.version_agreement import (
     platform,
     stores_meet,
@@ -111,7 +112,7 @@ def _without_torch(own: Node, pattern: Node, fleet: Fleet, meeting: Meeting, pat
             *_install(pattern, own, meeting, patient, Packages(installed=())),
             Fix(
                 "If training uses another environment, run netcheck with that one's Python in place of `python`",
-                (netcheck_command(meeting, fleet.expected, own.rank, ("--python", "python")),),
+                (netcheck_command(meeting, fleet.expected, own.rank, ("--python python",)),),
             ),
         ),
         severity=FAIL,
@@ -201,7 +202,7 @@ def _install(
                 f"torch {pattern.torch} there, and run netcheck with its Python",
                 (
                     in_patient(patient, "-m", "venv", "ddp-env"),
-                    netcheck_command(meeting, meeting.nnodes or 2, own.rank, ("--python", "ddp-env/bin/python")),
+                    netcheck_command(meeting, meeting.nnodes or 2, own.rank, ("--python ddp-env/bin/python",)),
                 ),
             ),
         )
@@ -234,8 +235,8 @@ def _other_python(own: Node, fleet: Fleet, meeting: Meeting, patient: Maybe[Pati
             Fix(
                 f"Make an environment with Python {wanted} on {called(own)}, install the same there, and check it",
                 (
-                    f"python{wanted} -m venv ddp-env",
-                    netcheck_command(meeting, fleet.expected, own.rank, ("--python", "ddp-env/bin/python")),
+                    f"{shlex.quote(f'python{wanted}')} -m venv ddp-env",
+                    netcheck_command(meeting, fleet.expected, own.rank, ("--python ddp-env/bin/python",)),
                 ),
             ),
         ),

@@ -8,8 +8,10 @@ from ddpdoctor.facts.fleet import Absent, Double, Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.fleet_words import NO_FLEET, NODE_0_SPEAKS, called, netcheck_command, there
+from ddpdoctor.knowledge.fleet_words import NO_FLEET, NODE_0_SPEAKS, called, there
 from ddpdoctor.knowledge.launchers import srun_netcheck
+from ddpdoctor.knowledge.left_out import first_words, left_behind, one_node_more, turned_away
+from ddpdoctor.knowledge.netcheck_command import netcheck_command, options, waits_longer
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 
@@ -45,40 +47,77 @@ def rdzv_missing_node(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     `--rdzv-endpoint` for c10d), and on each with a `--node-rank` of its own. A node that can't reach the master says
     itself why, when `ddpdoctor netcheck` runs there.
     """
-    if meeting.refusal == "nnodes":
-        yield _told_otherwise(meeting)
+    if meeting.refusal and meeting.refusal not in RANK_CODES:
+        yield turned_away(meeting)
+        return
+    if meeting.left_behind:
+        yield left_behind(meeting)
         return
     requires(fleet.nodes, NO_FLEET)
     requires(meeting.node_rank == 0, NODE_0_SPEAKS)
-    refused = [one for one in _unsettled(fleet) if one.code not in RANK_CODES]
-    misplaced = [one for one in _unsettled(fleet) if one.code in RANK_CODES]
-    for one in refused:
-        if fleet.absent or one.code in ("nnodes", "full"):
-            yield _refused(one, fleet, meeting)
-    missing = [one for one in fleet.absent if one.rank not in {other.rank for other in refused}]
-    # Each node with a wrong rank is one that is missing under its own.
-    if len(missing) > len(misplaced) + sum(one.rank < 0 for one in refused):
-        yield _missing(missing, fleet, meeting)
+    for one, seat in _seats(fleet):
+        if one.code not in RANK_CODES and (fleet.absent or one.code in ("nnodes", "full", "closed")):
+            yield _refused(one, seat, fleet, meeting)
+    # Whoever was turned away is one of those who are missing: one fault, said once.
+    more = len(_free(fleet)) - sum(_seat(one, fleet) is None for one in _unsettled(fleet))
+    if more > 0:
+        yield _missing(_free(fleet), more, fleet, meeting)
     if any(one.lost for one in fleet.nodes):
         yield _lost(fleet, meeting)
 
 
 def _unsettled(fleet: Fleet) -> list[Double]:
-    """Who was turned away and hasn't come again since under a better rank."""
+    """Who was turned away and hasn't come again since under a better rank; of one that came several times, the last."""
     settled = {(one.host, one.address, one.rank) for one in fleet.nodes}
+    last = {(one.host, one.address): one for one in fleet.doubles}
     return [
         one
-        for one in fleet.doubles
+        for one in last.values()
         if not any((host, address) == (one.host, one.address) and rank != one.rank for host, address, rank in settled)
     ]
+
+
+def _seat(one: Double, fleet: Fleet) -> Absent | None:
+    """The seat that a node would have had that was turned away; None where it named none, or one that isn't free."""
+    return None if one.code in RANK_CODES else next((seat for seat in fleet.absent if seat.rank == one.rank), None)
+
+
+def _free(fleet: Fleet) -> list[Absent]:
+    """The seats that nobody came for who was turned away."""
+    named = [_seat(one, fleet) for one in _unsettled(fleet)]
+    return [seat for seat in fleet.absent if seat not in named]
+
+
+def _seats(fleet: Fleet) -> Iterator[tuple[Double, Absent | None]]:
+    """Who was turned away, each with a seat to take when it comes again: its own, else one of the free ones."""
+    free = iter(_free(fleet))
+    for one in _unsettled(fleet):
+        yield one, _seat(one, fleet) or next(free, None)
+
+
+def _so_missing(one: Double, fleet: Fleet) -> str:
+    """What it means for the others that it wasn't let in."""
+    own = _seat(one, fleet)
+    seats = [own] if own else _free(fleet)
+    if not seats:
+        return ""
+    which = f"So {_named(seats[0])}" if len(seats) == 1 else f"So one of {listed(map(_named, seats), most=4)}"
+    return f"{which} is missing, and all others would wait for it until their timeout."
+
+
+def _named(seat: Absent) -> str:
+    return f"node {seat.rank}" + (f" ({seat.host})" if seat.host else "")
 
 
 def _place(host: str, address: str) -> str:
     return f"{host} ({address})" if host else address
 
 
-def _missing(missing: list[Absent], fleet: Fleet, meeting: Meeting) -> Finding:
-    who = listed((f"node {one.rank}" + (f" ({one.host})" if one.host else "") for one in missing), most=4)
+def _missing(missing: list[Absent], count: int, fleet: Fleet, meeting: Meeting) -> Finding:
+    """count: so many of them; the others were turned away, and which seats they would have had isn't known."""
+    who = listed(map(_named, missing), most=4)
+    if count < len(missing):
+        who = f"{count} more, of {who},"
     return Finding(
         summary=f"{who} didn't come: {len(there(fleet))} of {plural(fleet.expected, 'node')} are here",
         cause="It wasn't started there, can't reach the master, or goes to another address or port: all others would wait "
@@ -93,7 +132,7 @@ def _missing(missing: list[Absent], fleet: Fleet, meeting: Meeting) -> Finding:
                 else ()
             ),
         ),
-        fixes=(_run_there(missing, fleet, meeting), *_fewer(fleet, meeting)),
+        fixes=(_run_there(missing, fleet, meeting), *_here_again(fleet, meeting), *_fewer(fleet, meeting)),
     )
 
 
@@ -103,7 +142,7 @@ def _waited(fleet: Fleet) -> tuple[Evidence, ...]:
 
 def _run_there(missing: list[Absent], fleet: Fleet, meeting: Meeting) -> Fix:
     if meeting.launcher == "Slurm":
-        command = srun_netcheck(fleet.expected)
+        command = " ".join([srun_netcheck(fleet.expected), *options(meeting)])
         return Fix("Let Slurm start it on all nodes", (command,))
     commands = tuple(
         one.command or netcheck_command(meeting, fleet.expected, one.rank) for one in missing[:COMMANDS_MOST]
@@ -111,6 +150,14 @@ def _run_there(missing: list[Absent], fleet: Fleet, meeting: Meeting) -> Fix:
     where = "there" if len(missing) == 1 else "on each of them, with its own rank"
     text = f"Run this {where}, while it runs here again; if it can't reach {meeting.master}:{meeting.port}, it says why"
     return Fix(text, commands)
+
+
+def _here_again(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
+    """With a token, the command that was typed here may be the wrong one to repeat: it may make up a new token."""
+    if not meeting.token or meeting.launcher:
+        return ()
+    command = netcheck_command(meeting, fleet.expected, 0)
+    return (Fix("And this here, on node 0: the same token goes on every node", (command,)),)
 
 
 def _fewer(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
@@ -121,12 +168,10 @@ def _fewer(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
     return (Fix(text, (netcheck_command(meeting, here, 0),)),)
 
 
-def _refused(one: Double, fleet: Fleet, meeting: Meeting) -> Finding:
+def _refused(one: Double, seat: Absent | None, fleet: Fleet, meeting: Meeting) -> Finding:
     who = _place(one.host, one.address)
-    # One that didn't come so far as to name its rank is any of those that are missing.
-    places = [other for other in fleet.absent if one.rank in (other.rank, -1)]
-    command = places[0].command if places else ""
-    command = command or netcheck_command(meeting, fleet.expected, max(one.rank, 0) or None)
+    command = seat.command if seat else ""
+    command = command or netcheck_command(meeting, fleet.expected, seat.rank if seat else None)
     more = (meeting.nnodes or fleet.expected) + 1
     fixes = {
         "nnodes": (
@@ -136,24 +181,26 @@ def _refused(one: Double, fleet: Fleet, meeting: Meeting) -> Finding:
                 (netcheck_command(meeting, one.nnodes or more, 0),),
             ),
         ),
-        "full": (
-            Fix(
-                f"If it belongs to the job, the job has {more} nodes: give that number on all nodes, on this one too",
-                (netcheck_command(meeting, more, 0),),
-            ),
-        ),
+        "full": (one_node_more(more, meeting),),
         "closed": (
-            Fix(
+            one_node_more(more, meeting)
+            if not fleet.absent
+            else Fix(
                 "Start it again on all nodes, and wait longer for the late ones on this one",
-                (netcheck_command(meeting, fleet.expected, 0, ("--wait", "300")),),
+                (waits_longer(meeting, fleet.expected, 0),),
             ),
         ),
     }
     return Finding(
         summary=_why_refused(one, who, fleet),
+        cause=_so_missing(one, fleet),
         evidence=(told(fleet, "doubles", f"{who} was told: {one.text}"), *_waited(fleet)),
         fixes=fixes.get(
-            one.code, (Fix(f"Run this on {one.host or one.address}, while it runs here again", (command,)),)
+            one.code,
+            (
+                Fix(f"Run this on {one.host or one.address}, while it runs here again", (command,)),
+                *_here_again(fleet, meeting),
+            ),
         ),
     )
 
@@ -163,15 +210,13 @@ def _why_refused(one: Double, who: str, fleet: Fleet) -> str:
         return f"{who} was told that the job has {one.nnodes} nodes, node 0 that it has {fleet.expected}"
     if one.code == "full":
         return f"{who} came, and all {fleet.expected} nodes of the job were there already"
+    if one.code == "closed" and not fleet.absent:
+        return f"{who} came while the test ran, and all {fleet.expected} nodes of the job were there already"
     if one.code == "closed":
         return f"{who} came too late: the test had begun without it"
     if one.code == "token":
         return f"{who} came and doesn't know the job's token"
-    return f"{who} came and was turned away: {_first_words(one.text)}"
-
-
-def _first_words(text: str) -> str:
-    return text.partition(": ")[0][:90]
+    return f"{who} came and was turned away: {first_words(one.text)}"
 
 
 def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
@@ -190,27 +235,7 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
                 f"Run it there again, while it runs here again, and read what it says on {called(first)}",
                 tuple(netcheck_command(meeting, fleet.expected, one.rank) for one in lost[:COMMANDS_MOST]),
             ),
-        ),
-    )
-
-
-def _told_otherwise(meeting: Meeting) -> Finding:
-    """On a node that was turned away, by itself."""
-    return Finding(
-        summary=f"node 0 doesn't let this node in: {_first_words(meeting.turned_away)}",
-        cause="The number of nodes must be the same everywhere, else some ranks wait for others that never come.",
-        evidence=(
-            told(meeting, "turned_away", f"node 0 says: {meeting.turned_away}"),
-            told(meeting, "nnodes", f"--nnodes here: {meeting.nnodes}"),
-        ),
-        fixes=(
-            Fix(
-                f"If the job has {meeting.nnodes} nodes, run this on node 0",
-                (netcheck_command(meeting, meeting.nnodes or 0, 0),),
-            ),
-            Fix(
-                "If node 0 is right, give its number here; this shows what the launcher says", ("env | grep -i nodes",)
-            ),
+            *_here_again(fleet, meeting),
         ),
     )
 
@@ -244,10 +269,9 @@ def duplicate_rank(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
         return
     requires(fleet.nodes, NO_FLEET)
     requires(meeting.node_rank == 0, NODE_0_SPEAKS)
-    free = list(fleet.absent)
-    for one in _unsettled(fleet):
+    for one, seat in _seats(fleet):
         if one.code in RANK_CODES:
-            yield _double(one, free.pop(0) if free else None, fleet, meeting)
+            yield _double(one, seat, fleet, meeting)
 
 
 def _double(one: Double, free: Absent | None, fleet: Fleet, meeting: Meeting) -> Finding:
@@ -265,16 +289,17 @@ def _double(one: Double, free: Absent | None, fleet: Fleet, meeting: Meeting) ->
     else:
         text = f"All {fleet.expected} ranks are taken: if it belongs to the job, give {fleet.expected + 1} nodes on all of them"
         fix = Fix(f"{text}, on this one too", (netcheck_command(meeting, fleet.expected + 1, 0),))
-    holder = next((called(node) for node in fleet.nodes if node.rank == one.rank), "")
+    outside = one.code == "rank-out-of-range"
+    counted = f"Ranks are counted from 0, so that the last is {fleet.expected - 1}. " if outside else ""
     ranks = listed((f"{called(node)} has rank {node.rank}" for node in fleet.nodes), most=4)
     return Finding(
         summary=summary,
-        cause="" if holder else f"Ranks are counted from 0, so that the last is {fleet.expected - 1}.",
+        cause=f"{counted}{_so_missing(one, fleet)}".strip(),
         evidence=(
             told(fleet, "doubles", f"{who} came with node rank {one.rank}"),
             told(fleet, "nodes", ranks),
         ),
-        fixes=(fix,),
+        fixes=(fix, *(_here_again(fleet, meeting) if free is not None else ())),
     )
 
 
@@ -291,7 +316,7 @@ def _own_rank(meeting: Meeting) -> Finding:
             (netcheck_command(meeting, nnodes + 1, nnodes),),
         )
     return Finding(
-        summary=f"node 0 doesn't let this node in: {_first_words(meeting.turned_away)}",
+        summary=f"node 0 doesn't let this node in: {first_words(meeting.turned_away)}",
         evidence=(
             told(meeting, "turned_away", f"node 0 says: {meeting.turned_away}"),
             told(meeting, "node_rank", f"node rank here: {meeting.node_rank}"),

@@ -12,11 +12,11 @@ from ddpdoctor.knowledge.meeting_words import (
     STORE,
     another_port,
     attempts_seen,
-    command_on,
     furthest,
     place,
     who_listens,
 )
+from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.registry import LogSign, check, requires
 
 SILENT = "something that says nothing"
@@ -89,4 +89,4 @@ def _cause(who: str, *, alone: bool) -> str:
 
 def _again(meeting: Meeting) -> Fix:
     text = "Then, once the port is free, start node 0 first"
-    return Fix(text, (command_on(meeting, 0),))
+    return Fix(text, (netcheck_command(meeting, meeting.nnodes, 0),))

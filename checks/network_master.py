@@ -26,7 +26,6 @@ from ddpdoctor.knowledge.job_intent import (
 from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, first_set, master_port
 from ddpdoctor.knowledge.meeting_words import (
     attempts_seen,
-    command_on,
     furthest,
     how_often,
     place,
@@ -35,6 +34,7 @@ from ddpdoctor.knowledge.meeting_words import (
     was_greeted,
     who_listens,
 )
+from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.network_fixes import addresses, intent, own_network, resolved, setting, shared_network
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
@@ -139,7 +139,7 @@ def _no_route(variable: str, master: Resolution, network: Network, environment: 
 
 def _other_networks(variable: str, address: str) -> tuple[Fix, ...]:
     return (
-        Fix("Look at this host's networks", ("ip -br address", f"ip route get {address}")),
+        Fix("Look at this host's networks", ("ip -br address", f"ip route get {shlex.quote(address)}")),
         Fix(f"Show node 0's addresses there, and set {variable} to one of a network that both have", ("hostname -I",)),
     )
 
@@ -152,7 +152,7 @@ def _on_every_node_another(variable: str, master: Resolution, network: Network, 
         fixes=(
             Fix(
                 "Set it to node 0's address on all nodes" + (f"; if this is node 0, that is {here}" if here else ""),
-                (f"export {variable}={here}",) if here else ("hostname -I",),
+                (f"export {variable}={shlex.quote(here)}",) if here else ("hostname -I",),
             ),
         ),
     )
@@ -214,12 +214,14 @@ def _not_node_0s_own(meeting: Meeting, variable: str, master: Resolution, networ
 
 def _meet_at(address: str, meeting: Meeting, variable: str) -> tuple[str, ...]:
     """Names another master: to the job, and where it was typed by hand, to netcheck."""
-    by_hand = () if meeting.launcher else (command_on(meeting, meeting.node_rank or 0, address),)
-    return (f"export {variable}={address}", *by_hand)
+    by_hand = (
+        () if meeting.launcher else (netcheck_command(meeting, meeting.nnodes, meeting.node_rank or 0, master=address),)
+    )
+    return (f"export {variable}={shlex.quote(address)}", *by_hand)
 
 
 def _as_another_node(meeting: Meeting) -> str:
-    return command_on(meeting, 1)
+    return netcheck_command(meeting, meeting.nnodes, 1)
 
 
 def _own_but_not_node_0(meeting: Meeting, variable: str, master: Resolution, network: Network) -> Finding:
@@ -228,7 +230,7 @@ def _own_but_not_node_0(meeting: Meeting, variable: str, master: Resolution, net
         cause="The job's store listens on node 0, so nobody listens at this address.",
         evidence=(resolved(master), *attempts_seen(meeting)),
         fixes=(
-            Fix(f"Either make {network.hostname} node 0", (command_on(meeting, 0),)),
+            Fix(f"Either make {network.hostname} node 0", (netcheck_command(meeting, meeting.nnodes, 0),)),
             Fix(f"Or show node 0's addresses there, and set {variable} to one of them on all nodes", ("hostname -I",)),
         ),
     )
@@ -245,17 +247,20 @@ class _Told(NamedTuple):
 def _told(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _Told:
     host, port, address = network.hostname, meeting.port, one.address
     where = place(address, port)
-    start = Fix("Start node 0, if it isn't there yet", (command_on(meeting, 0),))
+    # Looking alone, nobody said of how many nodes the job is.
+    of_node_0 = (netcheck_command(meeting, meeting.nnodes, 0),) if meeting.nnodes else ()
+    start = Fix("Start node 0, if it isn't there yet", of_node_0)
     listening = Fix(
         "On the master, see whether something listens there, and on which address", (f"ss -tln 'sport = :{port}'",)
     )
-    way = Fix("See which way its packets go", (f"ip route get {address}",))
+    way = Fix("See which way its packets go", (f"ip route get {shlex.quote(address)}",))
     open_it = _let_in(address, network)
     another = Fix(f"Show node 0's addresses there, and set {variable} to one of them", ("hostname -I",))
     if one.met is Met.REFUSED:
         cause = (
             "The host is there, and says that nobody listens at this port. Node 0 hasn't been started, or with another port"
-            " or address; or a packet filter rejects the connections with a reset."
+            " or address; netcheck there has ended already (--wait gives it more time for late nodes); or a packet filter"
+            " rejects the connections with a reset."
         )
         return _Told(f"{where} refuses {host}'s connections: nobody listens there", cause, (start, listening, open_it))
     if one.met is Met.SILENT:
@@ -281,7 +286,7 @@ def _told(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _T
                 another,
                 Fix(
                     "See what this host's network says of it",
-                    (f"ip neighbor show {address}", f"ip route get {address}"),
+                    (f"ip neighbor show {shlex.quote(address)}", f"ip route get {shlex.quote(address)}"),
                 ),
             ),
         )

@@ -64,6 +64,10 @@ class Meeting(Facts, frozen=True, kw_only=True):
     launcher: Annotated[str, Source("the launcher's settings")] = ""
     """"Slurm", "torchrun", "Open MPI" ...; "" by hand."""
     conflicts: Annotated[tuple[Conflict, ...], Source("flags and the launchers' settings")] = ()
+    options: Annotated[tuple[str, ...], Source("the command line")] = ()
+    """What else was asked for and holds for the other nodes, too, each quoted for a shell: "--wait 300", "--quick"."""
+    token: Annotated[bool, Source("--token, the launcher's job id, node 0")] = False
+    """Whether the nodes show each other a token. Never the token itself."""
     hosts_the_store: Annotated[bool, Source("node rank, this host's addresses")] = False
     """This node is node 0, so the store (here: the hub) listens on it."""
     listen_error: Annotated[str, Source("bind() to the master's address and port")] = ""
@@ -85,5 +89,7 @@ class Meeting(Facts, frozen=True, kw_only=True):
     """Why the hub didn't let this node in."""
     refusal: Annotated[str, Source("the hub's answer")] = ""
     """The same as a code, as in `netcheck.messages.TurnedAway`."""
+    left_behind: Annotated[str, Source("the hub, or its silence")] = ""
+    """Why this node got no part of the verdict although there is one, after it was let in."""
     waited: Annotated[float, Source("our clock")] = 0.0
     """Seconds from the first try to the welcome, or to giving up."""

@@ -1,9 +1,8 @@
-"""How nodes of a fleet, and commands to run on them, are written. Pure."""
+"""How nodes of a fleet are written. Pure."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
@@ -16,8 +15,6 @@ NODE_0_SPEAKS = "node 0 speaks for the fleet"
 """The reason of checks of what no single node is to blame for, on all nodes but the first."""
 
 ONE_THERE = "only one node is there"
-
-DEFAULT_PORT = 29500
 
 
 def called(node: Node) -> str:
@@ -37,14 +34,3 @@ def there(fleet: Fleet) -> tuple[Node, ...]:
 def own_node(fleet: Fleet, meeting: Meeting) -> Node | None:
     """The node whose facts are judged; None where it is lost, or isn't in the fleet."""
     return next((one for one in there(fleet) if one.rank == meeting.node_rank), None)
-
-
-def netcheck_command(meeting: Meeting, nnodes: int, rank: int | None, more: Sequence[str] = ()) -> str:
-    """What to type on the node of that rank, to meet at the same place."""
-    words = ["ddpdoctor", "netcheck", "--master-addr", meeting.master]
-    if meeting.port not in (0, DEFAULT_PORT):
-        words += ["--master-port", str(meeting.port)]
-    words += ["--nnodes", str(nnodes)]
-    if rank is not None:
-        words += ["--node-rank", str(rank)]
-    return shlex.join([*words, *more])

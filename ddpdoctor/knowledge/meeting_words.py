@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe
 from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.findings import Evidence, Fix
+from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.wording import plural
 
@@ -60,15 +60,6 @@ def attempts_seen(meeting: Meeting) -> Iterator[Evidence]:
         yield Evidence(text, "connect()")
 
 
-def command_on(meeting: Meeting, node_rank: int, master: str = "") -> str:
-    """What to type on that node."""
-    nodes = f" --nnodes {meeting.nnodes}" if meeting.nnodes else ""
-    return (
-        f"ddpdoctor netcheck --master-addr {shlex.quote(master or meeting.master)} --master-port {meeting.port}"
-        f"{nodes} --node-rank {node_rank}"
-    )
-
-
 def who_listens(port: int) -> Fix:
     """To be run on the master."""
     return by_root(f"On the master, show who holds port {port}", (f"sudo ss -tlnp 'sport = :{port}'",))
@@ -77,7 +68,13 @@ def who_listens(port: int) -> Fix:
 def another_port(meeting: Meeting) -> Fix:
     """One that is far enough from this one that a neighbour who goes the same way out doesn't meet us there."""
     port = meeting.port + 100 if meeting.port + 100 < 65536 else meeting.port - 100
-    return Fix("Or meet at another port, on all nodes alike", (f"export MASTER_PORT={port}",))
+    command = netcheck_command(meeting, meeting.nnodes, meeting.node_rank, port=port)
+    return Fix(
+        "Or let the job meet at another port, on all nodes alike, and this, on each node with its own rank"
+        if meeting.nnodes
+        else "Or let the job meet at another port, on all nodes alike, and this",
+        (f"export MASTER_PORT={port}", command),
+    )
 
 
 def port_among(label: str, port: int) -> bool:

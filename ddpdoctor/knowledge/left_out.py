@@ -1,0 +1,93 @@
+"""What a node finds that isn't let in, or is left behind: it has no part of the verdict and judges by itself. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.findings import Finding, Fix
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
+
+
+def turned_away(meeting: Meeting) -> Finding:
+    """By a hub that wants other nodes, at another time, or with another token or version. Wrong ranks are no case of these."""
+    cause, fixes = _told(meeting)
+    return Finding(
+        summary=f"Node 0 doesn't let this node in: {first_words(meeting.turned_away)}",
+        cause=cause,
+        evidence=(
+            told(meeting, "turned_away", f"node 0 says: {meeting.turned_away}"),
+            told(meeting, "nnodes", f"--nnodes here: {meeting.nnodes}"),
+        ),
+        fixes=fixes,
+    )
+
+
+def left_behind(meeting: Meeting) -> Finding:
+    """Let in and lost."""
+    return Finding(
+        summary=f"This node was let in, and there is no verdict on it: {first_words(meeting.left_behind)}",
+        cause="The network between it and node 0 was cut, its facts didn't arrive in time, or a process was halted for a while.",
+        evidence=(told(meeting, "left_behind", meeting.left_behind),),
+        fixes=(
+            Fix(
+                "Run this here, while it runs on node 0 again",
+                (netcheck_command(meeting, meeting.nnodes, meeting.node_rank),),
+            ),
+        ),
+    )
+
+
+def one_node_more(more: int, meeting: Meeting) -> Fix:
+    """Where a node came that there was no rank for."""
+    text = f"If it belongs to the job, the job has {more} nodes: give that number on all nodes, on this one too"
+    return Fix(text, (netcheck_command(meeting, more, 0 if meeting.node_rank == 0 else None),))
+
+
+def first_words(text: str) -> str:
+    return text.partition(": ")[0][:90]
+
+
+def _told(meeting: Meeting) -> tuple[str, tuple[Fix, ...]]:
+    """Why, and what to do."""
+    nnodes, own = meeting.nnodes or 2, meeting.node_rank
+    again = netcheck_command(meeting, nnodes, own)
+    if meeting.refusal == "nnodes":
+        return "The number of nodes must be the same everywhere, else some ranks wait for others that never come.", (
+            Fix(f"If the job has {nnodes} nodes, run this on node 0", (netcheck_command(meeting, nnodes, 0),)),
+            Fix(
+                "If node 0 is right, give its number here; this shows what the launcher says", ("env | grep -i nodes",)
+            ),
+        )
+    if meeting.refusal == "full":
+        return "It is one more than the job is said to have, or it was started twice.", (
+            one_node_more(nnodes + 1, meeting),
+        )
+    if meeting.refusal == "closed":
+        return "Node 0 waits for late nodes as long as its --wait says, and only until all ranks are taken.", (
+            Fix("Run this on node 0, which then waits longer", (waits_longer(meeting, nnodes, 0),)),
+            Fix("And this here", (again,)),
+        )
+    if meeting.refusal == "token":
+        return _other_token(meeting, nnodes)
+    # Node 0, or this one, says which version to install, and where.
+    told_to = meeting.turned_away.rpartition(": ")[2]
+    where = "on node 0" if told_to.startswith("on node 0") else "on both" if told_to.endswith(" on both") else "here"
+    command = told_to.removeprefix("on node 0, ").removesuffix(" on both")
+    return "Nodes of one test need versions of ddpdoctor that understand each other.", (
+        Fix(f"Install the newer one {where}", (command,)),
+        Fix("Then start it again on all nodes; here", (again,)),
+    )
+
+
+def _other_token(meeting: Meeting, nnodes: int) -> tuple[str, tuple[Fix, ...]]:
+    own = meeting.node_rank
+    with_dots = netcheck_command(msgspec.structs.replace(meeting, token=True), nnodes, own)
+    if not meeting.token:
+        text = "Run this here, with the token that node 0 prints in place of the dots"
+        return "Only nodes that know the job's token are let in.", (Fix(text, (with_dots,)),)
+    return "The token must be the same on all nodes.", (
+        Fix("Either run this on node 0, which then has this node's token", (netcheck_command(meeting, nnodes, 0),)),
+        Fix("And, on each other node with its own rank, this", (with_dots,)),
+    )

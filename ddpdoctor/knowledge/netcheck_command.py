@@ -1,0 +1,64 @@
+"""The one place where a command for `ddpdoctor netcheck` on some node is written. Pure.
+
+Where the nodes show each other a token, a command has dots in its place: it travels between nodes and stands in reports that
+are kept. Only what is printed for a person at a terminal has the token itself; see `with_token`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from ddpdoctor.facts.meeting import Meeting
+
+DEFAULT_PORT = 29500
+
+TOKEN_VARIABLE = "DDPDOCTOR_TOKEN"
+"""The environment variable that --token is read from. Unlike a command line, other users of the host can't read it."""
+
+DOTS = "..."
+"""In the place of a token that isn't told."""
+
+
+def netcheck_command(
+    meeting: Meeting,
+    nnodes: int | None,
+    rank: int | None,
+    more: Sequence[str] = (),
+    *,
+    master: str = "",
+    port: int = 0,
+) -> str:
+    """What to type on the node of that rank, to meet at the same place and test the same.
+
+    more: options, each with its value and quoted for a shell, that win over what was given here ("--wait 300").
+    master, port: to meet there and not at the same place. nnodes: None, if only the way to the master is to be looked at.
+    """
+    words = ["ddpdoctor netcheck --master-addr", shlex.quote(master or meeting.master)]
+    port = port or meeting.port
+    if port not in (0, DEFAULT_PORT):
+        words.append(f"--master-port {port}")
+    if nnodes is not None:
+        words.append(f"--nnodes {nnodes}")
+        words += [] if rank is None else [f"--node-rank {rank}"]
+    if meeting.token:
+        words.insert(0, f"{TOKEN_VARIABLE}={DOTS}")
+    return " ".join([*words, *options(meeting, more)])
+
+
+def options(meeting: Meeting, more: Sequence[str] = ()) -> list[str]:
+    """The options that were given here and that a command for any node takes over, and more."""
+    names = {one.partition(" ")[0] for one in more}
+    return [*(one for one in meeting.options if one.partition(" ")[0] not in names), *more]
+
+
+def with_token(text: str, token: str) -> str:
+    """The text, with the token in the place of the dots of its commands; the dots stay where there is none."""
+    there = f"{TOKEN_VARIABLE}={DOTS}"
+    return text.replace(there, f"{TOKEN_VARIABLE}={shlex.quote(token)}") if token else text
+
+
+def waits_longer(meeting: Meeting, nnodes: int, rank: int | None) -> str:
+    """The command with twice the time for late nodes, five minutes at the least."""
+    given = [float(one.removeprefix("--wait ")) for one in meeting.options if one.startswith("--wait ")]
+    return netcheck_command(meeting, nnodes, rank, (f"--wait {2 * max([150.0, *given]):g}",))
