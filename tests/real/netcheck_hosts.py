@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,10 @@ from tests.real.namespaces import Host
 
 MASTER = "10.77.0.11"
 """The first host of `namespaces.network`."""
+
+
+NAMED_WITHIN = 15.0
+"""Seconds from the last join: any single fault, as the report itself counts."""
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +128,41 @@ def carry_out(host: Host, commands: Sequence[str], shim: Path) -> None:
     environ = dict(os.environ) | {"PATH": f"{shim}:{os.environ['PATH']}"}
     for one in commands:
         host.run("sh", "-c", one, environ=environ)
+
+
+def mend(
+    ran: Ran, slug: str, hosts: Sequence[Host], shim: Path, each: Mapping[str, Mapping[str, str]] | None = None
+) -> dict[str, dict[str, str]]:
+    """Carries out the first fix of every finding of that slug, word for word, on the hosts that the fix names, else on the
+    finding's own; `shim` is what `sudo_shim` made.
+
+    each: the hosts' settings, by hostname. Gives those that their shells have then, for the next run.
+    """
+    settings = {host.hostname: dict((each or {}).get(host.hostname, {})) for host in hosts}
+    findings = ran.findings(slug)
+    assert findings, f"{ran.host} found no {slug}"
+    for one in findings:
+        first = one["fixes"][0]
+        for host in _meant(first["text"], one.get("node", ran.host), hosts):
+            settings[host.hostname] = _in_a_shell(host, first["commands"], settings[host.hostname], shim)
+    return settings
+
+
+def _meant(text: str, node: str, hosts: Sequence[Host]) -> list[Host]:
+    """Where a fix is to be carried out that begins with "On n1 and n2: ..." or "On all nodes, ..."; else on its node."""
+    place = re.match(r"On ([^:]+?)[:,] ", text)
+    words = set(re.findall(r"[\w.-]+", place[1])) if place else set()
+    if words == {"all", "nodes"}:
+        return list(hosts)
+    return [host for host in hosts if host.hostname in words] or [host for host in hosts if host.hostname == node]
+
+
+def _in_a_shell(host: Host, commands: Sequence[str], settings: Mapping[str, str], shim: Path) -> dict[str, str]:
+    """The settings of a shell there that had those, once it has carried out the commands."""
+    environ = {"PATH": f"{shim}:{os.environ['PATH']}"} | dict(settings)
+    done = host.run("sh", "-ec", "\n".join([*commands, "printf '\\0'; env -0"]), environ=environ)
+    lines = [one.partition("=") for one in done.stdout.split("\0")[1:] if "=" in one]
+    return {name: value for name, _, value in lines if name not in ("PATH", "PWD", "OLDPWD", "SHLVL", "_")}
 
 
 def sudo_shim(folder: Path) -> Path:
