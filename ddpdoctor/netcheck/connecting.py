@@ -72,7 +72,8 @@ async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, soc
 
 
 def _attempt(to: Destination, met: Met, error: OSError | None, started: float) -> Attempt:
-    words = (error.strerror or str(error)) if error else ""
+    # asyncio puts words of its own into what it raises.
+    words = (os.strerror(error.errno) if error.errno else str(error)) if error else ""
     return Attempt(address=to.address, met=met, words=words, seconds=round(time.monotonic() - started, 3))
 
 

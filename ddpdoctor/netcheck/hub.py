@@ -32,6 +32,10 @@ from ddpdoctor.netcheck.messages import (
 
 FAREWELL_SECONDS: Final = 5.0
 """How long a guest may take to fetch its part of the verdict."""
+MISSING_SECONDS: Final = 1.0
+"""At least so long apart the others are told who is waited for; many who come at once are no news each."""
+MOST_MISSING: Final = 4
+"""Of them by name."""
 MOST_REFUSED: Final = 64
 OTHER_FILES: Final = 256
 """Descriptors that this process may need besides one for each node."""
@@ -107,6 +111,7 @@ class Hub:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
+        told = loop.time()
         while not self._whole():
             if self._all_came():
                 deadline = min(deadline, loop.time() + self._limits.second_thoughts)
@@ -117,10 +122,19 @@ class Hub:
             news = asyncio.ensure_future(self._news.wait())
             try:
                 # Not wait_for: before Python 3.12 it passes over a Ctrl-C that comes together with the news.
-                await asyncio.wait([news], timeout=left)
+                await asyncio.wait([news], timeout=min(left, MISSING_SECONDS))
             finally:
                 news.cancel()
+            if loop.time() - told >= MISSING_SECONDS and self._missing() != self._waited_for:
+                told = loop.time()
+                self.announce(self._phase, self._missing())
         self._gathering = False
+
+    def _missing(self) -> tuple[str, ...]:
+        """Who is waited for, as the others are told: the first few."""
+        absent = self.absent()
+        names = [f"node {one.rank} ({one.host})" if one.host else f"node {one.rank}" for one in absent[:MOST_MISSING]]
+        return (*names, f"{len(absent) - MOST_MISSING} more") if len(absent) > MOST_MISSING else tuple(names)
 
     def _whole(self) -> bool:
         return len(self.guests) == self.nnodes and all(guest.joined for guest in self.guests.values())

@@ -18,6 +18,7 @@ from ddpdoctor.report.netcheck_progress import (
     way_to_master,
 )
 from ddpdoctor.report.plain import one_line
+from ddpdoctor.report.terminal import Hanging
 from ddpdoctor.wording import listed
 
 _MOST_NODES = 8
@@ -59,8 +60,9 @@ class _Drawing:
         yield from drawing(self._progress)
 
 
-def drawing(progress: Progress) -> Iterator[Text]:
-    """At most some twenty lines, whatever the number of nodes. Only a command may be wrapped: cut, it can't be copied."""
+def drawing(progress: Progress) -> Iterator[Text | Hanging]:
+    """At most some twenty lines, whatever the number of nodes. Only a command may be wrapped, which can't be copied when it
+    is cut, and why the master isn't met."""
     yield _row("netcheck", _where(progress), "bold")
     if progress.past:
         yield _row("done", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in progress.past), "green")
@@ -71,9 +73,9 @@ def drawing(progress: Progress) -> Iterator[Text]:
         yield from _nodes(progress)
     elif progress.phase:
         if progress.waited_for:
-            yield _row("missing", listed(map(one_line, progress.waited_for), _MOST_ABSENT), "yellow")
-    elif progress.met is not None and progress.met.attempts:
-        yield _row("", way_to_master(progress.met), "yellow")
+            yield _row("missing", listed(map(one_line, progress.waited_for)), "yellow")
+    elif progress.met is not None and (way := way_to_master(progress.met)):
+        yield Hanging(Text("waiting", "dim"), Text(f"for node 0: {way}", "yellow"), _MARGIN)
 
 
 def _row(label: str, text: str, style: str = "") -> Text:

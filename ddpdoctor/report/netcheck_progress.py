@@ -32,6 +32,21 @@ PHASES = {
     "nccl": "an all_reduce with NCCL on the GPUs",
 }
 
+_OURS = "ddpdoctor"
+"""What an answer of node 0 is called (identification.DDPDOCTOR)."""
+
+_NOT_YET = {
+    "connected": "answers",
+    "refused": "refuses, so nobody listens there yet, or a filter rejects",
+    "silent": "doesn't answer",
+    "no route": "has no route from here",
+    "no host": "is nobody's address",
+    "prohibited": "is forbidden by a filter or a router",
+    "reset": "cuts the connection off",
+    "failed": "can't be dialled",
+}
+"""Each `Met`, as what the address does."""
+
 _QUIET_SECONDS = 1.0
 """A run that is over by then needs no words."""
 _BETWEEN_SECONDS = 2.0
@@ -103,10 +118,12 @@ def absent_name(one: Absent) -> str:
 
 
 def way_to_master(meeting: Meeting) -> str:
-    """What dialling the master came to last, in a line."""
-    tried = [f"{one.address} {one.met.value}" for one in meeting.attempts]
-    what = listed(tried, 3) or "its name doesn't resolve"
-    return one_line(f"Not yet at {meeting.master}, port {meeting.port}: {what}")
+    """What going to the master came to so far; "" before the first try has ended."""
+    if meeting.unresolved:
+        return one_line(f"the name {meeting.master} is not known yet: {meeting.unresolved}")
+    tried = [f"{one.address} {_NOT_YET.get(one.met.value, one.met.value)}" for one in meeting.attempts]
+    who = meeting.answered_by if meeting.answered_by not in ("", _OURS) else ""
+    return one_line(listed(tried, 3) + (f"; who answers is {who}" if who else ""))
 
 
 def status(progress: Progress) -> str:
@@ -117,9 +134,11 @@ def status(progress: Progress) -> str:
     if progress.nnodes:
         return _who_is_here(progress)
     if progress.phase:
-        waited_for = listed(map(one_line, progress.waited_for), 4)
+        waited_for = listed(map(one_line, progress.waited_for))
         return f"Joined; waiting for {waited_for or 'the others'}"
-    return way_to_master(progress.met) if progress.met is not None and progress.met.attempts else ""
+    met = progress.met
+    way = way_to_master(met) if met is not None else ""
+    return one_line(f"Node 0 is not met yet at {met.master}, port {met.port}: {way}") if met is not None and way else ""
 
 
 def _who_is_here(progress: Progress) -> str:

@@ -18,7 +18,7 @@ from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.messages import Waiting
 from ddpdoctor.report.netcheck_live import LiveView, drawing
-from ddpdoctor.report.netcheck_progress import Lines, Progress, make_view, status
+from ddpdoctor.report.netcheck_progress import Lines, Progress, make_view, status, way_to_master
 
 MEETING = Meeting(
     master="n0", port=29500, attempts=(Attempt(address="10.9.0.1", met=Met.REFUSED, words="Connection refused"),)
@@ -85,12 +85,31 @@ def test_another_node_is_told_the_way_and_who_is_waited_for() -> None:
     progress = Progress(Clock())
     assert status(progress) == ""
     progress.meeting(MEETING)
-    assert status(progress) == "Not yet at n0, port 29500: 10.9.0.1 refused"
+    assert status(progress) == (
+        "Node 0 is not met yet at n0, port 29500: 10.9.0.1 refuses, so nobody listens there yet, or a filter rejects"
+    )
     progress.waiting(Waiting(phase="join", waited_for=("node 2 (gpu07)",)))
     assert status(progress) == "Joined; waiting for node 2 (gpu07)"
     assert "node 2 (gpu07)" in drawn(progress)
     progress.waiting(Waiting(phase="reach"))
     assert status(progress) == "reach: every node dials every other"
+
+
+@pytest.mark.parametrize("met", list(Met))
+def test_every_outcome_on_the_way_has_words(met: Met) -> None:
+    way = way_to_master(Meeting(attempts=(Attempt(address="10.9.0.1", met=met),)))
+    assert way.startswith("10.9.0.1 ")
+    assert way != f"10.9.0.1 {met.value}"
+
+
+def test_somebody_else_at_the_port_and_an_unknown_name_are_said_while_waiting() -> None:
+    progress = Progress(Clock())
+    attempt = Attempt(address="10.9.0.1", met=Met.CONNECTED)
+    progress.meeting(Meeting(master="n0", port=29500, attempts=(attempt,), answered_by="an HTTP server"))
+    assert status(progress).endswith("10.9.0.1 answers; who answers is an HTTP server")
+    progress.meeting(Meeting(master="n0", port=29500, unresolved="Name or service not known"))
+    assert status(progress).endswith("the name n0 is not known yet: Name or service not known")
+    assert "the name n0 is not known yet" in drawn(progress)
 
 
 def test_phases_that_are_over_stay_with_their_seconds() -> None:
