@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.fleet import Fleet, Link, Passed
@@ -181,7 +182,7 @@ class _Desk:
         return tuple(
             by_root(
                 f"On {self.host(node.rank)}: take the limiter ({node.qdisc}) off, if nobody put it there on purpose",
-                (f"sudo tc qdisc del dev {node.interface} root",),
+                (f"sudo tc qdisc del dev {shlex.quote(node.interface)} root",),
             )
             for node in limited
         )
@@ -194,7 +195,8 @@ class _Desk:
                 by_interface.setdefault(data_interface(self.fleet, node), []).append(self.host(rank))
         for name, hosts in by_interface.items():
             text = f"On {listed(hosts)}: errors or drops that grow mean a bad cable or port; Speed must be the port's"
-            commands = (f"ip -s link show dev {name}", f"ethtool {name}", f"tc -s qdisc show dev {name}")
+            quoted = shlex.quote(name)
+            commands = (f"ip -s link show dev {quoted}", f"ethtool {quoted}", f"tc -s qdisc show dev {quoted}")
             yield Fix(text, commands if name else ("ip -s link show", "tc -s qdisc show"))
 
 

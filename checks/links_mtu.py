@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -165,7 +166,7 @@ def _ping(here: Node, pair: Pair, mtu: int, stall: Stall, fleet: Fleet) -> Fix:
     return Fix(
         f"On {_host(here)}: find the largest size that is answered; with {headers} added it is the MTU that fits",
         tuple(
-            f"ping -M do -c 3 -s {size - headers} {address}"
+            f"ping -M do -c 3 -s {size - headers} {shlex.quote(address)}"
             for size in dict.fromkeys((mtu, *USUAL_MTUS))
             if size <= mtu
         ),
@@ -174,16 +175,16 @@ def _ping(here: Node, pair: Pair, mtu: int, stall: Stall, fleet: Fleet) -> Fix:
 
 def _interface(node: Node, kind: str) -> str:
     if kind == "route":
-        return node.interface
+        return shlex.quote(node.interface)
     if kind == "nccl" and node.nccl_interface:
-        return node.nccl_interface
+        return shlex.quote(node.nccl_interface)
     address = node.gloo_address if kind == "gloo" else node.nccl_address
-    return f"\"$(ip -o address show to {address} | awk '{{print $2}}')\""
+    return f"\"$(ip -o address show to {shlex.quote(address or '')} | awk '{{print $2}}')\""
 
 
 def _mtu(node: Node, kind: str) -> int:
     """0: not known for that kind."""
-    return node.mtu if kind == "route" or _interface(node, kind) == node.interface else 0
+    return node.mtu if kind == "route" or _interface(node, kind) == shlex.quote(node.interface) else 0
 
 
 # --- all is well, but the MTUs differ -----------------------------------------------------------------------------------
@@ -209,7 +210,7 @@ def _odd_ones(nodes: Sequence[Node], meeting: Meeting) -> Iterator[Finding]:
             fixes=(
                 by_root(
                     f"On {_host(one)}: the same MTU as the others, until the next boot; then in the network's configuration",
-                    (f"sudo ip link set dev {one.interface} mtu {usual}",),
+                    (f"sudo ip link set dev {shlex.quote(one.interface)} mtu {usual}",),
                 ),
             ),
             severity=WARN,

@@ -132,7 +132,10 @@ def hostname_unresolvable(network: Network, environment: Environment) -> Iterato
         evidence=(resolved(own), *((intent(sign),) if sign else ())),
         fixes=hosts_fix(network) + without_root(network)
         or (
-            by_root("Name the host in /etc/hosts", (f"echo '127.0.0.1 {network.hostname}' | sudo tee -a /etc/hosts",)),
+            by_root(
+                "Name the host in /etc/hosts",
+                (f"echo {shlex.quote(f'127.0.0.1 {network.hostname}')} | sudo tee -a /etc/hosts",),
+            ),
         ),
         severity=FAIL if sign and not gloo_is_told else WARN if sign or "no answer" in own.error else INFO,
     )
@@ -170,16 +173,18 @@ def rdzv_hostname_not_self(network: Network, environment: Environment) -> Iterat
         return
     own = known(network.own_name)
     port = (split_endpoint(store_endpoint(environment))[1] if by_rendezvous else master_port(environment)) or 29400
-    told = f"--rdzv-conf is_host=1 --local-addr={endpoint.name}"
+    told = f"--rdzv-conf is_host=1 --local-addr={shlex.quote(endpoint.name)}"
     fixes = [
         Fix(
             "Tell torchrun who hosts the store (is_host=0 on the other nodes)",
-            (f"torchrun --rdzv-backend=c10d --rdzv-endpoint={endpoint.name}:{port} {told}",),
+            (f"torchrun --rdzv-backend=c10d --rdzv-endpoint={shlex.quote(endpoint.name)}:{port} {told}",),
         )
     ]
     if own.addresses and not is_loopback(own.addresses[0]):
         text = f"Or use an endpoint that it knows as its own, on all nodes alike, if {own.addresses[0]} is reached from there"
-        fixes.append(Fix(text, (f"torchrun --rdzv-backend=c10d --rdzv-endpoint={network.hostname}:{port}",)))
+        fixes.append(
+            Fix(text, (f"torchrun --rdzv-backend=c10d --rdzv-endpoint={shlex.quote(network.hostname)}:{port}",))
+        )
     yield Finding(
         summary=f"{endpoint.name} is this host, but torchrun won't see it: {network.hostname} resolves to {listed(own.addresses) or 'nothing'}",
         evidence=(resolved(endpoint), resolved(own)),
@@ -359,7 +364,7 @@ def _other_family(version: int, own: Node, network: Network) -> Iterator[Fix]:
     if version == 4:
         yield Fix(
             f"Name the interface on {own.host}; of its addresses gloo takes the IPv4 one",
-            (f"export GLOO_SOCKET_IFNAME={interface}",),
+            (f"export GLOO_SOCKET_IFNAME={shlex.quote(interface)}",),
         )
     else:
         line = shlex.quote(f"{address} {network.hostname}")

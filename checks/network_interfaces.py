@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.base import Maybe, known
@@ -71,7 +72,9 @@ def _name_it(network: Network, variable: str, wrong: str) -> tuple[Fix, ...]:
     way = next(iter(alike), None) or way_to_the_others(network)
     equals = "=" if variable == "NCCL_SOCKET_IFNAME" else ""
     named = (
-        (Fix(f"Name an interface of this host: {listed(there)}", (f"export {variable}={equals}{way}",)),) if way else ()
+        (Fix(f"Name an interface of this host: {listed(there)}", (f"export {variable}={equals}{shlex.quote(way)}",)),)
+        if way
+        else ()
     )
     return (*named, Fix("Or let the library choose", (f"unset {variable}",)))
 
@@ -314,7 +317,7 @@ def nccl_prediction_disagrees(nccl: Nccl) -> Iterator[Finding]:
                 Fix("See what NCCL reads and says", ("cat /etc/nccl.conf ~/.nccl.conf; env | grep NCCL_",)),
                 Fix(
                     f"To be sure of {nccl.answer_interface}, name it",
-                    (f"export NCCL_SOCKET_IFNAME=={nccl.answer_interface}",),
+                    (f"export NCCL_SOCKET_IFNAME=={shlex.quote(nccl.answer_interface or '')}",),
                 ),
             ),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
@@ -191,7 +192,7 @@ def _wider(low: int, high: int, needed: int, network: Network) -> Fix:
     commands = [f'sudo sysctl -w net.ipv4.ip_local_port_range="{first} {last}"']
     if first <= 29400 and isinstance(network.reserved_ports, str):
         kept = ",".join(one for one in (network.reserved_ports, "29400,29500") if one)
-        commands.append(f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={kept}")
+        commands.append(f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={shlex.quote(kept)}")
     return by_root("Widen the range", tuple(commands))
 
 

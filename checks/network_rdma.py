@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.base import Maybe, known
@@ -158,7 +159,12 @@ def _only_good(ports: Sequence[RdmaPort], bad: Sequence[RdmaPort]) -> tuple[Fix,
     if not good:
         return ()
     words = ",".join(one.device if one.port == 1 else f"{one.device}:{one.port}" for one in good)
-    return (Fix("Until then use the good ones alone (== means exactly these)", (f"export NCCL_IB_HCA=={words}",)),)
+    return (
+        Fix(
+            "Until then use the good ones alone (== means exactly these)",
+            (f"export NCCL_IB_HCA=={shlex.quote(words)}",),
+        ),
+    )
 
 
 def _ports_with_errors(rdma: Rdma, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
@@ -179,7 +185,7 @@ def _ports_with_errors(rdma: Rdma, ports: Sequence[RdmaPort]) -> Iterator[Findin
             Fix(
                 "Look whether they still grow",
                 (
-                    f"cd /sys/class/infiniband/{first.device}/ports/{first.port}; "
+                    f"cd /sys/class/infiniband/{shlex.quote(first.device)}/ports/{first.port}; "
                     "grep . counters/*err* counters/link_downed hw_counters/*err*; sleep 60; "
                     "grep . counters/*err* counters/link_downed hw_counters/*err*",
                 ),

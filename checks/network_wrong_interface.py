@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.checks.network_interfaces import INTERNAL, has_nccl, named, needs_nccl
@@ -105,9 +106,13 @@ def _nccl_not_reached(found_out: Tried, nccl: Nccl, network: Network, torch: May
 def _towards(way: str, network: Network) -> Fix:
     leading = named(way, network)
     if leading and not leading.running:
-        return Fix(f"{way} has no carrier, so NCCL passes over it: look at its cable or link", (f"ip link show {way}",))
+        return Fix(
+            f"{way} has no carrier, so NCCL passes over it: look at its cable or link",
+            (f"ip link show {shlex.quote(way)}",),
+        )
     return Fix(
-        f"Name {way} (== means exactly this name); on other nodes, theirs", (f"export NCCL_SOCKET_IFNAME=={way}",)
+        f"Name {way} (== means exactly this name); on other nodes, theirs",
+        (f"export NCCL_SOCKET_IFNAME=={shlex.quote(way)}",),
     )
 
 
@@ -201,8 +206,8 @@ def _no_way_to(library: str, others: Unreached, fleet: Fleet, network: Network, 
         "" if name else ": here, and theirs there"
     )
     way = name or way_to_the_others(network)
-    fixes = (Fix(text, (f"export {variable}{equals}{way}",)),) if way else ()
-    look = Fix("Or see why this node has no way there", (f"ip route get {others.addresses[0]}",))
+    fixes = (Fix(text, (f"export {variable}{equals}{shlex.quote(way)}",)),) if way else ()
+    look = Fix("Or see why this node has no way there", (f"ip route get {shlex.quote(others.addresses[0])}",))
     return Finding(
         summary=f"{library} on {listed(others.names, most=3)} offers {listed(others.addresses, most=3)}, "
         "which this node doesn't reach and others do",

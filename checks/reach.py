@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -254,7 +255,7 @@ class _View:
         return Fix(
             f"Let all TCP, at the least {low}-{high}, through between {self.names(here)} and {self.names(there)} in what is "
             "between: a cloud's security group, an access list, the firewall of the machine under this one",
-            (f"ip route get {address}", f"tracepath -n {address}"),
+            (f"ip route get {shlex.quote(address)}", f"tracepath -n {shlex.quote(address)}"),
         )
 
     # --- links ----------------------------------------------------------------------------------------------------------

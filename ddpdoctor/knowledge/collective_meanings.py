@@ -44,7 +44,7 @@ def meaning(one: Collective, kind: Kind, run: Run) -> Meaning:
     """What the words mean; where they don't tell, what a failure at that stage usually means."""
     way = run.way(one)
     if kind is Kind.WRONG:
-        offloading = f"sudo ethtool -K {way} tx off rx off tso off gso off gro off"
+        offloading = f"sudo ethtool -K {shlex.quote(way)} tx off rx off tso off gso off gro off"
         return (
             "The numbers were changed on their way or in the reckoning: a network card's offloading, or faulty memory.",
             (by_root("Switch the card's offloading off and run it again", (offloading,)),),
@@ -67,7 +67,7 @@ def meaning(one: Collective, kind: Kind, run: Run) -> Meaning:
     if "Unable to find address for" in one.words:
         return (
             "GLOO_SOCKET_IFNAME names an interface that this node doesn't have, or that has no address.",
-            (Fix("Name the one that leads to the others", (f"export GLOO_SOCKET_IFNAME={way}",)),),
+            (Fix("Name the one that leads to the others", (f"export GLOO_SOCKET_IFNAME={shlex.quote(way)}",)),),
         )
     if told := re.search(r"remote=\[([^\]]+)\]", one.words):
         return (
@@ -76,7 +76,7 @@ def meaning(one: Collective, kind: Kind, run: Run) -> Meaning:
             (
                 Fix(
                     "Name the interface that leads to the others, on each node its own",
-                    (f"export GLOO_SOCKET_IFNAME={way}",),
+                    (f"export GLOO_SOCKET_IFNAME={shlex.quote(way)}",),
                 ),
             ),
         )
@@ -98,14 +98,14 @@ def _by_stage(one: Collective, run: Run) -> Meaning:
         return (
             "NCCL makes its connections in the first collective: at the address of the interface that it chose.",
             (
-                Fix("Name the interface on every node", (f"export NCCL_SOCKET_IFNAME=={way}",)),
+                Fix("Name the interface on every node", (f"export NCCL_SOCKET_IFNAME=={shlex.quote(way)}",)),
                 Fix("Try without InfiniBand, on all nodes", ("export NCCL_IB_DISABLE=1",)),
             ),
         )
     return (
         "gloo's ranks meet at the addresses that they offer each other: each takes the one that its hostname resolves to,"
         " unless GLOO_SOCKET_IFNAME names an interface.",
-        (Fix("Name the interface on every node", (f"export GLOO_SOCKET_IFNAME={way}",)),),
+        (Fix("Name the interface on every node", (f"export GLOO_SOCKET_IFNAME={shlex.quote(way)}",)),),
     )
 
 
@@ -134,7 +134,10 @@ def _large(one: Collective, run: Run) -> Meaning:
         "4 B pass and 4 MiB don't: packets as large as the interface allows are lost on the way (MTU), or the link is"
         " extremely slow.",
         (
-            Fix("See whether the largest packets pass", (f"ping -c 3 -M do -s {(mtu or 1500) - 28} {peer}",)),
-            by_root("Send smaller packets, on all nodes", (f"sudo ip link set {run.way(one)} mtu 1400",)),
+            Fix(
+                "See whether the largest packets pass",
+                (f"ping -c 3 -M do -s {(mtu or 1500) - 28} {shlex.quote(peer)}",),
+            ),
+            by_root("Send smaller packets, on all nodes", (f"sudo ip link set {shlex.quote(run.way(one))} mtu 1400",)),
         ),
     )

@@ -32,7 +32,8 @@ def resolved(one: Resolution) -> Evidence:
 
 def interface_settings(name: str) -> tuple[str, ...]:
     """What makes gloo and NCCL take that interface and no other."""
-    return (f"export GLOO_SOCKET_IFNAME={name}", f"export NCCL_SOCKET_IFNAME=={name}")
+    quoted = shlex.quote(name)
+    return (f"export GLOO_SOCKET_IFNAME={quoted}", f"export NCCL_SOCKET_IFNAME=={quoted}")
 
 
 def hosts_fix(network: Network) -> tuple[Fix, ...]:

@@ -16,6 +16,7 @@ from ddpdoctor import __version__
 from ddpdoctor.netcheck.guests import UNDECODABLE
 from ddpdoctor.netcheck.lines import CHUNK, LineError, Lines, plain
 from ddpdoctor.netcheck.messages import MOST_BEFORE_WELCOME, PROTOCOL, Greeting, Hello, TurnedAway, encode
+from ddpdoctor.netcheck.plausible import is_host
 from ddpdoctor.netcheck.strangers import Strangers, likeness
 from ddpdoctor.netcheck.tokens import matches, proof
 
@@ -37,6 +38,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     needs all: for the others to see it by themselves."""
     ping: float = 2.0
     """Between two signs of life."""
+    facts: float = 30.0
+    """For looking at one's host: the slowest probes, of drivers that hang, are given up after 25."""
     quiet: float = 15.0
     """Without any of them: a guest is lost, the hub is gone."""
     line: float = 60.0
@@ -259,7 +262,7 @@ class Door:
         """The Hello of one of ours, with a host's name that is fit for a report."""
         try:
             spoken = msgspec.json.decode(line, type=_Spoken)
-            host = plain(spoken.host, 64) or address
+            host = spoken.host if is_host(spoken.host) and len(spoken.host) <= 64 else address
             if spoken.type == "hello" and spoken.protocol != PROTOCOL:
                 raise _TurnedAwayError(host, TurnedAway(code="version", text=_other(spoken)))
             return msgspec.structs.replace(msgspec.json.decode(line, type=Hello), host=host)

@@ -6,14 +6,19 @@ import asyncio
 import contextlib
 import math
 import time
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 
+from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.knowledge.interface_choice import as_address
 from ddpdoctor.netcheck.lines import LineError, Lines, plain, unpack
 from ddpdoctor.netcheck.messages import (
-    MOST,
+    MOST_ANSWER,
+    MOST_FACTS,
+    MOST_MET,
     Answer,
     Cannot,
     Collect,
@@ -31,12 +36,15 @@ from ddpdoctor.netcheck.messages import (
     Opened,
     Order,
     Ping,
+    Place,
     Pong,
     Stopped,
     encode,
 )
+from ddpdoctor.netcheck.plausible import is_address, plausible
 from ddpdoctor.netcheck.strangers import likeness
-from ddpdoctor.snapshots import SnapshotError, decode_snapshot
+from ddpdoctor.netcheck.threads import in_thread
+from ddpdoctor.snapshots import SnapshotError, decode_snapshot, encode_snapshot
 
 EXCHANGES: Final = 8
 """Comparisons of clocks at the beginning, one after the other."""
@@ -58,18 +66,63 @@ _MOST_UNANSWERED: Final = 64
 """Pings that are remembered. A guest that leaves so many unanswered has been lost long before."""
 
 
+OWN_FACTS: Final = 128 * 1024
+"""Bytes of its facts as JSON that every guest may have, whatever the others send: 512 of them come to 64 MiB."""
+SHARED_FACTS: Final = 64 * 1024 * 1024
+"""Bytes of facts that all guests together may have beyond these."""
+
+
 class GuestError(Exception):
     """The guest goes, or has to go; the text says why."""
 
 
+class Larder:
+    """Room for the facts of all guests of a hub."""
+
+    def __init__(self) -> None:
+        self._left = SHARED_FACTS
+        self._turn = asyncio.Lock()
+        # msgspec learns a type when it first meets it, and dies where two threads do that at once.
+        decode_snapshot(encode_snapshot(Snapshot()), "nothing")
+
+    async def facts(self, packed: bytes) -> Snapshot:
+        """What a Manifest holds, decoded outside of the event loop's thread.
+
+        Raises:
+            GuestError: it is no snapshot, or there is no room for one so large.
+        """
+        async with self._turn:
+            try:
+                return await in_thread(lambda: self._decoded(packed))
+            except (ValueError, SnapshotError) as error:
+                raise GuestError(plain(str(error), 200)) from error
+
+    def _decoded(self, packed: bytes) -> Snapshot:
+        content = unpack(packed)
+        beyond = max(0, len(content) - OWN_FACTS)
+        if beyond > self._left:
+            raise GuestError(f"its facts have {len(content) >> 10} KiB, and those of the others leave no room for that")
+        self._left -= beyond
+        return plausible(decode_snapshot(content, "its facts"))
+
+
 class Guest:
-    """One connection. `lost` is why it is no longer there, "" while it is.
+    """One connection. `lost` is why it is no longer there, "" while it is. came: when, by the loop's clock.
 
     address: its own end of the connection. offset: seconds that its clock is ahead of ours, right within `error` seconds.
-    facts: what it said of its host; None before its manifest came.
+    facts: what it said of its host; None before its manifest came. nnodes: of the job. larder: the hub's.
     """
 
-    def __init__(self, rank: int, host: str, address: str, lines: Lines, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        rank: int,
+        host: str,
+        address: str,
+        lines: Lines,
+        writer: asyncio.StreamWriter,
+        nnodes: int,
+        larder: Larder,
+    ) -> None:
         self.rank = rank
         self.host = host
         self.address = address
@@ -78,6 +131,11 @@ class Guest:
         self.offset = 0.0
         self.error = 0.0
         self.lost = ""
+        self.came = asyncio.get_running_loop().time()
+        self.decoding = False
+        """We are at its facts, and don't read what it says meanwhile."""
+        self._nnodes = nnodes
+        self._larder = larder
         self._writer = writer
         self._round_trip = math.inf
         self._pings = 0
@@ -115,7 +173,15 @@ class Guest:
         self.send(line)
         return future
 
-    def receive(self, line: bytes) -> None:
+    def most(self) -> int:
+        """Bytes that its next line may have: no more than what it is to say takes."""
+        if self.facts is None:
+            return MOST_FACTS
+        asked = self._expected is not None and not self._expected[1].done()
+        met = asked and self._expected is not None and self._expected[0] is Dialled
+        return MOST_ANSWER + (MOST_MET * self._nnodes if met else 0)
+
+    async def receive(self, line: bytes) -> None:
         """Takes one line of the guest.
 
         Raises:
@@ -129,7 +195,7 @@ class Guest:
         if isinstance(message, Pong):
             self._compare(message, came)
         elif isinstance(message, Manifest):
-            self._keep(message)
+            await self._keep(message)
         elif isinstance(message, Leaving):
             raise GuestError(plain(message.why) or "it left")
         else:
@@ -140,7 +206,7 @@ class Guest:
         self.lost = why
         if self._expected is not None and not self._expected[1].done():
             self._expected[1].set_result(None)
-        self.last_words(Stopped(why=f"node 0 went on without this node: {why}"))
+        self.last_words(Stopped(why=f"node 0 went on without this node: {why}", exit_code=1))
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self._writer.transport.abort)
 
     def last_words(self, message: Message) -> None:
@@ -155,7 +221,7 @@ class Guest:
         """Comes when the guest, too, has nothing more to say. Nothing of it is kept."""
         with contextlib.suppress(LineError):
             while True:
-                await self.lines.next(MOST)
+                await self.lines.next(MOST_ANSWER)
 
     def _compare(self, pong: Pong, came: float) -> None:
         sent = self._unanswered.pop(pong.number, None)
@@ -170,13 +236,15 @@ class Guest:
         if self._compared < EXCHANGES:
             self.ping()
 
-    def _keep(self, manifest: Manifest) -> None:
+    async def _keep(self, manifest: Manifest) -> None:
         if self.facts is not None:
             raise GuestError("it sent its facts twice")
+        self.decoding = True
         try:
-            self.facts = decode_snapshot(unpack(manifest.snapshot), "its facts")
-        except (ValueError, SnapshotError) as error:
-            raise GuestError(plain(str(error), 200)) from error
+            self.facts = await self._larder.facts(manifest.snapshot)
+        finally:
+            self.decoding = False
+            self.lines.excuse()
 
     def _answered(self, answer: Answer) -> None:
         if self._expected is None or self._expected[1].done():
@@ -184,4 +252,28 @@ class Guest:
         kind, future = self._expected
         if not isinstance(answer, (kind, Cannot)):
             raise GuestError(f"it answered {type(answer).__name__} where {kind.__name__} was expected")
+        if isinstance(answer, Opened):
+            self._check_places(answer.places)
         future.set_result(answer)
+
+    def _check_places(self, places: Sequence[Place]) -> None:
+        """The others are to dial there, so these must be its own."""
+        own = {_plain_address(self.address), *self._addresses()}
+        for one in places:
+            if not is_address(one.address):
+                raise GuestError(f"it listens at {one.address[:40]!a}, which is no address")
+            if _plain_address(one.address) not in own:
+                raise GuestError(f"it says that it listens at {one.address}, which isn't an address of its own")
+        if len({one.kind for one in places}) < len(places):
+            raise GuestError("it says twice where it listens")
+
+    def _addresses(self) -> Iterator[str]:
+        network = self.facts.network if self.facts is not None else None
+        if isinstance(network, Network):
+            for one in network.interfaces:
+                yield from map(_plain_address, one.addresses)
+
+
+def _plain_address(text: str) -> str:
+    """Without a zone and a prefix's length."""
+    return str(as_address(text))

@@ -11,14 +11,13 @@ import resource
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from ddpdoctor.facts.fleet import Absent, Double
 from ddpdoctor.netcheck.door import Door, Knock, Limits
-from ddpdoctor.netcheck.guests import Guest, GuestError
+from ddpdoctor.netcheck.guests import Guest, GuestError, Larder
 from ddpdoctor.netcheck.lines import LineError
 from ddpdoctor.netcheck.messages import (
-    MOST,
     Answer,
     Enough,
     Order,
@@ -70,6 +69,7 @@ class Hub:
         self._run = secrets.token_hex(16)
         self._phase = "join"
         self._waited_for: tuple[str, ...] = ()
+        self._larder = Larder()
         self._gathering = True
         self._over = False
         self._news = asyncio.Event()
@@ -100,13 +100,14 @@ class Hub:
         return self._door.strangers.listed({guest.address for guest in self.guests.values()})
 
     def absent(self) -> tuple[Absent, ...]:
-        """Who didn't come, or went before it had said anything of its host."""
-        gone = [rank for rank in range(self.nnodes) if rank not in self.guests or self.guests[rank].facts is None]
+        """Who didn't come."""
+        gone = [rank for rank in range(self.nnodes) if rank not in self.guests]
         return tuple(Absent(rank=rank, host=self._hosts[rank] if rank < len(self._hosts) else "") for rank in gone)
 
     async def gather(self, seconds: float) -> None:
         """Waits until all nodes have joined, or the time is up. Who comes later is turned away.
 
+        Whoever has come may still look at its host: it has its time for that, and is lost when it takes longer.
         Where all have come, but some could not be let in, nobody is left to wait for: it ends a moment after the last.
         """
         loop = asyncio.get_running_loop()
@@ -115,7 +116,7 @@ class Hub:
         while not self._whole():
             if self._all_came():
                 deadline = min(deadline, loop.time() + self._limits.second_thoughts)
-            left = deadline - loop.time()
+            left = max([deadline, *(guest.came + self._limits.facts for guest in self._late())]) - loop.time()
             if left <= 0:
                 break
             self._news.clear()
@@ -129,12 +130,20 @@ class Hub:
                 told = loop.time()
                 self.announce(self._phase, self._missing())
         self._gathering = False
+        for guest in self._late():
+            self._lose(guest, f"its facts had not come after {self._limits.facts:g} s")
+
+    def _late(self) -> list[Guest]:
+        """Who is there and has said nothing of its host yet."""
+        return [guest for guest in self._there() if guest.facts is None]
 
     def _missing(self) -> tuple[str, ...]:
         """Who is waited for, as the others are told: the first few."""
         absent = self.absent()
+        late = tuple(f"the facts of {guest.host}" for guest in self._late()[:MOST_MISSING])
         names = [f"node {one.rank} ({one.host})" if one.host else f"node {one.rank}" for one in absent[:MOST_MISSING]]
-        return (*names, f"{len(absent) - MOST_MISSING} more") if len(absent) > MOST_MISSING else tuple(names)
+        more = (f"{len(absent) - MOST_MISSING} more",) if len(absent) > MOST_MISSING else ()
+        return (*names, *more, *late)
 
     def _whole(self) -> bool:
         return len(self.guests) == self.nnodes and all(guest.joined for guest in self.guests.values())
@@ -151,9 +160,13 @@ class Hub:
     def announce(self, phase: str, waited_for: tuple[str, ...] = ()) -> None:
         """Tells all nodes where the test is. The phase's name is part of the words about a node that is lost in it."""
         self._phase, self._waited_for = phase, waited_for
-        line = encode(Waiting(phase=phase, waited_for=waited_for))
+        line = encode(self._waiting())
         for guest in self._there():
             guest.send(line)
+
+    def _waiting(self) -> Waiting:
+        absent = self.absent() if self._waited_for else ()
+        return Waiting(phase=self._phase, waited_for=self._waited_for, first=absent[0].rank if absent else None)
 
     async def ask(
         self, orders: Mapping[int, Order], seconds: float, failed: Callable[[Answer], bool] | None = None
@@ -210,15 +223,16 @@ class Hub:
         await asyncio.wait({everything}, timeout=self._limits.hello)
 
     async def dismiss(self, parts: Mapping[int, Part]) -> None:
-        """Hands each node its part of the verdict and ends. A node without a part is told that there is none."""
+        """Hands each node its part of the verdict and ends. A node without a part didn't send its facts in time."""
+        late = Stopped(why="node 0 went on without this node: its facts didn't come in time", exit_code=1)
         for guest in self._there():
-            guest.last_words(parts.get(guest.rank) or Stopped(why="node 0 has no verdict for this node"))
+            guest.last_words(parts.get(guest.rank) or late)
         await self._end(FAREWELL_SECONDS)
 
-    async def stop(self, why: str) -> None:
-        """Tells all nodes that there will be no verdict, and why, and ends."""
+    async def stop(self, why: str, exit_code: Literal[1, 2] = 2) -> None:
+        """Tells all nodes that there will be no verdict, and why, and ends. exit_code: as in `Stopped`."""
         for guest in self._there():
-            guest.last_words(Stopped(why=why))
+            guest.last_words(Stopped(why=why, exit_code=exit_code))
         await self._end(1.0)
 
     async def _end(self, seconds: float) -> None:
@@ -250,7 +264,7 @@ class Hub:
             await asyncio.sleep(limits.ping)
             halted = loop.time() - began > limits.ping + limits.quiet / 3
             for guest in self._there():
-                if halted:
+                if halted or guest.decoding:
                     guest.lines.excuse()
                 if loop.time() - guest.lines.heard > limits.quiet:
                     self._lose(guest, f"nothing was heard of it for {limits.quiet:g} s")
@@ -267,10 +281,10 @@ class Hub:
             self._keep_refused(rank)
             self._stir()
             return
-        guest = Guest(rank, knock.hello.host, knock.address, knock.lines, knock.writer)
+        guest = Guest(rank, knock.hello.host, knock.address, knock.lines, knock.writer, self.nnodes, self._larder)
         self.guests[rank] = guest
         guest.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=knock.proof)))
-        guest.send(encode(Waiting(phase=self._phase, waited_for=self._waited_for)))
+        guest.send(encode(self._waiting()))
         guest.ping()
         self._stir()
         await self._listen_to(guest)
@@ -279,9 +293,9 @@ class Hub:
         try:
             while not guest.lost:
                 joined = guest.joined
-                line = await guest.lines.next(MOST)
+                line = await guest.lines.next(guest.most)
                 if not guest.lost:
-                    guest.receive(line)
+                    await guest.receive(line)
                 if guest.joined and not joined:
                     self._stir()
         except (GuestError, LineError) as error:

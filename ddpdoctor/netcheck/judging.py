@@ -58,7 +58,7 @@ def parts(
     return {
         rank: Part(
             results=tuple(Judged(one.check.slug, one.findings, one.not_tested) for one in examination.results),
-            verdict=verdict.value,
+            verdict=verdict,
             exit_code=exit_code,
             lines=tuple(lines),
         )

@@ -5,15 +5,29 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
+from collections.abc import Callable
 from typing import Final
 
 CHUNK: Final = 64 * 1024
 """Bytes of one read, and what may wait unread in a connection's own buffer."""
 
-MOST_UNPACKED: Final = 16 * 1024 * 1024
-"""Bytes of a node's facts as JSON. Real ones have some hundred kilobytes."""
+MOST_UNPACKED: Final = 1024 * 1024
+"""Bytes of a node's facts as JSON. Real ones have some tens of kilobytes, with a thousand packages a few hundred."""
 
-_CONTROLS = re.compile(rb"(\\\\)|\\u00(?:[01][0-9a-fA-F]|7[fF]|[89][0-9a-fA-F])|\xc2[\x80-\x9f]|\x7f")
+_UNSEEN: Final = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u180e"
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e01ef"
+)
+"""Controls but tab and newline, what turns the direction of writing round, and what has no width: none of it is seen, and
+all of it changes what is."""
+
+_RAW = re.compile(rf"(?![\x00-\x1f])[{_UNSEEN}]")
+"""Raw controls below 32 are left as they are: JSON has none."""
+_CODE = re.compile(f"[{_UNSEEN}]")
+_ESCAPED = re.compile(
+    r"(\\\\)|\\[bfr]|\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})"
+)
 
 
 class LineError(Exception):
@@ -53,15 +67,18 @@ class Lines:
         """We ourselves were halted, so nothing can be said of the other side's silence: it begins now."""
         self.heard = self.whole = self._loop.time()
 
-    async def next(self, most: int) -> bytes:
-        """The next line, without its end and without control characters, which would reach somebody's terminal.
+    async def next(self, allowed: int | Callable[[], int]) -> bytes:
+        """The next line, without its end and without what is unseen, which would reach somebody's terminal.
+
+        allowed: bytes that it may have; a call where that changes while it comes.
 
         Raises:
-            TooLongError: it has more than `most` bytes.
+            TooLongError: it has more.
             EndedError: the connection was closed or reset.
         """
         searched = 0
         while True:
+            most = allowed if isinstance(allowed, int) else allowed()
             end = self._held.find(b"\n", searched, most + 1)
             if end >= 0:
                 self.whole = self._loop.time()
@@ -82,8 +99,25 @@ class Lines:
 
 
 def harmless(line: bytes) -> bytes:
-    """JSON in which every escaped or raw control character but tab and newline is a question mark."""
-    return _CONTROLS.sub(lambda found: found[1] or b"?", line)
+    """JSON in which everything unseen (`_UNSEEN`), escaped or raw, is a question mark. What can't be JSON stays as it is."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        return line
+    return _ESCAPED.sub(_seen, _RAW.sub("?", text)).encode()
+
+
+def _seen(found: re.Match[str]) -> str:
+    """An escape as it is, or "?"."""
+    if found[1]:
+        return found[1]
+    if found[2]:
+        code = 0x10000 + ((int(found[2], 16) & 0x3FF) << 10) + (int(found[3], 16) & 0x3FF)
+    elif found[4]:
+        code = int(found[4], 16)
+    else:
+        return "?"
+    return "?" if _CODE.match(chr(code)) else found[0]
 
 
 def plain(text: str, most: int = 120) -> str:

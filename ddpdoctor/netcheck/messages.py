@@ -5,10 +5,12 @@ A line is data and nothing else: it is decoded into one of these types, or its s
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
+from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.fleet import Link
 from ddpdoctor.findings import Finding
 from ddpdoctor.registry import NotTested
@@ -20,7 +22,32 @@ MOST_BEFORE_WELCOME: Final = 2048
 """Bytes of a line from somebody who hasn't shown yet that he belongs here."""
 
 MOST: Final = 4 * 1024 * 1024
-"""Bytes of any line: the verdict for, or the facts of, one node."""
+"""Bytes of any line: the verdict for one node."""
+
+MOST_FACTS: Final = 256 * 1024
+"""Bytes of a line with the facts of one node, deflated: real ones have some ten kilobytes."""
+
+MOST_ANSWER: Final = 64 * 1024
+"""Bytes of any other line from an agent, but for what it met: that grows with the nodes."""
+
+MOST_MET: Final = 768
+"""Bytes of what was met at one node."""
+
+MOST_NODES: Final = 4096
+MOST_PORTS: Final = 10
+"""On which a node listens at one address."""
+KINDS: Final = 3
+WORDS: Final = 160
+"""Characters of the words of one failure."""
+
+Troubles = Annotated[tuple[Annotated[str, Meta(max_length=WORDS)], ...], Meta(max_length=MOST_PORTS)]
+"""What a node could not do, in the system's words."""
+
+PortNumber = Annotated[int, Meta(ge=1, le=65535)]
+Kind = Annotated[str, Meta(pattern="^(route|nccl|gloo)$")]
+Rank = Annotated[int, Meta(ge=0, lt=MOST_NODES)]
+Seconds = Annotated[float, Meta(gt=0, le=600)]
+"""More than any phase takes."""
 
 
 ENOUGH: Final = "node 0 has had enough"
@@ -99,9 +126,11 @@ class Leaving(Message, frozen=True):
 
 
 class Stopped(Message, frozen=True):
-    """Hub: there will be no verdict."""
+    """Hub: there will be no verdict on this node. `exit_code` is 1 where node 0 has found why and ends so itself, 2 where
+    there is no verdict at all."""
 
     why: str
+    exit_code: Literal[1, 2] = 2
 
 
 class Waiting(Message, frozen=True):
@@ -109,6 +138,8 @@ class Waiting(Message, frozen=True):
 
     phase: str
     waited_for: tuple[str, ...] = ()
+    first: Rank | None = None
+    """Of the nodes that haven't come, the lowest rank."""
 
 
 class Manifest(Message, frozen=True):
@@ -123,70 +154,75 @@ class Manifest(Message, frozen=True):
 class Place(msgspec.Struct, frozen=True):
     """Where one node listens for its peers: an address of kind "route", "nccl" or "gloo", and its ports."""
 
-    kind: str
-    address: str
-    ports: tuple[int, ...]
+    kind: Kind
+    address: Annotated[str, Meta(max_length=64)]
+    ports: Annotated[tuple[PortNumber, ...], Meta(max_length=MOST_PORTS)]
 
 
 class Open(Message, frozen=True):
-    """Hub: listen for your peers."""
+    """Hub: listen for your peers. `ports`: on how many at the address of kind "route"."""
+
+    ports: Annotated[int, Meta(ge=1, le=MOST_PORTS)]
 
 
 class Opened(Message, frozen=True):
     """Agent: where it listens. `errors`: what it could not listen on and why."""
 
-    places: tuple[Place, ...]
-    errors: tuple[str, ...] = ()
+    places: Annotated[tuple[Place, ...], Meta(max_length=KINDS)]
+    errors: Troubles = ()
 
 
 class Peer(msgspec.Struct, frozen=True):
     """One node and the places where it listens."""
 
-    node: int
+    node: Rank
     host: str
-    places: tuple[Place, ...]
+    places: Annotated[tuple[Place, ...], Meta(max_length=KINDS * MOST_PORTS)]
 
 
 class Dial(Message, frozen=True):
     """Hub: dial all of these at every place. `seconds` a try, one more try after silence."""
 
-    peers: tuple[Peer, ...]
-    seconds: float
-    at_once: int = 64
+    peers: Annotated[tuple[Peer, ...], Meta(max_length=MOST_NODES)]
+    seconds: Annotated[float, Meta(gt=0, le=60)]
+    at_once: Annotated[int, Meta(ge=1, le=1024)] = 64
 
 
 class Met(msgspec.Struct, frozen=True):
     """What one place of one peer came to: a `facts.fleet.Cell` value for each of its ports, in their order."""
 
-    node: int
-    kind: str
-    cells: str
-    words: str = ""
+    node: Rank
+    kind: Kind
+    cells: Annotated[str, Meta(max_length=MOST_PORTS)]
+    words: Annotated[str, Meta(max_length=WORDS)] = ""
     """The system's own words for the first failure."""
 
 
 class Dialled(Message, frozen=True):
-    """Agent: what it met."""
+    """Agent: what it met. `errors`: why it could not even dial, in the system's words."""
 
-    met: tuple[Met, ...]
+    met: Annotated[tuple[Met, ...], Meta(max_length=KINDS * MOST_NODES)]
+    errors: Troubles = ()
 
 
 class Count(Message, frozen=True):
-    """Hub: read the kernel's counters of IP packets."""
+    """Hub: read the kernel's counters of IP packets, and say what your listeners had trouble with."""
 
 
 class Counted(Message, frozen=True):
-    """Agent: packets since boot; None where they can't be read, or this kernel doesn't count them."""
+    """Agent: packets since boot; None where they can't be read, or this kernel doesn't count them. `errors`: why visitors
+    could not be let in, in the system's words."""
 
     undelivered: int | None
     untransmitted: int | None
+    errors: Troubles = ()
 
 
 class Measure(Message, frozen=True):
     """Hub: one round of the tournament. `peer` None: sit this one out or be measured; else measure the link to it."""
 
     peer: Peer | None
-    seconds: float
+    seconds: Annotated[float, Meta(gt=0, le=30)]
     """For both directions together."""
 
 
@@ -199,12 +235,12 @@ class Measured(Message, frozen=True):
 class Collect(Message, frozen=True):
     """Hub: run the real store and an all_reduce of 4 B and of 4 MiB in the patient, as rank `rank` of `world_size`."""
 
-    backend: str
-    master: str
-    port: int
-    rank: int
-    world_size: int
-    seconds: float
+    backend: Annotated[str, Meta(pattern="^(gloo|nccl)$")]
+    master: Annotated[str, Meta(max_length=255)]
+    port: PortNumber
+    rank: Rank
+    world_size: Annotated[int, Meta(ge=1, le=MOST_NODES)]
+    seconds: Seconds
 
 
 class Collected(Message, frozen=True):
@@ -242,9 +278,9 @@ class Part(Message, frozen=True):
     """Hub: this node's part of the verdict, and the exit code of all."""
 
     results: tuple[Judged, ...]
-    verdict: str
-    """An `examination.Verdict`, of the whole fleet."""
-    exit_code: int
+    verdict: Verdict
+    """Of the whole fleet."""
+    exit_code: Annotated[int, Meta(ge=0, le=2)]
     lines: tuple[str, ...]
     """The phases and the outcome of the others, as sentences."""
 

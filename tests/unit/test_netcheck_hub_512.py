@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.examination import Verdict
 from ddpdoctor.netcheck.door import Limits
 from ddpdoctor.netcheck.guests import EXCHANGES
 from ddpdoctor.netcheck.messages import (
@@ -32,7 +33,7 @@ FROM_HUB = msgspec.json.Decoder(Ping | Waiting | Stopped | Count | Part)
 PLACE = Place("route", "10.0.0.1", (40000, 50000, 60000))
 ORDER = Dial(peers=tuple(Peer(node=node, host=f"n{node}", places=(PLACE,)) for node in range(NODES)), seconds=3)
 DIAL = encode(ORDER)
-PART = Part(results=(), verdict="healthy", exit_code=0, lines=("all is well",))
+PART = Part(results=(), verdict=Verdict.OK, exit_code=0, lines=("all is well",))
 ROWS = Dialled(met=tuple(Met(node=node, kind="route", cells="...") for node in range(NODES)))
 
 

@@ -8,12 +8,13 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 
+from ddpdoctor.examination import Verdict
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.messages import Count, Counted, Part, Waiting, encode
 from ddpdoctor.netcheck.strangers import A_SECOND, BURST, MOST_KEPT, Strangers, likeness
 from tests.hub_company import HERE, QUICK, TOKEN, agents, client, hub, run
 
-PART = Part(results=(), verdict="healthy", exit_code=0, lines=())
+PART = Part(results=(), verdict=Verdict.OK, exit_code=0, lines=())
 CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(120))
 STORE_CLIENT = b"\x00" + struct.pack("<I", 0x3C85F7CE)
 
