@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -74,6 +74,7 @@ def drawing(progress: Progress) -> Iterator[Text | Hanging]:
     elif progress.phase:
         if progress.waited_for:
             yield _row("missing", listed(map(one_line, progress.waited_for)), "yellow")
+            yield from _to_run(progress, [] if progress.first is None else [progress.first])
     elif progress.met is not None and (way := way_to_master(progress.met)):
         yield Hanging(Text("waiting", "dim"), Text(f"for node 0: {way}", "yellow"), _MARGIN)
 
@@ -101,14 +102,18 @@ def _nodes(progress: Progress) -> Iterator[Text]:
     if looking:
         yield _row("looking", f"{names(looking, _MOST_NODES)} at their own facts")
     for seat in lost[:_MOST_ABSENT]:
-        yield _row("lost", f"{seat.name}: {one_line(seat.lost)}", "bold red")
+        yield _row("lost", f"{seat.name}: {one_line(seat.lost).removeprefix('lost ')}", "bold red")
     if len(lost) > _MOST_ABSENT:
         yield _row("", f"and {len(lost) - _MOST_ABSENT} more", "bold red")
     if progress.absent and progress.phase in ("", "join"):
         waited = listed(map(absent_name, progress.absent), _MOST_ABSENT)
         yield _row("missing", waited, "bold yellow")
-        if progress.command is not None:
-            yield Text("run there:", "dim")
-            for one in progress.absent[:_MOST_COMMANDS]:
-                command = Text("  ", overflow="fold")
-                yield command.append(progress.command(one.rank), "cyan")
+        yield from _to_run(progress, [one.rank for one in progress.absent[:_MOST_COMMANDS]])
+
+
+def _to_run(progress: Progress, ranks: Sequence[int]) -> Iterator[Text]:
+    if progress.command is not None and ranks:
+        yield Text("run there:", "dim")
+        for rank in ranks:
+            command = Text("  ", overflow="fold")
+            yield command.append(progress.command(rank), "cyan")

@@ -74,6 +74,12 @@ def test_who_is_missing_is_named_with_the_command_to_run_there() -> None:
     assert f"  {command(2)}" in text.splitlines()
 
 
+def test_who_is_lost_is_named_with_the_reason() -> None:
+    progress = Progress(Clock())
+    progress.hub(hub(2, 3, lost={1: "lost during join: stopped by its user: Ctrl-C"}), command)
+    assert "lost     n1: during join: stopped by its user: Ctrl-C" in drawn(progress)
+
+
 def test_node_0_does_not_wait_for_itself() -> None:
     progress = Progress(Clock())
     progress.hub(hub(0, 2), command)
