@@ -84,10 +84,16 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     clock_error: float = 0.0
     """Half the shortest round trip: the offset is right within this many seconds."""
     undelivered: int | None = None
-    """IP packets that its kernel received and didn't hand on while the nodes dialled each other: a packet filter on its
-    input takes them. None: the kernel's counters could not be read."""
+    """IP packets that its kernel received and didn't hand on while the nodes dialled three times what had failed, so briefly
+    that nothing was sent again: a packet filter on its input takes them. None: nothing had failed, or the kernel's counters
+    could not be read."""
     untransmitted: int | None = None
-    """IP packets that its kernel was to send and didn't. None: the counters don't say (before Linux 6.8)."""
+    """IP packets that its kernel was to send and didn't. None: as above, or the counters don't say (before Linux 6.8)."""
+    idle_undelivered: int = 0
+    """As many of a time as long just before, in which no node dialled another: the noise."""
+    idle_untransmitted: int = 0
+    troubles: tuple[str, ...] = ()
+    """What kept it from listening for its peers, or from dialling them, in the system's words."""
     lost: str = ""
     """When and how it went away, in words; "" while it is there."""
 

@@ -2,7 +2,8 @@
 
 A node is to blame for what comes in where at least 80 % of those who dialled it failed, and for what goes out where at
 least 80 % of those whom it dialled failed: what one peer says of one other proves nothing. Where the matrix leaves it
-open (two nodes alone, or all of them), the kernel's counters of IP packets decide.
+open (two nodes alone, or all of them), the kernels' counters of IP packets decide, where those of an idle time show that
+little else happened and as many packets went as were lost: hosts drop other things, too.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ FEWEST: Final = 2
 """Peers on whose word a node is blamed, unless its own kernel says so as well."""
 
 BLOCKED: Final = "".join(one.value for one in (Cell.SILENT, Cell.REFUSED, Cell.PROHIBITED, Cell.RESET, Cell.OTHER))
-PACKETS: Final = {Cell.SILENT.value: 6}
-"""First packets (SYN) that are lost where a filter is silent: two of the first try, four of the second. Others lose one."""
+COUNTED: Final = 3
+"""Times that a port which failed is dialled while it is counted. Each loses one packet (SYN)."""
+
+NOISE: Final = 0.25
+"""Of as many packets as were lost: with more that came and went while nobody dialled, the counters prove nothing."""
+
+AT_MOST: Final = 1.3
+"""Times the packets that were lost. A kernel that took away more of them took something else."""
 
 Pair = tuple[int, int]
 """Who dialled, and whom: places in `Fleet.nodes`."""
@@ -204,19 +211,31 @@ class _Matrix:
 
     def _where(self, node: int, way: Way) -> Where:
         if (node, way) not in self.told:
-            self.told[node, way] = self._counted(node, way, self._failures(node, way))
+            told = self._counted(node, way, self._failures(node, way))
+            self.told[node, way] = Where.HERE if way is Way.INBOUND and self._takes_replies(node) else told
         return self.told[node, way]
 
     def _counted(self, node: int, way: Way, pairs: Iterable[Pair]) -> Where:
-        """Whether that node's kernel took away as many packets as those pairs lost."""
+        """Whether that node's kernel took away the packets that those pairs lost: as many, and not many more."""
         there = self.nodes[node]
-        grown = there.undelivered if way is Way.INBOUND else there.untransmitted
-        lost = sum(PACKETS.get(cell, 1) for pair in pairs for cell in self.cells[pair] if cell in BLOCKED)
-        if grown is None or not lost:
+        inbound = way is Way.INBOUND
+        grown = there.undelivered if inbound else there.untransmitted
+        idle = there.idle_undelivered if inbound else there.idle_untransmitted
+        lost = COUNTED * sum(cell in BLOCKED for pair in pairs for cell in self.cells[pair])
+        if grown is None or not lost or abs(idle) > NOISE * lost:
             return Where.UNTOLD
-        if grown >= MOST_OF_THEM * lost:
+        if MOST_OF_THEM * lost <= grown - idle and grown <= AT_MOST * lost + idle:
             return Where.HERE
         return Where.ELSEWHERE if grown <= (1 - MOST_OF_THEM) * lost else Where.UNTOLD
+
+    def _of_link(self, pair: Pair, way: Way, left: set[Pair]) -> Where:
+        """Of one link of several that fail at that end: the counters tell of all of them together."""
+        node = pair[1] if way is Way.INBOUND else pair[0]
+        alike = [one for one in left if one[1 if way is Way.INBOUND else 0] == node]
+        replies = [one for one in left if one[0] == node] if way is Way.INBOUND else []
+        if Where.HERE in (self._counted(node, way, alike), self._counted(node, way, [*alike, *replies])):
+            return Where.HERE
+        return Where.ELSEWHERE if self._counted(node, way, [pair]) is Where.ELSEWHERE else Where.UNTOLD
 
     # --- subnets and links ----------------------------------------------------------------------------------------------
 
@@ -257,8 +276,8 @@ class _Matrix:
                 both=both,
                 ports=self._ports(pairs),
                 cells=self._met(pairs),
-                where_here=self._counted(i, Way.OUTBOUND, pairs),
-                where_there=self._counted(j, Way.INBOUND, pairs),
+                where_here=self._of_link((i, j), Way.OUTBOUND, left),
+                where_there=self._of_link((i, j), Way.INBOUND, left),
             )
 
     # --- words of the cells ---------------------------------------------------------------------------------------------

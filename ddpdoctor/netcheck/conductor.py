@@ -8,42 +8,32 @@ from typing import TypeVar
 
 import msgspec
 
+from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Cell, Collective, Fleet, Link, Node, Passed, Phase, Reach
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.link_figures import alike, better, condemned, doubtful
 from ddpdoctor.knowledge.version_agreement import stores_meet
+from ddpdoctor.netcheck.guests import Guest
 from ddpdoctor.netcheck.hub import Hub
-from ddpdoctor.netcheck.manifests import node_of
-from ddpdoctor.netcheck.matrices import matrices
+from ddpdoctor.netcheck.manifests import GROUPS, node_of
 from ddpdoctor.netcheck.messages import (
     Answer,
     Cannot,
     Collect,
     Collected,
-    Count,
-    Counted,
-    Dial,
-    Dialled,
     Measure,
     Measured,
-    Open,
-    Opened,
     Peer,
     Place,
 )
+from ddpdoctor.netcheck.reach_phase import FoundOut, bad, who_reaches_whom
 from ddpdoctor.netcheck.schedule import rounds
 from ddpdoctor.netcheck.standing import met_at
 
 A = TypeVar("A", bound=Answer)
 
-TRY_SECONDS = 3.0
-"""For one try to connect: the kernel sends its first packet again after one second, and after three."""
-DIAL_SECONDS = 20.0
-"""For all dialling of one node where few places are silent: two tries, and the large messages."""
-AT_ONCE = 64
-"""Places that one node dials at a time."""
 MOST_ROUNDS = 16
 """Of the tournament: with more than 17 nodes each meets 16 others, not all."""
 PAIR_SECONDS = 0.25
@@ -87,16 +77,18 @@ class Conductor:
         self._command = command
         self._phases: list[Phase] = []
         self._members: list[int] = []
+        self._found = FoundOut()
 
     async def lead(self) -> Gathered:
         """Goes through all phases. Nodes that are lost on the way stay lost; the others go on."""
         snapshots = await self._join()
         joined_at = time.monotonic()
-        reach, packets = await self._reach()
+        self._found = await self._reach()
+        reach = self._found.reach
         links = await self._links(reach, snapshots)
         collectives = await self._collectives(reach, links, snapshots)
         fleet = Fleet(
-            nodes=tuple(self._node(rank, snapshots[rank], packets.get(rank)) for rank in self._members),
+            nodes=tuple(self._node(rank, snapshots[rank]) for rank in self._members),
             expected=self._hub.nnodes,
             absent=tuple(msgspec.structs.replace(one, command=self._command(one.rank)) for one in self._hub.absent()),
             doubles=tuple(self._hub.doubles),
@@ -113,7 +105,7 @@ class Conductor:
         """Ranks of the nodes that came and aren't lost."""
         return [rank for rank in self._members if not self._hub.guests[rank].lost]
 
-    def _node(self, rank: int, snapshot: Snapshot, packets: Counted | None) -> Node:
+    def _node(self, rank: int, snapshot: Snapshot) -> Node:
         guest = self._hub.guests[rank]
         node = node_of(
             snapshot,
@@ -124,9 +116,17 @@ class Conductor:
             error=guest.error,
             lost=guest.lost,
         )
+        node = msgspec.structs.replace(node, troubles=self._found.troubles.get(rank, ()))
+        packets = self._found.packets.get(rank)
         if packets is None:
             return node
-        return msgspec.structs.replace(node, undelivered=packets.undelivered, untransmitted=packets.untransmitted)
+        return msgspec.structs.replace(
+            node,
+            undelivered=packets.dialling.undelivered,
+            untransmitted=packets.dialling.untransmitted,
+            idle_undelivered=packets.idle.undelivered or 0,
+            idle_untransmitted=packets.idle.untransmitted or 0,
+        )
 
     def _ended(self, name: str, passed: Passed, began: float, reason: str = "") -> None:
         self._phases.append(Phase(name=name, passed=passed, seconds=round(time.monotonic() - began, 3), reason=reason))
@@ -143,7 +143,7 @@ class Conductor:
         began = time.monotonic()
         self._hub.announce("join")
         await self._hub.gather(self._wait)
-        snapshots = {rank: guest.facts for rank, guest in self._hub.guests.items() if guest.facts is not None}
+        snapshots = {rank: guest.facts or _without_facts(guest) for rank, guest in self._hub.guests.items()}
         self._members = sorted(snapshots)
         there = len(self._there)
         whole = there == self._hub.nnodes
@@ -155,34 +155,15 @@ class Conductor:
             self._not_tested("compare", ALONE)
         return snapshots
 
-    async def _reach(self) -> tuple[tuple[Reach, ...], dict[int, Counted]]:
+    async def _reach(self) -> FoundOut:
         if len(self._there) < 2:
             self._not_tested("reach", ALONE)
-            return (), {}
+            return FoundOut()
         began = time.monotonic()
         self._hub.announce("reach")
-        opened = await self._ask(dict.fromkeys(self._there, Open()), Opened, DIAL_SECONDS)
-        before = await self._ask(dict.fromkeys(self._there, Count()), Counted, DIAL_SECONDS)
-        places = {rank: one.places for rank, one in opened.items()}
-        orders = {
-            rank: Dial(peers=self._peers(rank, places), seconds=TRY_SECONDS, at_once=AT_ONCE) for rank in self._there
-        }
-        # Where nobody answers, each place takes two tries, and so many of them are dialled at a time.
-        rounds_of_dialling = sum(map(len, places.values())) / AT_ONCE
-        dialled = await self._ask(orders, Dialled, DIAL_SECONDS + 2 * TRY_SECONDS * rounds_of_dialling)
-        after = await self._ask(dict.fromkeys(self._there, Count()), Counted, DIAL_SECONDS)
-        reach = matrices(self._members, places, {rank: one.met for rank, one in dialled.items()})
-        # Whether NCCL and gloo would take other addresses in vain is for the checks to say: there may be no NCCL.
-        whole = len(dialled) == len(self._members) and not _bad([one for one in reach if one.kind == "route"])
-        self._ended("reach", Passed.PASS if whole else Passed.FAIL, began)
-        return reach, {rank: _grown(before[rank], after[rank]) for rank in after if rank in before}
-
-    def _peers(self, rank: int, places: Mapping[int, Sequence[Place]]) -> tuple[Peer, ...]:
-        return tuple(
-            Peer(node=other, host=self._hub.guests[other].host, places=tuple(there))
-            for other, there in places.items()
-            if other != rank
-        )
+        found = await who_reaches_whom(self._hub, self._members)
+        self._ended("reach", Passed.PASS if found.whole else Passed.FAIL, began, found.untested)
+        return found
 
     async def _links(self, reach: Sequence[Reach], snapshots: Mapping[int, Snapshot]) -> tuple[Link, ...]:
         if reason := self._no_sense(reach):
@@ -201,7 +182,7 @@ class Conductor:
             done = condemned(found)
             found += await self._measured([pair for pair in pairs if done.isdisjoint(pair)], peers)
             played += 1
-        nodes = tuple(self._node(rank, snapshots[rank], None) for rank in self._members)
+        nodes = tuple(self._node(rank, snapshots[rank]) for rank in self._members)
         await self._look_again(found, peers, Fleet(nodes=nodes, reach=tuple(reach)), began + LINKS_SECONDS)
         failed = [one for one in found if one.error]
         reason = "" if played == len(planned) else f"{played} of {len(planned)} rounds in {ROUNDS_SECONDS:.0f} s"
@@ -257,15 +238,17 @@ class Conductor:
         """Why there is no sense in going on to transfers and collectives; "" where there is."""
         if len(self._there) < 2:
             return ALONE
-        return NOT_REACHED if _bad([one for one in reach if one.kind == "route"]) else ""
+        if self._found.untested:
+            return self._found.untested
+        return NOT_REACHED if bad([one for one in reach if one.kind == "route"]) else ""
 
     async def _collectives(
         self, reach: Sequence[Reach], links: Sequence[Link], snapshots: Mapping[int, Snapshot]
     ) -> tuple[Collective, ...]:
         reason = "--quick" if self._quick else self._no_sense(reach) or self._without_torch(snapshots)
         reason = reason or self._without_gloo(snapshots) or self._strange_stores(snapshots) or _too_slow(links)
-        if not reason and (bad := _bad([one for one in reach if one.kind == "gloo"])):
-            reason = f"gloo's addresses don't reach each other ({bad} connections fail)"
+        if not reason and (failing := bad([one for one in reach if one.kind == "gloo"])):
+            reason = f"gloo's addresses don't reach each other ({failing} connections fail)"
         if reason:
             self._not_tested("gloo", reason)
             self._not_tested("nccl", reason)
@@ -280,7 +263,7 @@ class Conductor:
 
     def _without_torch(self, snapshots: Mapping[int, Snapshot]) -> str:
         lacking = [
-            self._hub.guests[rank].host for rank in self._there if self._node(rank, snapshots[rank], None).torch is None
+            self._hub.guests[rank].host for rank in self._there if self._node(rank, snapshots[rank]).torch is None
         ]
         if not lacking:
             return ""
@@ -294,7 +277,7 @@ class Conductor:
         return ""
 
     def _strange_stores(self, snapshots: Mapping[int, Snapshot]) -> str:
-        torches = [self._node(rank, snapshots[rank], None).torch for rank in self._there]
+        torches = [self._node(rank, snapshots[rank]).torch for rank in self._there]
         server = torches[0]
         for client in torches:
             if isinstance(server, str) and isinstance(client, str) and not stores_meet(server, client):
@@ -342,15 +325,15 @@ def _peer_of(order: Measure) -> int:
     return order.peer.node
 
 
+def _without_facts(guest: Guest) -> Snapshot:
+    """Of a node that came, and was lost before it had said anything of its host."""
+    why = Unknown(f"{guest.host} was {guest.lost}")
+    return msgspec.structs.replace(Snapshot(host=guest.host), **dict.fromkeys(GROUPS, why))
+
+
 def _failed(answer: Answer) -> bool:
     """Whether the other ranks of a collective wait in vain after this one's answer."""
     return not (isinstance(answer, Collected) and answer.ok)
-
-
-def _bad(reach: Sequence[Reach]) -> int:
-    """How many connections failed."""
-    good = (Cell.OK.value, Cell.NOT_TRIED.value)
-    return sum(cell not in good for one in reach for row in one.rows for cell in row)
 
 
 def _too_slow(links: Sequence[Link]) -> str:
@@ -359,16 +342,6 @@ def _too_slow(links: Sequence[Link]) -> str:
         return "a link between two nodes could not be measured"
     slowest = min((rate for one in links for rate in (one.forth, one.back) if rate >= 0), default=SLOWEST)
     return "" if slowest >= SLOWEST else f"4 MiB would take too long over the slowest link, {slowest:.1f} Mbit/s"
-
-
-def _grown(before: Counted, after: Counted) -> Counted:
-    def difference(earlier: int | None, later: int | None) -> int | None:
-        return None if earlier is None or later is None else later - earlier
-
-    return Counted(
-        undelivered=difference(before.undelivered, after.undelivered),
-        untransmitted=difference(before.untransmitted, after.untransmitted),
-    )
 
 
 def _collective(rank: int, backend: str, answer: Answer | None, lost: str) -> Collective:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network
@@ -48,12 +50,16 @@ class Desk:
         """Does as told. What goes wrong beyond what an answer can say is raised."""
         if isinstance(order, Open):
             return await self._listeners.open(
-                listening_places(self._snapshot, self._address()), self._run, self._node, self._port_range()
+                listening_places(self._snapshot, self._address()),
+                self._run,
+                self._node,
+                self._port_range(),
+                order.ports,
             )
         if isinstance(order, Dial):
             return await dial(order, self._run, self._node)
         if isinstance(order, Count):
-            return counters.count(self._address())
+            return msgspec.structs.replace(counters.count(self._address()), errors=self._listeners.errors)
         if isinstance(order, Measure):
             return await measuring.measure(order, self._run, self._node)
         return await collectives.collect(order, python=self._python, environ=self._environ)

@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.fleet import Cell
-from ddpdoctor.netcheck.messages import Dial, Dialled, Met, Peer, Place
+from ddpdoctor.netcheck.lines import plain
+from ddpdoctor.netcheck.messages import MOST_PORTS, WORDS, Dial, Dialled, Met, Peer, Place
 from ddpdoctor.netcheck.reaching import ARRIVED, LARGE
 from ddpdoctor.netcheck.visits import REACH, CutOffError, StrangerError, Visit, visit, within
 
@@ -44,7 +45,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 async def dial(order: Dial, run: str, node: int) -> Dialled:
-    """Dials every place of all peers but ourselves. `order.at_once` places at a time, each on all its ports.
+    """Dials every place of all peers but ourselves. `order.at_once` places at a time, each on all its ports, the first one
+    with a large message.
 
     Every node begins with the one after itself, so that they don't all come to the first one at once.
     """
@@ -52,23 +54,34 @@ async def dial(order: Dial, run: str, node: int) -> Dialled:
     others = sorted((one for one in order.peers if one.node != node), key=lambda one: one.node)
     others = [one for one in others if one.node > node] + [one for one in others if one.node < node]
 
+    attempt = _try_twice if order.again else _try
+    own: dict[str, None] = {}
+
     async def one_place(peer: Peer, place: Place) -> Met:
         async with room:
             outcomes = await asyncio.gather(
-                *(_try_twice(place.address, port, peer.node, run, node, order.seconds) for port in place.ports)
+                *(
+                    attempt(place.address, port, peer.node, run, node, order.seconds, large=not nth)
+                    for nth, port in enumerate(place.ports)
+                )
             )
-        words = next((one.words for one in outcomes if one.words), "")
+        own.update((plain(one.words, WORDS), None) for one in outcomes if one.cell is Cell.NOT_TRIED)
+        words = plain(next((one.words for one in outcomes if one.words), ""), WORDS)
         return Met(peer.node, place.kind, "".join(one.cell.value for one in outcomes), words)
 
     met = await asyncio.gather(*(one_place(peer, place) for peer in others for place in peer.places))
-    return Dialled(met=tuple(met))
+    return Dialled(met=tuple(met), errors=tuple(own)[:MOST_PORTS])
 
 
-async def _try_twice(address: str, port: int, wanted: int, run: str, node: int, seconds: float) -> Outcome:
-    first = await _try(address, port, wanted, run, node, seconds)
+async def _try_twice(
+    address: str, port: int, wanted: int, run: str, node: int, seconds: float, *, large: bool
+) -> Outcome:
+    first = await _try(address, port, wanted, run, node, seconds, large=large)
     if first.cell not in (Cell.SILENT, Cell.STALLED):
         return first
-    tries = [asyncio.ensure_future(_try(address, port, wanted, run, node, seconds)) for _ in range(SECOND_TRY)]
+    tries = [
+        asyncio.ensure_future(_try(address, port, wanted, run, node, seconds, large=large)) for _ in range(SECOND_TRY)
+    ]
     try:
         for one in asyncio.as_completed(tries):
             found = await one
@@ -81,7 +94,7 @@ async def _try_twice(address: str, port: int, wanted: int, run: str, node: int, 
         await asyncio.gather(*tries, return_exceptions=True)
 
 
-async def _try(address: str, port: int, wanted: int, run: str, node: int, seconds: float) -> Outcome:
+async def _try(address: str, port: int, wanted: int, run: str, node: int, seconds: float, *, large: bool) -> Outcome:
     try:
         found = await visit(address, port, run, node, REACH, seconds)
     except StrangerError as error:
@@ -92,12 +105,15 @@ async def _try(address: str, port: int, wanted: int, run: str, node: int, second
         return Outcome(Cell.SILENT, str(error))
     except OSError as error:
         return Outcome(_cell_of(error), os.strerror(error.errno) if error.errno else str(error))
+    except ValueError:
+        # Of an address that is none; the peer that offers it mustn't keep this node from the others.
+        return Outcome(Cell.NOT_TRIED, "no address")
     try:
         if found.node != wanted:
             return Outcome(
                 Cell.OTHER, f"node {found.node} answered" if found.node != node else "it is this node itself"
             )
-        return await _send_large(found, seconds)
+        return await _send_large(found, seconds) if large else Outcome(Cell.OK)
     finally:
         found.writer.transport.abort()
 

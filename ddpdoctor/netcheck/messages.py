@@ -91,6 +91,8 @@ class Welcome(Message, frozen=True):
     run: str
     proof: str
     """The hub knows the token, too."""
+    wait: Annotated[float, Meta(ge=0, le=86400)]
+    """Seconds for which it waits for the others from now on."""
 
 
 class TurnedAway(Message, frozen=True):
@@ -181,11 +183,12 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Dial(Message, frozen=True):
-    """Hub: dial all of these at every place. `seconds` a try, one more try after silence."""
+    """Hub: dial all of these at every place. `seconds` a try; `again`: one more try after silence."""
 
     peers: Annotated[tuple[Peer, ...], Meta(max_length=MOST_NODES)]
     seconds: Annotated[float, Meta(gt=0, le=60)]
     at_once: Annotated[int, Meta(ge=1, le=1024)] = 64
+    again: bool = True
 
 
 class Met(msgspec.Struct, frozen=True):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from ddpdoctor.netcheck.messages import Opened, Place
 from ddpdoctor.netcheck.visits import MEASURE, REACH, VisitError, receive, resolved, within
@@ -19,7 +21,13 @@ ARRIVED: Final = b"arrived\n"
 """What the listener answers to a large message that it has whole."""
 
 AT_ONCE: Final = 256
-"""Visitors who are let in at a time; the others wait in the kernel's queue."""
+"""Visitors who have yet to show that they are of this run; the others wait in the kernel's queue."""
+
+OF_ONE: Final = 64
+"""Of these, from one address, more than any node sends at a time. The rest are turned away, so that nobody fills the room."""
+
+PATIENCE: Final = 1.0
+"""Seconds after which the one who has been silent for longest has to go, where there is no room for others."""
 
 QUEUE: Final = 1024
 SECONDS: Final = 30.0
@@ -31,27 +39,46 @@ RESERVED = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+TROUBLES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Of this host itself, for which nobody's filter is to blame."""
+
+
+class _Unknown(NamedTuple):
+    """A visitor that has yet to show that it is of this run: from which address, and since when (the loop's time)."""
+
+    source: str
+    since: float
+
+
 class Listeners:
     """This node's listeners. `serve_measure` talks to the visitors who measure a link."""
 
     def __init__(self, serve_measure: Serve) -> None:
         self._serve_measure = serve_measure
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._unknown: dict[asyncio.Task[None], _Unknown] = {}
+        self._errors: dict[str, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets: list[socket.socket] = []
         self._run = ""
         self._node = -1
 
-    async def open(self, places: Mapping[str, str], run: str, node: int, port_range: tuple[int, int]) -> Opened:
-        """Listens at each address (kind to address): for "route" on three ports, one in each third of the ephemeral
-        range, so that a filter which blocks a part of it shows; else on one that the kernel chooses, as NCCL and gloo do.
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Why visitors could not be let in, in the system's words."""
+        return tuple(self._errors)
+
+    async def open(
+        self, places: Mapping[str, str], run: str, node: int, port_range: tuple[int, int], number: int
+    ) -> Opened:
+        """Listens at each address (kind to address): for "route" on `number` ports, spread over the ephemeral range, so that
+        a filter which blocks a part of it shows; else on one that the kernel chooses, as NCCL and gloo do.
         """
         self._run, self._node = run, node
         opened: list[Place] = []
         errors: list[str] = []
         for kind, address in places.items():
             ports = []
-            for wanted in _thirds(port_range) if kind == "route" else (None,):
+            for wanted in _parts(port_range, number) if kind == "route" else (None,):
                 try:
                     ports.append(self._listen(address, wanted))
                 except OSError as error:
@@ -88,21 +115,39 @@ class Listeners:
         self._start(self._accept(own))
         return int(own.getsockname()[1])
 
-    def _start(self, what: Awaitable[None]) -> None:
+    def _start(self, what: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(what)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self, own: socket.socket) -> None:
         while True:
-            await self._room.acquire()
+            await self._room()
             try:
-                connection, _ = await asyncio.get_running_loop().sock_accept(own)
-            except OSError:  # A visitor that was gone already, or no file descriptors for a moment.
-                self._room.release()
-                await asyncio.sleep(0.05)
+                connection, name = await asyncio.get_running_loop().sock_accept(own)
+            except OSError as error:
+                if error.errno in TROUBLES:
+                    self._errors[os.strerror(error.errno)] = None
+                await asyncio.sleep(0.05)  # Else it was a visitor that was gone already.
                 continue
-            self._start(self._attend(connection))
+            source = str(name[0])
+            if sum(one.source == source for one in self._unknown.values()) >= OF_ONE:
+                connection.close()
+                continue
+            task = self._start(self._attend(connection))
+            self._unknown[task] = _Unknown(source, asyncio.get_running_loop().time())
+            task.add_done_callback(lambda one: self._unknown.pop(one, None))
+
+    async def _room(self) -> None:
+        """Waits until there is room for one more whom we don't know."""
+        while len(self._unknown) >= AT_ONCE:
+            task, oldest = next(iter(self._unknown.items()))
+            if asyncio.get_running_loop().time() - oldest.since >= PATIENCE:
+                del self._unknown[task]
+                task.cancel()
+            else:
+                await asyncio.sleep(0.05)
 
     async def _attend(self, connection: socket.socket) -> None:
         try:
@@ -115,10 +160,11 @@ class Listeners:
             pass  # Whoever it was, it is gone, or has no business here.
         finally:
             connection.close()
-            self._room.release()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         _, purpose = await receive(reader, writer, self._run, self._node)
+        if task := asyncio.current_task():
+            self._unknown.pop(task, None)
         if purpose == MEASURE:
             await self._serve_measure(reader, writer)
         elif purpose == REACH:
@@ -128,11 +174,11 @@ class Listeners:
             await within(SECONDS, reader.read())
 
 
-def _thirds(port_range: tuple[int, int]) -> Iterator[tuple[int, int]]:
+def _parts(port_range: tuple[int, int], number: int) -> Iterator[tuple[int, int]]:
     low, high = port_range
-    size = max(high - low + 1, 3)
-    for part in range(3):
-        yield low + size * part // 3, low + size * (part + 1) // 3 - 1
+    size = max(high - low + 1, number)
+    for part in range(number):
+        yield low + size * part // number, low + size * (part + 1) // number - 1
 
 
 def _bind(own: socket.socket, address: str, wanted: tuple[int, int] | None) -> None:

@@ -13,8 +13,8 @@ from ddpdoctor.facts.fleet import Fleet, Node, Reach
 from ddpdoctor.knowledge.blame import Blame, Way, Where, blame, subnet_of
 
 PORTS = 3
-SYN = 6
-"""First packets lost at a silent port."""
+SYN = 3
+"""First packets lost at a port while it is counted."""
 IN, OUT = Way.INBOUND, Way.OUTBOUND
 HERE, ELSEWHERE, UNTOLD = Where.HERE, Where.ELSEWHERE, Where.UNTOLD
 
@@ -26,11 +26,13 @@ def fleet(
     counted: bool = False,
     undelivered: Mapping[int, int] | None = None,
     untransmitted: Mapping[int, int] | None = None,
+    idle: Mapping[int, tuple[int, int]] | None = None,
     addresses: Mapping[int, str] | None = None,
 ) -> Fleet:
     """Nodes 10.0.0.1 and on. bad: pairs (who dials, whom), silent on all ports, or with the cells of their ports.
 
-    counted: the kernels' counters could be read; those that are given by node, 0 for the others.
+    counted: the kernels' counters could be read; those that are given by node, 0 for the others. idle: the same two
+    of a time in which nobody dialled.
     """
     cells = dict(bad) if isinstance(bad, Mapping) else dict.fromkeys(bad, "t" * PORTS)
     nodes = tuple(
@@ -40,6 +42,8 @@ def fleet(
             address=(addresses or {}).get(at, f"10.0.{at // 200}.{at % 200 + 1}"),
             undelivered=(undelivered or {}).get(at, 0) if counted else None,
             untransmitted=(untransmitted or {}).get(at, 0) if counted else None,
+            idle_undelivered=(idle or {}).get(at, (0, 0))[0],
+            idle_untransmitted=(idle or {}).get(at, (0, 0))[1],
         )
         for at in range(size)
     )
@@ -131,13 +135,16 @@ def test_on_one_peers_word_alone_nobody_is_blamed() -> None:
 @pytest.mark.parametrize(
     ("bad", "undelivered", "untransmitted", "expected"),
     [
-        ([(0, 1)], {1: 18}, {}, [(1, IN)]),
-        ([(0, 1)], {}, {0: 18}, [(0, OUT)]),
-        ([(0, 1), (1, 0)], {0: 18, 1: 19}, {}, [(0, IN), (1, IN)]),
-        ([(0, 1), (1, 0)], {}, {0: 18, 1: 18}, [(0, OUT), (1, OUT)]),
-        ([(0, 1), (1, 0)], {0: 18}, {0: 20}, [(0, IN), (0, OUT)]),
+        ([(0, 1)], {1: 9}, {}, [(1, IN)]),
+        ([(0, 1)], {}, {0: 9}, [(0, OUT)]),
+        ([(0, 1), (1, 0)], {0: 9, 1: 10}, {}, [(0, IN), (1, IN)]),
+        ([(0, 1), (1, 0)], {}, {0: 9, 1: 9}, [(0, OUT), (1, OUT)]),
+        ([(0, 1), (1, 0)], {0: 9}, {0: 10}, [(0, IN), (0, OUT)]),
         # What was dropped by the way, as broadcasts are, proves nothing.
-        ([(0, 1)], {1: 5}, {0: 2}, []),
+        ([(0, 1)], {1: 4}, {0: 2}, []),
+        # Nor does a scan, which is far more than was dialled.
+        ([(0, 1)], {1: 300}, {}, []),
+        ([(0, 1)], {}, {0: 13}, []),
     ],
 )
 def test_two_nodes_by_the_counters(
@@ -149,6 +156,50 @@ def test_two_nodes_by_the_counters(
     found = blame(fleet(2, bad, counted=True, undelivered=undelivered, untransmitted=untransmitted))
     assert blocked(found) == expected
     assert bool(found.cuts) is not bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("undelivered", "untransmitted", "idle", "expected"),
+    [
+        # A little noise on the node that does it.
+        ({1: 10}, {}, {1: (2, 0)}, [(1, IN)]),
+        ({}, {0: 11}, {0: (0, 2)}, [(0, OUT)]),
+        # As much as was lost, all the time: multicasts, scans, a rule that drops something else. Whoever it is, isn't told.
+        ({1: 9}, {}, {1: (9, 0)}, []),
+        ({}, {0: 9}, {0: (0, 8)}, []),
+        ({1: 12}, {}, {1: (5, 0)}, []),
+        # The packets never left node 0; node 1 has noise of the same amount.
+        ({1: 9}, {0: 9}, {1: (9, 0)}, [(0, OUT)]),
+        # Multicasts that were handed on are taken off twice.
+        ({1: 0}, {}, {1: (-9, 0)}, []),
+    ],
+)
+def test_noise_blames_nobody(
+    undelivered: dict[int, int],
+    untransmitted: dict[int, int],
+    idle: dict[int, tuple[int, int]],
+    expected: list[tuple[int, Way]],
+) -> None:
+    """Two nodes, the first of which doesn't reach the second."""
+    found = blame(fleet(2, [(0, 1)], counted=True, undelivered=undelivered, untransmitted=untransmitted, idle=idle))
+    assert blocked(found) == expected
+    for cut in found.cuts:
+        assert cut.here == (0,)
+        assert cut.there == (1,)
+        assert HERE not in (cut.where_here, cut.where_there)
+
+
+def test_where_noise_hides_it_a_node_is_not_acquitted_either() -> None:
+    (cut,) = blame(fleet(2, [(0, 1)], counted=True, undelivered={1: 0}, idle={1: (-9, 0)})).cuts
+    assert (cut.where_here, cut.where_there) == (ELSEWHERE, UNTOLD)
+
+
+@pytest.mark.parametrize(("taken", "where"), [(18, HERE), (9, UNTOLD), (0, ELSEWHERE)])
+def test_of_two_links_that_fail_at_one_node(taken: int, where: Where) -> None:
+    """Its kernel took the packets of both, of one of them, or of none."""
+    cuts = blame(fleet(8, [(1, 4), (2, 4)], counted=True, undelivered={4: taken})).cuts
+    assert [one.there for one in cuts] == [(4,), (4,)]
+    assert {one.where_there for one in cuts} == {where}
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -166,8 +217,8 @@ def test_neither_kernel_took_the_packets() -> None:
     assert (cut.where_here, cut.where_there) == (ELSEWHERE, ELSEWHERE)
 
 
-def test_a_reset_loses_one_packet_a_port() -> None:
-    found = blame(fleet(2, {(0, 1): "rrr"}, counted=True, undelivered={1: 3}))
+def test_a_reset_loses_as_many_packets_as_silence() -> None:
+    found = blame(fleet(2, {(0, 1): "rrr"}, counted=True, undelivered={1: 9}))
     assert blocked(found) == [(1, IN)]
     assert found.blocks[0].cells == "r"
 
@@ -202,7 +253,7 @@ def test_a_subnet_cut_off() -> None:
 
 
 def test_a_rule_for_one_peer_is_found_by_the_counters() -> None:
-    found = blame(fleet(6, [(1, 4)], counted=True, undelivered={4: 18}))
+    found = blame(fleet(6, [(1, 4)], counted=True, undelivered={4: 9}))
     assert not found.blocks
     (cut,) = found.cuts
     assert (cut.here, cut.there, cut.where_there) == ((1,), (4,), HERE)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,13 @@ import pytest
 from ddpdoctor.netcheck import reaching
 from ddpdoctor.netcheck.counters import count
 from ddpdoctor.netcheck.dialling import dial
-from ddpdoctor.netcheck.messages import Counted, Dial, Met, Opened, Peer, Place
+from ddpdoctor.netcheck.messages import Counted, Dial, Dialled, Met, Opened, Peer, Place
 from ddpdoctor.netcheck.reaching import LARGE, Listeners
 from ddpdoctor.netcheck.visits import MEASURE, REACH, StrangerError, Visit, receive, visit
 
 RUN, OTHER_RUN = "0123456789abcdef" * 2, "f" * 32
 RANGE = (32768, 60999)
+PORTS = 3
 
 Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -32,7 +35,7 @@ async def no_measure(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 async def listening(node: int, address: str = "127.0.0.1", **more: str) -> AsyncIterator[Opened]:
     listeners = Listeners(no_measure)
     try:
-        yield await listeners.open({"route": address, **more}, RUN, node, RANGE)
+        yield await listeners.open({"route": address, **more}, RUN, node, RANGE, PORTS)
     finally:
         await listeners.close()
 
@@ -51,7 +54,7 @@ async def met(place: Place, node: int = 1, run: str = RUN, seconds: float = 0.3)
     return answer.met[0]
 
 
-def test_a_peer_is_reached_on_a_port_in_each_third_of_the_range() -> None:
+def test_a_peer_is_reached_on_ports_spread_over_the_range() -> None:
     async def go() -> tuple[Opened, Met]:
         async with listening(1, "127.0.0.2", nccl="127.0.0.3") as opened:
             return opened, await met(opened.places[0])
@@ -81,7 +84,7 @@ def test_reserved_ports_are_left_to_their_servers(tmp_path: Path, monkeypatch: p
     async def go() -> Opened:
         listeners = Listeners(no_measure)
         try:
-            return await listeners.open({"route": "127.0.0.1"}, RUN, 1, (40000, 40011))
+            return await listeners.open({"route": "127.0.0.1"}, RUN, 1, (40000, 40011), PORTS)
         finally:
             await listeners.close()
 
@@ -236,6 +239,77 @@ def test_more_visitors_than_are_let_in_at_a_time_wait_and_are_served(monkeypatch
             return await asyncio.gather(*(met(opened.places[0], seconds=3) for _ in range(20)))
 
     assert {one.cells for one in asyncio.run(go())} == {"..."}
+
+
+async def silent_ones(port: int, number: int, source: str) -> list[socket.socket]:
+    """Connections to that port, from an address of their own, on which nobody says anything."""
+    made = []
+    for _ in range(number):
+        one = socket.socket()
+        one.setblocking(False)
+        one.bind((source, 0))
+        await asyncio.get_running_loop().sock_connect(one, ("127.0.0.1", port))
+        made.append(one)
+    return made
+
+
+@pytest.mark.parametrize("sources", [["127.0.0.7"], [f"127.0.0.{10 + last}" for last in range(6)]])
+def test_silent_connections_keep_no_peer_out(sources: list[str]) -> None:
+    """Many times as many as there is room for, from one address or from several."""
+
+    async def go() -> Met:
+        async with listening(1) as opened:
+            place = opened.places[0]
+            made = [one for source in sources for one in await silent_ones(place.ports[0], 400 // len(sources), source)]
+            try:
+                return await met(place, seconds=1.5)
+            finally:
+                for one in made:
+                    one.close()
+
+    assert asyncio.run(go()).cells == "..."
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """As many files as this process has open by now are all that it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = os.dup(0)
+    os.close(taken)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_dialler_without_files_blames_nobody() -> None:
+    async def go() -> Dialled:
+        async with listening(1) as opened:
+            order = Dial(peers=(Peer(1, "n", opened.places),), seconds=0.3)
+            with no_more_files():
+                return await dial(order, RUN, 0)
+
+    found = asyncio.run(go())
+    assert found.met[0].cells == "---"
+    assert found.errors == ("Too many open files",)
+
+
+def test_a_listener_without_files_says_so() -> None:
+    async def go() -> tuple[str, ...]:
+        listeners = Listeners(no_measure)
+        try:
+            opened = await listeners.open({"route": "127.0.0.1"}, RUN, 1, RANGE, PORTS)
+            visitor = socket.socket()
+            visitor.setblocking(False)
+            with no_more_files(), visitor:
+                await asyncio.get_running_loop().sock_connect(visitor, ("127.0.0.1", opened.places[0].ports[0]))
+                await asyncio.sleep(0.1)
+            return listeners.errors
+        finally:
+            await listeners.close()
+
+    assert asyncio.run(go()) == ("Too many open files",)
 
 
 # --- the kernel's counters -----------------------------------------------------------------------------------------------
