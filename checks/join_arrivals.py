@@ -20,6 +20,9 @@ RANK_CODES = ("duplicate-rank", "rank-out-of-range")
 
 COMMANDS_MOST = 8
 
+FACTS_LATE = "its facts had not come"
+"""What the hub says of a node that it has waited for in vain after it had come."""
+
 
 @check(
     "rdzv-missing-node",
@@ -224,8 +227,10 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
     first = lost[0]
     others = f" (and {plural(len(lost) - 1, 'other')})" if len(lost) > 1 else ""
     return Finding(
-        summary=f"{called(first)} came and went away{others}: {first.lost}"[:160],
-        cause="Its process ended, the host went down, or the network between it and the master was cut.",
+        summary=f"{called(first)}{others} was {first.lost}"[:160],
+        cause="Its process ended, the host went down, or the network between it and the master was cut."
+        if FACTS_LATE not in first.lost
+        else f"Something that netcheck looks at hangs on {called(first)}, such as a GPU's driver: ddpdoctor check says what.",
         evidence=tuple(
             Evidence(f"{called(one)} ({one.address}): {one.lost}", "its connection to the hub") for one in lost
         ),

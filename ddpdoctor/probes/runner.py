@@ -45,8 +45,8 @@ class _Running:
                 f"the probe of {self._group.replace('_', ' ')} failed: {type(crash).__name__}: {crash} "
                 f"({where.name}, line {where.lineno})"
             )
-        self._done(self._group)
         self._finished.set()
+        self._done(self._group)
 
     def wait(self) -> Facts | Unknown:
         while not self._finished.is_set():

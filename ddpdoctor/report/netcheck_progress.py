@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 import msgspec
@@ -82,6 +83,7 @@ class Progress:
         self.phase_began = self.began
         self.past: tuple[tuple[str, float], ...] = ()
         self.waited_for: tuple[str, ...] = ()
+        self.first: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -104,12 +106,13 @@ class Progress:
         self.absent = tuple(one for one in hub.absent() if one.rank not in here)
         self.command = command
 
-    def waiting(self, waiting: Waiting) -> None:
+    def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
+        self.command = command or self.command
         if waiting.phase != self.phase:
             if self.phase:
                 self.past = (*self.past, (self.phase, self.phase_seconds))
             self.phase, self.phase_began = waiting.phase, self._clock()
-        self.waited_for = waiting.waited_for
+        self.waited_for, self.first = waiting.waited_for, waiting.first
 
 
 def absent_name(one: Absent) -> str:
@@ -135,7 +138,7 @@ def status(progress: Progress) -> str:
         return _who_is_here(progress)
     if progress.phase:
         waited_for = listed(map(one_line, progress.waited_for))
-        return f"Joined; waiting for {waited_for or 'the others'}"
+        return f"Joined; waiting for {waited_for or 'the others'}{_run_on(progress, progress.first)}"
     met = progress.met
     way = way_to_master(met) if met is not None else ""
     return one_line(f"Node 0 is not met yet at {met.master}, port {met.port}: {way}") if met is not None and way else ""
@@ -148,12 +151,16 @@ def _who_is_here(progress: Progress) -> str:
     if looking:
         parts.append(f"{listed(looking, 3)} still looking at the host")
     if progress.absent:
-        first = progress.absent[0]
-        text = f"waiting for {listed(map(absent_name, progress.absent), 4)}"
-        if progress.command is not None:
-            text += f". Run on node {first.rank}: {progress.command(first.rank)}"
-        parts.append(text)
+        waited_for = listed(map(absent_name, progress.absent), 4)
+        parts.append(f"waiting for {waited_for}{_run_on(progress, progress.absent[0].rank)}")
     return "; ".join(parts)
+
+
+def _run_on(progress: Progress, rank: int | None) -> str:
+    """The end of a sentence about those who haven't come: what to run on the node of that rank."""
+    if rank is None or progress.command is None:
+        return ""
+    return f". Run on node {rank}: {progress.command(rank)}"
 
 
 class View(Protocol):
@@ -165,8 +172,11 @@ class View(Protocol):
     def hub(self, hub: Hub, command: Callable[[int], str] | None = None) -> None:
         """Node 0: somebody came, went or was refused. command: what to run on the node of that rank."""
 
-    def waiting(self, waiting: Waiting) -> None:
-        """What the hub tells all nodes: the phase, and who is waited for."""
+    def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
+        """What the hub tells all nodes: the phase, and who is waited for. command: as for `hub`."""
+
+    def say(self, text: str) -> None:
+        """A line that stays on the screen."""
 
     def close(self) -> None:
         """The verdict comes now, or nothing more: the screen is as it was before. More than once does no harm."""
@@ -184,6 +194,10 @@ class Lines(Progress):
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
+
+    def say(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            print(f"ddpdoctor netcheck: {text}", file=self._file, flush=True)
 
     def close(self) -> None:
         self._closed.set()

@@ -317,5 +317,5 @@ def test_a_node_that_dies_after_it_joined(trio: list[Host]) -> None:
     assert ran.slugs == {"rdzv-missing-node"}
     assert other.slugs == set()
     summary = ran.findings("rdzv-missing-node")[0]["summary"]
-    assert summary.startswith("n2 came and went away"), summary
+    assert summary.startswith("n2 was lost during join"), summary
     assert "join" in summary

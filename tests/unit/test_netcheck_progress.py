@@ -97,6 +97,13 @@ def test_another_node_is_told_the_way_and_who_is_waited_for() -> None:
     progress.waiting(Waiting(phase="join", waited_for=("node 2 (gpu07)",)))
     assert status(progress) == "Joined; waiting for node 2 (gpu07)"
     assert "node 2 (gpu07)" in drawn(progress)
+    progress.waiting(Waiting(phase="join", waited_for=("node 2 (gpu07)",), first=2), command)
+    assert status(progress) == f"Joined; waiting for node 2 (gpu07). Run on node 2: {command(2)}"
+    assert command(2) in drawn(progress, 120)
+    # Of one that came and is still busy with itself, nothing is left to type.
+    progress.waiting(Waiting(phase="join", waited_for=("the facts of gpu07",)), command)
+    assert status(progress) == "Joined; waiting for the facts of gpu07"
+    assert command(2) not in drawn(progress, 120)
     progress.waiting(Waiting(phase="reach"))
     assert status(progress) == "reach: every node dials every other"
 

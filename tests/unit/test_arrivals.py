@@ -1,0 +1,78 @@
+"""Who is missing and who was turned away: each fault is said once, and one finding says both."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.checks.join_arrivals import duplicate_rank, rdzv_missing_node
+from ddpdoctor.facts.fleet import Absent, Double, Fleet, Node
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.findings import Finding
+
+ZERO = Meeting(master="10.0.0.11", port=29500, nnodes=4, node_rank=0, hosts_the_store=True, joined=True)
+
+
+def away(host: str, code: str, rank: int = -1, **more: object) -> Double:
+    return Double(rank=rank, host=host, address=f"10.0.0.{20 + len(host)}", code=code, text=f"{code}: because", **more)  # type: ignore[arg-type]
+
+
+def found(there: tuple[int, ...], doubles: tuple[Double, ...], expected: int = 4) -> list[Finding]:
+    nodes = tuple(Node(rank=rank, host=f"n{rank}", address=f"10.0.0.{11 + rank}") for rank in there)
+    absent = tuple(Absent(rank=rank, command=f"run {rank}") for rank in range(expected) if rank not in there)
+    fleet = Fleet(nodes=nodes, expected=expected, absent=absent, doubles=doubles)
+    return [one for check in (rdzv_missing_node, duplicate_rank) for one in check(fleet, ZERO)]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        away("a", "nnodes", 1, nnodes=2),  # 1 has come; its own seat is another one.
+        away("a", "nnodes", 3, nnodes=2),
+        away("a", "nnodes", nnodes=2),
+        away("a", "version"),
+        away("a", "token"),
+        away("a", "closed", 3),
+        away("a", "duplicate-rank", 1, holder="n1"),
+        away("a", "rank-out-of-range", 4),
+    ],
+    ids=lambda one: f"{one.code} {one.rank}",
+)
+def test_a_node_that_was_turned_away_and_its_seat_are_one_fault(refused: Double) -> None:
+    (finding,) = found((0, 1, 2), (refused,))
+    assert "a (10.0.0.21)" in finding.summary
+    assert "So node 3 is missing" in finding.cause
+    # Nor does one that tries again in another way become two.
+    assert len(found((0, 1, 2), (away("a", "token"), refused))) == 1
+
+
+def test_who_never_came_is_missing_all_the_same() -> None:
+    refused, missing = sorted(
+        found((0, 1), (away("a", "nnodes", 3, nnodes=2),)), key=lambda one: "didn't" in one.summary
+    )
+    assert "So node 3 is missing" in refused.cause
+    assert missing.summary == "node 2 didn't come: 2 of 4 nodes are here"
+    misplaced, missing = sorted(
+        found((0, 1), (away("a", "duplicate-rank", 1),)), key=lambda one: "didn't" in one.summary
+    )
+    assert "So one of node 2 and node 3 is missing" in misplaced.cause
+    assert missing.summary == "1 more, of node 2 and node 3, didn't come: 2 of 4 nodes are here"
+
+
+def test_each_is_given_a_seat_of_its_own() -> None:
+    findings = found((0,), (away("a", "token"), away("bb", "version"), away("ccc", "duplicate-rank", 0)))
+    commands = [command for one in findings for fix in one.fixes for command in fix.commands]
+    assert sorted(commands) == ["run 1", "run 2", "run 3"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "cause"),
+    [
+        ("lost during join: its facts had not come after 30 s", "hangs on n1"),
+        ("lost during gloo: the connection was closed", "Its process ended"),
+    ],
+)
+def test_a_node_that_was_lost_says_when_and_how(lost: str, cause: str) -> None:
+    nodes = tuple(Node(rank=rank, host=f"n{rank}", address=f"10.0.0.{11 + rank}", lost=lost * rank) for rank in (0, 1))
+    (finding,) = rdzv_missing_node(Fleet(nodes=nodes, expected=2), ZERO)
+    assert finding.summary == f"n1 was {lost}"
+    assert cause in finding.cause
