@@ -307,7 +307,8 @@ def _show_last(console: Console, fleet: Fleet, examinations: Sequence[Examinatio
     line = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict])
     line.append(f"{one_line(outcome(fleet, examinations))}.", "bold").append(f" {counts(fleet, examinations)}")
     for text in untested(fleet):
-        line.append(f"\n{text[0].upper()}{text[1:]}.", "bold magenta")
+        style = _WORD_STYLES["FAIL" if text.startswith("failed") else "NOT TESTED"]
+        line.append(f"\n{text[0].upper()}{text[1:]}.", style)
     worst = next(iter(found), None)
     if worst and worst[1] is not Severity.INFO:
         line.append(f"\nMore on the first: ddpdoctor explain {worst[0].slug}", "dim")
