@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
+
+
+_INSTALLS = re.compile(r"(?:[\w./+@-]+ -m )?pip install 'ddpdoctor==[0-9][\w.+!]{0,39}'")
+"""The only commands of node 0's that are handed on."""
 
 
 def turned_away(meeting: Meeting) -> Finding:
@@ -46,7 +52,7 @@ def one_node_more(more: int, meeting: Meeting) -> Fix:
 
 
 def first_words(text: str) -> str:
-    return text.partition(": ")[0][:90]
+    return text.removeprefix("node 0 says: ").partition(": ")[0][:90]
 
 
 def _told(meeting: Meeting) -> tuple[str, tuple[Fix, ...]]:
@@ -75,6 +81,9 @@ def _told(meeting: Meeting) -> tuple[str, tuple[Fix, ...]]:
     told_to = meeting.turned_away.rpartition(": ")[2]
     where = "on node 0" if told_to.startswith("on node 0") else "on both" if told_to.endswith(" on both") else "here"
     command = told_to.removeprefix("on node 0, ").removesuffix(" on both")
+    if not _INSTALLS.fullmatch(command):
+        # Whoever holds the master's port may say anything, and it would be typed here.
+        where, command = "on both", "pip install --upgrade ddpdoctor"
     return "Nodes of one test need versions of ddpdoctor that understand each other.", (
         Fix(f"Install the newer one {where}", (command,)),
         Fix("Then start it again on all nodes; here", (again,)),

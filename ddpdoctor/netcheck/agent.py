@@ -39,6 +39,7 @@ from ddpdoctor.netcheck.messages import (
     Welcome,
     encode,
 )
+from ddpdoctor.netcheck.plausible import is_version
 from ddpdoctor.netcheck.strangers import likeness
 from ddpdoctor.netcheck.tokens import matches, proof
 
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from ddpdoctor.netcheck.job import Job
 
 T = TypeVar("T")
+
+MOST_SHOWN: Final = 300
+"""Characters of what node 0 says."""
 
 MOST_ORDERS: Final = 8
 """That wait while one is carried out."""
@@ -64,11 +68,13 @@ class AgentError(Exception):
 
 
 class TurnedAwayError(AgentError):
-    """The hub doesn't let this node in. `code` as in `TurnedAway`; the text says why and what to do."""
+    """The hub doesn't let this node in. `code` as in `TurnedAway`; the text says why and what to do, and `shown` the same and
+    whose words they are."""
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, code: str, text: str, *, by_node_0: bool = False) -> None:
         super().__init__(text)
         self.code = code
+        self.shown = _of_node_0(text) if by_node_0 else text
 
 
 class HubGone(AgentError):
@@ -77,6 +83,10 @@ class HubGone(AgentError):
 
 class HubStopped(AgentError):
     """The hub says that there will be no verdict, and why."""
+
+
+class LeftBehindError(AgentError):
+    """There is a verdict, or a finding in its place, but none on this node; the text says why."""
 
 
 async def attend(
@@ -98,17 +108,18 @@ async def attend(
 
     Raises:
         TurnedAwayError: the hub doesn't let us in, or doesn't know our token, or speaks another protocol.
-        HubGone: nothing was heard of it, or it isn't ours.
+        HubGone: it went away, or it isn't ours.
+        LeftBehindError: it fell silent, or says that it goes on without us.
         HubStopped: it says that there will be no verdict.
     """
     agent = _Agent(connection, token, carry_out, heard, limits or Limits())
     try:
         welcome = await agent.enter(job, own or secrets.token_hex(16))
-        return await agent.serve(manifest(welcome))
+        return await agent.serve(manifest(welcome), welcome.wait)
     except asyncio.CancelledError as error:
         await agent.farewell(f"stopped by its user: {error.args[0] if error.args else 'Ctrl-C'}")
         raise
-    except HubGone as error:
+    except (HubGone, LeftBehindError) as error:
         # Perhaps it only sleeps.
         await agent.farewell(str(error))
         raise
@@ -152,25 +163,31 @@ class _Agent:
             nnodes=job.nnodes,
         )
         self._say(hello)
+        if not is_version(greeting.ddpdoctor):
+            raise HubGone(f"what listens on the master's port calls itself ddpdoctor {greeting.ddpdoctor[:20]!a}")
         if greeting.protocol != PROTOCOL:
             # The hub has our Hello, and can tell its user, too.
             raise TurnedAwayError("version", _other_protocol(greeting))
         answer = _decoded(_AT_THE_DOOR, await self._line())
         if isinstance(answer, TurnedAway):
-            raise TurnedAwayError(answer.code, plain(answer.text, 400))
+            raise TurnedAwayError(plain(answer.code, 20), plain(answer.text, MOST_SHOWN), by_node_0=True)
         if isinstance(answer, Stopped):
-            raise HubStopped(plain(answer.why, 400))
+            raise _stopped(answer)
         if not matches(answer.proof, proof(self._token, "hub", greeting.nonce, nonce)):
             raise TurnedAwayError(
                 "token", "what listens on the master's port doesn't know this job's token: it is not ours"
             )
         return answer
 
-    async def serve(self, manifest: Awaitable[bytes]) -> Part:
+    async def serve(self, manifest: Awaitable[bytes], wait: float) -> Part:
+        """wait: seconds for which node 0 waits for the others at most."""
+        longest = wait + self._limits.test
         reading = asyncio.ensure_future(self._read())
         working = asyncio.ensure_future(self._work(manifest))
         try:
-            await asyncio.wait({reading, working}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reading, working}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done() and not working.done():
+                raise HubGone(f"node 0 still lives, and has come to no verdict within {longest:.0f} s: stop it there")
             if not reading.done() and isinstance(working.exception(), OSError):
                 # The connection broke while we wrote; what was read last may say why.
                 await asyncio.wait({reading}, timeout=1.0)
@@ -225,7 +242,7 @@ class _Agent:
             elif isinstance(message, Waiting):
                 self._heard(message)
             elif isinstance(message, Stopped):
-                raise HubStopped(plain(message.why, 400))
+                raise _stopped(message)
             elif isinstance(message, Part):
                 return message
             elif isinstance(message, Enough):
@@ -252,7 +269,10 @@ class _Agent:
                 if loop.time() - began > max(left, 0.05) + limits.quiet / 3:
                     lines.excuse()
                 elif left <= 0:
-                    raise HubGone(f"nothing was heard of node 0 for {limits.quiet:g} s: is it still running there?")
+                    # Where its process had ended, its host would have said so.
+                    raise LeftBehindError(
+                        f"nothing was heard of node 0 for {limits.quiet:g} s: is it still running there?"
+                    )
         except LineError as error:
             raise HubGone(f"{error} by node 0: netcheck was stopped or killed there") from error
         finally:
@@ -264,6 +284,15 @@ def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
         return decoder.decode(line)
     except UNDECODABLE as error:
         raise HubGone(f"what listens on the master's port sent {likeness(line)}") from error
+
+
+def _stopped(message: Stopped) -> AgentError:
+    return (LeftBehindError if message.exit_code == 1 else HubStopped)(_of_node_0(message.why))
+
+
+def _of_node_0(text: str) -> str:
+    """What node 0 says, told from what we say ourselves."""
+    return f"node 0 says: {plain(text, MOST_SHOWN)}"
 
 
 def _other_protocol(greeting: Greeting) -> str:

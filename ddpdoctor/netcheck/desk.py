@@ -57,7 +57,10 @@ class Desk:
                 order.ports,
             )
         if isinstance(order, Dial):
-            return await dial(order, self._run, self._node)
+            try:
+                return await dial(order, self._run, self._node)
+            finally:
+                self._listeners.measuring = True
         if isinstance(order, Count):
             return msgspec.structs.replace(counters.count(self._address()), errors=self._listeners.errors)
         if isinstance(order, Measure):

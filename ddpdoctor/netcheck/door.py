@@ -16,7 +16,7 @@ from ddpdoctor import __version__
 from ddpdoctor.netcheck.guests import UNDECODABLE
 from ddpdoctor.netcheck.lines import CHUNK, LineError, Lines, plain
 from ddpdoctor.netcheck.messages import MOST_BEFORE_WELCOME, PROTOCOL, Greeting, Hello, TurnedAway, encode
-from ddpdoctor.netcheck.plausible import is_host
+from ddpdoctor.netcheck.plausible import is_host, is_version
 from ddpdoctor.netcheck.strangers import Strangers, likeness
 from ddpdoctor.netcheck.tokens import matches, proof
 
@@ -42,6 +42,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """For looking at one's host: the slowest probes, of drivers that hang, are given up after 25."""
     quiet: float = 15.0
     """Without any of them: a guest is lost, the hub is gone."""
+    test: float = 1800.0
+    """For the whole test, once all have come or aren't waited for any longer: thousands of nodes take some minutes."""
     line: float = 60.0
     """Without a whole line, however many bytes come."""
 
@@ -263,6 +265,9 @@ class Door:
         try:
             spoken = msgspec.json.decode(line, type=_Spoken)
             host = spoken.host if is_host(spoken.host) and len(spoken.host) <= 64 else address
+            if not is_version(spoken.ddpdoctor):
+                # It would stand in a command.
+                raise _StrangerError(likeness(line))
             if spoken.type == "hello" and spoken.protocol != PROTOCOL:
                 raise _TurnedAwayError(host, TurnedAway(code="version", text=_other(spoken)))
             return msgspec.structs.replace(msgspec.json.decode(line, type=Hello), host=host)

@@ -72,6 +72,7 @@ class Hub:
         self._larder = Larder()
         self._gathering = True
         self._over = False
+        self._waits_until = 0.0
         self._news = asyncio.Event()
         self._pulse: asyncio.Task[None] | None = None
 
@@ -111,7 +112,7 @@ class Hub:
         Where all have come, but some could not be let in, nobody is left to wait for: it ends a moment after the last.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
+        deadline = self._waits_until = loop.time() + seconds
         told = loop.time()
         while not self._whole():
             if self._all_came():
@@ -283,7 +284,8 @@ class Hub:
             return
         guest = Guest(rank, knock.hello.host, knock.address, knock.lines, knock.writer, self.nnodes, self._larder)
         self.guests[rank] = guest
-        guest.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=knock.proof)))
+        wait = max(0.0, self._waits_until - asyncio.get_running_loop().time())
+        guest.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=knock.proof, wait=wait)))
         guest.send(encode(self._waiting()))
         guest.ping()
         self._stir()

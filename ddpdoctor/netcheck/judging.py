@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -11,10 +11,11 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Fleet, Passed, Phase
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import Severity
+from ddpdoctor.findings import Finding, Severity
+from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.manifests import FAMILIES
 from ddpdoctor.netcheck.messages import Judged, Part
-from ddpdoctor.registry import Result, all_checks, find_check
+from ddpdoctor.registry import Check, Result, UnknownSelection, all_checks, find_check
 
 
 def judge(snapshots: Sequence[Snapshot]) -> list[Examination]:
@@ -57,7 +58,7 @@ def parts(
     """Each node's part, by its rank; the lines, the verdict and the exit code are those of all."""
     return {
         rank: Part(
-            results=tuple(Judged(one.check.slug, one.findings, one.not_tested) for one in examination.results),
+            results=tuple(map(_judged, examination.results)),
             verdict=verdict,
             exit_code=exit_code,
             lines=tuple(lines),
@@ -66,12 +67,29 @@ def parts(
     }
 
 
-def examination_of(part: Part, snapshot: Snapshot) -> Examination:
-    """What node 0 made of this node, as if it had been judged here.
+def _check(judged: Judged) -> Check:
+    try:
+        return find_check(judged.slug)
+    except UnknownSelection:
+        slug = plain(judged.slug, 40)
+        return Check(slug, Severity.WARN, (), _of_another_version)
 
-    Raises:
-        UnknownSelection: node 0 knows a check that this ddpdoctor doesn't.
-    """
-    results = tuple(Result(find_check(one.slug), one.findings, one.not_tested) for one in part.results)
+
+def _of_another_version() -> Iterator[Finding]:
+    """A check of node 0's ddpdoctor, which this one doesn't have."""
+    yield from ()
+
+
+def _judged(result: Result) -> Judged:
+    """With each finding's severity: the other side may not know the check."""
+    own = result.check.severity
+    findings = (msgspec.structs.replace(one, severity=one.severity or own) for one in result.findings)
+    return Judged(result.check.slug, tuple(findings), result.not_tested)
+
+
+def examination_of(part: Part, snapshot: Snapshot) -> Examination:
+    """What node 0 made of this node, as if it had been judged here. A check that only node 0's ddpdoctor has says what it
+    found there, and has no page here."""
+    results = tuple(Result(_check(one), one.findings, one.not_tested) for one in part.results)
     plan = examine(snapshot, None, ()).plan
     return Examination(snapshot, plan, results)

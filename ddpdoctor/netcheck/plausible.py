@@ -91,6 +91,11 @@ def is_host(text: str) -> bool:
     return _is(text, "a host's name")
 
 
+def is_version(text: str) -> bool:
+    """Whether a release may be called that."""
+    return _is(text, "a version")
+
+
 def is_address(text: str) -> bool:
     """Whether it is an IP address, perhaps with a zone ("fe80::1%eth0") or the length of its prefix."""
     address, slash, length = text.partition("/")

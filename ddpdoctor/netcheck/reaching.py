@@ -51,9 +51,13 @@ class _Unknown(NamedTuple):
 
 
 class Listeners:
-    """This node's listeners. `serve_measure` talks to the visitors who measure a link."""
+    """This node's listeners. `serve_measure` talks to the visitors who measure a link.
+
+    measuring: whether such visits are expected; not before this node has dialled the others.
+    """
 
     def __init__(self, serve_measure: Serve) -> None:
+        self.measuring = False
         self._serve_measure = serve_measure
         self._unknown: dict[asyncio.Task[None], _Unknown] = {}
         self._errors: dict[str, None] = {}
@@ -165,7 +169,7 @@ class Listeners:
         _, purpose = await receive(reader, writer, self._run, self._node)
         if task := asyncio.current_task():
             self._unknown.pop(task, None)
-        if purpose == MEASURE:
+        if purpose == MEASURE and self.measuring:
             await self._serve_measure(reader, writer)
         elif purpose == REACH:
             await within(SECONDS, reader.readexactly(LARGE))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import shlex
 import time
 import zlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -16,15 +15,17 @@ from typing import Any, Protocol
 import msgspec
 
 from ddpdoctor.cli.stopping import SIGNALS, Stopped, ignore_signals, stop_on_signals
-from ddpdoctor.examination import Examination, overall
+from ddpdoctor.examination import Examination, Verdict, overall
+from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.launchers import NNODES_FLAG
+from ddpdoctor.knowledge.netcheck_command import netcheck_command, with_token
 from ddpdoctor.netcheck import tokens
-from ddpdoctor.netcheck.agent import AgentError, TurnedAwayError, attend
+from ddpdoctor.netcheck.agent import AgentError, LeftBehindError, TurnedAwayError, attend
 from ddpdoctor.netcheck.arriving import Connection, arrive, look_at_master
 from ddpdoctor.netcheck.conductor import Conductor
 from ddpdoctor.netcheck.desk import Desk
@@ -32,9 +33,8 @@ from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import Job
 from ddpdoctor.netcheck.judging import examination_of, judge, judged_phases, parts, whole, with_fleet
 from ddpdoctor.netcheck.manifests import GROUPS
-from ddpdoctor.netcheck.messages import Part, Waiting, Welcome
+from ddpdoctor.netcheck.messages import Answer, Collect, Order, Part, Waiting, Welcome
 from ddpdoctor.netcheck.names import UnknownNameError, destinations
-from ddpdoctor.netcheck.places import DEFAULT_PORT
 from ddpdoctor.netcheck.standing import hub_addresses, met_at
 from ddpdoctor.netcheck.threads import in_thread
 from ddpdoctor.probes.context import Context
@@ -46,9 +46,11 @@ PORTS_BESIDE_A_STORE = 4
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for. wait: seconds for nodes that aren't there yet; token: as given; python: the patient's."""
+    """What the user asked for. wait: seconds for nodes that aren't there yet; token: as given; python: the patient's;
+    options: those of them that a command for another node takes over, "--wait 300"."""
 
     job: Job
+    options: tuple[str, ...]
     token: str | None
     wait: float
     quick: bool
@@ -69,6 +71,10 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     """From the last join to the verdict."""
     problems: tuple[str, ...] = ()
+    token: str = ""
+    """What the nodes show each other. For this node's user alone: no report that is kept may have it."""
+    notes: tuple[str, ...] = ()
+    """What was asked for here and had no effect, since node 0 decides it."""
 
 
 class Audience(Protocol):
@@ -80,8 +86,11 @@ class Audience(Protocol):
     def hub(self, hub: Hub, command: Callable[[int], str] | None = None) -> None:
         """Node 0: who is there has changed. command: what to type on the node of a rank."""
 
-    def waiting(self, waiting: Waiting) -> None:
-        """Other nodes: what the fleet does and whom it waits for."""
+    def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
+        """Other nodes: what the fleet does and whom it waits for. command: what to type on the node of a rank."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
 
     def close(self) -> None:
         """The verdict comes now."""
@@ -93,10 +102,11 @@ def run(wishes: Wishes, audience: Audience) -> End:
     Raises:
         Stopped: by a signal; the others have been told.
     """
-    return asyncio.run(_until_stopped(_Node(wishes, audience).go()))
+    node = _Node(wishes, audience)
+    return asyncio.run(_until_stopped(node.go(), lambda: node.in_touch))
 
 
-async def _until_stopped(work: Coroutine[Any, Any, End]) -> End:
+async def _until_stopped(work: Coroutine[Any, Any, End], in_touch: Callable[[], bool]) -> End:
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     received: list[int] = []
@@ -113,7 +123,8 @@ async def _until_stopped(work: Coroutine[Any, Any, End]) -> End:
         if not received:
             raise
         stopped = Stopped(128 + received[0])
-        stopped.text = "Stopped. There is no verdict, and the other nodes have been told."
+        told = ", and the other nodes have been told" if in_touch() else ""
+        stopped.text = f"Stopped. There is no verdict{told}."
         raise stopped from None
     finally:
         for number in SIGNALS:
@@ -129,6 +140,10 @@ class _Node:
         self._job = wishes.job
         self._audience = audience
         self._began = time.monotonic()
+        self._token = tokens.token_of(wishes.job, wishes.token)
+        self._collected = False
+        self.in_touch = False
+        """There are other nodes, or may be, that hear of it when this one ends."""
         self._meeting = Meeting(
             master=self._job.master,
             port=self._job.port,
@@ -136,11 +151,15 @@ class _Node:
             node_rank=self._job.node_rank,
             launcher=self._job.launcher,
             conflicts=self._job.conflicts,
+            options=wishes.options,
+            token=bool(self._token),
         )
         self._environ = dict(os.environ) | {"MASTER_ADDR": self._job.master, "MASTER_PORT": str(self._job.port)}
 
     async def go(self) -> End:
         """Every way to an end."""
+        self._loop = asyncio.get_running_loop()
+        self._network: asyncio.Future[Network | Unknown] = self._loop.create_future()
         looking = asyncio.ensure_future(in_thread(self._look))
         if self._job.nnodes is None:
             found = await look_at_master(self._job.master, self._job.port)
@@ -160,7 +179,13 @@ class _Node:
     def _look(self) -> Snapshot:
         wishes = self._wishes
         context = Context(wishes.python, wishes.chosen_by, quick=True, environ=self._environ)
-        snapshot = take_snapshot(context, GROUPS)
+
+        def done(group: str) -> None:
+            if group == "network":
+                with suppress(RuntimeError):  # The loop has been closed meanwhile.
+                    self._loop.call_soon_threadsafe(self._network.set_result, context.facts(Network))
+
+        snapshot = take_snapshot(context, GROUPS, done)
         if not isinstance(snapshot.environment, Environment) or self._job.nnodes is None:
             return snapshot
         told = Setting(NNODES_FLAG, str(self._job.nnodes), "netcheck's command line")
@@ -172,8 +197,10 @@ class _Node:
         if self._job.node_rank not in (None, 0):
             return ()
         addresses = await self._own_name()
-        snapshot = await looking
-        network = snapshot.network
+        # The rest of its facts may take half a minute where a driver hangs, and the others are at the door already.
+        either: set[asyncio.Future[Any]] = {self._network, looking}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        network = self._network.result() if self._network.done() else (await looking).network
         if not isinstance(network, Network):
             return addresses[:1]
         return hub_addresses(self._job.master, addresses, network)
@@ -211,12 +238,15 @@ class _Node:
 
     def _alone(self, snapshot: Snapshot, problems: Sequence[str] = ()) -> End:
         examinations = judge([msgspec.structs.replace(snapshot, meeting=self._meeting)])
-        code = overall(examinations).exit_code(strict=self._wishes.strict)
+        verdict = overall(examinations)
+        if self._job.nnodes is not None and verdict is not Verdict.FAIL and not problems:
+            problems = (f"{self._job.nnodes} nodes were to meet, and this one met none of them",)
         return End(
-            exit_code=2 if problems and code == 0 else code,
+            exit_code=2 if problems and verdict is not Verdict.FAIL else verdict.exit_code(strict=self._wishes.strict),
             meeting=self._meeting,
             examinations=tuple(examinations),
             problems=tuple(problems),
+            token=self._token,
         )
 
     async def _as_guest(self, looking: asyncio.Future[Snapshot], master: str, ports: Sequence[int]) -> End:
@@ -228,11 +258,14 @@ class _Node:
                 words = os.strerror(errno.EADDRNOTAVAIL)
                 self._meeting = msgspec.structs.replace(self._meeting, hosts_the_store=True, listen_error=words)
             return self._alone(await looking)
-        token = tokens.token_of(self._job, self._wishes.token)
+        self.in_touch = True
         try:
-            part, snapshot = await self._attend(connection, token, looking)
+            part, snapshot = await self._attend(connection, looking)
         except TurnedAwayError as error:
             self._meeting = msgspec.structs.replace(self._meeting, turned_away=str(error), refusal=error.code)
+            return self._alone(await looking, [error.shown])
+        except LeftBehindError as error:
+            self._meeting = msgspec.structs.replace(self._meeting, left_behind=str(error))
             return self._alone(await looking, [str(error)])
         except AgentError as error:
             return self._alone(await looking, [str(error)])
@@ -241,12 +274,20 @@ class _Node:
             meeting=self._meeting,
             examinations=(examination_of(part, snapshot),),
             part=part,
+            token=self._token,
+            notes=tuple(self._in_vain(part)),
         )
+
+    def _in_vain(self, part: Part) -> Iterator[str]:
+        """What was asked for here, and node 0 decided otherwise."""
+        if self._wishes.strict and part.exit_code == 0 and Verdict(part.verdict) is Verdict.WARN:
+            yield "--strict has no effect here: node 0 runs without it, and the exit code is the same on all nodes"
+        if self._wishes.quick and self._collected:
+            yield "--quick has no effect here: node 0 runs without it"
 
     async def _attend(
         self,
         connection: Connection,
-        token: str,
         looking: asyncio.Future[Snapshot],
         own: str = "",
         address: Callable[[], str] | None = None,
@@ -256,22 +297,26 @@ class _Node:
         welcomes: list[Welcome] = []
 
         async def manifest(welcome: Welcome) -> bytes:
-            snapshot = await looking
             self._meeting = msgspec.structs.replace(self._meeting, joined=True, node_rank=welcome.node_rank)
+            snapshot = await looking
             welcomes.append(welcome)
             one = Desk(snapshot, address or (lambda: connection.own_address), self._wishes.python, self._environ)
             one.welcome(welcome)
             desk.append(one)
             return zlib.compress(msgspec.json.encode(msgspec.structs.replace(snapshot, meeting=self._meeting)))
 
+        async def carry_out(order: Order) -> Answer:
+            self._collected |= isinstance(order, Collect)
+            return await desk[0].carry_out(order)
+
         try:
             part = await attend(
                 connection,
                 job=self._job,
-                token=token,
+                token=self._token,
                 manifest=manifest,
-                carry_out=lambda order: desk[0].carry_out(order),
-                heard=self._audience.waiting,
+                carry_out=carry_out,
+                heard=lambda waiting: self._audience.waiting(waiting, self._shown_command),
                 own=own,
             )
         finally:
@@ -280,35 +325,43 @@ class _Node:
         return part, msgspec.structs.replace(await looking, meeting=self._meeting)
 
     async def _as_node_0(self, looking: asyncio.Future[Snapshot], standing: Sequence[str]) -> End:
-        token = tokens.token_of(self._job, self._wishes.token)
-        if not token and not all(tokens.trusted(one) for one in standing):
-            token = tokens.fresh()
-
-        def command(rank: int) -> str:
-            return self._command(rank, standing[0], token)
-
-        hub, error = await self._opened(standing, token, command)
-        self._meeting = msgspec.structs.replace(self._meeting, hosts_the_store=True, listen_error=error)
+        made_up = not self._token and not all(tokens.trusted(one) for one in standing)
+        if made_up:
+            self._token = tokens.fresh()
+        hub, error = await self._opened(standing)
+        self._meeting = msgspec.structs.replace(
+            self._meeting, hosts_the_store=True, listen_error=error, token=bool(self._token)
+        )
         if hub is None:
             return self._alone(await looking)
+        self.in_touch = hub.nnodes > 1
+        self._meeting = msgspec.structs.replace(self._meeting, port=hub.port)
+        hub.changed = partial(self._audience.hub, hub, self._shown_command)
+        hub.changed()
+        if made_up and hub.nnodes > 1:
+            self._audience.say(
+                f"{standing[0]} is no private address, so only nodes that know the token {self._token} are let in. The same "
+                f"token goes on every node, on this one too when it runs again: {self._shown_command(0)}"
+            )
         conductor = Conductor(
             hub,
             wait=self._wishes.wait,
             quick=self._wishes.quick,
             master=self._job.master,
             store_port=hub.port,
-            command=command,
+            command=self._command,
         )
         way: list[Meeting] = []
-        own = asyncio.ensure_future(self._own_part(hub, standing[0], token, looking, way))
+        own = asyncio.ensure_future(self._own_part(hub, standing[0], looking, way))
         try:
             gathered = await conductor.lead()
             if not self._meeting.joined:
                 why = "node 0 did not get through to its own port"
-                await hub.stop(why)
                 if way:
                     self._met(msgspec.structs.replace(way[-1], waited=self._wishes.wait))
-                return self._alone(await looking, [why])
+                end = self._alone(await looking, [why])
+                await hub.stop(why, 1 if end.exit_code == 1 else 2)
+                return end
             return await self._verdict(hub, gathered.fleet, gathered.snapshots, gathered.joined_at)
         except asyncio.CancelledError:
             with suppress(Exception):
@@ -319,42 +372,33 @@ class _Node:
             with suppress(asyncio.CancelledError, Exception):
                 await own
 
-    def _command(self, rank: int, master: str, token: str) -> str:
-        """What to type on another node."""
-        job = self._job
-        words = ["ddpdoctor", "netcheck", "--master-addr", master]
-        if job.port != DEFAULT_PORT:
-            words += ["--master-port", str(job.port)]
-        words += ["--nnodes", str(job.nnodes), "--node-rank", str(rank)]
-        # Nodes of a launcher's job derive the token themselves; a command typed by hand can't.
-        words += ["--token", token] if token else []
-        return shlex.join(words)
+    def _command(self, rank: int) -> str:
+        """What to type on the node of that rank, with dots for the token."""
+        return netcheck_command(self._meeting, self._job.nnodes, rank)
 
-    async def _opened(
-        self, standing: Sequence[str], token: str, command: Callable[[int], str]
-    ) -> tuple[Hub | None, str]:
+    def _shown_command(self, rank: int) -> str:
+        """The same with the token, for the eyes of this node's user."""
+        return with_token(self._command(rank), self._token)
+
+    async def _opened(self, standing: Sequence[str]) -> tuple[Hub | None, str]:
         """The hub on the first of the ports that is free; None and the system's words where none is."""
         job, error = self._job, ""
         for port in self._ports():
-            hub = Hub(standing, port, job.nnodes or 1, token, job.hosts)
-            hub.changed = partial(self._audience.hub, hub, command)
+            hub = Hub(standing, port, job.nnodes or 1, self._token, job.hosts)
             try:
                 await hub.open()
             except OSError as failure:
                 error = failure.strerror or str(failure)
             else:
-                hub.changed()
                 return hub, ""
         return None, error
 
-    async def _own_part(
-        self, hub: Hub, address: str, token: str, looking: asyncio.Future[Snapshot], way: list[Meeting]
-    ) -> None:
+    async def _own_part(self, hub: Hub, address: str, looking: asyncio.Future[Snapshot], way: list[Meeting]) -> None:
         """Node 0's own agent goes through the door like everybody else's. way: takes up what that came to so far."""
         _, connection = await arrive(address, (hub.port,), self._wishes.wait, way.append)
         if connection is not None:
             with suppress(AgentError):
-                await self._attend(connection, token, looking, hub.own, lambda: met_at(hub, address))
+                await self._attend(connection, looking, hub.own, lambda: met_at(hub, address))
 
     async def _verdict(self, hub: Hub, fleet: Fleet, snapshots: dict[int, Snapshot], joined_at: float) -> End:
         ranks = [one.rank for one in fleet.nodes]
@@ -373,4 +417,5 @@ class _Node:
             fleet=final,
             seconds=round(seconds, 3),
             problems=problems,
+            token=self._token,
         )

@@ -26,7 +26,8 @@ from typing import Literal
 
 from ddpdoctor.netcheck.job import Job
 
-Role = Literal["hub", "agent"]
+Role = Literal["hub", "agent", "host", "visitor"]
+"""Of who meets at the hub's door, and of who visits another node."""
 
 DERIVED = 20
 """Hex digits of a derived token, 80 bits: node 0 prints it in the command for a node that is missing."""
@@ -67,9 +68,10 @@ def fresh() -> str:
     return "-".join("".join(secrets.choice(_ALPHABET) for _ in range(4)) for _ in range(3))
 
 
-def proof(token: str, role: Role, first: str, second: str) -> str:
-    """What shows that its sender knows the token: HMAC-SHA256 over its role, its own nonce and the other side's, in hex."""
-    return _mac(token, role, first, second)
+def proof(token: str, role: Role, first: str, second: str, *more: object) -> str:
+    """What shows that its sender knows the token: HMAC-SHA256 over its role, both nonces, and what else it stands for, in
+    hex."""
+    return _mac(token, role, first, second, *map(str, more))
 
 
 def matches(proof_given: str, proof_expected: str) -> bool:

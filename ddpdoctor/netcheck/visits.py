@@ -6,14 +6,14 @@ Who dials shows no secret: an address may mean another host here than where it c
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import secrets
 import socket
 from collections.abc import Awaitable
 from typing import Any, Final, TypeVar
 
 import msgspec
+
+from ddpdoctor.netcheck.tokens import matches, proof
 
 T = TypeVar("T")
 
@@ -27,18 +27,24 @@ REACH, MEASURE = "reach", "measure"
 
 
 class Knock(msgspec.Struct, frozen=True):
-    """Whoever dials: its node, what it comes for, and the proof that it is of this run."""
+    """Whoever dials: its node, and what it comes for. `nonce` is fresh for every visit."""
 
     node: int
     purpose: str
     nonce: str
-    proof: str
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Whoever listens: its node, and the proof that it is of this run."""
+    """Whoever listens: its node, a fresh nonce of its own, and the proof over both that it is of this run."""
 
     node: int
+    nonce: str
+    proof: str
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """Whoever dials: the proof over both nonces, so that what was overheard opens no second visit."""
+
     proof: str
 
 
@@ -103,10 +109,11 @@ async def visit(address: str, port: int, run: str, node: int, purpose: str, seco
 async def _knock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run: str, node: int, purpose: str) -> int:
     """Says who we are; the node that answered."""
     nonce = secrets.token_hex(16)
-    await _say(writer, Knock(node, purpose, nonce, _proof(run, "visitor", node, purpose, nonce)))
+    await _say(writer, Knock(node, purpose, nonce))
     reply = await _hear(reader, Reply)
-    if not hmac.compare_digest(reply.proof, _proof(run, "host", reply.node, nonce)):
+    if not matches(reply.proof, proof(run, "host", nonce, reply.nonce, reply.node)):
         raise StrangerError("what answered is of another run")
+    await _say(writer, Shown(proof(run, "visitor", nonce, reply.nonce, node, purpose, reply.node)))
     return reply.node
 
 
@@ -118,17 +125,15 @@ async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ru
         VisitError: it isn't of this run, or gone.
     """
     knock = await within(SECONDS, _hear(reader, Knock))
-    if not hmac.compare_digest(knock.proof, _proof(run, "visitor", knock.node, knock.purpose, knock.nonce)):
+    nonce = secrets.token_hex(16)
+    await _say(writer, Reply(node, nonce, proof(run, "host", knock.nonce, nonce, node)))
+    shown = await within(SECONDS, _hear(reader, Shown))
+    if not matches(shown.proof, proof(run, "visitor", knock.nonce, nonce, knock.node, knock.purpose, node)):
         raise StrangerError("a visitor of another run")
-    await _say(writer, Reply(node, _proof(run, "host", node, knock.nonce)))
     return knock.node, knock.purpose
 
 
-def _proof(run: str, *words: object) -> str:
-    return hmac.new(run.encode(), "\n".join(map(str, words)).encode(), hashlib.sha256).hexdigest()
-
-
-async def _say(writer: asyncio.StreamWriter, what: Knock | Reply) -> None:
+async def _say(writer: asyncio.StreamWriter, what: Knock | Reply | Shown) -> None:
     writer.write(msgspec.json.encode(what) + b"\n")
     try:
         await writer.drain()

@@ -87,6 +87,61 @@ def test_gathering_ends_as_soon_as_all_have_come_or_with_the_time():
     run(go(), 5)
 
 
+def test_whoever_still_looks_at_its_host_has_come_and_is_waited_for():
+    async def go():
+        async with hub(2) as one, agents(one), client(one.port) as odd:
+            odd.hello()
+            await odd.until(Welcome)
+            gathering = asyncio.ensure_future(one.gather(0.1))
+            await asyncio.wait([gathering], timeout=0.3)
+            assert not gathering.done()
+            assert one.absent() == ()
+            odd.say(Manifest(snapshot=manifest()))
+            await asyncio.gather(gathering, _answer_joined(one, odd, 1))
+            assert not one.guests[1].lost
+
+    run(go(), 5)
+
+
+def test_facts_that_never_come_are_not_waited_for_for_ever():
+    async def go():
+        impatient = msgspec.structs.replace(QUICK, facts=0.5)
+        async with hub(2, limits=impatient) as one, agents(one), client(one.port) as odd:
+            odd.hello()
+            await odd.until(Welcome)
+            answering = asyncio.ensure_future(odd.answer_pings())
+            await one.gather(0.1)
+            assert one.guests[1].lost == "lost during join: its facts had not come after 0.5 s"
+            assert one.absent() == ()
+            await answering
+
+    run(go(), 5)
+
+
+def test_whoever_is_there_is_told_who_is_waited_for(monkeypatch):
+    monkeypatch.setattr("ddpdoctor.netcheck.hub.MISSING_SECONDS", 0.1)
+
+    async def go():
+        heard = []
+        async with hub(3, hosts=("n1", "n2", "n3")) as one, agents(one) as tasks:
+            tasks.append(asyncio.ensure_future(agent(one.port, 1, heard=heard.append)))
+            gathering = asyncio.ensure_future(one.gather(10))
+            while not heard or not heard[-1].waited_for:
+                await asyncio.sleep(0.01)
+            assert (heard[-1].waited_for, heard[-1].first) == (("node 2 (n3)",), 2)
+            async with client(one.port) as odd:
+                odd.hello(node_rank=2, host="n3")
+                await odd.until(Welcome)
+                answering = asyncio.ensure_future(odd.answer_pings())
+                while heard[-1].first is not None:
+                    await asyncio.sleep(0.01)
+                assert heard[-1].waited_for == ("the facts of n3",)
+                gathering.cancel()
+            await asyncio.gather(answering, gathering, return_exceptions=True)
+
+    run(go(), 5)
+
+
 def turned_away(nnodes=2, gather=False, **hello):
     """What one more node is told that comes with this Hello while node 0 and node 1 are there; and the hub's notes."""
 
@@ -203,7 +258,7 @@ def test_a_hub_that_doesn_t_know_the_token_is_not_trusted():
     async def false_hub(reader, writer):
         writer.write(encode(Greeting(ddpdoctor="0.1.0", protocol=1, nonce="00")))
         await reader.readline()
-        writer.write(encode(Welcome(node_rank=1, nnodes=2, run="00", proof="00" * 32)))
+        writer.write(encode(Welcome(node_rank=1, nnodes=2, run="00", proof="00" * 32, wait=1.0)))
         assert await reader.read() == b"", "it got nothing of this host"
         writer.close()
 
@@ -449,7 +504,7 @@ def bad_facts(content):
             odd.writer.write(encode(Manifest(snapshot=content)))
             await odd.until(Stopped)
             assert one.guests[1].facts is None
-            assert one.absent()[1].rank == 1
+            assert [absent.rank for absent in one.absent()] == [0]
             return one.guests[1].lost
 
     return run(go())
@@ -636,7 +691,7 @@ def test_what_needs_all_nodes_is_ended_when_one_is_lost():
             tasks.append(asyncio.ensure_future(agent(one.port, 3, carry_out=quick)))
             await asyncio.gather(one.gather(5), _answer_joined(one, odd, 1))
             one.announce("gloo")
-            asking = asyncio.ensure_future(one.ask(dict.fromkeys((1, 2, 3), Open()), 30, lambda answer: False))
+            asking = asyncio.ensure_future(one.ask(dict.fromkeys((1, 2, 3), Open(ports=3)), 30, lambda answer: False))
             await odd.until(Open)
             odd.writer.close()
             answers = await asyncio.wait_for(asking, 3)
@@ -734,7 +789,7 @@ def test_an_agent_notices_a_hub_that_dies_hangs_or_talks_nonsense():
     assert "sent text that isn't ours: hello" in against(lambda *ends: say(*ends, b"hello\n"))
     assert "sent JSON that isn't ours" in against(lambda *ends: say(*ends, encode(PART)))
     assert "a line of more than" in against(lambda *ends: say(*ends, b"x" * (MOST + 2)))
-    assert against(lambda *ends: say(*ends, encode(Stopped(why="x\x1b")))) == "HubStopped: x?"
+    assert against(lambda *ends: say(*ends, encode(Stopped(why="x\x1b")))) == "HubStopped: node 0 says: x?"
 
 
 def test_an_agent_notices_in_the_middle_of_the_test_that_the_hub_is_dead():

@@ -36,7 +36,8 @@ def measured(serve: Handler, *, own: int = 0, peer: int = 1, seconds: float = SE
 
     async def both() -> Link:
         listeners = Listeners(serve)
-        opened = await listeners.open({"route": "127.0.0.1"}, RUN, peer, (32768, 60999))
+        listeners.measuring = True
+        opened = await listeners.open({"route": "127.0.0.1"}, RUN, peer, (32768, 60999), 3)
         try:
             order = Measure(peer=Peer(peer, "there", opened.places), seconds=seconds)
             found = await asyncio.wait_for(measuring.measure(order, RUN, own), AMPLE)
@@ -160,7 +161,8 @@ def test_measuring_ends_when_it_is_cancelled() -> None:
 
     async def cancelled() -> None:
         listeners = Listeners(served_by(silent))
-        opened = await listeners.open({"route": "127.0.0.1"}, RUN, 1, (32768, 60999))
+        listeners.measuring = True
+        opened = await listeners.open({"route": "127.0.0.1"}, RUN, 1, (32768, 60999), 3)
         order = Measure(peer=Peer(1, "there", opened.places), seconds=100.0)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(measuring.measure(order, RUN, 0), 0.3)

@@ -32,8 +32,11 @@ async def no_measure(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 
 @asynccontextmanager
-async def listening(node: int, address: str = "127.0.0.1", **more: str) -> AsyncIterator[Opened]:
+async def listening(
+    node: int, address: str = "127.0.0.1", *, measuring: bool = True, **more: str
+) -> AsyncIterator[Opened]:
     listeners = Listeners(no_measure)
+    listeners.measuring = measuring
     try:
         yield await listeners.open({"route": address, **more}, RUN, node, RANGE, PORTS)
     finally:
@@ -124,8 +127,64 @@ def test_nobody_is_let_in_without_the_runs_key() -> None:
             return stranger, found
 
     stranger, found = asyncio.run(go())
-    assert stranger.cells == "xxx"
+    assert stranger.cells == "www"
     assert found.node == 1
+
+
+def test_a_visit_that_was_overheard_opens_no_second_one() -> None:
+    """Whoever listens on the wire says again what the visitor said: the listener has another nonce by then."""
+    heard: list[bytes] = []
+
+    async def listen_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, on = await asyncio.open_connection("127.0.0.1", port)
+        heard.append(await reader.readline())
+        on.write(heard[0])
+        writer.write(await there.readline())
+        heard.append(await reader.readline())
+        on.write(heard[1])
+        writer.write(await there.readline())
+        for one in (writer, on):
+            one.close()
+
+    async def go() -> bytes:
+        nonlocal port
+        async with listening(1) as opened, server(listen_in) as wire:
+            port = opened.places[0].ports[0]
+            found = await visit("127.0.0.1", wire.ports[0], RUN, 0, MEASURE, 1)
+            assert await found.reader.readline() == b"measured\n"
+            found.writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"".join(heard))
+            await reader.readline()
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    port = 0
+    assert asyncio.run(go()) == b""
+
+
+def test_nobody_measures_before_it_is_time() -> None:
+    async def go() -> bytes:
+        async with listening(1, measuring=False) as opened:
+            found = await visit("127.0.0.1", opened.places[0].ports[0], RUN, 0, MEASURE, 1)
+            answer = await found.reader.read()
+            found.writer.close()
+            return answer
+
+    assert asyncio.run(go()) == b""
+
+
+@pytest.mark.parametrize("address", ["no address", "x" * 64, "\u0661.0.0.1", "a\0b", "." * 64, "10.0.0.1%$(x)"])
+def test_an_address_that_is_none_keeps_nobody_from_the_others(address: str) -> None:
+    async def go() -> Dialled:
+        async with listening(1) as opened:
+            peers = (Peer(2, "n2", (Place("route", address, (9,)),)), Peer(1, "n1", opened.places))
+            return await dial(Dial(peers=peers, seconds=1.0), RUN, 0)
+
+    bad, good = sorted(asyncio.run(go()).met, key=lambda one: -one.node)
+    assert set(good.cells) == {"."}
+    assert bad.cells == "-"
 
 
 async def says_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -218,7 +277,7 @@ async def stalling(taken: int) -> AsyncIterator[Place]:
 def test_a_visit_is_a_strangers_where_the_answer_isnt_proved() -> None:
     async def lies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
-        writer.write(b'{"node":1,"proof":"00"}\n')
+        writer.write(b'{"node":1,"nonce":"00","proof":"00"}\n')
         await writer.drain()
         await reader.read()
         writer.close()
