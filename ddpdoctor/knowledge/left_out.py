@@ -11,7 +11,6 @@ from ddpdoctor.findings import Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
 
-
 _INSTALLS = re.compile(r"(?:[\w./+@-]+ -m )?pip install 'ddpdoctor==[0-9][\w.+!]{0,39}'")
 """The only commands of node 0's that are handed on."""
 
