@@ -191,9 +191,11 @@ def _show_one_side(
         _show_row(console, "listen", meeting.listen_error)
     if meeting.attempts:
         _show_row(console, "there", who_listens(meeting))
-    # Where nothing was found the first of them is the first line.
+    # Where nothing was found the first of them is the first line; what a finding has seen is said there.
+    told = " ".join(evidence.text for _, _, finding in examination.findings for evidence in finding.evidence)
     for problem in problems if examination.verdict in (Verdict.FAIL, Verdict.WARN) else problems[1:]:
-        _show_row(console, "ended", problem)
+        if problem not in told:
+            _show_row(console, "ended", problem)
     _show_conflicts(console, meeting)
     console.print()
     if examination.verdict not in (Verdict.FAIL, Verdict.WARN):

@@ -288,6 +288,14 @@ def test_one_side_says_what_is_wrong_once_and_first() -> None:
     assert text.index("nft insert rule") < text.index("tried     10.9.0.1") < text.index("1 problem")
 
 
+def test_why_a_node_was_turned_away_is_said_once() -> None:
+    words = "node 0 says: node rank 1 is taken by n2"
+    away = Finding("node 0 doesn't let this node in", evidence=(Evidence(words, "the hub's answer"),))
+    text = alone(Meeting(master="n0", port=29500), examined(1, {0: [away]})[0], (words, "something else"))
+    assert text.count(words) == 1
+    assert "ended     something else" in text
+
+
 def test_a_node_that_met_nobody_is_not_called_fine() -> None:
     text = alone(Meeting(master="n0", port=29500, nnodes=3), examined(1)[0])
     assert text.splitlines()[0] == "UNKNOWN  3 nodes were to meet, and this one met none of them"
