@@ -38,6 +38,13 @@ class Destination(NamedTuple):
         return str(self.sockaddr[0])
 
 
+def system_words(error: OSError) -> str:
+    """What the system calls it; asyncio's own text holds the address as well. A resolver's numbers aren't the system's."""
+    if error.errno and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
+
+
 async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, socket.socket | None]:
     """One try. The socket, where it is connected, is the caller's to close."""
     started = time.monotonic()
@@ -72,8 +79,7 @@ async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, soc
 
 
 def _attempt(to: Destination, met: Met, error: OSError | None, started: float) -> Attempt:
-    # asyncio puts words of its own into what it raises.
-    words = (os.strerror(error.errno) if error.errno else str(error)) if error else ""
+    words = system_words(error) if error else ""
     return Attempt(address=to.address, met=met, words=words, seconds=round(time.monotonic() - started, 3))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
-import os
 import struct
 import termios
 from typing import Final
@@ -14,6 +13,7 @@ import msgspec
 
 from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.netcheck.lines import plain
+from ddpdoctor.netcheck.connecting import system_words
 from ddpdoctor.netcheck.messages import MOST_PORTS, WORDS, Dial, Dialled, Met, Peer, Place
 from ddpdoctor.netcheck.reaching import ARRIVED, LARGE
 from ddpdoctor.netcheck.visits import REACH, CutOffError, StrangerError, Visit, visit, within
@@ -104,7 +104,7 @@ async def _try(address: str, port: int, wanted: int, run: str, node: int, second
     except TimeoutError as error:
         return Outcome(Cell.SILENT, str(error))
     except OSError as error:
-        return Outcome(_cell_of(error), os.strerror(error.errno) if error.errno else str(error))
+        return Outcome(_cell_of(error), system_words(error))
     except ValueError:
         # Of an address that is none; the peer that offers it mustn't keep this node from the others.
         return Outcome(Cell.NOT_TRIED, "no address")

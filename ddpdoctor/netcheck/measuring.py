@@ -20,6 +20,7 @@ from typing import Final, TypeVar, cast
 import msgspec
 
 from ddpdoctor.facts.fleet import Link
+from ddpdoctor.netcheck.connecting import system_words
 from ddpdoctor.netcheck.messages import Measure, Measured, Peer, Place
 from ddpdoctor.netcheck.visits import MEASURE, Visit, VisitError, visit
 
@@ -309,7 +310,7 @@ def _words(error: Exception) -> str:
     if isinstance(error, asyncio.IncompleteReadError):
         return "the other side hung up"
     if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
+        return system_words(error)
     return str(error) or type(error).__name__
 
 

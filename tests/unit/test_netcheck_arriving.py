@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import random
 import socket
 import ssl
@@ -19,6 +20,7 @@ import pytest
 from ddpdoctor.facts.meeting import Meeting, Met
 from ddpdoctor.netcheck import arriving, identification, names
 from ddpdoctor.netcheck.arriving import arrive, look_at_master
+from ddpdoctor.netcheck.connecting import system_words
 from ddpdoctor.netcheck.identification import HTTP, SILENT, SSH, TLS
 from ddpdoctor.netcheck.messages import MOST_BEFORE_WELCOME, PROTOCOL, Greeting, encode
 
@@ -348,3 +350,14 @@ def test_torchs_own_store_is_known_and_none_the_worse_for_it(libuv: bool) -> Non
     assert found.answered_by == "torch's TCPStore"
     store.set("key", "value")
     assert store.get("key") == b"value"
+
+
+def test_a_resolver_that_fails_is_quoted_in_its_own_words() -> None:
+    """Its numbers aren't the system's: -8 is no error of the kernel's, 8 would be ENOEXEC."""
+    for number in (socket.EAI_SERVICE, 8):
+        assert system_words(socket.gaierror(number, "Servname not supported")) == "Servname not supported"
+    assert (
+        system_words(ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('::1', 1)"))
+        == "Connection refused"
+    )
+    assert system_words(OSError("the other side hung up")) == "the other side hung up"
