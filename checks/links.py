@@ -47,8 +47,8 @@ def slow_link(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     with 100 Mbit/s; one TCP connection is measured, so beyond 10 Gbit/s nothing is said.
 
     ## Fix
-    On both ends: `ip -s link show dev eth0` for errors and drops that grow, `ethtool eth0` for the speed, `tc -s qdisc show
-    dev eth0` for a limiter; `sudo tc qdisc del dev eth0 root` takes it off.
+    On both ends: `ip -s link show dev eth0` for errors and drops that grow, `cat /sys/class/net/eth0/speed` for the speed in
+    Mbit/s, `tc -s qdisc show dev eth0` for a limiter; `sudo tc qdisc del dev eth0 root` takes it off.
     """
     requires(fleet.nodes, "only netcheck looks at other nodes")
     requires(fleet.links, _why_none(fleet))
@@ -84,8 +84,8 @@ def straggler_node(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     are slower than usual.
 
     ## Fix
-    On that node: `ethtool eth0` for the speed, `tc -s qdisc show dev eth0` for a limiter, `ip -s link show dev eth0` for
-    errors; `sudo tc qdisc del dev eth0 root` takes a limiter off. Leave the node out until it is mended.
+    On that node: `cat /sys/class/net/eth0/speed` for the speed in Mbit/s, `tc -s qdisc show dev eth0` for a limiter, `ip -s
+    link show dev eth0` for errors; `sudo tc qdisc del dev eth0 root` takes a limiter off. Leave the node out until it is mended.
     """
     requires(fleet.nodes, "only netcheck looks at other nodes")
     requires(fleet.links, _why_none(fleet))
@@ -135,11 +135,11 @@ class _Desk:
         return Finding(
             summary=f"{self.host(one.rank)} is a straggler: {bandwidth(one.rate)} on its links, where "
             f"{bandwidth(one.usual)} is usual; {_step(one.rate)}",
-            cause=f"All of its {len(one.links)} links are slow, those between the others are not: it is this node, its cable"
-            " or its port.",
+            cause=f"All of its {len(one.links)} links are slow{_or_worse(one)}, those between the others are not: it is this"
+            " node, its cable or its port.",
             evidence=(*self._figures(one.links), *self._limiters([one.rank])),
             fixes=self._fixes([one.rank]),
-            severity=FAIL if one.rate < USELESS else WARN,
+            severity=FAIL if one.rate < USELESS or any(link.error for link in one.links) else WARN,
         )
 
     def _what(self, one: Trouble) -> str:
@@ -194,10 +194,16 @@ class _Desk:
             if node := self.nodes.get(rank):
                 by_interface.setdefault(data_interface(self.fleet, node), []).append(self.host(rank))
         for name, hosts in by_interface.items():
-            text = f"On {listed(hosts)}: errors or drops that grow mean a bad cable or port; Speed must be the port's"
+            text = f"On {listed(hosts)}: errors or drops that grow mean a bad cable or port; the speed (Mbit/s) must be the port's"
             quoted = shlex.quote(name)
-            commands = (f"ip -s link show dev {quoted}", f"ethtool {quoted}", f"tc -s qdisc show dev {quoted}")
-            yield Fix(text, commands if name else ("ip -s link show", "tc -s qdisc show"))
+            # ethtool, and in containers ip, are often missing.
+            counters, speed = "|| cat /proc/net/dev", f"cat /sys/class/net/{quoted}/speed"
+            commands = (f"ip -s link show dev {quoted} {counters}", speed, f"tc -s qdisc show dev {quoted}")
+            yield Fix(text, commands if name else (f"ip -s link show {counters}", "tc -s qdisc show"))
+
+
+def _or_worse(one: Straggler) -> str:
+    return " or could not be measured" if any(link.error for link in one.links) else ""
 
 
 def _percent(share: float) -> str:

@@ -12,6 +12,7 @@ from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.link_figures import Pair, shared
+from ddpdoctor.knowledge.network_fixes import PING_COMES_IN
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import check, requires
 from ddpdoctor.wording import listed
@@ -164,7 +165,8 @@ def _ping(here: Node, pair: Pair, mtu: int, stall: Stall, fleet: Fleet) -> Fix:
     address = next(one.addresses[place] for one in fleet.reach if one.kind == stall.kind and one.addresses[place])
     headers = HEADERS[6 if ":" in address else 4]
     return Fix(
-        f"On {_host(here)}: find the largest size that is answered; with {headers} added it is the MTU that fits",
+        f"On {_host(here)}: find the largest size that is answered; with {headers} added it is the MTU that fits"
+        f" ({PING_COMES_IN})",
         tuple(
             f"ping -M do -c 3 -s {size - headers} {shlex.quote(address)}"
             for size in dict.fromkeys((mtu, *USUAL_MTUS))

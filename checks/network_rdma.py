@@ -34,6 +34,9 @@ from ddpdoctor.wording import listed, plural
 
 NO_DEVICE = "no InfiniBand or RoCE device on this host"
 
+PORTS = "/sys/class/infiniband/*/ports/*"
+"""Every host has that, and few have ibstat or show_gids."""
+
 THRESHOLDS = {
     # Physical errors: a good link has next to none, but the cable's plugging in and the start of its peer leave some.
     "symbol_error": 100,
@@ -113,7 +116,10 @@ def _ports_down(
             *((setting(environment, "NCCL_IB_HCA"),) if hca else ()),
         ),
         fixes=(
-            Fix("See what the ports say, and look at the cables of those that are down", ("ibstat", "rdma link")),
+            Fix(
+                "See what the ports say, and look at the cables of those that are down",
+                (f"grep . {PORTS}/state {PORTS}/phys_state",),
+            ),
             *(() if severity is INFO else _only_good(ports, down)),
         ),
         severity=severity,
@@ -321,4 +327,7 @@ def _fixes(used: Sequence[RdmaPort], environment: Environment, nccl: Maybe[Nccl]
                 (f"export NCCL_IB_GID_INDEX={index}",),
             ),
         )
-    return (Fix("See which rows there are (v2 with an IPv4 address is the one)", ("show_gids",)),)
+    # show_gids comes with the vendor's driver alone. Most rows are empty, and reading the type of such a one is an error.
+    rows = f"grep -Hv 0000:0000:0000:0000:0000:0000:0000:0000 {PORTS}/gids/*"
+    types = f"grep -H . {PORTS}/gid_attrs/types/* 2>/dev/null"
+    return (Fix("See which rows there are (v2 with an IPv4 address is the one)", (rows, types)),)

@@ -12,6 +12,7 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.findings import Fix
 from ddpdoctor.knowledge.blamed_ranks import BEFORE_THE_STORE, Kind
+from ddpdoctor.knowledge.network_fixes import PING_COMES_IN
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.wording import in_patient, listed, pip_install
 
@@ -47,7 +48,7 @@ def meaning(one: Collective, kind: Kind, run: Run) -> Meaning:
         offloading = f"sudo ethtool -K {shlex.quote(way)} tx off rx off tso off gso off gro off"
         return (
             "The numbers were changed on their way or in the reckoning: a network card's offloading, or faulty memory.",
-            (by_root("Switch the card's offloading off and run it again", (offloading,)),),
+            (by_root("Switch the card's offloading off (ethtool is a package) and run it again", (offloading,)),),
         )
     if kind is Kind.CRASH:
         importing = in_patient(run.patient, "-X", "faulthandler", "-c", "import torch.distributed")
@@ -135,7 +136,7 @@ def _large(one: Collective, run: Run) -> Meaning:
         " extremely slow.",
         (
             Fix(
-                "See whether the largest packets pass",
+                f"See whether the largest packets pass ({PING_COMES_IN})",
                 (f"ping -c 3 -M do -s {(mtu or 1500) - 28} {shlex.quote(peer)}",),
             ),
             by_root("Send smaller packets, on all nodes", (f"sudo ip link set {shlex.quote(run.way(one))} mtu 1400",)),

@@ -56,8 +56,8 @@ Pair = tuple[int, int]
 
 
 class Straggler(msgspec.Struct, frozen=True):
-    """A node whose links are all slower than those of the others: medians, Mbit/s. `links`: its own; `usual`: of the
-    links between others."""
+    """A node whose links are all slower than those of the others: medians, Mbit/s. `links`: its own, with those that could
+    not be measured; `usual`: of the links between others."""
 
     rank: int
     rate: float
@@ -126,8 +126,10 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
         and (rank in limited or median(one.resent for one in links[rank]) < HEAVY_LOSS)
     }
     others = [rate for one in fleet.links if not {one.a, one.b} & set(slow) and (rate := rate_of(one)) is not None]
+    all_links = _by_node(fleet.links)
     return tuple(
-        Straggler(rank, rate, median(others) if others else usual, tuple(links[rank])) for rank, rate in slow.items()
+        Straggler(rank, rate, median(others) if others else usual, tuple(all_links[rank]))
+        for rank, rate in slow.items()
     )
 
 
@@ -144,7 +146,7 @@ def troubles(fleet: Fleet) -> tuple[Trouble, ...]:
     claims = {one.rank: _claimed(one) for one in fleet.nodes if data_interface(fleet, one) == one.interface}
     found = []
     for link in fleet.links:
-        if {link.a, link.b} & slow_nodes and not link.error:
+        if {link.a, link.b} & slow_nodes:
             continue
         slow = _is_slow(link, usual_rate, bound, claims)
         late = link.round_trip > max(LATE * usual_trip, LATE_SECONDS) and len(measured) >= FEWEST_NODES

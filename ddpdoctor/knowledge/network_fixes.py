@@ -15,6 +15,9 @@ from ddpdoctor.knowledge.job_intent import address_of, way_to_the_others
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.wording import listed
 
+PING_COMES_IN = "ping is in the package iputils-ping, on RHEL iputils"
+"""Minimal images have none."""
+
 
 def setting(environment: Environment, name: str) -> Evidence:
     """The evidence that a setting gives."""

@@ -159,10 +159,10 @@ def _meant(text: str, node: str, hosts: Sequence[Host]) -> list[Host]:
 
 def _in_a_shell(host: Host, commands: Sequence[str], settings: Mapping[str, str], shim: Path) -> dict[str, str]:
     """The settings of a shell there that had those, once it has carried out the commands."""
-    environ = {"PATH": f"{shim}:{os.environ['PATH']}"} | dict(settings)
+    environ = {"PATH": f"{shim}:{os.environ['PATH']}", "HOME": str(shim)} | dict(settings)
     done = host.run("sh", "-ec", "\n".join([*commands, "printf '\\0'; env -0"]), environ=environ)
     lines = [one.partition("=") for one in done.stdout.split("\0")[1:] if "=" in one]
-    return {name: value for name, _, value in lines if name not in ("PATH", "PWD", "OLDPWD", "SHLVL", "_")}
+    return {name: value for name, _, value in lines if name not in ("PATH", "HOME", "PWD", "OLDPWD", "SHLVL", "_")}
 
 
 def sudo_shim(folder: Path) -> Path:

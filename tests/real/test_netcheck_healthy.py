@@ -50,12 +50,13 @@ def assert_healthy(all_ran: Sequence[Ran], *, with_torch: bool = False) -> None:
     assert not first.report["strangers"]
 
 
-@pytest.mark.parametrize("number", [2, 2, 3, 8])
-def test_with_a_docker0_and_a_second_network(hosts: list[Host], number: int) -> None:
-    all_ran = netcheck(hosts[:number])
-    assert_healthy(all_ran)
-    assert len(all_ran[0].report["nodes"]) == number
-    assert len(all_ran[0].report["matrix"]["links"]) == number * (number - 1) // 2
+@pytest.mark.parametrize(("number", "times"), [(2, 2), (3, 1), (8, 1)])
+def test_with_a_docker0_and_a_second_network(hosts: list[Host], number: int, times: int) -> None:
+    for _ in range(times):
+        all_ran = netcheck(hosts[:number])
+        assert_healthy(all_ran)
+        assert len(all_ran[0].report["nodes"]) == number
+        assert len(all_ran[0].report["matrix"]["links"]) == number * (number - 1) // 2
 
 
 def test_with_torch(hosts: list[Host]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.real.libnccl import build_speechless
 from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import Ran, netcheck
+from tests.real.netcheck_hosts import NAMED_WITHIN, Ran, mend, netcheck, sudo_shim
 from tests.real.test_network_illnesses import bridge
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
@@ -33,10 +33,9 @@ def nccl(tmp_path: Path) -> dict[str, str]:
 GOOD = {"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"}
 
 
-def exported(ran: Ran, slug: str) -> dict[str, str]:
-    """The settings that its fixes export."""
-    lines = [one.removeprefix("export ") for one in ran.commands(slug) if one.startswith("export ")]
-    return {name: value for name, _, value in (one.partition("=") for one in lines)}
+@pytest.fixture
+def sudo(tmp_path: Path) -> Path:
+    return sudo_shim(tmp_path)
 
 
 @pytest.mark.tool("gcc")
@@ -53,28 +52,52 @@ def exported(ran: Ran, slug: str) -> dict[str, str]:
 )
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_setting_on_one_host(
-    hosts: list[Host], nccl: dict[str, str], settings: dict[str, str], slug: str, at: int
+    hosts: list[Host], nccl: dict[str, str], sudo: Path, settings: dict[str, str], slug: str, at: int
 ) -> None:
     host = hosts[at].hostname
-    everywhere = nccl | GOOD
+    each = {one.hostname: nccl | GOOD | (settings if one is hosts[at] else {}) for one in hosts}
     # Another setting than the other host's is a finding of its own.
-    ran = netcheck(hosts, environ=everywhere, each={host: settings})
+    ran = netcheck(hosts, each=each)
     assert ran[0].slugs - {"env-not-propagated"} == {slug}
     assert ran[0].nodes(slug) == [host]
+    (value,) = settings.values()
+    assert value in ran[0].findings(slug)[0]["summary"]
     assert {one.code for one in ran} == {1}
-    assert_mended(hosts, everywhere, {host: settings | exported(ran[0], slug)})
+    assert ran[0].report["seconds"] < NAMED_WITHIN
+    assert_healthy(netcheck(hosts, each=mend(ran[0], slug, hosts, sudo, each)))
 
 
 @pytest.mark.tool("gcc")
-def test_nccl_takes_a_bridge_on_both(hosts: list[Host], nccl: dict[str, str]) -> None:
+def test_nccl_takes_a_bridge_on_both(hosts: list[Host], nccl: dict[str, str], sudo: Path) -> None:
     """Nobody has set anything; the bridges come first."""
-    ran = netcheck(hosts, environ=nccl)
+    each = {one.hostname: nccl for one in hosts}
+    ran = netcheck(hosts, each=each)
     assert (ran[0].slugs, ran[0].nodes("nccl-wrong-interface")) == ({"nccl-wrong-interface"}, ["n0", "n1"])
     (summary,) = {one["summary"] for one in ran[1].findings("nccl-wrong-interface")}
     assert summary.startswith(
         "NCCL takes br-5c1d0f6ab3e2: its only peer doesn't reach 172.18.0.1, it reaches 10.77.0.12"
     )
-    assert_mended(hosts, nccl | exported(ran[0], "nccl-wrong-interface"), {})
+    assert ran[0].report["seconds"] < NAMED_WITHIN
+    assert_healthy(netcheck(hosts, each=mend(ran[0], "nccl-wrong-interface", hosts, sudo, each)))
+
+
+@pytest.mark.tool("gcc")
+def test_nccl_is_told_to_take_docker0_on_both(hosts: list[Host], nccl: dict[str, str], sudo: Path) -> None:
+    """As a setting that was copied from a single machine does; both have the same address there."""
+    for one in hosts:
+        bridge(one, "docker0", "172.17.0.1/16", 6)
+    try:
+        each = {one.hostname: nccl | {"NCCL_SOCKET_IFNAME": "docker0"} for one in hosts}
+        ran = netcheck(hosts, each=each)
+        slug = "nccl-wrong-interface"
+        assert (ran[0].slugs, ran[0].nodes(slug)) == ({slug}, ["n0", "n1"])
+        assert "docker0: its only peer doesn't reach 172.17.0.1" in ran[0].findings(slug)[0]["summary"]
+        assert {one.code for one in ran} == {1}
+        assert ran[0].report["seconds"] < NAMED_WITHIN
+        assert_healthy(netcheck(hosts, each=mend(ran[0], slug, hosts, sudo, each)))
+    finally:
+        for one in hosts:
+            one.ip("link delete docker0")
 
 
 def test_without_nccl_it_is_a_warning(hosts: list[Host]) -> None:
@@ -84,22 +107,21 @@ def test_without_nccl_it_is_a_warning(hosts: list[Host]) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_hostname_that_means_the_loopback(hosts: list[Host], at: int) -> None:
+def test_a_hostname_that_means_the_loopback(hosts: list[Host], sudo: Path, at: int) -> None:
     host = hosts[at]
-    environ = {"NCCL_SOCKET_IFNAME": "=eth0"}
+    each = {one.hostname: {"NCCL_SOCKET_IFNAME": "=eth0"} for one in hosts}
     named = "127.0.0.1 localhost\n10.77.0.11 n0\n10.77.0.12 n1\n"
     try:
         other = {0: "10.77.0.12 n1", 1: "10.77.0.11 n0"}[at]
         host.hosts(f"127.0.0.1 localhost\n127.0.1.1 {host.hostname}\n{other}\n")
-        ran = netcheck(hosts, environ=environ)
+        ran = netcheck(hosts, each=each)
         slug = "hostname-resolves-loopback"
         assert (ran[0].slugs, ran[0].nodes(slug)) == ({slug}, [host.hostname])
-        assert_mended(hosts, environ | exported(ran[0], slug), {})
+        assert ran[0].report["seconds"] < NAMED_WITHIN
+        assert_healthy(netcheck(hosts, each=mend(ran[0], slug, hosts, sudo, each)))
     finally:
         host.hosts(named)
 
 
-def assert_mended(hosts: list[Host], environ: Mapping[str, str], each: Mapping[str, Mapping[str, str]]) -> None:
-    ran = netcheck(hosts, environ=environ, each=each)
-    assert ran[0].slugs == set()
-    assert {one.code for one in ran} == {0}
+def assert_healthy(all_ran: list[Ran]) -> None:
+    assert [(one.code, one.slugs) for one in all_ran] == [(0, set())] * len(all_ran), all_ran[0].report["findings"]

@@ -78,6 +78,16 @@ def test_who_needs_no_more_rounds() -> None:
     assert condemned([link(a, b, **useless) for a, b in combinations(range(5), 2)]) == set()  # type: ignore[arg-type]
 
 
+def test_a_straggler_explains_its_link_that_could_not_be_measured() -> None:
+    """As where it loses so many packets that some measurements come to nothing: no other node is to be named."""
+    links = [link(a, b) for a, b in combinations(range(4), 2)]
+    links[1], links[3] = link(0, 2, 13.0), link(1, 2, 9.0)
+    links[5] = link(2, 3, -1.0, error="no answer in time")
+    fleet = Fleet(links=tuple(links))
+    assert [(one.rank, len(one.links)) for one in stragglers(fleet)] == [(2, 3)]
+    assert not troubles(fleet)
+
+
 def test_the_many_links_of_a_slow_network_are_not_all_measured_again() -> None:
     links = tuple(link(a, b, 40.0) for a, b in combinations(range(32), 2))
     assert len(doubtful(Fleet(links=links))) == 16
