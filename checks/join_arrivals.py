@@ -8,7 +8,7 @@ from ddpdoctor.facts.fleet import Absent, Double, Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.fleet_words import NO_FLEET, NODE_0_SPEAKS, called, there
+from ddpdoctor.knowledge.fleet_words import NO_FLEET, NODE_0_SPEAKS, bare_host, called, there
 from ddpdoctor.knowledge.launchers import srun_netcheck
 from ddpdoctor.knowledge.left_out import first_words, left_behind, one_node_more, turned_away
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, options, waits_longer
@@ -71,7 +71,7 @@ def rdzv_missing_node(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
 
 def _unsettled(fleet: Fleet) -> list[Double]:
     """Who was turned away and hasn't come again since under a better rank; of one that came several times, the last."""
-    settled = {(one.host, one.address, one.rank) for one in fleet.nodes}
+    settled = {(bare_host(one), one.address, one.rank) for one in fleet.nodes}
     last = {(one.host, one.address): one for one in fleet.doubles}
     return [
         one

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
@@ -20,6 +21,17 @@ ONE_THERE = "only one node is there"
 def called(node: Node) -> str:
     """The node's hostname; "node 3" where it has none."""
     return node.host or f"node {node.rank}"
+
+
+def names_by_rank(hosts: Mapping[int, str]) -> dict[int, str]:
+    """Hostnames by rank, each once: machines made from one image may all be called "localhost"."""
+    count = Counter(hosts.values())
+    return {rank: f"{host} (node {rank})" if host and count[host] > 1 else host for rank, host in hosts.items()}
+
+
+def bare_host(node: Node) -> str:
+    """Its hostname as itself has it."""
+    return node.host.removesuffix(f" (node {node.rank})")
 
 
 def names(nodes: Iterable[Node], most: int = 5) -> str:

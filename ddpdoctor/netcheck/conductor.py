@@ -13,6 +13,7 @@ from ddpdoctor.facts.fleet import Cell, Collective, Fleet, Link, Node, Passed, P
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.knowledge.fleet_words import names_by_rank
 from ddpdoctor.knowledge.link_figures import alike, better, condemned, doubtful
 from ddpdoctor.knowledge.version_agreement import stores_meet
 from ddpdoctor.netcheck.guests import Guest
@@ -143,7 +144,11 @@ class Conductor:
         began = time.monotonic()
         self._hub.announce("join")
         await self._hub.gather(self._wait)
-        snapshots = {rank: guest.facts or _without_facts(guest) for rank, guest in self._hub.guests.items()}
+        snapshots = {}
+        for rank, name in names_by_rank({rank: guest.host for rank, guest in self._hub.guests.items()}).items():
+            guest = self._hub.guests[rank]
+            guest.host = name
+            snapshots[rank] = msgspec.structs.replace(guest.facts or _without_facts(guest), host=name)
         self._members = sorted(snapshots)
         there = len(self._there)
         whole = there == self._hub.nnodes

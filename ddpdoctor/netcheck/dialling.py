@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.fleet import Cell
-from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.connecting import system_words
+from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.messages import MOST_PORTS, WORDS, Dial, Dialled, Met, Peer, Place
 from ddpdoctor.netcheck.reaching import ARRIVED, LARGE
 from ddpdoctor.netcheck.visits import REACH, CutOffError, StrangerError, Visit, visit, within

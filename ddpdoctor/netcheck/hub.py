@@ -6,14 +6,13 @@ Whoever shares its event loop must not hold it for seconds, or the agents take t
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import resource
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from ddpdoctor.facts.fleet import Absent, Double
+from ddpdoctor.knowledge.fleet_words import names_by_rank
 from ddpdoctor.netcheck.door import Door, Knock, Limits
 from ddpdoctor.netcheck.guests import Guest, GuestError, Larder
 from ddpdoctor.netcheck.lines import LineError
@@ -28,6 +27,7 @@ from ddpdoctor.netcheck.messages import (
     Welcome,
     encode,
 )
+from ddpdoctor.netcheck.open_files import allow_files
 
 FAREWELL_SECONDS: Final = 5.0
 """How long a guest may take to fetch its part of the verdict."""
@@ -82,7 +82,7 @@ class Hub:
         Raises:
             OSError: the port is taken, or the address isn't this host's.
         """
-        _allow_files(self.nnodes + OTHER_FILES)
+        allow_files(self.nnodes + OTHER_FILES)
         await self._door.open()
         self._pulse = asyncio.create_task(self._keep_alive())
 
@@ -141,7 +141,8 @@ class Hub:
     def _missing(self) -> tuple[str, ...]:
         """Who is waited for, as the others are told: the first few."""
         absent = self.absent()
-        late = tuple(f"the facts of {guest.host}" for guest in self._late()[:MOST_MISSING])
+        hosts = names_by_rank({rank: guest.host for rank, guest in self.guests.items()})
+        late = tuple(f"the facts of {hosts[guest.rank]}" for guest in self._late()[:MOST_MISSING])
         names = [f"node {one.rank} ({one.host})" if one.host else f"node {one.rank}" for one in absent[:MOST_MISSING]]
         more = (f"{len(absent) - MOST_MISSING} more",) if len(absent) > MOST_MISSING else ()
         return (*names, *more, *late)
@@ -355,12 +356,3 @@ class Hub:
 
 def _taken(rank: int, by: str, nnodes: int) -> str:
     return f"node rank {rank} is taken by {by}: give every node a --node-rank of its own, 0 to {nnodes - 1}"
-
-
-def _allow_files(count: int) -> None:
-    """Raises this process's own limit of open files where it is lower than that and may be raised."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 import msgspec
 
+from ddpdoctor.knowledge.fleet_words import names_by_rank
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.wording import listed, plural
 
@@ -98,8 +99,9 @@ class Progress:
 
     def hub(self, hub: Hub, command: Callable[[int], str] | None = None) -> None:
         self.nnodes = hub.nnodes
+        names = names_by_rank({rank: guest.host for rank, guest in hub.guests.items()})
         self.seats = tuple(
-            Seat(guest.rank, guest.host, guest.facts is not None, guest.lost) for _, guest in sorted(hub.guests.items())
+            Seat(rank, names[rank], guest.facts is not None, guest.lost) for rank, guest in sorted(hub.guests.items())
         )
         # Node 0 is where we are.
         here = {0} | {seat.rank for seat in self.seats}

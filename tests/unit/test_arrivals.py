@@ -8,6 +8,7 @@ from ddpdoctor.checks.join_arrivals import duplicate_rank, rdzv_missing_node
 from ddpdoctor.facts.fleet import Absent, Double, Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import Finding
+from ddpdoctor.knowledge.fleet_words import bare_host, names_by_rank
 
 ZERO = Meeting(master="10.0.0.11", port=29500, nnodes=4, node_rank=0, hosts_the_store=True, joined=True)
 
@@ -76,3 +77,14 @@ def test_a_node_that_was_lost_says_when_and_how(lost: str, cause: str) -> None:
     (finding,) = rdzv_missing_node(Fleet(nodes=nodes, expected=2), ZERO)
     assert finding.summary == f"n1 was {lost}"
     assert cause in finding.cause
+
+
+def test_nodes_of_one_name_are_told_apart() -> None:
+    """Also when one of them came again after it had been turned away."""
+    assert names_by_rank({0: "n0", 1: "n1", 5: ""}) == {0: "n0", 1: "n1", 5: ""}
+    names = names_by_rank({0: "gpu", 1: "gpu", 2: "n2", 3: "", 4: ""})
+    assert names == {0: "gpu (node 0)", 1: "gpu (node 1)", 2: "n2", 3: "", 4: ""}
+    nodes = tuple(Node(rank=rank, host=names[rank], address=f"10.0.0.{11 + rank}") for rank in range(2))
+    assert [bare_host(one) for one in nodes] == ["gpu", "gpu"]
+    before = Double(rank=0, host="gpu", address="10.0.0.12", holder="gpu")
+    assert not list(duplicate_rank(Fleet(nodes=nodes, expected=2, doubles=(before,)), ZERO))

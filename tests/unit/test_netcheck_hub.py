@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.fleet import Absent, Double
-from ddpdoctor.netcheck.agent import HubGone, HubStopped, TurnedAwayError
+from ddpdoctor.netcheck.agent import HubGone, HubStopped, LeftBehindError, TurnedAwayError
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.lines import MOST_UNPACKED
 from ddpdoctor.netcheck.messages import (
@@ -742,7 +742,7 @@ def test_a_node_without_a_part_hears_that_there_is_none():
             await one.gather(5)
             await one.dismiss({0: PART})
             assert await tasks[0] == PART
-            with pytest.raises(HubStopped, match="no verdict for this node"):
+            with pytest.raises(LeftBehindError, match="went on without this node"):
                 await tasks[1]
 
     run(go())
@@ -759,7 +759,7 @@ def against(behaviour):
     async def go():
         async with serving(false_hub) as port:
             began = time.monotonic()
-            with pytest.raises((HubGone, HubStopped)) as raised:
+            with pytest.raises((HubGone, HubStopped, LeftBehindError)) as raised:
                 await agent(port, 1)
             assert time.monotonic() - began < QUICK.quiet + 2
             return f"{type(raised.value).__name__}: {raised.value}"
@@ -785,7 +785,7 @@ def test_an_agent_notices_a_hub_that_dies_hangs_or_talks_nonsense():
 
     assert against(die) == "HubGone: the connection was closed by node 0: netcheck was stopped or killed there"
     assert against(reset).startswith("HubGone: the connection was")
-    assert against(hang) == "HubGone: nothing was heard of node 0 for 0.8 s: is it still running there?"
+    assert against(hang) == "LeftBehindError: nothing was heard of node 0 for 0.8 s: is it still running there?"
     assert "sent text that isn't ours: hello" in against(lambda *ends: say(*ends, b"hello\n"))
     assert "sent JSON that isn't ours" in against(lambda *ends: say(*ends, encode(PART)))
     assert "a line of more than" in against(lambda *ends: say(*ends, b"x" * (MOST + 2)))
