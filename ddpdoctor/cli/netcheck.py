@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE
+
 if TYPE_CHECKING:
+    from ddpdoctor.findings import Finding
     from ddpdoctor.netcheck.run import End
+
+WAIT = 60.0
+"""Seconds."""
 
 
 def netcheck(
@@ -41,21 +47,31 @@ def netcheck(
     token: Annotated[
         str | None,
         typer.Option(
-            help="Let in only nodes that know this. Default: from the job's id; made up on a public address.",
+            envvar=TOKEN_VARIABLE,
+            show_envvar=False,
+            help="Let in only nodes that know this, on every node the same. Better by the environment variable "
+            "DDPDOCTOR_TOKEN, which other users of the host can't read. Default: from the job's id; by hand none where the "
+            "master's address is private, so that whoever reaches the port may take part; else node 0 makes one up.",
             show_default=False,
         ),
     ] = None,
     wait: Annotated[
         float, typer.Option(min=1, max=86400, metavar="SECONDS", help="For nodes that aren't there yet.")
-    ] = 60,
+    ] = WAIT,
     python: Annotated[
         str | None,
         typer.Option(help="The Python in which training runs. Default: the active environment's.", show_default=False),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Without torch: no real store, no collectives.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Without torch: no real store, no collectives. Node 0's counts.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with -v also the facts.")] = False,
-    matrix: Annotated[bool, typer.Option("--matrix", help="Show latency and bandwidth between all pairs.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings, too.")] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="On node 0: show latency and bandwidth between all pairs.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 1 for warnings, too, on all nodes. Node 0's counts.")
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Name what passed and what had nothing to test.")
     ] = False,
@@ -66,7 +82,8 @@ def netcheck(
     By hand, or under srun, mpirun, torchrun or a Kubernetes indexed job, whose settings it reads. Node 0 prints the whole
     verdict, every other node its own part. With --master-addr alone it tests what one side can see.
 
-    Exit code, the same on every node: 0 nothing failed, 1 something did (or warned, with --strict), 2 wrong usage or no verdict.
+    Exit code, the same on every node: 0 nothing failed, 1 something did (or warned, with --strict on node 0), 2 wrong usage or
+    no verdict on any node.
     """
     import os
 
@@ -75,10 +92,14 @@ def netcheck(
     for name, value in (("--master-addr", master_addr), ("--token", token), ("--python", python)):
         if value is not None and not value.strip():
             raise typer.BadParameter(f"{name} is empty; is the variable in it set?")
+    if token is not None and token.strip() == DOTS:
+        raise typer.BadParameter(f"the dots in {TOKEN_VARIABLE}={DOTS} stand for the token that node 0 prints")
     from ddpdoctor.netcheck.job import Flags, JobError, job_of
 
+    options = _options(wait=wait, quick=quick, python=python, strict=strict)
+    flags = Flags(master=master_addr, port=master_port, nnodes=nnodes, node_rank=node_rank, options=options)
     try:
-        job = job_of(Flags(master=master_addr, port=master_port, nnodes=nnodes, node_rank=node_rank), os.environ)
+        job = job_of(flags, os.environ)
     except JobError as error:
         raise typer.BadParameter(str(error)) from error
     if job.local_rank:
@@ -89,7 +110,16 @@ def netcheck(
     from ddpdoctor.report.netcheck_progress import make_view
 
     path, chosen_by = choose_python(python, os.environ)
-    wishes = Wishes(job=job, token=token, wait=wait, quick=quick, strict=strict, python=path, chosen_by=chosen_by)
+    wishes = Wishes(
+        job=job,
+        options=options,
+        token=token,
+        wait=wait,
+        quick=quick,
+        strict=strict,
+        python=path,
+        chosen_by=chosen_by,
+    )
     view = make_view()
     try:
         end = run(wishes, view)
@@ -99,7 +129,21 @@ def netcheck(
         _print_json(end, verbose=verbose)
     else:
         _print(end, matrix=matrix, verbose=verbose, quiet=quiet)
+    for note in end.notes:
+        typer.echo(note, err=True)
+    if matrix and end.part is not None:
+        typer.echo("--matrix has no effect here: node 0 shows it", err=True)
     raise typer.Exit(end.exit_code)
+
+
+def _options(*, wait: float, quick: bool, python: str | None, strict: bool) -> tuple[str, ...]:
+    """What a command for another node takes over: all that isn't the default, as `facts.meeting.Meeting.options`."""
+    return (
+        *([f"--wait {wait:g}"] if wait != WAIT else []),
+        *(["--quick"] if quick else []),
+        *([f"--python {python}"] if python else []),
+        *(["--strict"] if strict else []),
+    )
 
 
 def _print_json(end: End, *, verbose: bool) -> None:
@@ -123,6 +167,7 @@ def _print(end: End, *, matrix: bool, verbose: bool, quiet: bool) -> None:
     from ddpdoctor.report.terminal import make_console
 
     console = make_console(sys.stdout)
+    end = _with_token(end)
     if end.fleet is not None:
         show_verdict(
             console,
@@ -144,3 +189,26 @@ def _print(end: End, *, matrix: bool, verbose: bool, quiet: bool) -> None:
             verbose=verbose,
             quiet=quiet,
         )
+
+
+def _with_token(end: End) -> End:
+    """With the token in all commands: what is shown here is for the eyes of this node's user."""
+    import msgspec
+
+    from ddpdoctor.knowledge.netcheck_command import with_token
+
+    replace = msgspec.structs.replace
+
+    def told(finding: Finding) -> Finding:
+        fixes = [
+            replace(fix, commands=tuple(with_token(one, end.token) for one in fix.commands)) for fix in finding.fixes
+        ]
+        return replace(finding, fixes=tuple(fixes))
+
+    return replace(
+        end,
+        examinations=tuple(
+            replace(one, results=tuple(replace(two, findings=tuple(map(told, two.findings))) for two in one.results))
+            for one in end.examinations
+        ),
+    )

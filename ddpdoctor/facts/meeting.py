@@ -65,7 +65,7 @@ class Meeting(Facts, frozen=True, kw_only=True):
     """"Slurm", "torchrun", "Open MPI" ...; "" by hand."""
     conflicts: Annotated[tuple[Conflict, ...], Source("flags and the launchers' settings")] = ()
     options: Annotated[tuple[str, ...], Source("the command line")] = ()
-    """What else was asked for and holds for the other nodes, too, each quoted for a shell: "--wait 300", "--quick"."""
+    """What else was asked for and holds for the other nodes, too: "--wait 300", "--quick"."""
     token: Annotated[bool, Source("--token, the launcher's job id, node 0")] = False
     """Whether the nodes show each other a token. Never the token itself."""
     hosts_the_store: Annotated[bool, Source("node rank, this host's addresses")] = False
@@ -77,8 +77,8 @@ class Meeting(Facts, frozen=True, kw_only=True):
     attempts: Annotated[tuple[Attempt, ...], Source("connect() to the master's address and port")] = ()
     """The last outcome for each of the master's addresses."""
     untransmitted: Annotated[int | None, Source("/proc/net/snmp")] = None
-    """IP packets that the kernel was to send and didn't while the master was dialled: a packet filter on this host's output
-    takes them. None: nobody looked, or the kernel doesn't count them (before Linux 6.8)."""
+    """First packets to the master that the kernel was to send and didn't, at the least one a try: a packet filter on this
+    host's output takes them. None: nobody looked, or the kernel doesn't count them (before Linux 6.8)."""
     answered_by: Annotated[str, Source("a conversation with what listens there")] = ""
     """"ddpdoctor", "torch's TCPStore", "an HTTP server", "an SSH server", "a TLS server", "something that says nothing",
     "something else"; "" where nobody could be asked."""

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ddpdoctor.facts.meeting import Meeting
+if TYPE_CHECKING:
+    from ddpdoctor.facts.meeting import Meeting
 
 DEFAULT_PORT = 29500
 
 TOKEN_VARIABLE = "DDPDOCTOR_TOKEN"
 """The environment variable that --token is read from. Unlike a command line, other users of the host can't read it."""
+
+OPTIONS = ("--wait", "--quick", "--python", "--strict")
+"""Those that a command for another node takes over from the one that was typed here."""
 
 DOTS = "..."
 """In the place of a token that isn't told."""
@@ -31,7 +36,7 @@ def netcheck_command(
 ) -> str:
     """What to type on the node of that rank, to meet at the same place and test the same.
 
-    more: options, each with its value and quoted for a shell, that win over what was given here ("--wait 300").
+    more: options, each with its value, that win over what was given here ("--wait 300").
     master, port: to meet there and not at the same place. nnodes: None, if only the way to the master is to be looked at.
     """
     words = ["ddpdoctor netcheck --master-addr", shlex.quote(master or meeting.master)]
@@ -48,8 +53,15 @@ def netcheck_command(
 
 def options(meeting: Meeting, more: Sequence[str] = ()) -> list[str]:
     """The options that were given here and that a command for any node takes over, and more."""
-    names = {one.partition(" ")[0] for one in more}
-    return [*(one for one in meeting.options if one.partition(" ")[0] not in names), *more]
+    return quoted((*meeting.options, *more))
+
+
+def quoted(given: Sequence[str]) -> list[str]:
+    """The options, each with its value, as a shell reads them; of two of a name the last."""
+    chosen = dict(one.partition(" ")[::2] for one in given)
+    # A node sends its options to node 0, which prints commands with them: nothing else may get into these.
+    known = [(name, chosen[name]) for name in OPTIONS if name in chosen]
+    return [f"{name} {shlex.quote(value)}" if value else name for name, value in known]
 
 
 def with_token(text: str, token: str) -> str:

@@ -15,6 +15,7 @@ from ddpdoctor.facts.meeting import Conflict
 from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.hostlist import HostlistError, expand
 from ddpdoctor.knowledge.launchers import NNODES_FLAG, Launch, number
+from ddpdoctor.knowledge.netcheck_command import quoted
 from ddpdoctor.netcheck.places import Place, PlaceError, meeting_place
 
 MOST_NODES = 4096
@@ -34,6 +35,8 @@ class Flags(msgspec.Struct, frozen=True):
     port: int | None = None
     nnodes: int | None = None
     node_rank: int | None = None
+    options: tuple[str, ...] = ()
+    """The others that a command for another node takes over: "--wait 300"."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,17 +178,15 @@ def _names(launch: Launch) -> tuple[str, str, str]:
 
 
 def _check(nnodes: _Said | None, node_rank: _Said | None, launch: Launch | None) -> None:
-    """Raises JobError where the numbers can't be."""
+    """Raises JobError where the numbers can't be.
+
+    Not for a rank that is too high: node 0 waits for this node, and must learn why it isn't the one.
+    """
     if nnodes and not 1 <= nnodes.value <= MOST_NODES:
         raise JobError(f"{nnodes.name} is {nnodes.value}; a job has 1 to {MOST_NODES} nodes")
-    if nnodes and node_rank and node_rank.value >= nnodes.value:
-        last = nnodes.value - 1
-        raise JobError(
-            f"{node_rank.name} says that this is node {node_rank.value}, but {nnodes.name} is {nnodes.value}: "
-            f"nodes are counted from 0 to {last}"
-        )
-    if node_rank and node_rank.value < 0:
-        raise JobError(f"{node_rank.name} is {node_rank.value}; nodes are counted from 0")
+    if node_rank and not 0 <= node_rank.value < MOST_NODES:
+        counted = f"nodes are counted from 0, and a job has at most {MOST_NODES}"
+        raise JobError(f"{node_rank.name} is {node_rank.value}; {counted}")
     several = launch is not None and _is_mpi(launch) and launch.world_size != 1
     if nnodes is None and (node_rank or several):
         what = f"{node_rank.name} says that this is node {node_rank.value}" if node_rank else _said_by(launch)
@@ -236,7 +237,8 @@ def _check_srun(flags: Flags, launch: Launch | None, environ: Mapping[str, str])
 def _given(flags: Flags) -> str:
     """The flags that are the same on all nodes, to be typed again; those that Slurm knows are left out."""
     shown = f" --master-addr {shlex.quote(flags.master)}" if flags.master else ""
-    return shown + (f" --master-port {flags.port}" if flags.port is not None else "")
+    shown += f" --master-port {flags.port}" if flags.port is not None else ""
+    return " ".join([shown, *quoted(flags.options)])
 
 
 def _slurm_nodes(environ: Mapping[str, str]) -> int:

@@ -46,6 +46,10 @@ class LiveView(Progress):
         )
         self._live.start()
 
+    def say(self, text: str) -> None:
+        # Wrapped by the terminal and not by rich, so that a command in it can be copied.
+        self._live.console.print(Text(f"ddpdoctor netcheck: {text}"), soft_wrap=True)
+
     def close(self) -> None:
         self._live.stop()
 

@@ -254,8 +254,7 @@ def test_conflicts_name_both_sides(environ: dict[str, str], flags: Flags, confli
         (Flags("n1", None, 0), "--nnodes is 0; a job has 1 to 4096 nodes"),
         (Flags("n1", None, -2), "--nnodes is -2; a job has 1 to 4096 nodes"),
         (Flags("n1", None, 1_000_000), "--nnodes is 1000000; a job has 1 to 4096 nodes"),
-        (Flags("n1", None, 2, -1), "--node-rank is -1; nodes are counted from 0"),
-        (Flags("n1", None, 2, 2), "--node-rank says that this is node 2, but --nnodes is 2: nodes are counted from 0 to 1"),
+        (Flags("n1", None, 2, -1), "--node-rank is -1; nodes are counted from 0, and a job has at most 4096"),
         (Flags("n1", None, None, 1),
          "--node-rank says that this is node 1, but nothing says of how many: add --nnodes and the number of nodes"),
     ],
@@ -282,8 +281,7 @@ def test_no_such_job(flags: Flags, sentence: str) -> None:
                                       "Write MASTER_ADDR=n1 MASTER_PORT=29500"),
         ({"MASTER_ADDR": "n1", "MASTER_PORT": "many"}, "MASTER_PORT: 'many' is no port; ports go from 1 to 65535"),
         ({"PET_RDZV_ENDPOINT": "n1:0"}, "PET_RDZV_ENDPOINT: '0' is no port; ports go from 1 to 65535"),
-        (SRUN | {"SLURM_NODEID": "2"},
-         "SLURM_NODEID says that this is node 2, but SLURM_STEP_NUM_NODES is 2: nodes are counted from 0 to 1"),
+        (SRUN | {"SLURM_NODEID": "4096"}, "SLURM_NODEID is 4096; nodes are counted from 0, and a job has at most 4096"),
     ],
 )  # fmt: skip
 def test_what_the_launcher_leaves_open(environ: dict[str, str], sentence: str) -> None:
@@ -314,6 +312,10 @@ def test_ways_to_write_the_master(master: str, host: str, port: int) -> None:
 def test_what_was_asked_for_goes_to_all_nodes(nnodes: int | None) -> None:
     with pytest.raises(JobError, match="ddpdoctor netcheck --master-addr n1:29501 --master-port 29501"):
         job_of(Flags("n1:29501", 29501, nnodes), SBATCH)
+
+
+def test_a_rank_that_is_too_high_goes_to_node_0_which_waits_for_it() -> None:
+    assert job_of(Flags("n1", None, 2, 2), {}).node_rank == 2
 
 
 def test_a_pod_whose_name_says_another_job_has_no_job_id() -> None:
@@ -347,5 +349,5 @@ def test_whatever_is_set_it_is_a_job_that_can_be_or_a_sentence(
         assert not set(job.master) & set(" []/$\n")
         assert job.nnodes is None or 1 <= job.nnodes <= 4096
         assert job.node_rank is None or job.nnodes is not None
-        assert job.node_rank is None or 0 <= job.node_rank < (job.nnodes or 0)
+        assert job.node_rank is None or 0 <= job.node_rank < 4096
         assert len(job.hosts) in (0, job.nnodes)
