@@ -89,6 +89,7 @@ async def agent(
     carry_out: Callable[[Order], Awaitable[Answer]] = counts,
     heard: Callable[[Waiting], None] = lambda waiting: None,
     address: str = HERE,
+    limits: Limits = QUICK,
 ) -> Part:
     """A real agent, from its dialling to its part of the verdict."""
     reader, writer = await asyncio.open_connection(HERE, port, local_addr=(address, 0))
@@ -98,7 +99,7 @@ async def agent(
         return manifest()
 
     job = Job(master=HERE, port=port, nnodes=nnodes, node_rank=rank)
-    return await attend(Met(reader, writer, greeting), job, token, facts, carry_out, heard, own, QUICK)
+    return await attend(Met(reader, writer, greeting), job, token, facts, carry_out, heard, own, limits)
 
 
 @asynccontextmanager
