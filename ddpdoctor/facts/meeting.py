@@ -48,9 +48,6 @@ class Conflict(msgspec.Struct, frozen=True):
     other_name: str
     other_value: str
 
-    def __str__(self) -> str:
-        return f"{self.name} says {self.value}, {self.other_name} says {self.other_value}; {self.value} counts"
-
 
 class Meeting(Facts, frozen=True, kw_only=True):
     """One node's way to the master. `master` is "" where nothing was tried."""

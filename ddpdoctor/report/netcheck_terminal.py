@@ -196,7 +196,6 @@ def _show_one_side(
     for problem in problems if examination.verdict in (Verdict.FAIL, Verdict.WARN) else problems[1:]:
         if problem not in told:
             _show_row(console, "ended", problem)
-    _show_conflicts(console, meeting)
     console.print()
     if examination.verdict not in (Verdict.FAIL, Verdict.WARN):
         show_found(console, examination.findings)
@@ -232,7 +231,6 @@ def _show_headline(console: Console, verdict: Verdict, text: str) -> None:
 def _show_head(console: Console, fleet: Fleet, meeting: Meeting) -> None:
     _show_row(console, "master", met_at(meeting, fleet))
     _show_row(console, "nodes", who_came(fleet, meeting))
-    _show_conflicts(console, meeting)
     rows, rest = node_rows(fleet)
     if rows:
         _show_table(console, rows)
@@ -245,11 +243,6 @@ def _show_head(console: Console, fleet: Fleet, meeting: Meeting) -> None:
 
 def _show_row(console: Console, label: str, text: str) -> None:
     console.print(Hanging(Text(label, "dim"), Text(one_line(text)), _MARGIN))
-
-
-def _show_conflicts(console: Console, meeting: Meeting) -> None:
-    for conflict in meeting.conflicts:
-        console.print(Hanging(Text("note", "yellow"), Text(one_line(str(conflict))), _MARGIN))
 
 
 def _show_table(console: Console, rows: Sequence[tuple[str, ...]]) -> None:

@@ -14,8 +14,10 @@ import ddpdoctor.report
 from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Absent, Cell, Fleet, Link, Passed, Phase
-from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.facts.meeting import Attempt, Conflict, Meeting, Met
+from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.netcheck.judging import judge
 from ddpdoctor.netcheck.messages import Part
 from ddpdoctor.registry import NotTested, Result, Why, find_check
 from ddpdoctor.report.contract import Report, build_report, to_json
@@ -125,6 +127,14 @@ def test_findings_that_differ_in_the_nodes_own_name_are_one() -> None:
     [(_, _, finding)] = folded(examined(8, found), [f"n{place}" for place in range(8)])
     assert finding.summary == "n1 drops inbound TCP 1024-2048"
     assert finding.evidence[0].text == "the same on n2 and n6"
+
+
+def test_the_source_of_several_in_a_row_is_said_once() -> None:
+    seen = tuple(Evidence(f"n0 and n{place}: 20 Mbit/s", "bulk transfer") for place in (1, 2))
+    slow = Finding("n0 is slow", evidence=(*seen, Evidence("tbf on eth0", "rtnetlink")))
+    text = verdict(make_fleet(3), examined(3, {0: [slow]}))
+    assert text.count("(bulk transfer)") == 1
+    assert text.index("n0 and n2: 20 Mbit/s  (bulk transfer)") < text.index("tbf on eth0  (rtnetlink)")
 
 
 def test_fixes_that_differ_name_their_nodes() -> None:
@@ -286,6 +296,14 @@ def test_one_side_says_what_is_wrong_once_and_first() -> None:
     assert text.splitlines()[0].startswith("FAIL  n1 drops inbound")
     assert text.count("n1 drops inbound") == 1
     assert text.index("nft insert rule") < text.index("tried     10.9.0.1") < text.index("1 problem")
+
+
+def test_settings_that_contradict_each_other_are_told_once() -> None:
+    conflict = Conflict("--nnodes", "3", "SLURM_STEP_NUM_NODES", "2")
+    meeting = msgspec.structs.replace(MEETING, conflicts=(conflict,))
+    (examination,) = judge([Snapshot(host="n0", meeting=meeting)])
+    text = " ".join(alone(meeting, examination).split())
+    assert text.count("--nnodes says 3, SLURM_STEP_NUM_NODES says 2; 3 counts") == 1
 
 
 def test_why_a_node_was_turned_away_is_said_once() -> None:
