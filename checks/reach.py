@@ -57,7 +57,7 @@ def firewall_blocked_ports(
     Only the store listens on MASTER_PORT. gloo and NCCL listen on ports that the kernel picks out of
     net.ipv4.ip_local_port_range, on every node, and all nodes dial each other: NCCL's root connects back to every rank.
     ufw, firewalld and the security groups of clouds let in ssh and little else. netcheck had every node dial every other
-    one on three such ports; a node is only named where most of its peers fail, or its own kernel counted the packets that
+    one on several such ports; a node is only named where most of its peers fail, or its own kernel counted the packets that
     its filter took away.
 
     ## Fix

@@ -140,7 +140,10 @@ def _show_finding(console: Console, check: Check, severity: Severity, finding: F
     if cause:
         console.print(_part("why", Text(_paragraph(cause))))
     for index, evidence in enumerate(finding.evidence):
-        console.print(_part("" if index else "seen", evidence_text(evidence)))
+        # The source of several in a row stands after the last of them.
+        after = finding.evidence[index + 1 : index + 2]
+        again = bool(after) and after[0].source == evidence.source
+        console.print(_part("" if index else "seen", evidence_text(Evidence(evidence.text) if again else evidence)))
     for fix in finding.fixes:
         _show_fix(console, fix)
     console.print()
