@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +32,12 @@ LONGEST_PAUSE: Final = 1.0
 LATER: Final = 0.1
 """Seconds that IPv6 leaves to IPv4 where the name has both: nodes that come the same way have addresses of one family, and
 the peers' are taken from them."""
+
+PROBES: Final = 4
+"""First packets (SYN) by which a host finds out whether its own filter takes them away."""
+
+UNANSWERED: Final = (Met.SILENT, Met.REFUSED, Met.PROHIBITED)
+"""Outcomes that a filter on this host's output can bring about."""
 
 GONE: Final = "the connection was closed at once, without a word"
 
@@ -123,10 +130,24 @@ def _at_port(one: Destination, port: int) -> Destination:
     return Destination(one.family, (host, port, *scope))
 
 
-def _untransmitted() -> int | None:
-    """Of both families, since boot; None where the kernel doesn't count them."""
-    found = [one for one in (count(any_address).untransmitted for any_address in ("0.0.0.0", "::")) if one is not None]
-    return sum(found) if found else None
+def _kept_back(there: Destination) -> int | None:
+    """How many of PROBES first packets to it this host's own kernel takes away: all of them, or 0; None where it doesn't
+    count them.
+
+    connect() hands the packet to the filters on output before it returns, so that hardly anything else comes between the two
+    looks at the counters, and no more than in another moment as long.
+    """
+    looks = [count(there.address).untransmitted]
+    for probes in (0, PROBES):
+        for _ in range(probes):
+            with suppress(OSError), socket.socket(there.family, socket.SOCK_STREAM) as one:
+                one.setblocking(False)
+                one.connect(there.sockaddr)
+        looks.append(count(there.address).untransmitted)
+    before, between, after = looks
+    if before is None or between is None or after is None:
+        return None
+    return PROBES if before == between and after - between == PROBES else 0
 
 
 class _Search:
@@ -135,7 +156,8 @@ class _Search:
     def __init__(self, master: str, ports: Sequence[int], heard: Callable[[Meeting], None]) -> None:
         self._master, self._ports, self._heard = master, ports, heard
         self._started = time.monotonic()
-        self._untransmitted = _untransmitted()
+        self._kept_back: dict[Destination, int | None] = {}
+        """Packets to each destination that did not leave this host; 0 once some did."""
         self._unresolved = ""
         self._attempts: dict[Destination, Attempt] = {}
         self._identities: dict[Destination, tuple[str, str]] = {}
@@ -152,7 +174,13 @@ class _Search:
         before = self._attempts.get(there)
         self._attempts[there] = msgspec.structs.replace(attempt, tries=before.tries + 1 if before else 1)
         self._identities[there] = identity
+        if attempt.met in UNANSWERED:
+            self._note_kept_back(there)
         self._tell()
+
+    def _note_kept_back(self, there: Destination) -> None:
+        now, before = _kept_back(there), self._kept_back.get(there)
+        self._kept_back[there] = now + (before or 0) if now else now
 
     def _tell(self) -> None:
         """Tells of it where the outcome isn't the same as before."""
@@ -178,15 +206,19 @@ class _Search:
             port=shown[0].sockaddr[1] if shown else self._ports[0],
             unresolved=self._unresolved,
             attempts=tuple(self._attempts[there] for there in shown),
-            untransmitted=self._kept_back(),
+            untransmitted=self._untransmitted(),
             answered_by=identity,
             banner=banner,
             waited=round(self.seconds(), 3),
         )
 
-    def _kept_back(self) -> int | None:
-        now = _untransmitted()
-        return None if now is None or self._untransmitted is None else now - self._untransmitted
+    def _untransmitted(self) -> int | None:
+        """Where this host keeps some destinations' packets and not others', its filter isn't why nobody is met."""
+        found = list(self._kept_back.values())
+        known = [one for one in found if one is not None]
+        if not known:
+            return None
+        return sum(known) if all(found) else 0
 
     def _shown(self) -> list[Destination]:
         """The destinations of the port that tells most: the hub's, else the first that no stranger holds, since the hub

@@ -21,6 +21,7 @@ from ddpdoctor.netcheck.messages import (
     Order,
     Welcome,
 )
+from ddpdoctor.netcheck.open_files import PLENTY, allow_files
 from ddpdoctor.netcheck.reaching import Listeners
 
 DEFAULT_RANGE = (32768, 60999)
@@ -39,6 +40,8 @@ class Desk:
         self._python = python
         self._environ = environ
         self._listeners = Listeners(measuring.serve)
+        # Every peer costs some, and a soft limit is no firewall.
+        allow_files(PLENTY)
         self._run = ""
         self._node = -1
 
