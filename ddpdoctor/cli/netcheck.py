@@ -47,11 +47,11 @@ def netcheck(
     token: Annotated[
         str | None,
         typer.Option(
+            metavar="TEXT",
             envvar=TOKEN_VARIABLE,
             show_envvar=False,
-            help="Let in only nodes that know this, on every node the same. Better by the environment variable "
-            "DDPDOCTOR_TOKEN, which other users of the host can't read. Default: from the job's id; by hand none where the "
-            "master's address is private, so that whoever reaches the port may take part; else node 0 makes one up.",
+            help="Let in only nodes that give the same. Better set DDPDOCTOR_TOKEN, which other users of the host can't read. "
+            "Default: from the job's id; by hand none on a private address, else node 0 makes one up.",
             show_default=False,
         ),
     ] = None,
@@ -60,7 +60,11 @@ def netcheck(
     ] = WAIT,
     python: Annotated[
         str | None,
-        typer.Option(help="The Python in which training runs. Default: the active environment's.", show_default=False),
+        typer.Option(
+            metavar="PATH",
+            help="The Python in which training runs. Default: the active environment's.",
+            show_default=False,
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Without torch: no real store, no collectives. Node 0's counts.")
@@ -79,11 +83,12 @@ def netcheck(
 ) -> None:
     """Find out why the ranks don't meet: run this on every node of the job, in any order.
 
-    By hand, or under srun, mpirun, torchrun or a Kubernetes indexed job, whose settings it reads. Node 0 prints the whole
-    verdict, every other node its own part. With --master-addr alone it tests what one side can see.
+    By hand, or under srun, mpirun, torchrun or a Kubernetes indexed job, whose
+    settings it reads. Node 0 prints the whole verdict, every other node its own
+    part. With --master-addr alone it tests what one side can see.
 
-    Exit code, the same on every node: 0 nothing failed, 1 something did (or warned, with --strict on node 0), 2 wrong usage or
-    no verdict on any node.
+    Exit code, the same on every node: 0 nothing failed, 1 something did (or
+    warned, with --strict on node 0), 2 wrong usage or no verdict on any node.
     """
     import os
 
