@@ -91,12 +91,15 @@ def netcheck(
     warned, with --strict on node 0), 2 wrong usage or no verdict on any node.
     """
     import os
+    import shutil
 
     if verbose and quiet:
         raise typer.BadParameter("-v and -q exclude each other")
     for name, value in (("--master-addr", master_addr), ("--token", token), ("--python", python)):
         if value is not None and not value.strip():
             raise typer.BadParameter(f"{name} is empty; is the variable in it set?")
+    if wait != wait:
+        raise typer.BadParameter("--wait is no number of seconds")
     if token is not None and token.strip() == DOTS:
         raise typer.BadParameter(f"the dots in {TOKEN_VARIABLE}={DOTS} stand for the token that node 0 prints")
     from ddpdoctor.netcheck.job import Flags, JobError, job_of
@@ -115,6 +118,8 @@ def netcheck(
     from ddpdoctor.report.netcheck_progress import make_view
 
     path, chosen_by = choose_python(python, os.environ)
+    if python is not None and shutil.which(path) is None:
+        raise typer.BadParameter(f"--python {python}: there is no such program on this host")
     wishes = Wishes(
         job=job,
         options=options,

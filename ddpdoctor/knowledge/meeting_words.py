@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ddpdoctor.facts.base import Maybe
 from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.findings import Evidence, Fix
-from ddpdoctor.knowledge.netcheck_command import netcheck_command
+from ddpdoctor.knowledge.netcheck_command import DEFAULT_PORT, netcheck_command
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.wording import plural
 
@@ -68,6 +68,7 @@ def who_listens(port: int) -> Fix:
 def another_port(meeting: Meeting) -> Fix:
     """One that is far enough from this one that a neighbour who goes the same way out doesn't meet us there."""
     port = meeting.port + 100 if meeting.port + 100 < 65536 else meeting.port - 100
+    port = port if meeting.port >= 1024 else DEFAULT_PORT  # Those below are for root.
     command = netcheck_command(meeting, meeting.nnodes, meeting.node_rank, port=port)
     return Fix(
         "Or let the job meet at another port, on all nodes alike, and this, on each node with its own rank"

@@ -31,6 +31,9 @@ def names_of(fleet: Fleet, examinations: Sequence[Examination]) -> list[str]:
     ]
 
 
+NOTHING_BETWEEN = "with one node nothing between nodes was tested: run it with the job's --nnodes on all of them"
+
+
 def headline(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Verdict, str]:
     """The verdict and the one sentence that must be seen first: the worst finding, or what was fine and what not tested."""
     verdict, problems = whole(fleet, examinations)
@@ -40,6 +43,8 @@ def headline(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Verdict
         return verdict, found[0][2].summary + (f" (and {more} more)" if more else "")
     if verdict is Verdict.UNKNOWN:
         return verdict, next(iter(problems), _NOT_JUDGED)
+    if fleet.expected == 1:
+        return verdict, f"Nothing wrong was found on this host alone; {NOTHING_BETWEEN}"
     text = f"{len(fleet.nodes)} of {plural(max(fleet.expected, len(fleet.nodes)), 'node')} met, and nothing wrong was found"
     return verdict, "; ".join([text, *untested(fleet)])
 
@@ -66,6 +71,8 @@ def outcome(fleet: Fleet, examinations: Sequence[Examination]) -> str:
     if verdict is Verdict.UNKNOWN:
         parts += problems or [_NOT_JUDGED]
     text = " and ".join(parts) or "nothing wrong was found"
+    if fleet.expected == 1:
+        text += f"; {NOTHING_BETWEEN}"
     return f"{text[0].upper()}{text[1:]}"
 
 
