@@ -11,7 +11,7 @@ from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Cell, Fleet, Reach
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
-from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.blame import Block, Cut, Way, Where, blame
 from ddpdoctor.knowledge.firewall_fixes import let_in, let_out, of_every_tool, subnets_of, whom
 from ddpdoctor.knowledge.root import by_root
@@ -31,6 +31,9 @@ MEETINGS = {
     Cell.OTHER.value: ("meets another host", "meet another host"),
 }
 """What one, and what several, met, by the cell."""
+
+FEW_RANGES = 3
+"""Of ports that a summary has room for."""
 
 LUCK = "gloo dials one way only, so a job may pass by luck: NCCL's root connects back to every rank."
 
@@ -57,7 +60,7 @@ def firewall_blocked_ports(
     Only the store listens on MASTER_PORT. gloo and NCCL listen on ports that the kernel picks out of
     net.ipv4.ip_local_port_range, on every node, and all nodes dial each other: NCCL's root connects back to every rank.
     ufw, firewalld and the security groups of clouds let in ssh and little else. netcheck had every node dial every other
-    one on several such ports; a node is only named where most of its peers fail, or its own kernel counted the packets that
+    one on up to ten such ports; a node is only named where most of its peers fail, or its own kernel counted the packets that
     its filter took away.
 
     ## Fix
@@ -68,6 +71,7 @@ def firewall_blocked_ports(
         yield view.of_block(block)
     for cuts in view.cuts(both=True):
         yield view.of_cuts(cuts)
+    yield from view.not_tried()
 
 
 @check(
@@ -140,7 +144,7 @@ class _View:
     # --- a whole node ---------------------------------------------------------------------------------------------------
 
     def of_block(self, block: Block) -> Finding:
-        ports = self.ports(block.ports)
+        ports = self.ports_of(block)
         met = f"{self.peers(block)}; {self.other_way(block)}".removesuffix("; ")
         return Finding(
             summary=f"{self.verdict(block, ports)} ({met})",
@@ -163,9 +167,55 @@ class _View:
             return f"{name}: outbound {ports} is {done} after it has left"
         return f"{name} {'drops' if silent else 'rejects'} {block.way.value} {ports}"
 
-    def ports(self, failed: Sequence[bool]) -> str:
+    def ports(self, columns: Sequence[bool], at: Sequence[int]) -> str:
+        """Those that failed, of the nodes that were dialled."""
         low, high = self.nodes[self.me].port_range
-        return f"TCP {low}-{high}" if all(failed) else f"TCP on a part of {low}-{high}"
+        if all(columns):
+            return f"TCP {low}-{high}"
+        failed, _ = self.dialled_ports(columns, at)
+        return f"TCP on {sum(columns)} of {len(columns)} ports tried ({min(failed)} to {max(failed)})"
+
+    def ports_of(self, block: Block) -> str:
+        """As the packet filter itself has them, where that agrees with what was tried."""
+        inbound = block.way is Way.INBOUND
+        at = (block.node,) if inbound else block.peers
+        failed, passed = self.dialled_ports(block.ports, at)
+        if isinstance(self.firewall, Firewall) and block.where is not Where.ELSEWHERE:
+            shut = self.firewall.shut_ephemeral if inbound else self.firewall.shut_outbound
+            told = 0 < len(shut) <= FEW_RANGES and all(_among(port, shut) for port in failed)
+            if told and not any(_among(port, shut) for port in passed):
+                return f"TCP {', '.join(shut)}"
+        return self.ports(block.ports, at)
+
+    def dialled_ports(self, columns: Sequence[bool], at: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Of those nodes: in the columns that failed, and in the others."""
+        both: tuple[list[int], list[int]] = ([], [])
+        for one, bad in zip(self.reaches, columns, strict=True):
+            both[0 if bad else 1].extend(one.ports[node] for node in at if one.ports[node])
+        return both
+
+    def not_tried(self) -> Iterator[Finding]:
+        """Ports that this node's filter shuts, and that nobody happened to dial."""
+        filters = self.firewall
+        if self.me < 0 or self.blocks(Way.INBOUND) or isinstance(filters, Unknown) or filters.open_sources:
+            return
+        tried = [one.ports[self.me] for one in self.reaches if one.ports[self.me]]
+        shut = filters.shut_ephemeral
+        if not shut or not tried or any(_among(port, shut) for port in tried):
+            return
+        name, peers = self.name(self.me), [at for at in range(len(self.nodes)) if at != self.me]
+        yield Finding(
+            summary=f"{name}'s packet filter shuts TCP {listed(shut[:FEW_RANGES])} to the other nodes; the "
+            f"{len(tried)} ports that they dialled are others, and pass",
+            cause="The kernel gives a job any port of the ephemeral range, so that it fails now and then.",
+            evidence=(
+                filters.seen("shut_ephemeral", listed(shut)),
+                Evidence(f"dialled: {_numbers(tried)}", DIALLED),
+                *self.rules(Way.INBOUND, Where.UNTOLD),
+            ),
+            fixes=self.opening(Way.INBOUND, Where.HERE, peers),
+            severity=WARN,
+        )
 
     def peers(self, block: Block) -> str:
         """ "both peers time out", "7 of 8 peers are refused", "towards both peers it times out"."""
@@ -265,7 +315,7 @@ class _View:
         there = [at for one in cuts for at in one.there]
         one_of, many = MEETINGS[first.cells[0]]
         met = one_of if len(first.here) == 1 else many
-        ports = self.ports(first.ports)
+        ports = self.ports(first.ports, first.there)
         if first.both:
             summary = f"{self.names(first.here)} and {self.names(there)} don't reach each other on {ports} ({_meant(first.cells)})"
         else:
@@ -312,6 +362,12 @@ class _View:
         peers = tuple(there) if self.me in cut.here else cut.here
         every = of_every_tool(self.subnets(peers), inbound=True)
         return (between, by_root("Or one of them filters: find out what does, and type the same on the others", every))
+
+
+def _among(port: int, ranges: Sequence[str]) -> bool:
+    """Of ranges as the facts have them: "40000-60999", "40000"."""
+    ends = ((first, last or first) for first, _, last in (one.partition("-") for one in ranges))
+    return any(int(first) <= port <= int(last) for first, last in ends)
 
 
 def _numbers(ports: Sequence[int]) -> str:

@@ -22,6 +22,11 @@ class Firewall(Facts, frozen=True, kw_only=True):
     """Such rules in their tool's own words, at most 20."""
     shut_ports: Annotated[tuple[str, ...], Source("rules that drop or reject TCP")] = ()
     """Ports below the ephemeral ones that single rules drop or reject, for everybody or for some: "29500"."""
+    shut_ephemeral: Annotated[tuple[str, ...], Source("reading of the rules")] = ()
+    """Parts of the ephemeral range at which new incoming TCP is dropped or rejected, but for `open_sources`:
+    "40000-60999"."""
+    shut_outbound: Annotated[tuple[str, ...], Source("reading of the rules")] = ()
+    """Parts of it to which this host's new TCP is dropped or rejected."""
     input_chains: Annotated[tuple[str, ...], Source("nft list ruleset")] = ()
     """Base chains on input, as a command names them ("inet filter input", "iptables INPUT"): of the tables that drop new
     TCP, of all where none plainly does."""

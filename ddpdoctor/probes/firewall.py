@@ -22,6 +22,7 @@ from ddpdoctor.probes.packet_filter import (
     read_filters,
     read_iptables_save,
     read_nft,
+    shut_ranges,
 )
 from ddpdoctor.probes.subprocesses import Ended, start
 
@@ -59,6 +60,8 @@ def probe(context: Context) -> Firewall:
         shut_ports=reading.shut_ports,
         input_chains=_chains_to_open(tables, ephemeral),
         output_chains=_chains_to_open(sent, ephemeral),
+        shut_ephemeral=shut_ranges([chains for _, chains in tables], ephemeral),
+        shut_outbound=shut_ranges([chains for _, chains in sent], ephemeral),
         drops_new=reading.drops_new,
         enabled_service=service,
     )

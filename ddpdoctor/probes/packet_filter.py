@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -16,6 +17,8 @@ import msgspec
 ACCEPT, DROP, RETURN, JUMP, GOTO = "accept", "drop", "return", "jump", "goto"
 INPUT, OUTPUT = "input", "output"
 MOST = 20
+MOST_EDGES = 128
+"""Of ranges of ports; rule sets with more of them are too involved."""
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -80,6 +83,31 @@ def read_filters(tables: Iterable[Mapping[str, Chain]], ephemeral: tuple[int, in
         shut_ports=_unique(label for walk in walks for label in walk.shut_ports)[:MOST],
         managers=_unique(name for walk in walks for chain in walk.table for name in _manager(chain)),
     )
+
+
+def shut_ranges(tables: Iterable[Mapping[str, Chain]], ephemeral: tuple[int, int]) -> tuple[str, ...]:
+    """The parts of that range of ports at which new TCP is plainly dropped: "40000-60999"."""
+    tables = list(tables)
+    low, high = ephemeral
+    written = [one for table in tables for one in _written_ranges(table)]
+    edges = sorted(
+        {low, high + 1, *(edge for first, last in written for edge in (first, last + 1) if low < edge <= high)}
+    )
+    if len(edges) > MOST_EDGES:
+        return ()
+    shut: list[tuple[int, int]] = []
+    for first, after in pairwise(edges):
+        if read_filters(tables, (first, after - 1)).drops_new:
+            joined = bool(shut) and shut[-1][1] == first - 1
+            shut.append((shut.pop()[0] if joined else first, after - 1))
+    return tuple(f"{first}-{last}" if first != last else str(first) for first, last in shut)
+
+
+def _written_ranges(table: Mapping[str, Chain]) -> Iterator[tuple[int, int]]:
+    for chain in table.values():
+        for rule in chain.rules:
+            for match in rule.matches:
+                yield from match.ranges
 
 
 def _unique(items: Iterable[str]) -> tuple[str, ...]:

@@ -149,7 +149,7 @@ CASES = {
     ),
     "iptables, a part of the range": Case(
         harm=rules(1, "-A INPUT -p tcp -m conntrack --ctstate NEW --dport 45000:65535 -j REJECT"),
-        found={BLOCKED: (("n1",), "n1 rejects inbound TCP on a part of 32768-60999 (its only peer is refused")},
+        found={BLOCKED: (("n1",), "n1 rejects inbound TCP 45000-60999 (its only peer is refused")},
     ),
     "iptables, output": Case(
         harm=rules(0, "-A OUTPUT -p tcp -m conntrack --ctstate NEW --dport 30000:65535 -j DROP"),
