@@ -128,7 +128,7 @@ def way_to_master(meeting: Meeting) -> str:
         return one_line(f"the name {meeting.master} is not known yet: {meeting.unresolved}")
     tried = [f"{one.address} {_NOT_YET.get(one.met.value, one.met.value)}" for one in meeting.attempts]
     who = meeting.answered_by if meeting.answered_by not in ("", _OURS) else ""
-    return one_line(listed(tried, 3) + (f"; who answers is {who}" if who else ""))
+    return one_line(listed(tried, 3) + (f"; it is {who}, not ddpdoctor" if who else ""))
 
 
 def status(progress: Progress) -> str:

@@ -162,10 +162,7 @@ def show_alone(
         console.print(Hanging(Text(""), word.append(one_line("; ".join(problems)), "bold"), 0))
     else:
         console.print(Hanging(Text(""), verdict_line([examination]), 0))
-    if not quiet:
-        console.print(
-            Hanging(Text(""), Text("Only this side was looked at: no other node was asked.", "bold magenta"), 0)
-        )
+    console.print(Hanging(Text(""), Text("Only this side was looked at: no other node was asked.", "bold magenta"), 0))
 
 
 def _show_one_side(

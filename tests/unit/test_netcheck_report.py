@@ -282,6 +282,7 @@ def test_one_side_tells_each_address_apart_and_who_listens() -> None:
     assert "10.9.0.1  connected" in text
     assert "tried 5 times" in " ".join(text.split())
     assert text.splitlines()[-1] == "Only this side was looked at: no other node was asked."
+    assert alone(meeting, examined(1)[0], quiet=True).splitlines()[-1] == text.splitlines()[-1]
 
 
 @pytest.mark.parametrize("met", list(Met))
