@@ -22,6 +22,9 @@ MOST_NODES = 4096
 
 RANK_FLAG = "--node-rank"
 
+ONE_A_NODE = {"Open MPI": "--map-by ppr:1:node", "Intel MPI": "-ppn 1", "MVAPICH": "-ppn 1"}
+"""What starts one process on each node."""
+
 
 class JobError(ValueError):
     """Why there is no such job, in a sentence or two for the person who typed the command."""
@@ -47,6 +50,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     nnodes: int | None = None
     """None: nothing speaks of other nodes, so only this side can be looked at."""
+    counted_by: str = ""
+    """The flag or setting that says so; "" where none does."""
     node_rank: int | None = None
     """None: the hub gives one."""
     local_rank: int | None = None
@@ -75,6 +80,8 @@ def job_of(flags: Flags, environ: Mapping[str, str]) -> Job:
     conflicts: list[Conflict] = []
     if (flags.nnodes is None or flags.nnodes > 1) and flags.node_rank is None:
         _check_srun(flags, launch, environ)
+    if flags.nnodes is None and _is(launch, "Slurm"):
+        _check_components(environ)
     nnodes = _settled(_node_counts(flags, launch, environ), conflicts)
     node_rank = _settled(_node_ranks(flags, launch, environ), conflicts)
     _check(nnodes, node_rank, launch)
@@ -87,6 +94,7 @@ def job_of(flags: Flags, environ: Mapping[str, str]) -> Job:
         master=place.host,
         port=place.port,
         nnodes=nnodes.value if nnodes else None,
+        counted_by=nnodes.name if nnodes else "",
         node_rank=node_rank.value if node_rank else None,
         local_rank=launch.local_rank if launch else None,
         launcher=launch.launcher if launch and launch.launcher != "settings" else "",
@@ -132,13 +140,15 @@ def _node_counts(flags: Flags, launch: Launch | None, environ: Mapping[str, str]
     if _is(launch, "torchrun"):
         return said + _said(environ, "GROUP_WORLD_SIZE")
     if _is(launch, "Slurm"):
-        said += _said(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")[:1]
+        said += [] if _heterogeneous(environ) else _said(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")[:1]
     elif _is(launch, "Kubernetes"):
         said += _said(environ, "PET_NNODES", *_of_pods("WORLD_SIZE", environ))[:1]
     elif launch and launch.world_size and launch.local_world_size:
         nodes, left = divmod(launch.world_size, launch.local_world_size)
         _, size, local_size = _names(launch)
-        said += [_Said(f"{size}/{local_size}", nodes)] if not left else []
+        # Fewer nodes than that: another one has more ranks than this one.
+        started = number(environ.get("OMPI_MCA_orte_num_nodes", "")) or nodes
+        said += [_Said(f"{size}/{local_size}", nodes)] if not left and nodes <= started else []
     return said if _is_mpi(launch) else said + _said(environ, "NNODES", "PET_NNODES")
 
 
@@ -149,7 +159,7 @@ def _node_ranks(flags: Flags, launch: Launch | None, environ: Mapping[str, str])
         return said + _said(environ, "GROUP_RANK")
     by_hand = _said(environ, "NODE_RANK", "PET_NODE_RANK")
     if _is(launch, "Slurm"):
-        return said + _said(environ, "SLURM_NODEID") + by_hand
+        return said + ([] if _heterogeneous(environ) else _said(environ, "SLURM_NODEID")) + by_hand
     if _is(launch, "Kubernetes"):
         return said + _said(environ, "JOB_COMPLETION_INDEX", "PET_NODE_RANK", *_of_pods("RANK", environ))[:1]
     if launch is None or launch.rank is None:
@@ -188,6 +198,13 @@ def _check(nnodes: _Said | None, node_rank: _Said | None, launch: Launch | None)
         counted = f"nodes are counted from 0, and a job has at most {MOST_NODES}"
         raise JobError(f"{node_rank.name} is {node_rank.value}; {counted}")
     several = launch is not None and _is_mpi(launch) and launch.world_size != 1
+    if nnodes is None and several and launch and launch.local_world_size:
+        one_each = ONE_A_NODE.get(launch.launcher, "")
+        raise JobError(
+            f"{launch.launcher} runs {launch.local_world_size} of its {launch.world_size} ranks here and not as many on every "
+            "node, so the number of nodes isn't known. Start one on each node"
+            f"{f': mpirun {one_each} ddpdoctor netcheck' if one_each else ''}; or add {NNODES_FLAG} and the number of nodes"
+        )
     if nnodes is None and (node_rank or several):
         what = f"{node_rank.name} says that this is node {node_rank.value}" if node_rank else _said_by(launch)
         raise JobError(f"{what}, but nothing says of how many: add {NNODES_FLAG} and the number of nodes")
@@ -241,6 +258,21 @@ def _given(flags: Flags) -> str:
     return " ".join([shown, *quoted(flags.options)])
 
 
+def _heterogeneous(environ: Mapping[str, str]) -> bool:
+    """Whether this is a component of a heterogeneous Slurm job: its counts, ids and lists are those of the component."""
+    return (number(environ.get("SLURM_HET_SIZE", "")) or 0) > 1
+
+
+def _check_components(environ: Mapping[str, str]) -> None:
+    """Raises JobError where Slurm doesn't say how many nodes all components have."""
+    if not _heterogeneous(environ):
+        return
+    raise JobError(
+        f"This Slurm job has {environ['SLURM_HET_SIZE']} components, and each counts its own nodes only. Say where all of them "
+        f"meet and how many they are: srun --het-group=... ddpdoctor netcheck --master-addr HOST {NNODES_FLAG} N"
+    )
+
+
 def _slurm_nodes(environ: Mapping[str, str]) -> int:
     """How many nodes the Slurm job has; 0 outside of one."""
     said = _said(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") if "SLURM_JOB_ID" in environ else []
@@ -248,7 +280,10 @@ def _slurm_nodes(environ: Mapping[str, str]) -> int:
 
 
 def _slurm_list(launch: Launch | None, environ: Mapping[str, str]) -> str:
-    """The hosts of the step, or of the job. mpirun's own step leaves out the node that it was started on."""
+    """The hosts of the step, or of the job; "" where there are others. mpirun's own step leaves out the node that it was
+    started on."""
+    if _heterogeneous(environ):
+        return ""
     of_step = ("SLURM_STEP_NODELIST",) if _is(launch, "Slurm", "torchrun") else ()
     return next((environ[name] for name in (*of_step, "SLURM_JOB_NODELIST", "SLURM_NODELIST") if environ.get(name)), "")
 
@@ -276,7 +311,7 @@ def _job_id(launch: Launch | None, place: Place, environ: Mapping[str, str]) -> 
     run = environ.get("TORCHELASTIC_RUN_ID", "") if _is(launch, "torchrun") else ""
     if run not in ("", "none"):
         return f"torchrun {run}"
-    if launchers.in_slurm_step(environ):
+    if launchers.in_slurm_step(environ) and not _heterogeneous(environ):
         step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID", "")
         return f"Slurm {environ.get('SLURM_JOB_ID', '')}.{step}"
     return _kubernetes_job(place, environ)

@@ -30,7 +30,7 @@ from ddpdoctor.netcheck.arriving import Connection, arrive, look_at_master
 from ddpdoctor.netcheck.conductor import Conductor
 from ddpdoctor.netcheck.desk import Desk
 from ddpdoctor.netcheck.hub import Hub
-from ddpdoctor.netcheck.job import Job
+from ddpdoctor.netcheck.job import RANK_FLAG, Job
 from ddpdoctor.netcheck.judging import examination_of, judge, judged_phases, parts, whole, with_fleet
 from ddpdoctor.netcheck.manifests import GROUPS
 from ddpdoctor.netcheck.messages import Answer, Collect, Order, Part, Waiting, Welcome
@@ -162,13 +162,30 @@ class _Node:
         self._network: asyncio.Future[Network | Unknown] = self._loop.create_future()
         looking = asyncio.ensure_future(in_thread(self._look))
         if self._job.nnodes is None:
-            found = await look_at_master(self._job.master, self._job.port)
-            self._met(found)
-            return self._alone(await looking)
+            return await self._look_there(looking)
         standing = await self._standing(looking)
+        if not standing and self._is_the_only_one:
+            return await self._look_there(looking)
         if not standing:
             return await self._as_guest(looking, self._job.master, self._ports())
         return await self._as_node_0(looking, standing)
+
+    @property
+    def _is_the_only_one(self) -> bool:
+        """A launcher started this process on one node: whoever typed the command didn't say that there are no others."""
+        return self._job.nnodes == 1 and self._job.counted_by != NNODES_FLAG
+
+    async def _look_there(self, looking: asyncio.Future[Snapshot]) -> End:
+        """What this side alone can see."""
+        if self._is_the_only_one:
+            self._audience.say(
+                f"{self._job.counted_by} says that this is a job of one node, and {self._job.master} isn't here: only the way "
+                f"there is tested. To meet other nodes, start it on all of them, or give {NNODES_FLAG} and {RANK_FLAG}."
+            )
+            self._job = msgspec.structs.replace(self._job, nnodes=None, node_rank=None)
+            self._meeting = msgspec.structs.replace(self._meeting, nnodes=None, node_rank=None)
+        self._met(await look_at_master(self._job.master, self._job.port))
+        return self._alone(await looking)
 
     def _ports(self) -> tuple[int, ...]:
         port = self._job.port

@@ -16,7 +16,7 @@ import pytest
 
 from tests.command import command, plain_environ
 from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import netcheck
+from tests.real.netcheck_hosts import netcheck, start
 from tests.real.slurm import Slurm, slurm
 
 pytestmark = pytest.mark.root
@@ -224,5 +224,29 @@ def test_an_indexed_job_of_kubernetes() -> None:
         # Whoever is started with another job's name is another job: it isn't let in.
         other = each | {"train-1": each["train-1"] | {"HOSTNAME": "other-1"}}
         ran = netcheck(hosts, "--master-addr", "train-0", "--wait", "3", each=other, ranks=False)
-        assert [one.code for one in ran] == [1, 2]
+        assert [one.code for one in ran] == [1, 1]
         assert "token" in ran[1].stderr + ran[1].stdout
+
+
+def test_a_step_on_one_node_looks_at_a_master_elsewhere_from_its_side() -> None:
+    """Whoever types `srun ddpdoctor netcheck --master-addr n2` asks about the way there, and not for a job of one node."""
+    step = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NODELIST": "n1",
+        "SLURM_STEP_NUM_TASKS": "1",
+    }
+    with network("n1", "n2") as hosts:
+        there, here = (
+            start(hosts[0], "--json", "--quick", "--master-addr", master, "--wait", "5", environ=step).end()
+            for master in ("n2", "n1")
+        )
+    assert there.code == 1
+    assert "SLURM_STEP_NUM_NODES says that this is a job of one node, and n2 isn't here" in there.stderr
+    (finding,) = there.report["findings"]
+    assert finding["summary"].startswith("10.77.0.12 port 29500 refuses n1's connections")
+    assert (here.code, here.slugs) == (0, set())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -187,7 +188,7 @@ PLAIN = {"MASTER_ADDR": "n1", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"
     ],
 )  # fmt: skip
 def test_the_job(environ: dict[str, str], flags: Flags, expected: Job) -> None:
-    assert job_of(flags, environ) == expected
+    assert msgspec.structs.replace(job_of(flags, environ), counted_by="") == expected
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,11 @@ def test_the_job(environ: dict[str, str], flags: Flags, expected: Job) -> None:
     ],
 )  # fmt: skip
 def test_conflicts_name_both_sides(environ: dict[str, str], flags: Flags, conflicts: list[str]) -> None:
-    assert [str(one) for one in job_of(flags, environ).conflicts] == conflicts
+    found = job_of(flags, environ).conflicts
+    said = [
+        f"{one.name} says {one.value}, {one.other_name} says {one.other_value}; {one.value} counts" for one in found
+    ]
+    assert said == conflicts
 
 
 @pytest.mark.parametrize(
@@ -274,8 +279,11 @@ def test_no_such_job(flags: Flags, sentence: str) -> None:
                  "Start it on all of them: srun --nodes=2 --ntasks=2 --ntasks-per-node=1 ddpdoctor netcheck"),
         (INDEXED_JOB, "JOB_COMPLETION_INDEX says that this is node 1, but nothing says of how many: add --nnodes and the "
                       "number of nodes"),
-        (INTEL_MPI | {"PMI_SIZE": "15"}, "Intel MPI says that this is rank 8 of 15, but nothing says of how many: add "
-                                         "--nnodes and the number of nodes"),
+        (INTEL_MPI | {"PMI_SIZE": "15"}, "Intel MPI runs 8 of its 15 ranks here and not as many on every node, so the number "
+                                         "of nodes isn't known. Start one on each node: mpirun -ppn 1 ddpdoctor netcheck; "
+                                         "or add --nnodes and the number of nodes"),
+        (INTEL_MPI | {"MPI_LOCALNRANKS": ""}, "Intel MPI says that this is rank 8 of 16, but nothing says of how many: add "
+                                              "--nnodes and the number of nodes"),
         (INTEL_MPI, "nothing says where the nodes meet: add --master-addr and the name or address of node 0"),
         ({"MASTER_ADDR": "n1:29500"}, "MASTER_ADDR is n1:29500: torch takes the port as part of the name. "
                                       "Write MASTER_ADDR=n1 MASTER_PORT=29500"),
@@ -351,3 +359,42 @@ def test_whatever_is_set_it_is_a_job_that_can_be_or_a_sentence(
         assert job.node_rank is None or job.nnodes is not None
         assert job.node_rank is None or 0 <= job.node_rank < 4096
         assert len(job.hosts) in (0, job.nnodes)
+
+
+@pytest.mark.parametrize(
+    ("here", "size", "nodes"),
+    [("3", "4", "2"), ("1", "4", "2"), ("4", "6", ""), ("1", "6", "3")],
+    ids=["the larger share", "the smaller share", "no count of nodes", "one of three"],
+)
+def test_mpi_with_uneven_numbers_of_ranks_says_how_to_start_one_a_node(here: str, size: str, nodes: str) -> None:
+    uneven = {
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": size,
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": here,
+        "OMPI_MCA_orte_num_nodes": nodes,
+    }
+    with pytest.raises(JobError) as caught:
+        job_of(N1, uneven)
+    assert f"Open MPI runs {here} of its {size} ranks here and not as many on every node" in str(caught.value)
+    assert "mpirun --map-by ppr:1:node ddpdoctor netcheck; or add --nnodes" in str(caught.value)
+    told = job_of(Flags("n1", None, 2), uneven)
+    assert (told.nnodes, told.node_rank, told.conflicts) == (2, 0, ())
+
+
+def test_mpi_whose_daemons_are_on_more_hosts_than_its_ranks() -> None:
+    """mpirun itself may run on a host of its own."""
+    assert job_of(N1, MPIRUN_IN_SLURM | {"OMPI_MCA_orte_num_nodes": "3"}).nnodes == job_of(N1, MPIRUN_IN_SLURM).nnodes
+
+
+def test_a_component_of_a_heterogeneous_slurm_job_counts_for_nothing() -> None:
+    component = SRUN | {"SLURM_HET_SIZE": "2"}
+    with pytest.raises(JobError, match="has 2 components, and each counts its own nodes only"):
+        job_of(N1, component)
+    with pytest.raises(JobError, match="nothing says where the nodes meet"):
+        job_of(Flags(nnodes=5), component)
+    # The hub numbers the nodes; ids and lists are the component's.
+    assert job_of(Flags("n1", None, 5), component) == Job(
+        master="n1", port=29500, nnodes=5, counted_by="--nnodes", local_rank=1, launcher="Slurm"
+    )
+    assert job_of(N1, SRUN | {"SLURM_HET_SIZE": "1"}) == job_of(N1, SRUN)
