@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
@@ -17,7 +18,7 @@ from ddpdoctor.report.netcheck_progress import (
     names,
     way_to_master,
 )
-from ddpdoctor.report.plain import one_line
+from ddpdoctor.report.plain import one_line, plain
 from ddpdoctor.report.terminal import Hanging
 from ddpdoctor.wording import listed
 
@@ -27,6 +28,8 @@ _MOST_COMMANDS = 2
 _BAR = 20
 _MARGIN = 9
 _PER_SECOND = 8
+_SHELL_WORDS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
+"""Of a command line, with their quotes."""
 
 
 class LiveView(Progress):
@@ -64,7 +67,24 @@ class _Drawing:
         yield from drawing(self._progress)
 
 
-def drawing(progress: Progress) -> Iterator[Text | Hanging]:
+class _Command:
+    """A command that can be copied whatever the width: what doesn't fit goes on after a backslash, between two words."""
+
+    def __init__(self, command: str) -> None:
+        self._words = _SHELL_WORDS.findall(plain(command))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [" "]
+        for word in self._words:
+            if len(lines[-1]) > 1 and len(lines[-1]) + len(word) + 3 > options.max_width:
+                lines[-1] += " \\"
+                lines.append("   ")
+            lines[-1] += f" {word}"
+        for line in lines:
+            yield Text(line, "cyan", overflow="fold")
+
+
+def drawing(progress: Progress) -> Iterator[Text | Hanging | _Command]:
     """At most some twenty lines, whatever the number of nodes. Only a command may be wrapped, which can't be copied when it
     is cut, and why the master isn't met."""
     yield _row("netcheck", _where(progress), "bold")
@@ -94,7 +114,7 @@ def _where(progress: Progress) -> str:
     return f"{where}{progress.seconds:.0f} s"
 
 
-def _nodes(progress: Progress) -> Iterator[Text]:
+def _nodes(progress: Progress) -> Iterator[Text | _Command]:
     seats = progress.seats
     filled = _BAR * len(seats) // progress.nnodes
     yield _row("nodes", "━" * filled + "─" * (_BAR - filled) + f"  {len(seats)} of {progress.nnodes} joined")
@@ -115,9 +135,8 @@ def _nodes(progress: Progress) -> Iterator[Text]:
         yield from _to_run(progress, [one.rank for one in progress.absent[:_MOST_COMMANDS]])
 
 
-def _to_run(progress: Progress, ranks: Sequence[int]) -> Iterator[Text]:
+def _to_run(progress: Progress, ranks: Sequence[int]) -> Iterator[Text | _Command]:
     if progress.command is not None and ranks:
         yield Text("run there:", "dim")
         for rank in ranks:
-            command = Text("  ", overflow="fold")
-            yield command.append(progress.command(rank), "cyan")
+            yield _Command(progress.command(rank))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -72,6 +73,19 @@ def test_who_is_missing_is_named_with_the_command_to_run_there() -> None:
     text = drawn(progress)
     assert "2 of 3 joined" in text
     assert f"  {command(2)}" in text.splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_the_command_can_be_copied_from_a_terminal_of_any_width(width: int) -> None:
+    typed = "DDPDOCTOR_TOKEN='two words' ddpdoctor netcheck --master-addr 10.9.0.1 --nnodes 3 --node-rank 2 --wait 300 --quick"
+    progress = Progress(Clock())
+    progress.hub(hub(2, 3), lambda rank: typed)
+    text = drawn(progress, width)
+    assert all(len(line) <= width for line in text.splitlines())
+    # A shell takes a backslash and the end of its line away.
+    copied = text.partition("run there:\n")[2].replace("\\\n", "")
+    assert shlex.split(copied) == shlex.split(typed)
+    assert copied.count("\n") == 1
 
 
 def test_who_is_lost_is_named_with_the_reason() -> None:
