@@ -51,7 +51,8 @@ def netcheck(
             envvar=TOKEN_VARIABLE,
             show_envvar=False,
             help="Let in only nodes that give the same. Better set DDPDOCTOR_TOKEN, which other users of the host can't read. "
-            "Default: from the job's id; by hand none on a private address, else node 0 makes one up.",
+            "Default: from the job's id; by hand none on a private address, so that whoever reaches the port may take part; "
+            "else node 0 makes one up.",
             show_default=False,
         ),
     ] = None,
