@@ -11,7 +11,6 @@ from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.link_figures import (
     FEWEST_NODES,
     HEAVY_LOSS,
-    USELESS,
     Pair,
     Straggler,
     Trouble,
@@ -139,7 +138,7 @@ class _Desk:
             " node, its cable or its port.",
             evidence=(*self._figures(one.links), *self._limiters([one.rank])),
             fixes=self._fixes([one.rank]),
-            severity=FAIL if one.rate < USELESS or any(link.error for link in one.links) else WARN,
+            severity=FAIL if one.fails else WARN,
         )
 
     def _what(self, one: Trouble) -> str:
@@ -153,6 +152,8 @@ class _Desk:
             there = link.forth == rate
             a, b = self.host(link.a), self.host(link.b)
             way = f"from {a} to {b}" if there else f"from {b} to {a}"
+            if not rate:
+                return f"lets next to nothing through {way}; {_step(rate)}"
             usual = f", where {bandwidth(one.usual_rate)} is usual" if one.usual_rate > 2 * rate else ""
             return f"is slow: {bandwidth(rate)} {way}{usual}; {_step(rate)}"
         return f"is late: a round trip takes {milliseconds(link.round_trip)}, where {milliseconds(one.usual_trip)} is usual"
@@ -212,7 +213,9 @@ def _percent(share: float) -> str:
 
 def _step(rate: float) -> str:
     """What a rate (Mbit/s) means for training."""
-    seconds = GRADIENTS / max(rate, 0.001)
+    if not rate:
+        return "100 MB of gradients never arrive"
+    seconds = GRADIENTS / rate
     if seconds >= 90:
         long = f"{seconds / 60:.0f} minutes"
     else:

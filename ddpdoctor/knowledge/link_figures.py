@@ -64,6 +64,11 @@ class Straggler(msgspec.Struct, frozen=True):
     usual: float
     links: tuple[Link, ...]
 
+    @property
+    def fails(self) -> bool:
+        """Whether one of its links would fail by itself."""
+        return any(link.error or (rate_of(link) or 0.0) < USELESS for link in self.links)
+
 
 class Trouble(msgspec.Struct, frozen=True):
     """What is out of the ordinary about one link, the figures that it is measured by, and how bad it is.
@@ -108,7 +113,7 @@ def rate_of(link: Link) -> float | None:
 @cache
 def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
     """Nodes whose median over their links is more than three median absolute deviations and 20 % below the fleet's, and
-    none of whose links is like the others'. Few nodes must differ by half. A node that loses packets is none: slow links
+    none of whose links is like the others'. With few links, nodes must differ by half. A node that loses packets is none: slow links
     are what comes of it."""
     links = _by_node(one for one in fleet.links if rate_of(one) is not None)
     rates = {rank: median(map(_compared, own)) for rank, own in links.items() if len(own) > 1}
@@ -116,13 +121,19 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
         return ()
     usual = median(rates.values())
     deviation = median(abs(one - usual) for one in rates.values())
-    share = WORSE if len(rates) >= MANY_NODES else WORSE_AMONG_FEW
     limited = {one.rank for one in fleet.nodes if limiter(fleet, one)}
+    virtual = {one.rank for one in fleet.nodes if one.virtual} - limited
+
+    def share(rank: int) -> float:
+        """With few links, the usual rate and a node's own aren't known so well; virtual ones are as fast as a busy CPU."""
+        many = len(rates) >= MANY_NODES and len(links[rank]) >= MANY_NODES - 1
+        return FAR_BELOW_AS_CPUS_GO if rank in virtual else WORSE if many else WORSE_AMONG_FEW
+
     slow = {
         rank: rate
         for rank, rate in sorted(rates.items())
         if usual - rate > MEDIAN_ABSOLUTE_DEVIATIONS * deviation
-        and max(map(_compared, links[rank])) < share * usual
+        and max(map(_compared, links[rank])) < share(rank) * usual
         and (rank in limited or median(one.resent for one in links[rank]) < HEAVY_LOSS)
     }
     others = [rate for one in fleet.links if not {one.a, one.b} & set(slow) and (rate := rate_of(one)) is not None]
@@ -159,12 +170,14 @@ def troubles(fleet: Fleet) -> tuple[Trouble, ...]:
 
 
 def doubtful(fleet: Fleet) -> tuple[Link, ...]:
-    """The links that stand out and should be measured once more before anybody is told, the slowest first. What loses
-    many packets needs no second look."""
+    """The links that stand out and should be measured once more before anybody is told, the slowest first; those of nodes
+    to which several point come last, since there each measurement may take seconds. What loses many packets needs no second
+    look."""
     slow = {(one.a, one.b) for node in stragglers(fleet) for one in node.links}
-    found = slow | {one.pair for one in troubles(fleet)}
-    again = [one for one in fleet.links if (one.a, one.b) in found and not one.error and one.resent < HEAVY_LOSS]
-    return tuple(sorted(again, key=lambda one: rate_of(one) or 0.0)[:MOST_DOUBTFUL])
+    bad = {one.pair for one in troubles(fleet)}
+    blamed = {one.rank for one in stragglers(fleet)} | set(shared(bad, [(one.a, one.b) for one in fleet.links]).nodes)
+    again = [one for one in fleet.links if (one.a, one.b) in slow | bad and not one.error and one.resent < HEAVY_LOSS]
+    return tuple(sorted(again, key=lambda one: (bool({one.a, one.b} & blamed), rate_of(one) or 0.0))[:MOST_DOUBTFUL])
 
 
 def condemned(links: Iterable[Link]) -> frozenset[int]:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from ddpdoctor.facts.fleet import Fleet, Link
+from ddpdoctor.facts.fleet import Fleet, Link, Node
 from ddpdoctor.knowledge.link_figures import alike, better, condemned, doubtful, rate_of, shared, stragglers, troubles
 
 
@@ -64,6 +64,14 @@ def test_only_what_stands_out_is_measured_again() -> None:
     assert doubtful(Fleet(links=tuple(links))) == (links[2],)
 
 
+def test_what_may_have_been_a_busy_cpu_is_looked_at_before_a_bad_node() -> None:
+    """Each look at a node that loses packets takes seconds, and the time is short."""
+    links = {pair: link(*pair) for pair in combinations(range(6), 2)}
+    links |= {(0, 1): link(0, 1, 90.0), (2, 5): link(2, 5, 0.4), (3, 5): link(3, 5, 2.0), (4, 5): link(4, 5, 9.0)}
+    links |= {(0, 5): link(0, 5, 4.0), (1, 5): link(1, 5, 5000.0)}
+    assert [(one.a, one.b) for one in doubtful(Fleet(links=tuple(links.values())))][:2] == [(0, 1), (2, 5)]
+
+
 def test_who_needs_no_more_rounds() -> None:
     """Whose links are all bad, by the word of two peers that do well with others: their word alone condemns nobody."""
     lossy, dead, useless = {"resent": 0.3}, {"error": "no answer in time"}, {"rate": 3.0}
@@ -84,8 +92,19 @@ def test_a_straggler_explains_its_link_that_could_not_be_measured() -> None:
     links[1], links[3] = link(0, 2, 13.0), link(1, 2, 9.0)
     links[5] = link(2, 3, -1.0, error="no answer in time")
     fleet = Fleet(links=tuple(links))
-    assert [(one.rank, len(one.links)) for one in stragglers(fleet)] == [(2, 3)]
+    assert [(one.rank, len(one.links), one.fails) for one in stragglers(fleet)] == [(2, 3, True)]
     assert not troubles(fleet)
+
+
+@pytest.mark.parametrize(("virtual", "qdisc", "found"), [(True, "noqueue", []), (False, "mq", [2]), (True, "tbf", [2])])
+def test_virtual_nodes_are_as_fast_as_a_busy_cpu(virtual: bool, qdisc: str, found: list[int]) -> None:
+    """A third of the usual rate is a busy CPU's, where it isn't a limiter's."""
+    links = [link(a, b, 3000.0 if 2 in (a, b) else 9000.0) for a, b in combinations(range(4), 2)]
+    nodes = [
+        Node(rank=rank, host=f"n{rank}", address=f"10.0.0.{rank}", interface="eth0", virtual=virtual, qdisc=qdisc)
+        for rank in range(4)
+    ]
+    assert [one.rank for one in stragglers(Fleet(nodes=tuple(nodes), links=tuple(links)))] == found
 
 
 def test_the_many_links_of_a_slow_network_are_not_all_measured_again() -> None:
