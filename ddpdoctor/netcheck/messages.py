@@ -45,6 +45,9 @@ Troubles = Annotated[tuple[Annotated[str, Meta(max_length=WORDS)], ...], Meta(ma
 
 PortNumber = Annotated[int, Meta(ge=1, le=65535)]
 Kind = Annotated[str, Meta(pattern="^(route|nccl|gloo)$")]
+Packets = Annotated[int, Meta(ge=0, lt=2**62)]
+Number = Annotated[int, Meta(gt=-(2**62), lt=2**62)]
+"""What a node may say of ranks and nodes, right or wrong."""
 Rank = Annotated[int, Meta(ge=0, lt=MOST_NODES)]
 Seconds = Annotated[float, Meta(gt=0, le=600)]
 """More than any phase takes."""
@@ -78,9 +81,9 @@ class Hello(Message, frozen=True):
     nonce: str
     proof: str
     host: str
-    node_rank: int | None
+    node_rank: Number | None
     """None: the hub gives it one, in order of arrival."""
-    nnodes: int | None
+    nnodes: Number | None
 
 
 class Welcome(Message, frozen=True):
@@ -216,8 +219,8 @@ class Counted(Message, frozen=True):
     """Agent: packets since boot; None where they can't be read, or this kernel doesn't count them. `errors`: why visitors
     could not be let in, in the system's words."""
 
-    undelivered: int | None
-    untransmitted: int | None
+    undelivered: Packets | None
+    untransmitted: Packets | None
     errors: Troubles = ()
 
 

@@ -4,6 +4,7 @@ On every node it ends in time, with an exit code and a line that says why, and l
 """
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,12 @@ from tests.real.namespaces import network
 from tests.real.netcheck_hosts import MASTER, Ran
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
+
+LISTENS = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
+
+PWNED = Path("/tmp/pwned")
+"""What the hostile ones' commands would make, if anybody carried them out."""
 
 KNOCKS = """
 import socket, sys, time
@@ -43,6 +50,18 @@ for second in range(30):
             pass
     time.sleep(1)
 """
+
+
+def listening(host) -> set[str]:
+    """Where somebody listens for TCP on that host."""
+    found = set()
+    for line in host.run("tail", "-q", "-n", "+2", "/proc/net/tcp", "/proc/net/tcp6").stdout.splitlines():
+        _, local, _, state = line.split()[:4]
+        address, port = local.split(":")
+        if state == LISTENS:
+            numeric = socket.inet_ntoa(bytes.fromhex(address)[::-1]) if len(address) == 8 else address
+            found.add(f"{numeric}:{int(port, 16)}")
+    return found
 
 
 class Node:
@@ -120,6 +139,7 @@ def test_strangers_on_the_port_are_refused_and_named_and_stop_nobody(hosts, tmp_
     n1, n2, n3 = hosts
     first = Node(tmp_path, n1, 0, "--quick", "--wait", "20")
     first.until_it_says("waiting for")
+    assert listening(n1) == {f"{MASTER}:29500"}
     knocking = subprocess.Popen(n3.command(sys.executable, "-c", KNOCKS, MASTER), stdout=subprocess.PIPE, text=True)
     try:
         assert knocking.stdout is not None
@@ -129,6 +149,7 @@ def test_strangers_on_the_port_are_refused_and_named_and_stop_nobody(hosts, tmp_
     finally:
         knocking.kill()
         knocking.communicate()
+    assert listening(n1) == set()
     assert [(one.code, one.slugs) for one in ran] == [(0, set()), (0, set())]
     strangers = ran[0].report["strangers"]
     assert all(one.startswith("10.77.0.13: ") for one in strangers)
@@ -224,3 +245,96 @@ def test_nodes_that_are_halted(hosts, tmp_path):
     assert "node 0 went on without this node" in late_node.report["problems"][0]
     assert late_hub.code == 1
     assert "n2" in lost(late_hub)
+
+
+def hostile(host, *arguments: object) -> subprocess.Popen[str]:
+    """tests/hostile.py on that host."""
+    path = Path(__file__).parent.parent
+    environ = plain_environ() | {"PYTHONPATH": str(path.parent)}
+    return subprocess.Popen(
+        host.command(sys.executable, str(path / "hostile.py"), *map(str, arguments)),
+        env=environ,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+GUESTS = {
+    "huge": "a line of more than 262144 bytes",
+    "bomb": "its facts unpack to more than 1 MiB",
+    "nonsense": "its facts: not a whole snapshot",
+    "many": "a line of more than 65536 bytes",
+    "foreign": "it says that it listens at 10.77.0.12, which isn't an address of its own",
+    "wrong": "it answered Counted where Dialled was expected",
+    "count": "it sent JSON that isn't ours",
+    "nasty": "",
+    "spray": "",
+}
+"""What a node of the job does that was broken into, and what is said of it: nothing, where it plays along to the end."""
+
+
+@pytest.mark.parametrize("cases", [tuple(GUESTS)[:5], tuple(GUESTS)[5:]], ids=" ".join)
+def test_a_hostile_node_of_the_job_harms_nobody(hosts, tmp_path, cases):
+    """Two honest nodes each; the third sends what is too large, false or of another kind."""
+    jobs = {}
+    for port, case in enumerate(cases, 29601):
+        nodes = [Node(tmp_path, hosts[rank], rank, "--quick", "--wait", "8", nnodes=3, port=port) for rank in range(2)]
+        jobs[case] = (nodes, hostile(hosts[2], "guest", case, MASTER, port, 2))
+    try:
+        ran = {case: [one.end(60) for one in nodes] for case, (nodes, _) in jobs.items()}
+    finally:
+        for _, odd in jobs.values():
+            odd.kill()
+            odd.communicate()
+    assert not PWNED.exists()
+    for case, (first, second) in ran.items():
+        assert (first.code, second.code) == (1, 1), case
+        if words := GUESTS[case]:
+            assert words in first.stdout, (case, first.report)
+        commands = [one for each in first.report["findings"] for fix in each["fixes"] for one in fix["commands"]]
+        assert not any("touch" in one or "\x1b" in one for one in commands), case
+        # The two honest ones reach each other, whatever the third said and did.
+        for reach in first.report["matrix"]["reach"]:
+            assert (reach["rows"][0][1], reach["rows"][1][0]) == (".", "."), (case, reach)
+        assert not any(
+            each.get("node") in ("n1", "n2") and each["slug"].endswith("ports") for each in first.report["findings"]
+        )
+    assert all(listening(one) == set() for one in hosts[:2])
+
+
+HUBS = {
+    "at_once": "what listens on the master's port sent JSON that isn't ours",
+    "forever": "what listens on the master's port sent JSON that isn't ours",
+    "random": "what listens on the master's port sent bytes that aren't ours",
+    "huge": "a line of more than 4194304 bytes",
+    "nested": "what listens on the master's port sent JSON that isn't ours",
+    "orders": "node 0 sent order after order without waiting for the answers",
+    "nasty": "node 0 says: $(touch",
+    "code": "what listens on the master's port sent JSON that isn't ours",
+    "part": "",
+}
+
+
+def test_a_hostile_hub_harms_nobody(hosts, tmp_path):
+    n1, n2, _ = hosts
+    hubs, nodes = [], {}
+    try:
+        for port, case in enumerate(HUBS, 29701):
+            hubs.append(hostile(n1, "hub", case, MASTER, port))
+            assert hubs[-1].stdout.readline() == "listening\n"
+            nodes[case] = Node(tmp_path, n2, 1, "--quick", "--wait", "8", port=port)
+        ran = {case: node.end(40) for case, node in nodes.items()}
+    finally:
+        for one in hubs:
+            one.kill()
+            one.communicate()
+    assert not PWNED.exists()
+    for case, one in ran.items():
+        if words := HUBS[case]:
+            assert one.code == 2, case
+            problems = one.report["problems"]
+            assert any(words in each for each in problems), (case, problems)
+            assert all(each.isprintable() and len(each) < 400 for each in problems), case
+    # Another version's check, in words of its own.
+    assert ran["part"].code == 1
+    assert ran["part"].findings("flux-capacitor")[0]["summary"].startswith("Empty")
