@@ -13,8 +13,8 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.fleet_words import NO_FLEET, ONE_THERE, called, names, own_node, there
-from ddpdoctor.knowledge.installing import replacing
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
+from ddpdoctor.knowledge.same_torch import same_torch
 from ddpdoctor.knowledge.version_agreement import (
     platform,
     stores_meet,
@@ -22,7 +22,7 @@ from ddpdoctor.knowledge.version_agreement import (
     torch_build,
     torch_release,
 )
-from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, index_options, index_url, older, release, tag_cuda
+from ddpdoctor.knowledge.wheels import older
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, pip_install
 
@@ -110,7 +110,7 @@ def _without_torch(own: Node, pattern: Node, fleet: Fleet, meeting: Meeting, pat
         cause="Training can't run there; or another environment than training's was active when netcheck ran.",
         evidence=(_torches(there(fleet)), *_interpreter(patient)),
         fixes=(
-            *_install(pattern, own, meeting, patient, Packages(installed=())),
+            *same_torch(pattern, own, meeting, patient, Packages(installed=())),
             Fix(
                 "If training uses another environment, run netcheck with that one's Python in place of `python`",
                 (netcheck_command(meeting, fleet.expected, own.rank, ("--python python",)),),
@@ -143,7 +143,7 @@ def _other_torch(
         summary=f"{called(own)} has torch {own.torch}, {names(others, most=3)} {pattern.torch}",
         cause=cause,
         evidence=(_torches(nodes), *_interpreter(patient)),
-        fixes=_install(pattern, own, meeting, patient, packages),
+        fixes=same_torch(pattern, own, meeting, patient, packages),
         severity=severity,
     )
 
@@ -175,43 +175,6 @@ def _verdict(own: Node, pattern: Node, nodes: tuple[Node, ...]) -> tuple[Severit
         "These versions meet as things are (with an older master they might not), but are not tested together: objects "
         "pickled on one may not load on the other."
     )
-
-
-def _install(
-    pattern: Node, own: Node, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
-) -> tuple[Fix, ...]:
-    """Installs the pattern's version on this node."""
-    if isinstance(patient, Unknown) or not isinstance(pattern.torch, str):
-        return ()
-    parsed = release(pattern.torch)
-    if parsed is None or parsed.is_prerelease:
-        text = f"torch {pattern.torch} was built by hand or overnight: copy the environment, or the wheel, from"
-        return (
-            Fix(
-                f"{text} {called(pattern)}; this shows where it lies there",
-                (in_patient(patient, "-c", "import torch; print(torch.__file__)"),),
-            ),
-        )
-    build = torch_build(pattern)
-    options = index_options(pattern.torch) or (("--index-url", index_url(build)) if tag_cuda(build) else ())
-    command = pip_install(patient, *replacing(packages, f"torch=={torch_release(pattern.torch)}"), *options)
-    text = f"Install on {called(own)} what {called(pattern)} has"
-    if patient.externally_managed:
-        return (
-            Fix(
-                f"Make an environment on {called(own)}, since this system keeps pip out of its own Python (PEP 668), install "
-                f"torch {pattern.torch} there, and run netcheck with its Python",
-                (
-                    in_patient(patient, "-m", "venv", "ddp-env"),
-                    netcheck_command(meeting, meeting.nnodes or 2, own.rank, ("--python ddp-env/bin/python",)),
-                ),
-            ),
-        )
-    cuda = tag_cuda(build)
-    floor = DRIVER_FLOOR.get(cuda[0]) if cuda else None
-    if floor and isinstance(own.driver, str) and older(own.driver, floor):
-        text += f" (first its driver, {own.driver}, must be updated: CUDA {cuda[0] if cuda else ''} needs {floor})"
-    return (Fix(text, (command,)),)
 
 
 def _other_python(own: Node, fleet: Fleet, meeting: Meeting, patient: Maybe[Patient]) -> Iterator[Finding]:
@@ -323,7 +286,7 @@ def _same_nccl(
     if isinstance(patient, Unknown):
         return ()
     if own.torch != other.torch and isinstance(other.torch, str):
-        return _install(other, own, meeting, patient, packages)
+        return same_torch(other, own, meeting, patient, packages)
     installed = () if isinstance(packages, Unknown) else packages.installed
     names_here = [one.name for one in installed if one.name.startswith("nvidia-nccl-cu")]
     if names_here and not patient.externally_managed:
