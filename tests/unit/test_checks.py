@@ -140,7 +140,7 @@ def test_fixes_that_install_name_the_patient(path: Path) -> None:
     fixture = read_fixture(path)
     patient = fixture_snapshot(fixture).patient
     for finding in judge(path, path.parent.name).findings:
-        for fix, command in ((fix, command) for fix in finding.fixes for command in fix.commands):
+        for fix, command in ((one, command) for one in finding.fixes for command in one.commands):
             if "pip install" in command or "pip uninstall" in command:
                 # Its own, or an environment that the same fix makes of it.
                 made = [f"{one.rpartition(' ')[2]}/bin/python" for one in fix.commands if " -m venv " in one]
