@@ -247,13 +247,14 @@ class _View:
 
     def counted(self, way: Way, where: Where) -> tuple[Evidence, ...]:
         node = self.nodes[self.me]
+        here = self.name(self.me)
         if way is Way.INBOUND:
-            number, text = node.undelivered, "received and not handed on to anybody"
+            number, text = node.undelivered, f"IP packets that came into {here} meanwhile and reached nobody there"
         else:
-            number, text = node.untransmitted, "to be sent and taken away before"
+            number, text = node.untransmitted, f"IP packets that {here} was to send meanwhile and that never left it"
         if where is Where.UNTOLD or number is None:
             return ()
-        return (Evidence(f"IP packets of that time on this host {text}: {max(number, 0)}", COUNTERS),)
+        return (Evidence(f"{text}: {max(number, 0)}", COUNTERS),)
 
     def rules(self, way: Way, where: Where) -> tuple[Evidence, ...]:
         """The packet filter's own words, where they could be read and may have done it."""
