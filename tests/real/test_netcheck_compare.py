@@ -287,12 +287,13 @@ def test_a_node_that_says_what_cannot_be(trio: list[Host], arguments: tuple[str,
 
 
 def test_a_rank_out_of_range(trio: list[Host]) -> None:
-    """That is seen before anything is sent: there it is wrong usage, and for node 0 a node is missing."""
+    """Node 0 waits for it, so it is node 0 that says why it can't be the one, and all end alike."""
+    slug = "duplicate-rank"
     first, second = came_as(trio, *PAIR, "--node-rank", "2")
-    assert (first.code, second.code) == (1, 2)
-    assert "2" in second.stderr
-    assert "0 to 1" in second.stderr
-    again(first, "rdzv-missing-node", trio[0], trio[1])
+    assert (first.code, second.code) == (1, 1)
+    assert "says node rank 2, and 2 nodes have ranks 0 to 1" in first.findings(slug)[0]["summary"]
+    assert "node rank 2 is out of range" in second.findings(slug)[0]["summary"]
+    again(first, slug, trio[0], trio[1])
 
 
 def test_a_node_that_never_arrives(trio: list[Host]) -> None:
