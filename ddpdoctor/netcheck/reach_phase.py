@@ -29,13 +29,13 @@ from ddpdoctor.netcheck.messages import (
 )
 from ddpdoctor.wording import listed
 
-TRY_SECONDS = 3.0
-"""For one try to connect: the kernel sends its first packet again after one second, and after three."""
+TRY_SECONDS = 2.5
+"""For one try to connect: the kernel sends its first packet again after one second."""
 COUNTED_TRY_SECONDS = 0.3
 """For one while it is counted: the kernel must not send its packet again, after one second."""
 SETTLING_SECONDS = 1.2
-"""After two tries, six seconds: what answers (SYN-ACK) a filter took comes again 1, 3, 7 and 15 seconds after its try, and
-between 7.2 and 10 seconds after the first there is silence."""
+"""After two tries: the answers (SYN-ACK) that a filter took come again 1, 3, 7 and 15 seconds after each, and what follows
+begins where there is a pause."""
 DIAL_SECONDS = 20.0
 """For all dialling of one node where few places are silent: two tries, and the large messages."""
 AT_ONCE = 64
