@@ -185,6 +185,10 @@ def _refused(one: Double, seat: Absent | None, fleet: Fleet, meeting: Meeting) -
             ),
         ),
         "full": (one_node_more(more, meeting),),
+        "version": (
+            Fix("Install the newer ddpdoctor on both", (one.text.partition(": ")[2].removesuffix(" on both"),)),
+            Fix(f"Then run this on {one.host or one.address}, while it runs here again", (command,)),
+        ),
         "closed": (
             one_node_more(more, meeting)
             if not fleet.absent

@@ -140,12 +140,15 @@ class Hub:
 
     def _missing(self) -> tuple[str, ...]:
         """Who is waited for, as the others are told: the first few."""
-        absent = self.absent()
         hosts = names_by_rank({rank: guest.host for rank, guest in self.guests.items()})
         late = tuple(f"the facts of {hosts[guest.rank]}" for guest in self._late()[:MOST_MISSING])
+        return (*self._absent(), *late)
+
+    def _absent(self) -> tuple[str, ...]:
+        absent = self.absent()
         names = [f"node {one.rank} ({one.host})" if one.host else f"node {one.rank}" for one in absent[:MOST_MISSING]]
         more = (f"{len(absent) - MOST_MISSING} more",) if len(absent) > MOST_MISSING else ()
-        return (*names, *more, *late)
+        return (*names, *more)
 
     def _whole(self) -> bool:
         return len(self.guests) == self.nnodes and all(guest.joined for guest in self.guests.values())
@@ -162,13 +165,13 @@ class Hub:
     def announce(self, phase: str, waited_for: tuple[str, ...] = ()) -> None:
         """Tells all nodes where the test is. The phase's name is part of the words about a node that is lost in it."""
         self._phase, self._waited_for = phase, waited_for
-        line = encode(self._waiting())
+        line = encode(self._waiting(waited_for))
         for guest in self._there():
             guest.send(line)
 
-    def _waiting(self) -> Waiting:
-        absent = self.absent() if self._waited_for else ()
-        return Waiting(phase=self._phase, waited_for=self._waited_for, first=absent[0].rank if absent else None)
+    def _waiting(self, waited_for: tuple[str, ...]) -> Waiting:
+        absent = self.absent() if waited_for else ()
+        return Waiting(phase=self._phase, waited_for=waited_for, first=absent[0].rank if absent else None)
 
     async def ask(
         self, orders: Mapping[int, Order], seconds: float, failed: Callable[[Answer], bool] | None = None
@@ -287,7 +290,8 @@ class Hub:
         self.guests[rank] = guest
         wait = max(0.0, self._waits_until - asyncio.get_running_loop().time())
         guest.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=knock.proof, wait=wait)))
-        guest.send(encode(self._waiting()))
+        # What the others were told last may name this very node.
+        guest.send(encode(self._waiting(self._absent() if self._gathering else self._waited_for)))
         guest.ping()
         self._stir()
         await self._listen_to(guest)

@@ -80,8 +80,8 @@ class Node:
             )
         self.began = time.monotonic()
 
-    def until_it_says(self, words: str) -> None:
-        until(lambda: words in self.files[1].read_text(), f"{self.host.hostname} says {words!r}")
+    def until_it_says(self, words: str, seconds: float = 15) -> None:
+        until(lambda: words in self.files[1].read_text(), f"{self.host.hostname} says {words!r}", seconds)
 
     def until_torch_runs(self) -> list[psutil.Process]:
         """Waits for the rank of the collective; gives it."""

@@ -1,0 +1,153 @@
+"""Nodes that are killed or halted while the fleet dials and measures, and one whose facts take long or whose ddpdoctor is old.
+
+How it goes while the nodes join, and in the collectives, is in test_netcheck_attacks.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command import plain_environ
+from tests.real.namespaces import Host, drop_input, network
+from tests.real.netcheck_hosts import MASTER, netcheck, start
+from tests.real.test_netcheck_attacks import Node, lost
+
+pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "nft")]
+
+DEADLINE = 50
+"""Seconds: what is halted is given up after 15, or when its order has had its time."""
+
+REACH, LINKS = "reach: every node dials every other", "links: latency and bandwidth"
+
+CASES = {
+    29601: (REACH, 1, signal.SIGKILL),
+    29602: (REACH, 1, signal.SIGSTOP),
+    29603: (REACH, 0, signal.SIGKILL),
+    29604: (LINKS, 1, signal.SIGKILL),
+    29605: (LINKS, 1, signal.SIGSTOP),
+}
+"""By port: the phase, and what is done in it to the node of that rank."""
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[Host]]:
+    with network("n1", "n2", "n3") as found:
+        yield found
+
+
+def test_a_node_that_is_killed_or_halted_in_a_phase(hosts: list[Host], tmp_path: Path) -> None:
+    """Five jobs side by side. Node 2 loses packets, so that its phases take seconds."""
+    drop_input(hosts[2], "numgen random mod 100 < 40 drop")
+    jobs = {
+        port: [
+            Node(tmp_path, host, rank, "--quick", "--wait", "30", nnodes=3, port=port)
+            for rank, host in enumerate(hosts)
+        ]
+        for port in CASES
+    }
+    halted = []
+    try:
+        for port, (phase, who, number) in sorted(CASES.items(), key=lambda case: case[1][0], reverse=True):
+            jobs[port][who].until_it_says(phase, 45)
+            jobs[port][who].send(number)
+            halted += [jobs[port][who]] if number == signal.SIGSTOP else []
+        for port, (phase, who, number) in CASES.items():
+            ran = [one.end(DEADLINE) for one in jobs[port] if one is not jobs[port][who]]
+            case = (phase, who, number, [one.stderr for one in ran])
+            if who == 0:
+                # There is no verdict; both know why.
+                assert [one.code for one in ran] == [2, 2], case
+                assert all("stopped or killed there" in " ".join(one.report["problems"]) for one in ran), case
+                continue
+            assert [one.code for one in ran] == [1, 1], case
+            gone = lost(ran[0])["n2"]
+            assert gone.startswith(f"lost during {phase.partition(':')[0]}: "), case
+            assert gone.endswith("the connection was closed") == (number == signal.SIGKILL), gone
+            assert any("n2 was lost during" in one["summary"] for one in ran[0].findings("rdzv-missing-node")), case
+            # Nobody else is blamed for what n2 left undone.
+            assert set(ran[0].nodes("slow-link")) <= {"n1", "n3"}, ran[0].findings("slow-link")
+    finally:
+        for one in halted:
+            one.send(signal.SIGCONT)
+            one.process.kill()
+            one.process.wait()
+        hosts[2].run("nft", "flush", "ruleset")
+
+
+def test_whoever_still_looks_at_its_host_is_waited_for_and_named(hosts: list[Host], tmp_path: Path) -> None:
+    """Node 0's Python doesn't answer for 10 s: its door is open all the same, and the others are told what they wait for."""
+    hung = tmp_path / "python"
+    hung.write_text("#!/bin/sh\nexec sleep 60\n")
+    hung.chmod(0o755)
+    given = ("--quick", "--json", "--master-addr", MASTER, "--nnodes", "2", "--wait", "4")
+    first = start(hosts[0], *given, "--node-rank", "0", "--python", str(hung))
+    second = start(hosts[1], *given, "--node-rank", "1")
+    ran = [first.end(DEADLINE), second.end(DEADLINE)]
+    assert [(one.code, one.slugs) for one in ran] == [(0, set())] * 2, ran[1].stderr
+    assert "Joined; waiting for the facts of n1" in ran[1].stderr
+    assert "doesn't" not in ran[1].stderr
+
+
+def test_everybody_is_told_what_to_run_on_the_node_that_is_missing(hosts: list[Host]) -> None:
+    given = ("--quick", "--json", "--master-addr", MASTER, "--nnodes", "3", "--wait", "5")
+    running = [start(host, *given, "--node-rank", str(rank)) for rank, host in enumerate(hosts[:2])]
+    for ran in [one.end(DEADLINE) for one in running]:
+        assert (
+            "waiting for node 2. Run on node 2: ddpdoctor netcheck --master-addr 10.77.0.11 --nnodes 3 --node-rank 2"
+            in ran.stderr
+        )
+        assert ran.code == 1
+
+
+def test_hosts_of_one_name_are_told_apart(hosts: list[Host]) -> None:
+    """As machines are that were made from one image."""
+    names = [host.hostname for host in hosts]
+    try:
+        for host in hosts:
+            host.hostname = "image"
+        drop_input(hosts[1], "ct state new tcp dport 32768-60999 drop")
+        ran = netcheck(hosts)
+    finally:
+        for host, name in zip(hosts, names, strict=True):
+            host.hostname = name
+        hosts[1].run("nft", "flush", "ruleset")
+    report = ran[0].report
+    assert [one["host"] for one in report["nodes"]] == ["image (node 0)", "image (node 1)", "image (node 2)"]
+    (finding,) = ran[0].findings("firewall-blocked-ports")
+    assert finding["node"] == "image (node 1)"
+    assert finding["summary"].startswith("image (node 1) drops inbound TCP")
+
+
+OLD = """
+from ddpdoctor.netcheck import agent
+agent.PROTOCOL = 0
+agent.__version__ = "0.0.1"
+from ddpdoctor.cli.main import main
+main()
+"""
+
+
+def test_an_older_ddpdoctor_on_one_node(hosts: list[Host]) -> None:
+    given = ["netcheck", "--quick", "--json", "--master-addr", MASTER, "--nnodes", "2", "--wait", "20"]
+    first = start(hosts[0], *given[1:], "--node-rank", "0")
+    old = subprocess.run(
+        hosts[1].command(sys.executable, "-c", OLD, *given, "--node-rank", "1"),
+        env=plain_environ(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    ran = first.end(DEADLINE)
+    assert (ran.code, old.returncode) == (1, 1), old.stderr
+    (finding,) = ran.report["findings"]
+    assert "turned away: ddpdoctor 0.0.1 here speaks protocol 0" in finding["summary"]
+    assert "So node 1 is missing" in finding["cause"]
+    assert "speaks protocol 0" in old.stdout
+    assert "Traceback" not in old.stderr
