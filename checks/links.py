@@ -152,8 +152,6 @@ class _Desk:
             there = link.forth == rate
             a, b = self.host(link.a), self.host(link.b)
             way = f"from {a} to {b}" if there else f"from {b} to {a}"
-            if not rate:
-                return f"lets next to nothing through {way}; {_step(rate)}"
             usual = f", where {bandwidth(one.usual_rate)} is usual" if one.usual_rate > 2 * rate else ""
             return f"is slow: {bandwidth(rate)} {way}{usual}; {_step(rate)}"
         return f"is late: a round trip takes {milliseconds(link.round_trip)}, where {milliseconds(one.usual_trip)} is usual"
@@ -213,9 +211,7 @@ def _percent(share: float) -> str:
 
 def _step(rate: float) -> str:
     """What a rate (Mbit/s) means for training."""
-    if not rate:
-        return "100 MB of gradients never arrive"
-    seconds = GRADIENTS / rate
+    seconds = GRADIENTS / max(rate, 0.001)
     if seconds >= 90:
         long = f"{seconds / 60:.0f} minutes"
     else:

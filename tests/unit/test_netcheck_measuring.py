@@ -133,26 +133,6 @@ def test_transfers_that_stall_leave_the_round_trip_and_what_arrived() -> None:
     assert link.back == -1
 
 
-def test_a_direction_in_which_nothing_arrives_has_a_rate_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that wasn't tried has none."""
-    monkeypatch.setattr(measuring, "longest", lambda seconds: 1.5)
-
-    def follow(wire: Wire) -> None:
-        while True:
-            frame = wire.receive(FRAME.size)
-            command, size = FRAME.unpack(frame)
-            if command == PING:
-                wire.send(frame)
-            elif command == TAKE:
-                wire.receive_bulk(size)
-                wire.send(READY)
-
-    link = measured(served_by(follow))
-    assert not link.error
-    assert link.forth > 10
-    assert link.back == 0
-
-
 def test_a_refused_connection() -> None:
     with closing(socket.socket()) as nobody:
         nobody.bind(("127.0.0.1", 0))
