@@ -180,7 +180,7 @@ def test_while_they_wait_for_each_other(hosts, tmp_path):
         for port in cases
     }
     for port, (who, number) in cases.items():
-        nodes[port][1].until_it_says("waiting for the others")
+        nodes[port][1].until_it_says("waiting for node 2")
         nodes[port][who].send(number)
     # It isn't waited for what can't come any more.
     hub_killed, hub_stopped = ([one.end(4) for one in nodes[port]] for port in (29603, 29604))
@@ -226,7 +226,7 @@ def test_nodes_that_are_halted(hosts, tmp_path):
     ]
     halted, awake = (both[0][1], both[1][0]), (both[0][0], both[1][1])
     for _, second in both:
-        second.until_it_says("waiting for the others")
+        second.until_it_says("waiting for node 2")
     for one in halted:
         one.send(signal.SIGSTOP)
     try:
