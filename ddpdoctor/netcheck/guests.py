@@ -14,6 +14,7 @@ import msgspec
 from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.interface_choice import as_address
+from ddpdoctor.knowledge.job_intent import is_loopback
 from ddpdoctor.netcheck.lines import LineError, Lines, plain, unpack
 from ddpdoctor.netcheck.messages import (
     MOST_ANSWER,
@@ -262,7 +263,8 @@ class Guest:
         for one in places:
             if not is_address(one.address):
                 raise GuestError(f"it listens at {one.address[:40]!a}, which is no address")
-            if _plain_address(one.address) not in own:
+            # A hostname that resolves to 127.0.1.1 is an illness to name; lo takes all of 127.0.0.0/8, and lists one.
+            if _plain_address(one.address) not in own and not is_loopback(_plain_address(one.address)):
                 raise GuestError(f"it says that it listens at {one.address}, which isn't an address of its own")
         if len({one.kind for one in places}) < len(places):
             raise GuestError("it says twice where it listens")

@@ -199,7 +199,7 @@ def test_places_that_cant_be_its_own_lose_their_node(places: tuple[Place, ...], 
     assert words in lost
 
 
-@pytest.mark.parametrize("address", [HERE, "10.9.9.9", "fe80::9", "fe80::9%eth7"])
+@pytest.mark.parametrize("address", [HERE, "10.9.9.9", "fe80::9", "fe80::9%eth7", "127.0.1.1"])
 def test_its_own_addresses_are(address: str) -> None:
     assert lost_by(Opened(places=(Place("route", address, (4,)),)), Open(ports=3), HOME) == ""
 
