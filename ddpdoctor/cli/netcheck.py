@@ -11,7 +11,7 @@ from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from ddpdoctor.findings import Finding
-    from ddpdoctor.netcheck.run import End
+    from ddpdoctor.netcheck.ends import End
 
 WAIT = 60.0
 """Seconds."""
@@ -114,7 +114,8 @@ def netcheck(
     if job.local_rank:
         typer.echo(f"Local rank {job.local_rank}: local rank 0 speaks for this node.", err=True)
         return
-    from ddpdoctor.netcheck.run import Wishes, run
+    from ddpdoctor.netcheck.ends import Wishes
+    from ddpdoctor.netcheck.run import run
     from ddpdoctor.probes.patient.choice import choose_python
     from ddpdoctor.report.netcheck_progress import make_view
 

@@ -10,12 +10,12 @@ import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from ddpdoctor.cli.stopping import SIGNALS, Stopped, ignore_signals, stop_on_signals
-from ddpdoctor.examination import Examination, Verdict, overall
+from ddpdoctor.examination import Verdict, overall
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Fleet
@@ -29,11 +29,12 @@ from ddpdoctor.netcheck.agent import AgentError, LeftBehindError, TurnedAwayErro
 from ddpdoctor.netcheck.arriving import Connection, arrive, look_at_master
 from ddpdoctor.netcheck.conductor import Conductor
 from ddpdoctor.netcheck.desk import Desk
+from ddpdoctor.netcheck.ends import Audience, End, Wishes
 from ddpdoctor.netcheck.hub import Hub
-from ddpdoctor.netcheck.job import RANK_FLAG, Job
+from ddpdoctor.netcheck.job import RANK_FLAG
 from ddpdoctor.netcheck.judging import examination_of, judge, judged_phases, parts, whole, with_fleet
 from ddpdoctor.netcheck.manifests import GROUPS
-from ddpdoctor.netcheck.messages import Answer, Collect, Order, Part, Waiting, Welcome
+from ddpdoctor.netcheck.messages import Answer, Collect, Order, Part, Welcome
 from ddpdoctor.netcheck.names import UnknownNameError, destinations
 from ddpdoctor.netcheck.standing import hub_addresses, met_at
 from ddpdoctor.netcheck.threads import in_thread
@@ -43,57 +44,6 @@ from ddpdoctor.report.netcheck_words import part_lines
 
 PORTS_BESIDE_A_STORE = 4
 """Where torchrun's own store holds the job's port, the hub takes the first free one of so many behind it."""
-
-
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for. wait: seconds for nodes that aren't there yet; token: as given; python: the patient's;
-    options: those of them that a command for another node takes over, "--wait 300"."""
-
-    job: Job
-    options: tuple[str, ...]
-    token: str | None
-    wait: float
-    quick: bool
-    strict: bool
-    python: str
-    chosen_by: str
-
-
-class End(msgspec.Struct, frozen=True, kw_only=True):
-    """How it ended on this node. `fleet`: on node 0, with an examination a node; `part`: on the others, with their own
-    examination; neither: this node met nobody, or was only to look at the master. `problems`: why there is no verdict."""
-
-    exit_code: int
-    meeting: Meeting
-    examinations: tuple[Examination, ...] = ()
-    fleet: Fleet | None = None
-    part: Part | None = None
-    seconds: float | None = None
-    """From the last join to the verdict."""
-    problems: tuple[str, ...] = ()
-    token: str = ""
-    """What the nodes show each other. For this node's user alone: no report that is kept may have it."""
-    notes: tuple[str, ...] = ()
-    """What was asked for here and had no effect, since node 0 decides it."""
-
-
-class Audience(Protocol):
-    """Who is told how it goes while it goes."""
-
-    def meeting(self, meeting: Meeting) -> None:
-        """What this node's way to the master came to so far."""
-
-    def hub(self, hub: Hub, command: Callable[[int], str] | None = None) -> None:
-        """Node 0: who is there has changed. command: what to type on the node of a rank."""
-
-    def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
-        """Other nodes: what the fleet does and whom it waits for. command: what to type on the node of a rank."""
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-
-    def close(self) -> None:
-        """The verdict comes now."""
 
 
 def run(wishes: Wishes, audience: Audience) -> End:
