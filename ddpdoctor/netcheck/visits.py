@@ -1,4 +1,4 @@
-"""A visit of one node to another one's listener: a line each, in which both show that they belong to this run.
+"""A visit of one node to another one's listener: three lines, in which both show that they belong to this run.
 
 Who dials shows no secret: an address may mean another host here than where it came from.
 """
