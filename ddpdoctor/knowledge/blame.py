@@ -30,6 +30,9 @@ COUNTED: Final = 3
 NOISE: Final = 0.25
 """Of as many packets as were lost: with more that came and went while nobody dialled, the counters prove nothing."""
 
+NOISE_OF_ANSWERS: Final = 0.4
+"""The same where a filter takes answers (SYN-ACK) as well: those to earlier tries are sent again for a while."""
+
 AT_MOST: Final = 1.3
 """Times the packets that were lost. A kernel that took away more of them took something else."""
 
@@ -173,7 +176,9 @@ class _Matrix:
         sent = self._failures(node, Way.OUTBOUND)
         silent = all(set(self.cells[pair]) & set(BLOCKED) == {Cell.SILENT.value} for pair in sent)
         received = self._failures(node, Way.INBOUND)
-        return bool(sent and silent) and self._counted(node, Way.INBOUND, [*received, *sent]) is Where.HERE
+        return (
+            bool(sent and silent) and self._counted(node, Way.INBOUND, [*received, *sent], answers=True) is Where.HERE
+        )
 
     def _left(self, culprits: Iterable[tuple[int, Way]]) -> set[Pair]:
         return self.bad - {pair for one in culprits for pair in self._explained(one)}
@@ -215,16 +220,19 @@ class _Matrix:
             self.told[node, way] = Where.HERE if way is Way.INBOUND and self._takes_replies(node) else told
         return self.told[node, way]
 
-    def _counted(self, node: int, way: Way, pairs: Iterable[Pair]) -> Where:
-        """Whether that node's kernel took away the packets that those pairs lost: as many, and not many more."""
+    def _counted(self, node: int, way: Way, pairs: Iterable[Pair], *, answers: bool = False) -> Where:
+        """Whether that node's kernel took away the packets that those pairs lost: as many, and not many more.
+
+        answers: half of the packets are answers, to what the node itself dials.
+        """
         there = self.nodes[node]
         inbound = way is Way.INBOUND
         grown = there.undelivered if inbound else there.untransmitted
         idle = there.idle_undelivered if inbound else there.idle_untransmitted
         lost = COUNTED * sum(cell in BLOCKED for pair in pairs for cell in self.cells[pair])
-        if grown is None or not lost or abs(idle) > NOISE * lost:
+        if grown is None or not lost or abs(idle) > (NOISE_OF_ANSWERS if answers else NOISE) * lost:
             return Where.UNTOLD
-        if MOST_OF_THEM * lost <= grown - idle and grown <= AT_MOST * lost + idle:
+        if MOST_OF_THEM * lost <= grown - (0 if answers else idle) and grown <= AT_MOST * lost + idle:
             return Where.HERE
         return Where.ELSEWHERE if grown <= (1 - MOST_OF_THEM) * lost else Where.UNTOLD
 
@@ -233,7 +241,8 @@ class _Matrix:
         node = pair[1] if way is Way.INBOUND else pair[0]
         alike = [one for one in left if one[1 if way is Way.INBOUND else 0] == node]
         replies = [one for one in left if one[0] == node] if way is Way.INBOUND else []
-        if Where.HERE in (self._counted(node, way, alike), self._counted(node, way, [*alike, *replies])):
+        both = self._counted(node, way, [*alike, *replies], answers=True) if replies else Where.UNTOLD
+        if Where.HERE in (self._counted(node, way, alike), both):
             return Where.HERE
         return Where.ELSEWHERE if self._counted(node, way, [pair]) is Where.ELSEWHERE else Where.UNTOLD
 

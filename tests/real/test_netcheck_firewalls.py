@@ -100,7 +100,8 @@ STARTED: list[subprocess.Popen[str]] = []
 
 BUS = "DBUS_SYSTEM_BUS_ADDRESS"
 BUS_CONFIG = """<busconfig><type>system</type><listen>unix:path={folder}/bus</listen><auth>EXTERNAL</auth>
-<policy context="default"><allow send_destination="*"/><allow own="*"/><allow user="*"/></policy></busconfig>"""
+<policy context="default"><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/>
+<allow user="*"/></policy></busconfig>"""
 
 
 def with_a_folder_of_its_own(host: Host, name: str) -> None:

@@ -202,11 +202,14 @@ def test_of_two_links_that_fail_at_one_node(taken: int, where: Where) -> None:
     assert {one.where_there for one in cuts} == {where}
 
 
+@pytest.mark.parametrize("idle", [0, 6])
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_a_filter_that_takes_replies_as_well_is_one(size: int) -> None:
+def test_a_filter_that_takes_replies_as_well_is_one(size: int, idle: int) -> None:
     """It knows no connections: what node 0 dials is answered to a high port of its own."""
     lost = 2 * PORTS * SYN * (size - 1)
-    found = blame(fleet(size, column(0, size) | row(0, size), counted=True, undelivered={0: lost}))
+    pairs = column(0, size) | row(0, size)
+    # Answers to earlier tries are sent again meanwhile.
+    found = blame(fleet(size, pairs, counted=True, undelivered={0: lost}, idle={0: (idle * (size - 1), 0)}))
     assert blocked(found) == [(0, IN)]
     assert not found.cuts
     assert (found.blocks[0].where, found.blocks[0].other_way) == (HERE, False)
