@@ -16,6 +16,7 @@ from ddpdoctor.probes.packet_filter import (
     read_filters,
     read_iptables_save,
     read_nft,
+    shut_ranges,
 )
 
 EPHEMERAL = (32768, 60999)
@@ -185,3 +186,24 @@ def test_a_service_that_is_set_to_start(tmp_path: Path) -> None:
     assert enabled_service(context) == "firewalld"
     (tmp_path / "etc/ufw/ufw.conf").write_text("ENABLED=yes\n")
     assert enabled_service(context) == "ufw"
+
+
+@pytest.mark.parametrize(
+    ("lines", "shut"),
+    [
+        ((), ()),
+        (("-A INPUT -p tcp --dport 40000:65535 -j DROP",), ("40000-60999",)),
+        (("-A INPUT -p tcp -m multiport --dports 33000,40000:40009,40010 -j REJECT",), ("33000", "40000-40010")),
+        # The first rule that fits counts.
+        (
+            ("-A INPUT -p tcp --dport 45000:50000 -j ACCEPT", "-A INPUT -p tcp -j DROP"),
+            ("32768-44999", "50001-60999"),
+        ),
+        (("-A INPUT -p tcp --dport 22 -j DROP",), ()),
+        (("-A INPUT -p udp --dport 40000:65535 -j DROP",), ()),
+        (("-A INPUT -s 10.0.0.7 -p tcp --dport 40000:65535 -j DROP",), ()),
+    ],
+)
+def test_parts_of_the_range_that_are_shut(lines: tuple[str, ...], shut: tuple[str, ...]) -> None:
+    text = "\n".join(("*filter", ":INPUT ACCEPT [0:0]", *lines, "COMMIT", ""))
+    assert shut_ranges([read_iptables_save(text)], EPHEMERAL) == shut

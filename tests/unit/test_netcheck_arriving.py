@@ -20,9 +20,9 @@ import pytest
 from ddpdoctor.facts.meeting import Meeting, Met
 from ddpdoctor.netcheck import arriving, identification, names
 from ddpdoctor.netcheck.arriving import arrive, look_at_master
-from ddpdoctor.netcheck.connecting import system_words
+from ddpdoctor.netcheck.connecting import Destination, system_words
 from ddpdoctor.netcheck.identification import HTTP, SILENT, SSH, TLS
-from ddpdoctor.netcheck.messages import MOST_BEFORE_WELCOME, PROTOCOL, Greeting, encode
+from ddpdoctor.netcheck.messages import MOST_BEFORE_WELCOME, PROTOCOL, Counted, Greeting, encode
 
 HERE = "127.0.0.1"
 GREETING = encode(Greeting(ddpdoctor="0.1.0", protocol=PROTOCOL, nonce="5f"))
@@ -361,3 +361,25 @@ def test_a_resolver_that_fails_is_quoted_in_its_own_words() -> None:
         == "Connection refused"
     )
     assert system_words(OSError("the other side hung up")) == "the other side hung up"
+
+
+@pytest.mark.parametrize(
+    ("looks", "kept"),
+    [
+        ((7, 7, 7 + arriving.PROBES), arriving.PROBES),
+        ((7, 7, 7), 0),
+        # Something else is taken away all the time, as many or more.
+        ((7, 11, 7 + 2 * arriving.PROBES), 0),
+        ((7, 7, 7 + 3 * arriving.PROBES), 0),
+        ((7, 7, 8), 0),
+        ((None, None, None), None),
+    ],
+)
+def test_only_what_was_just_sent_tells_of_ones_own_filter(
+    looks: tuple[int | None, ...], kept: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = iter(looks)
+    monkeypatch.setattr(arriving, "count", lambda address: Counted(undelivered=0, untransmitted=next(counted)))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        assert arriving._kept_back(Destination(socket.AF_INET, nobody.getsockname())) == kept
