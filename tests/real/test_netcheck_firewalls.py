@@ -112,7 +112,8 @@ def with_a_folder_of_its_own(host: Host, name: str) -> None:
 
 def ufw(*written: str) -> Callable[[list[Host]], None]:
     def harm(hosts: list[Host]) -> None:
-        with_a_folder_of_its_own(hosts[1], "ufw")
+        for folder in ("ufw", "default"):
+            with_a_folder_of_its_own(hosts[1], folder)
         for command in ("allow 22/tcp", "allow 29500/tcp", *written, "--force enable"):
             hosts[1].run("ufw", *command.split())
 
