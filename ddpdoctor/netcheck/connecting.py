@@ -62,7 +62,7 @@ async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, soc
         except OSError as error:
             one.close()
             return _attempt(to, _met_at_once(error), error, started), None
-        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(one, to.sockaddr), seconds)
+        await asyncio.wait_for(_answered(one), seconds)
         if one.getsockname() == one.getpeername():
             # An ephemeral port dialled on one's own host can be the one that this very socket was given.
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
@@ -76,6 +76,19 @@ async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, soc
         one.close()
         raise
     return _attempt(to, Met.CONNECTED, None, started), one
+
+
+async def _answered(one: socket.socket) -> None:
+    """Until the connection stands. Raises the answer's OSError; a second connect(), as asyncio's own, could swallow it."""
+    loop = asyncio.get_running_loop()
+    answered = asyncio.Event()
+    loop.add_writer(one, answered.set)
+    try:
+        await answered.wait()
+    finally:
+        loop.remove_writer(one)
+    if code := one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(code, os.strerror(code))
 
 
 def _attempt(to: Destination, met: Met, error: OSError | None, started: float) -> Attempt:
