@@ -7,12 +7,12 @@ import hashlib
 import os
 import shlex
 import subprocess
+import sysconfig
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import pip
 import pytest
 
 from tests.pythons import bare_venv
@@ -92,7 +92,8 @@ class Environments:
         folder = self._folder / name
         python = bare_venv(folder)
         site = next((folder / "lib").glob("python*/site-packages"))
-        for found in Path(pip.__file__).parent.parent.glob("pip*"):
+        # Not `import pip`: it turns off setuptools' distutils for the rest of the process, and with it the import of torch's.
+        for found in Path(sysconfig.get_paths()["purelib"]).glob("pip*"):
             (site / found.name).symlink_to(found)
         subprocess.run(
             [python, "-m", "pip", "install", "-q", *packages],
