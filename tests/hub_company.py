@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from ddpdoctor import __version__
+from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.agent import attend
 from ddpdoctor.netcheck.door import Limits
@@ -19,6 +20,7 @@ from ddpdoctor.netcheck.job import Job
 from ddpdoctor.netcheck.messages import (
     PROTOCOL,
     Answer,
+    Count,
     Counted,
     FromHub,
     Greeting,
@@ -37,6 +39,8 @@ from ddpdoctor.netcheck.tokens import proof
 
 HERE = "127.0.0.1"
 TOKEN = "abcd-efgh-ijkl"
+PART = Part(results=(), verdict=Verdict.OK, exit_code=0, lines=("all is well",))
+SEVEN = Counted(undelivered=7, untransmitted=None)
 QUICK = Limits(hello=0.4, grace=0.1, second_thoughts=0.3, ping=0.1, quiet=0.8, line=3.0)
 
 T = TypeVar("T")
@@ -197,3 +201,29 @@ async def client(port: int, address: str = HERE, *, greeted: bool = True) -> Asy
         yield one
     finally:
         writer.transport.abort()
+
+
+async def finish(one: Hub, *tasks: asyncio.Task[Part]) -> None:
+    """The nodes of these tasks carry out an order and get their part, whatever happened to the others."""
+    ranks = [rank for rank, guest in one.guests.items() if not guest.lost]
+    assert await one.ask(dict.fromkeys(ranks, Count()), 5) == dict.fromkeys(ranks, SEVEN)
+    await one.dismiss(dict.fromkeys(ranks, PART))
+    assert await asyncio.gather(*tasks) == [PART] * len(tasks)
+
+
+async def answer_joined(one: Hub, odd: Client, rank: int) -> None:
+    """`odd` answers pings until the hub has the facts of the node of that rank."""
+    while not (rank in one.guests and one.guests[rank].joined):
+        odd.answer_ping(await odd.hear())
+
+
+@asynccontextmanager
+async def serving(
+    handler: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[int]:
+    """A server on loopback that isn't the hub; gives its port."""
+    server = await asyncio.start_server(handler, HERE, 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
