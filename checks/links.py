@@ -20,6 +20,7 @@ from ddpdoctor.knowledge.link_figures import (
     shared,
     stragglers,
     troubles,
+    where_several_meet,
 )
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import check, requires
@@ -63,7 +64,11 @@ def slow_link(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
             each = _each(len(found), len(fleet.links))
             yield desk.slow(f"{each} link between the nodes", list(found.values()), [fleet.nodes[0].rank])
         return
-    own = [found[pair] for pair in at_fault.pairs if desk.speaker(pair) == meeting.node_rank]
+    several, alone = where_several_meet(at_fault.pairs)
+    for rank, pairs in several.items():
+        if rank == meeting.node_rank:
+            yield desk.slow(f"More than one link of {desk.host(rank)}", [found[pair] for pair in pairs], [rank])
+    own = [found[pair] for pair in alone if desk.speaker(pair) == meeting.node_rank]
     if own:
         worst = max(own, key=lambda one: one.badness)
         yield desk.slow(f"The link between {desk.host(worst.link.a)} and {desk.host(worst.link.b)}", own, worst.pair)

@@ -6,6 +6,7 @@ compared only up to there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import cache
 from statistics import median
@@ -260,6 +261,20 @@ def shared(bad: Collection[Pair], tried: Collection[Pair]) -> Shared:
         return Shared({}, tuple(sorted(bad)), everywhere=True)
     explained = {pair for rank in blamed for pair in failed[rank]}
     return Shared({rank: tuple(failed[rank]) for rank in blamed}, tuple(sorted(set(bad) - explained)))
+
+
+def where_several_meet(pairs: Collection[Pair]) -> tuple[dict[int, tuple[Pair, ...]], tuple[Pair, ...]]:
+    """The nodes at which several of these pairs meet, with these, and the pairs that are left over. In a chain or a ring
+    nobody is in the middle."""
+    left, met = set(pairs), {}
+    while left:
+        counts = Counter(rank for pair in left for rank in pair)
+        rank, most = counts.most_common(1)[0]
+        if most < 2 or any(counts[a] == counts[b] == most for a, b in left):
+            break
+        met[rank] = tuple(sorted(pair for pair in left if rank in pair))
+        left -= set(met[rank])
+    return met, tuple(sorted(left))
 
 
 def _share(part: Collection[Pair], whole: Collection[Pair]) -> float:

@@ -8,7 +8,17 @@ from itertools import combinations
 import pytest
 
 from ddpdoctor.facts.fleet import Fleet, Link, Node
-from ddpdoctor.knowledge.link_figures import alike, better, condemned, doubtful, rate_of, shared, stragglers, troubles
+from ddpdoctor.knowledge.link_figures import (
+    alike,
+    better,
+    condemned,
+    doubtful,
+    rate_of,
+    shared,
+    stragglers,
+    troubles,
+    where_several_meet,
+)
 
 
 def link(a: int, b: int, rate: float = 9400.0, *, resent: float = 0.0, trip: float = 0.0001, error: str = "") -> Link:
@@ -128,3 +138,21 @@ def test_whom_bad_pairs_have_in_common(
 ) -> None:
     found = shared(bad, list(combinations(range(count), 2)))
     assert (list(found.nodes), list(found.pairs), found.everywhere) == (nodes, left, everywhere)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected", "left"),
+    [
+        ([(0, 2), (2, 6)], {2: ((0, 2), (2, 6))}, ()),
+        ([(0, 2), (1, 3)], {}, ((0, 2), (1, 3))),
+        ([(0, 2), (2, 6), (1, 5), (5, 7)], {2: ((0, 2), (2, 6)), 5: ((1, 5), (5, 7))}, ()),
+        ([(0, 1), (1, 2), (2, 3)], {}, ((0, 1), (1, 2), (2, 3))),
+        ([(0, 1), (1, 2), (0, 2)], {}, ((0, 1), (0, 2), (1, 2))),
+        ([(0, 1), (0, 2), (0, 3), (3, 4)], {0: ((0, 1), (0, 2), (0, 3))}, ((3, 4),)),
+        ([], {}, ()),
+    ],
+)
+def test_where_several_bad_pairs_meet(
+    pairs: list[tuple[int, int]], expected: dict[int, tuple[tuple[int, int], ...]], left: tuple[tuple[int, int], ...]
+) -> None:
+    assert where_several_meet(pairs) == (expected, left)
