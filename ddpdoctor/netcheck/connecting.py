@@ -22,6 +22,9 @@ NEIGHBOUR_GIVEN_UP: Final = 2.5
 SEGMENT: Final = 1200
 """Bytes of a TCP segment, both ways: so much passes where longer packets get lost, and it is for a later phase to say so."""
 
+THIN_LINEAR_TIMEOUTS: Final = 16
+"""Linux's TCP_THIN_LINEAR_TIMEOUTS, which Python doesn't name."""
+
 NO_WAY: Final = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETDOWN, errno.EINVAL)
 FORBIDDEN: Final = (errno.EACCES, errno.EPERM)
 CUT_OFF: Final = (errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE)
@@ -45,6 +48,13 @@ def system_words(error: OSError) -> str:
     return error.strerror or str(error)
 
 
+def send_again_soon(one: socket.socket) -> None:
+    """Short messages that get lost are sent again at even intervals: doubled ones grow to minutes where many packets are
+    lost, and that is what is looked for. What a listening socket accepts is the same."""
+    with suppress(OSError):
+        one.setsockopt(socket.IPPROTO_TCP, THIN_LINEAR_TIMEOUTS, 1)
+
+
 async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, socket.socket | None]:
     """One try. The socket, where it is connected, is the caller's to close."""
     started = time.monotonic()
@@ -56,6 +66,7 @@ async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, soc
         one.setblocking(False)
         with suppress(OSError):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT)
+            send_again_soon(one)
         try:
             with suppress(BlockingIOError):
                 one.connect(to.sockaddr)

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor import __version__
+from ddpdoctor.netcheck.connecting import send_again_soon
 from ddpdoctor.netcheck.guests import UNDECODABLE
 from ddpdoctor.netcheck.lines import CHUNK, LineError, Lines, plain
 from ddpdoctor.netcheck.messages import MOST_BEFORE_WELCOME, PROTOCOL, Greeting, Hello, TurnedAway, encode
@@ -145,6 +146,7 @@ class Door:
         self._sockets.append(own)
         # Without it a connection of the run before would keep the port for a minute, and ours it from torch's store.
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        send_again_soon(own)
         own.setblocking(False)
         own.bind(name)
         own.listen(BACKLOG)
