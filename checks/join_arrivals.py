@@ -70,14 +70,23 @@ def rdzv_missing_node(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
 
 
 def _unsettled(fleet: Fleet) -> list[Double]:
-    """Who was turned away and hasn't come again since under a better rank; of one that came several times, the last."""
+    """Who was turned away and hasn't come again since under a better rank; of one that came several times, the last.
+    Nodes of the job, all of them: see `_unproved`."""
     settled = {(bare_host(one), one.address, one.rank) for one in fleet.nodes}
-    last = {(one.host, one.address): one for one in fleet.doubles}
+    last = {(one.host, one.address): one for one in fleet.doubles if one.proved}
     return [
         one
         for one in last.values()
         if not any((host, address) == (one.host, one.address) and rank != one.rank for host, address, rank in settled)
     ]
+
+
+def _unproved(fleet: Fleet) -> list[Double]:
+    """Who came as a node, didn't show that it knows the token, and isn't here by now: a node with another token or version,
+    or a stranger who says so."""
+    here = {(bare_host(one), one.address) for one in fleet.nodes}
+    last = {(one.host, one.address): one for one in fleet.doubles if not one.proved}
+    return [one for place, one in last.items() if place not in here]
 
 
 def _seat(one: Double, fleet: Fleet) -> Absent | None:
@@ -121,12 +130,19 @@ def _missing(missing: list[Absent], count: int, fleet: Fleet, meeting: Meeting) 
     who = listed(map(_named, missing), most=4)
     if count < len(missing):
         who = f"{count} more, of {who},"
+    unproved = _unproved(fleet)
     return Finding(
-        summary=f"{who} didn't come: {len(there(fleet))} of {plural(fleet.expected, 'node')} are here",
+        summary=f"{who} didn't come: {len(there(fleet))} of {plural(fleet.expected, 'node')} are here{_knocked(unproved)}",
         cause="It wasn't started there, can't reach the master, or goes to another address or port: all others would wait "
-        "for it until their timeout.",
+        "for it until their timeout."
+        if not unproved
+        else f"{_or_a_stranger(unproved)} All others would wait until their timeout.",
         evidence=(
             told(fleet, "absent", f"{who}: never joined"),
+            *(
+                told(fleet, "doubles", f"{_place(one.host, one.address)} was turned away: {first_words(one.text)}")
+                for one in unproved
+            ),
             *_waited(fleet),
             Evidence(f"--nnodes is {fleet.expected}", "--nnodes, the launcher's settings"),
             *(
@@ -135,8 +151,38 @@ def _missing(missing: list[Absent], count: int, fleet: Fleet, meeting: Meeting) 
                 else ()
             ),
         ),
-        fixes=(_run_there(missing, fleet, meeting), *_here_again(fleet, meeting), *_fewer(fleet, meeting)),
+        fixes=(
+            *_same_version(unproved, fleet),
+            _run_there(missing, fleet, meeting),
+            *_here_again(fleet, meeting),
+            *_fewer(fleet, meeting),
+        ),
     )
+
+
+def _knocked(unproved: list[Double]) -> str:
+    """The end of a summary that says who came instead."""
+    if not unproved:
+        return ""
+    who = listed((_place(one.host, one.address) for one in unproved), most=2)
+    by_token = any(one.code == "token" for one in unproved)
+    return f"; {who} came with {'another token or none' if by_token else 'another version and no proof'}"
+
+
+def _or_a_stranger(unproved: list[Double]) -> str:
+    who = listed((_place(one.host, one.address) for one in unproved), most=4)
+    return (
+        f"Nothing proves who came as {who}: a node of yours, which must come with this run's token and version, or a stranger"
+        " at the port, who calls himself what he likes."
+    )
+
+
+def _same_version(unproved: list[Double], fleet: Fleet) -> tuple[Fix, ...]:
+    """What a stranger says of his version goes into no command; node 0's own does."""
+    ours = next((one.ddpdoctor for one in fleet.nodes if one.rank == 0 and one.ddpdoctor), "")
+    if not ours or all(one.code != "version" for one in unproved):
+        return ()
+    return (Fix("If that is a node of yours, install node 0's ddpdoctor there", (f"pip install 'ddpdoctor=={ours}'",)),)
 
 
 def _waited(fleet: Fleet) -> tuple[Evidence, ...]:
@@ -202,13 +248,7 @@ def _refused(one: Double, seat: Absent | None, fleet: Fleet, meeting: Meeting) -
         summary=_why_refused(one, who, fleet),
         cause=_so_missing(one, fleet),
         evidence=(told(fleet, "doubles", f"{who} was told: {one.text}"), *_waited(fleet)),
-        fixes=fixes.get(
-            one.code,
-            (
-                Fix(f"Run this on {one.host or one.address}, while it runs here again", (command,)),
-                *_here_again(fleet, meeting),
-            ),
-        ),
+        fixes=fixes[one.code],
     )
 
 
@@ -221,8 +261,6 @@ def _why_refused(one: Double, who: str, fleet: Fleet) -> str:
         return f"{who} came while the test ran, and all {fleet.expected} nodes of the job were there already"
     if one.code == "closed":
         return f"{who} came too late: the test had begun without it"
-    if one.code == "token":
-        return f"{who} came and doesn't know the job's token"
     return f"{who} came and was turned away: {first_words(one.text)}"
 
 

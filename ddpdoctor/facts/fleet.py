@@ -124,6 +124,9 @@ class Double(msgspec.Struct, frozen=True, kw_only=True):
     """What it was told."""
     nnodes: int | None = None
     """The number of nodes by its own account; None: it didn't say."""
+    proved: bool = True
+    """It showed that it knows the job's token, where there is one. Else it is whoever came to the port, and called itself
+    that."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,12 +65,13 @@ class _StrangerError(Exception):
 
 
 class _TurnedAwayError(Exception):
-    """One of ours that can't come in."""
+    """Somebody who speaks as one of ours and can't come in. proved: it knows the token."""
 
-    def __init__(self, host: str, away: TurnedAway) -> None:
+    def __init__(self, host: str, away: TurnedAway, *, proved: bool) -> None:
         super().__init__(away.text)
         self.host = host
         self.away = away
+        self.proved = proved
 
 
 class _Visitor:
@@ -90,11 +91,13 @@ class _Spoken(msgspec.Struct, frozen=True):
     protocol: int
     ddpdoctor: str
     host: str = ""
+    nonce: str = ""
+    proof: str = ""
 
 
 class Door:
     """Listens at the addresses, all numeric, and one port. `enter` takes whoever has proved that it belongs here, and keeps it; `refused`
-    is told of those of ours that were turned away here: host, address and the message.
+    is told of those who speak as ours and were turned away here: host, address, the message, and whether they knew the token.
 
     port: the real one, once it is open.
     """
@@ -106,7 +109,7 @@ class Door:
         token: str,
         limits: Limits,
         enter: Callable[[Knock], Awaitable[None]],
-        refused: Callable[[str, str, TurnedAway], None],
+        refused: Callable[[str, str, TurnedAway, bool], None],
         changed: Callable[[], None],
     ) -> None:
         self.addresses = addresses
@@ -234,7 +237,7 @@ class Door:
             self._changed()
         except _TurnedAwayError as error:
             visitor.writer.write(encode(error.away))
-            self._refused(error.host, visitor.address, error.away)
+            self._refused(error.host, visitor.address, error.away, error.proved)
             self._changed()
         finally:
             visitor.writer.close()
@@ -242,12 +245,12 @@ class Door:
     async def _ask_who(self, visitor: _Visitor, lines: Lines) -> Knock:
         nonce = secrets.token_hex(16)
         visitor.writer.write(encode(Greeting(ddpdoctor=__version__, protocol=PROTOCOL, nonce=nonce)))
-        hello = self._hello(await self._first_line(visitor, lines), visitor.address)
+        hello = self._hello(await self._first_line(visitor, lines), visitor.address, nonce)
         if not matches(hello.proof, proof(self._token, "agent", hello.nonce, nonce)):
             without = matches(hello.proof, proof("", "agent", hello.nonce, nonce))
             self.strangers.note(visitor.address, f"{hello.host}, which doesn't know the token")
             text = _wrong_token(wanted=bool(self._token), given=not without)
-            raise _TurnedAwayError(hello.host, TurnedAway(code="token", text=text))
+            raise _TurnedAwayError(hello.host, TurnedAway(code="token", text=text), proved=False)
         own_proof = proof(self._token, "hub", nonce, hello.nonce)
         return Knock(hello, visitor.address, lines, visitor.writer, own_proof)
 
@@ -262,8 +265,8 @@ class Door:
                 raise _StrangerError("took a place and didn't say who it is") from error
             raise _StrangerError(likeness(error.partial)) from error
 
-    def _hello(self, line: bytes, address: str) -> Hello:
-        """The Hello of one of ours, with a host's name that is fit for a report."""
+    def _hello(self, line: bytes, address: str, nonce: str) -> Hello:
+        """The Hello of one of ours, with a host's name that is fit for a report. nonce: what it was greeted with."""
         try:
             spoken = msgspec.json.decode(line, type=_Spoken)
             host = spoken.host if is_host(spoken.host) and len(spoken.host) <= 64 else address
@@ -271,7 +274,11 @@ class Door:
                 # It would stand in a command.
                 raise _StrangerError(likeness(line))
             if spoken.type == "hello" and spoken.protocol != PROTOCOL:
-                raise _TurnedAwayError(host, TurnedAway(code="version", text=_other(spoken)))
+                # Whoever proves that he knows the token as we do is one of ours, whatever else his protocol has.
+                proved = matches(spoken.proof, proof(self._token, "agent", spoken.nonce, nonce))
+                if not proved:
+                    self.strangers.note(address, f"{host}, which speaks protocol {spoken.protocol} and showed no proof")
+                raise _TurnedAwayError(host, TurnedAway(code="version", text=_other(spoken)), proved=proved)
             return msgspec.structs.replace(msgspec.json.decode(line, type=Hello), host=host)
         except UNDECODABLE as error:
             raise _StrangerError(likeness(line)) from error

@@ -36,6 +36,8 @@ MISSING_SECONDS: Final = 1.0
 MOST_MISSING: Final = 4
 """Of them by name."""
 MOST_REFUSED: Final = 64
+MOST_UNPROVED: Final = 8
+"""Of those, who did not show that they know the token, and may be anybody."""
 OTHER_FILES: Final = 256
 """Descriptors that this process may need besides one for each node."""
 
@@ -155,7 +157,8 @@ class Hub:
 
     def _all_came(self) -> bool:
         there = {(one.host, one.address) for one in self.guests.values() if one.joined}
-        refused = {(one.host, one.address) for one in self.doubles} - there
+        # Anybody may say that he is a node; whoever hasn't proved it ends nobody's waiting.
+        refused = {(one.host, one.address) for one in self.doubles if one.proved} - there
         return bool(refused) and len(there) + len(refused) >= self.nnodes
 
     async def close_door(self) -> None:
@@ -349,12 +352,13 @@ class Hub:
             return refuse("duplicate-rank", text, holder.host)
         return hello.node_rank
 
-    def _note_refused(self, host: str, address: str, away: TurnedAway) -> None:
-        self._keep_refused(Double(rank=-1, host=host, address=address, code=away.code, text=away.text))
+    def _note_refused(self, host: str, address: str, away: TurnedAway, proved: bool) -> None:
+        self._keep_refused(Double(rank=-1, host=host, address=address, code=away.code, text=away.text, proved=proved))
 
     def _keep_refused(self, one: Double) -> None:
         """Keeps it once, however often it comes."""
-        if one not in self.doubles and len(self.doubles) < MOST_REFUSED:
+        alike = sum(other.proved == one.proved for other in self.doubles)
+        if one not in self.doubles and alike < (MOST_REFUSED if one.proved else MOST_UNPROVED):
             self.doubles.append(one)
 
 

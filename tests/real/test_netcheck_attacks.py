@@ -40,6 +40,8 @@ def say(what):
 dial().close()
 say(b"GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
 say(bytes(range(200, 256)) + b"\\n")
+say(bytes.fromhex("16030100c8010000c40303") + bytes(189))
+say(b'{"type":"hello","protocol":99,"ddpdoctor":"6.6.6","host":"gpu01"}\\n')
 held = [dial() for _ in range(100)]
 print("knocked", flush=True)
 for second in range(30):
@@ -135,7 +137,7 @@ def hosts():
 
 
 def test_strangers_on_the_port_are_refused_and_named_and_stop_nobody(hosts, tmp_path):
-    """A port scan, HTTP, random bytes, and a hundred connections that say a letter a second."""
+    """A port scan, HTTP, TLS, random bytes, one who says that he is a node, and a hundred connections that say a letter a second."""
     n1, n2, n3 = hosts
     first = Node(tmp_path, n1, 0, "--quick", "--wait", "20")
     first.until_it_says("waiting for")
@@ -158,6 +160,8 @@ def test_strangers_on_the_port_are_refused_and_named_and_stop_nobody(hosts, tmp_
         "connected and went away without a word (a port scan or a health check)",
         "an HTTP request: GET / HTTP/1.1",
         "bytes that aren't ours: c8 c9 ca",
+        "a TLS handshake",
+        "gpu01, which speaks protocol 99 and showed no proof",
     ):
         assert words in said
 

@@ -32,7 +32,6 @@ def found(there: tuple[int, ...], doubles: tuple[Double, ...], expected: int = 4
         away("a", "nnodes", 3, nnodes=2),
         away("a", "nnodes", nnodes=2),
         away("a", "version"),
-        away("a", "token"),
         away("a", "closed", 3),
         away("a", "duplicate-rank", 1, holder="n1"),
         away("a", "rank-out-of-range", 4),
@@ -44,7 +43,7 @@ def test_a_node_that_was_turned_away_and_its_seat_are_one_fault(refused: Double)
     assert "a (10.0.0.21)" in finding.summary
     assert "So node 3 is missing" in finding.cause
     # Nor does one that tries again in another way become two.
-    assert len(found((0, 1, 2), (away("a", "token"), refused))) == 1
+    assert len(found((0, 1, 2), (away("a", "version"), refused))) == 1
 
 
 def test_who_never_came_is_missing_all_the_same() -> None:
@@ -61,7 +60,7 @@ def test_who_never_came_is_missing_all_the_same() -> None:
 
 
 def test_each_is_given_a_seat_of_its_own() -> None:
-    findings = found((0,), (away("a", "token"), away("bb", "version"), away("ccc", "duplicate-rank", 0)))
+    findings = found((0,), (away("a", "version"), away("bb", "version"), away("ccc", "duplicate-rank", 0)))
     commands = [command for one in findings for fix in one.fixes for command in fix.commands]
     assert sorted(one for one in commands if one.startswith("run")) == ["run 1", "run 2", "run 3"]
 
@@ -71,6 +70,21 @@ def test_an_older_ddpdoctor_is_renewed_before_it_comes_again() -> None:
     older = msgspec.structs.replace(older, text="0.0.1 here, 0.1.0 on node 0: pip install 'ddpdoctor==0.1.0' on both")
     (finding,) = found((0, 1, 2), (older,))
     assert [fix.commands for fix in finding.fixes] == [("pip install 'ddpdoctor==0.1.0'",), ("run 3",)]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"), [("token", "another token or none"), ("version", "another version and no proof")]
+)
+def test_who_proved_nothing_is_no_node_and_writes_no_command(code: str, why: str) -> None:
+    """A node of the job with another token, or a stranger: both are told, and whose seat is free."""
+    text = "ddpdoctor 6.6.6 here speaks protocol 99: pip install 'ddpdoctor==6.6.6' on both"
+    odd = msgspec.structs.replace(away("gpu01", code, proved=False), text=text)
+    (finding,) = found((0, 1), (odd, msgspec.structs.replace(odd, text="again")), expected=3)
+    assert finding.summary == f"node 2 didn't come: 2 of 3 nodes are here; gpu01 (10.0.0.25) came with {why}"
+    assert "or a stranger" in finding.cause
+    assert not any("6.6.6" in command for fix in finding.fixes for command in fix.commands)
+    assert ("run 2",) in [fix.commands for fix in finding.fixes]
+    assert not found((0, 1, 2), (odd,), expected=3)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from ddpdoctor.facts.fleet import Absent, Double
 from ddpdoctor.netcheck.agent import TurnedAwayError
+from ddpdoctor.netcheck.hub import MOST_UNPROVED
 from ddpdoctor.netcheck.messages import (
     Greeting,
     Manifest,
@@ -223,6 +224,32 @@ def test_without_the_token_nobody_comes_in(ours, theirs, words):
     run(go())
 
 
+@pytest.mark.parametrize("token", ["", TOKEN])
+@pytest.mark.parametrize(
+    "said", [{"protocol": 99, "ddpdoctor": "6.6.6", "proof": "00"}, {"proof": "00"}], ids=["version", "proof"]
+)
+def test_a_stranger_who_says_that_he_is_a_node_ends_nobody_s_waiting(said, token):
+    async def go():
+        async with hub(2, token) as one, client(one.port, "127.0.0.9") as odd:
+            zero = asyncio.ensure_future(agent(one.port, token=token, own=one.own))
+            odd.hello(**said)
+            await odd.until(TurnedAway)
+            waits = asyncio.ensure_future(one.gather(10))
+            await asyncio.sleep(3 * QUICK.second_thoughts)
+            assert not waits.done()
+            for number in range(2 * MOST_UNPROVED):
+                async with client(one.port, "127.0.0.9") as more:
+                    more.hello(**said, host=f"n{number}")
+                    await more.until(TurnedAway)
+            assert len(one.doubles) == MOST_UNPROVED, "there is room for real ones"
+            late = asyncio.ensure_future(agent(one.port, 1, token=token))
+            await waits
+            assert sorted(one.guests) == [0, 1]
+            await finish(one, zero, late)
+
+    run(go())
+
+
 def test_a_proof_that_was_overheard_is_of_no_use():
     async def go():
         async with hub(2) as one, client(one.port) as good, client(one.port) as thief:
@@ -258,7 +285,7 @@ def test_another_protocol_is_turned_away_with_the_command():
     assert "pip install 'ddpdoctor==0.9.1'" in away.text
     away, one = turned_away(protocol=0, ddpdoctor="0.0.9")
     assert "pip install 'ddpdoctor==0.1.0'" in away.text
-    assert [(two.code, two.host) for two in one.doubles] == [("version", "odd")]
+    assert [(two.code, two.host, two.proved) for two in one.doubles] == [("version", "odd", True)]
 
 
 def test_a_hello_of_a_protocol_to_come_is_told_apart_from_a_stranger():
@@ -266,8 +293,8 @@ def test_a_hello_of_a_protocol_to_come_is_told_apart_from_a_stranger():
         async with hub() as one, client(one.port) as odd:
             odd.writer.write(b'{"type":"hello","protocol":7,"ddpdoctor":"3.0","host":"n9","identity":{"key":[1,2]}}\n')
             assert (await odd.until(TurnedAway)).code == "version"
-            assert one.strangers == ()
-            assert one.doubles[0].host == "n9"
+            assert one.strangers[0].endswith("n9, which speaks protocol 7 and showed no proof")
+            assert [(two.host, two.proved) for two in one.doubles] == [("n9", False)]
 
     run(go())
 
