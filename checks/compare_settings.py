@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import shlex
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from ddpdoctor.checks.compare import own_of_several
-from ddpdoctor.facts.base import Maybe, Unknown
-from ddpdoctor.facts.environment import Environment, Setting
+from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.rdma import Rdma
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
-from ddpdoctor.knowledge.across_nodes import Deviation, deviations, meaning, must_agree
+from ddpdoctor.knowledge.across_nodes import Deviation, deviations, pattern_of, value_of
 from ddpdoctor.knowledge.fleet_words import called, names, there
 from ddpdoctor.knowledge.launchers import BACKEND, ENDPOINT
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.knowledge.version_agreement import to_agree_on
 from ddpdoctor.registry import check
 from ddpdoctor.wording import listed, plural
 
@@ -28,9 +29,16 @@ CLOCK_FAIL = 15.0
 agent whose sign is older than 3 x 5 s by its own clock out of the group. Source: torch 2.13,
 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, keep_alive_interval and keep_alive_max_attempt."""
 
+EXCHANGED = "time stamps exchanged with node 0, that of the shortest round trip"
+NOT_SETTLED = "No more than half of the nodes go by one clock, so it is open which one is right. "
+MOST_CLOCKS = 4
+"""Groups of nodes by their clocks that are shown."""
+
 
 @check("env-not-propagated", severity=WARN)
-def env_not_propagated(fleet: Fleet, meeting: Meeting, rdma: Maybe[Rdma]) -> Iterator[Finding]:
+def env_not_propagated(
+    fleet: Fleet, meeting: Meeting, environment: Maybe[Environment], rdma: Maybe[Rdma]
+) -> Iterator[Finding]:
     """A setting that all nodes should have is set on some of them only, or differs.
 
     ## What breaks
@@ -46,7 +54,8 @@ def env_not_propagated(fleet: Fleet, meeting: Meeting, rdma: Maybe[Rdma]) -> Ite
     `srun --export=ALL`, DeepSpeed's `.deepspeed_env`), or in the container image.
     """
     own = own_of_several(fleet, meeting)
-    differing = deviations(own.settings, _pattern(there(fleet)))
+    known(environment)
+    differing = deviations(own.settings, pattern_of(there(fleet)))
     if not differing:
         return
     fatal = [one for one in differing if one.fatal and _read(one, there(fleet), rdma)]
@@ -64,22 +73,6 @@ def _read(one: Deviation, nodes: Sequence[Node], rdma: Maybe[Rdma]) -> bool:
     if one.of_nccl and all(isinstance(node.torch, str) and node.nccl is None for node in nodes):
         return False
     return not (one.of_infiniband and isinstance(rdma, Rdma) and rdma.ports == ())
-
-
-def _pattern(nodes: Sequence[Node]) -> tuple[Setting, ...]:
-    """The settings that all nodes should have: for each name the majority's, on a tie that of the lowest rank."""
-    pattern = []
-    for name in sorted({one.name for node in nodes for one in node.settings if must_agree(one.name)}):
-        values = {node.rank: _value(node, name) for node in nodes}
-        wanted = to_agree_on({rank: meaning(name, value) for rank, value in values.items()})
-        value = next(value for value in values.values() if meaning(name, value) == wanted)
-        if value is not None:
-            pattern.append(Setting(name, value))
-    return tuple(pattern)
-
-
-def _value(node: Node, name: str) -> str | None:
-    return next((one.value for one in node.settings if one.name == name), None)
 
 
 def _shown(value: str | None) -> str:
@@ -118,7 +111,7 @@ def _cause(fatal: list[Deviation], differing: list[Deviation]) -> str:
 def _values(name: str, nodes: Sequence[Node]) -> Evidence:
     groups: dict[str, list[Node]] = {}
     for node in nodes:
-        groups.setdefault(_shown(_value(node, name)), []).append(node)
+        groups.setdefault(_shown(value_of(node, name)), []).append(node)
     origins = {one.origin for node in nodes for one in node.settings if one.name == name}
     text = "; ".join(f"{value} on {names(some, most=4)}" for value, some in groups.items())
     return Evidence(f"{name}: {text}", listed(sorted(origins)))
@@ -155,15 +148,17 @@ def _turned(differing: Sequence[Deviation]) -> list[Deviation]:
 
 def _where(kept: Sequence[Deviation], meeting: Meeting) -> Fix:
     """Where such a line belongs so that all nodes get it."""
-    words = [f"{one.name}={shlex.quote(one.wanted or '')}" for one in kept]
+    lines = _lines(kept)
     if meeting.launcher == "Slurm":
-        exported = ",".join(["ALL", *words])
-        return Fix("For all nodes, let Slurm hand it on (before your script's name)", (f"srun --export={exported}",))
-    if meeting.launcher == "Open MPI":
+        # Not `--export=ALL,NAME=a,b`: Slurm cuts that list at every comma.
         return Fix(
-            "For all nodes, let mpirun hand it on (before your script's name)",
-            (f"mpirun {' '.join(f'-x {one}' for one in words)}",),
+            "For all nodes, put these lines before srun, which hands on what it finds (with another --export it doesn't)",
+            (*lines, "export SLURM_EXPORT_ENV=ALL"),
         )
+    if meeting.launcher == "Open MPI":
+        options = " ".join(f"-x {one.name}" for one in kept)
+        return Fix(f"For all nodes, put this before mpirun, and give mpirun the option {options}", lines)
+    words = [f"{one.name}={shlex.quote(one.wanted or '')}" for one in kept]
     return Fix(
         "For good, put these lines into the script that starts training on every node; the deepspeed launcher reads them "
         "from this file",
@@ -188,27 +183,32 @@ def clock_skew(fleet: Fleet, meeting: Meeting, environment: Maybe[Environment]) 
     """
     own = own_of_several(fleet, meeting)
     nodes = there(fleet)
-    wanted = _common_time(nodes)
-    ahead = own.clock_offset - wanted
-    error = own.clock_error + max(one.clock_error for one in nodes if one.clock_offset == wanted)
+    right = _by_one_clock(nodes)
+    ahead = own.clock_offset - right[0].clock_offset
+    error = own.clock_error + right[0].clock_error
     if abs(ahead) <= CLOCK_WARN + error:
         return
+    others = [one for one in nodes if one.rank != own.rank]
+    theirs = "that of the other nodes" if len(right) == len(others) else f"that of {names(right, most=3)}"
+    settled = 2 * len(right) > len(nodes)
+    where = called(own) if settled else names([own, *right], most=4)
     elastic = _elastic(environment)
     severe = abs(ahead) > CLOCK_FAIL + error
     yield Finding(
-        summary=f"{called(own)}'s clock is {_seconds(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} that of "
-        f"{_others(own, nodes)}",
-        cause=_consequence(severe=severe, elastic=elastic),
+        summary=f"{called(own)}'s clock is {_seconds(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} "
+        f"{f'that of {called(others[0])}' if len(others) == 1 else theirs}",
+        cause=("" if settled else NOT_SETTLED) + _consequence(severe=severe, elastic=elastic),
         evidence=(
             Evidence(
                 f"offset {ahead:+.3f} s, known within {error:.3f} s",
-                "time stamps exchanged with node 0, that of the shortest round trip",
+                EXCHANGED,
             ),
+            *((Evidence(_who_agrees(nodes), EXCHANGED),) if len(nodes) > 2 else ()),
             *((Evidence(elastic, "settings"),) if elastic else ()),
         ),
         fixes=(
             by_root(
-                f"On {called(own)}, see whether a time service runs and let it set the clock",
+                f"On {where}, see whether a time service runs and let it set the clock",
                 ("timedatectl", "sudo timedatectl set-ntp true"),
             ),
             by_root(
@@ -220,10 +220,33 @@ def clock_skew(fleet: Fleet, meeting: Meeting, environment: Maybe[Environment]) 
     )
 
 
-def _common_time(nodes: Sequence[Node]) -> float:
-    """The offset of the clock by which most go: the middle one; of two, node 0's."""
-    offsets = sorted((one.clock_offset for one in nodes), key=float)
-    return nodes[0].clock_offset if len(offsets) == 2 else offsets[len(offsets) // 2]
+def _by_one_clock(nodes: Sequence[Node]) -> list[Node]:
+    """The most nodes that go by one clock, and first the one that stands for them; of equally many, those of the lowest
+    rank, so node 0's."""
+    offsets = sorted(one.clock_offset for one in nodes)
+
+    def company(one: Node) -> int:
+        return bisect_right(offsets, one.clock_offset + CLOCK_WARN) - bisect_left(
+            offsets, one.clock_offset - CLOCK_WARN
+        )
+
+    first = max(nodes, key=company)
+    near = (one for one in nodes if abs(one.clock_offset - first.clock_offset) <= CLOCK_WARN)
+    return [first, *(one for one in near if one is not first)]
+
+
+def _who_agrees(nodes: Sequence[Node]) -> str:
+    """The clocks of the nodes, those together of which each is within CLOCK_WARN of the next: "ahead of node 0 by 0.0 s: n1
+    and n2; by 40.1 s: n3"."""
+    groups: list[list[Node]] = []
+    for one in sorted(nodes, key=lambda one: one.clock_offset):
+        if groups and one.clock_offset - groups[-1][-1].clock_offset <= CLOCK_WARN:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    shown = (f"by {median(one.clock_offset for one in group):+.1f} s: {names(group)}" for group in groups[:MOST_CLOCKS])
+    more = f"; and {len(groups) - MOST_CLOCKS} more" if len(groups) > MOST_CLOCKS else ""
+    return f"Ahead of node 0 {'; '.join(shown)}{more}"
 
 
 def _elastic(environment: Maybe[Environment]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ddpdoctor.checks.network_interfaces import INTERNAL, has_nccl, named, needs_nccl
 from ddpdoctor.facts.base import Maybe, Unknown, known
@@ -14,6 +15,7 @@ from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix, Severity
+from ddpdoctor.knowledge.fleet_words import own_node
 from ddpdoctor.knowledge.interface_choice import FELL_BACK, as_address, interface_with, nccl_ifname_counts
 from ddpdoctor.knowledge.job_intent import ONE_NODE, is_loopback, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved
@@ -55,10 +57,11 @@ def nccl_wrong_interface(
     `export NCCL_SOCKET_IFNAME==NAME`: the second `=` makes it the exact name rather than a prefix.
     """
     if found_out := tried(fleet, meeting.node_rank, "nccl"):
+        presence = _presence(nccl, torch, fleet, meeting)
         if found_out.is_wrong and not is_loopback(found_out.address):
-            yield _nccl_not_reached(found_out, nccl, network, torch)
+            yield _nccl_not_reached(found_out, nccl, network, presence)
         if others := unreached(fleet, meeting.node_rank, "nccl"):
-            yield _no_way_to("NCCL", others, fleet, network, FAIL if has_nccl(nccl, torch) else WARN)
+            yield _no_way_to("NCCL", others, fleet, network, presence.severity)
         return
     needs_nccl(nccl, torch)
     taken = nccl.answer_interface or known(nccl.predicted_interface)
@@ -88,18 +91,34 @@ def nccl_wrong_interface(
     )
 
 
-def _nccl_not_reached(found_out: Tried, nccl: Nccl, network: Network, torch: Maybe[Torch]) -> Finding:
-    here = has_nccl(nccl, torch)
+class _Presence(NamedTuple):
+    """Whether NCCL runs on this node: how bad a wrong address of it is, and what there is to say of it."""
+
+    severity: Severity
+    takes: str
+    cause: str = ""
+
+
+def _presence(nccl: Nccl, torch: Maybe[Torch], fleet: Fleet, meeting: Meeting) -> _Presence:
+    if has_nccl(nccl, torch):
+        return _Presence(FAIL, "takes")
+    own = own_node(fleet, meeting)
+    if own is not None and isinstance(own.nccl, Unknown):
+        return _Presence(WARN, "would take", f"Whether there is an NCCL here isn't known: {own.nccl.reason}.")
+    return _Presence(INFO, "would take", "There is no NCCL here: it matters as soon as a job brings one.")
+
+
+def _nccl_not_reached(found_out: Tried, nccl: Nccl, network: Network, presence: _Presence) -> Finding:
     taken = nccl.interface or "an interface"
     way = interface_with(found_out.route, network.interfaces)
     seen = nccl.seen("answer_interface" if nccl.answer_interface else "predicted_interface", taken)
     return Finding(
-        summary=f"NCCL {'takes' if here else 'would take'} {taken}: {found_out.who} {found_out.address}, "
+        summary=f"NCCL {presence.takes} {taken}: {found_out.who} {found_out.address}, "
         f"{'it reaches' if found_out.peers == 1 else 'they reach'} {found_out.route}{f' on {way}' if way else ''}",
-        cause="" if here else "There is no NCCL here: it matters as soon as a job brings one.",
+        cause=presence.cause,
         evidence=(found_out.seen, seen, addresses(network)),
         fixes=(_towards(way, network),) if way else (),
-        severity=FAIL if here else WARN,
+        severity=presence.severity,
     )
 
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from ddpdoctor.facts.environment import Setting
+from ddpdoctor.facts.fleet import Node
 from ddpdoctor.knowledge.known_settings import known_settings
+from ddpdoctor.knowledge.version_agreement import to_agree_on
 
 
 def concerns_other_nodes(name: str) -> bool:
@@ -145,6 +147,16 @@ class Deviation(msgspec.Struct, frozen=True):
         return known_settings()[self.name].reader == "NCCL"
 
     @property
+    def hits_gloo(self) -> bool:
+        """Whether ranks that use gloo alone read it."""
+        return "NCCL" not in self.name and self.name != "FI_PROVIDER"
+
+    @property
+    def hits_nccl(self) -> bool:
+        """Whether ranks that use NCCL alone read it."""
+        return "GLOO" not in self.name
+
+    @property
     def of_infiniband(self) -> bool:
         """Whether NCCL reads it only where it has an InfiniBand or RoCE device."""
         return self.name.startswith("NCCL_IB_")
@@ -160,3 +172,20 @@ def deviations(own: Sequence[Setting], pattern: Sequence[Setting]) -> list[Devia
         if meaning(name, here.value if here else None) != meaning(name, wanted):
             found.append(Deviation(name, here, wanted))
     return found
+
+
+def value_of(node: Node, name: str) -> str | None:
+    """The setting's value on that node, None where it isn't set."""
+    return next((one.value for one in node.settings if one.name == name), None)
+
+
+def pattern_of(nodes: Sequence[Node]) -> tuple[Setting, ...]:
+    """The settings that all nodes should have: for each name the majority's, on a tie that of the lowest rank."""
+    pattern = []
+    for name in sorted({one.name for node in nodes for one in node.settings if must_agree(one.name)}):
+        values = {node.rank: value_of(node, name) for node in nodes}
+        wanted = to_agree_on({rank: meaning(name, value) for rank, value in values.items()})
+        value = next(value for value in values.values() if meaning(name, value) == wanted)
+        if value is not None:
+            pattern.append(Setting(name, value))
+    return tuple(pattern)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
+from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Node
+from ddpdoctor.knowledge.fleet_words import names
 from ddpdoctor.knowledge.wheels import cuda_tag, release
+from ddpdoctor.wording import listed
 
 K = TypeVar("K", bound=Hashable)
 
@@ -21,6 +24,9 @@ STORE_WITH_NEW_QUERIES = (2, 5)
 2.4.1. Older clients with a newer server work."""
 
 BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+")
+
+COMPARED = {"torch": "torch", "python": "Python", "nccl": "NCCL", "cuda": "CUDA", "driver": "driver"}
+"""A node's versions, and how they are written."""
 
 
 def stores_meet(server: str, client: str) -> bool:
@@ -64,3 +70,30 @@ def to_agree_on(values: Mapping[int, K]) -> K:
     counts = Counter(values.values())
     most = max(counts.values())
     return next(values[rank] for rank in sorted(values) if counts[values[rank]] == most)
+
+
+def versions_compared(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Of what each of the nodes tells its version, or that it isn't there; without what none of them has."""
+    told = {name: [getattr(one, name) for one in nodes] for name in COMPARED}
+    return tuple(
+        word
+        for name, word in COMPARED.items()
+        if any(isinstance(one, str) for one in told[name]) and not any(isinstance(one, Unknown) for one in told[name])
+    )
+
+
+def versions_unknown(nodes: Sequence[Node]) -> str:
+    """Which versions could not be compared on which nodes, and why; "" where all are known. What no node at all has, as a
+    GPU's driver, isn't missed; torch and Python are."""
+    found: dict[str, tuple[dict[str, None], dict[int, Node]]] = {}
+    for name, word in COMPARED.items():
+        if name not in ("torch", "python") and not any(isinstance(getattr(one, name), str) for one in nodes):
+            continue
+        for one in nodes:
+            if isinstance(why := getattr(one, name), Unknown):
+                words, some = found.setdefault(why.reason, ({}, {}))
+                words[word] = None
+                some[one.rank] = one
+    return "; ".join(
+        f"{listed(words)} of {names(some.values(), most=3)}: {why}" for why, (words, some) in found.items()
+    )

@@ -10,12 +10,11 @@ import msgspec
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Cell, Collective, Fleet, Link, Node, Passed, Phase, Reach
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.fleet_words import names_by_rank
 from ddpdoctor.knowledge.link_figures import alike, better, condemned, doubtful
-from ddpdoctor.knowledge.version_agreement import stores_meet
+from ddpdoctor.knowledge.version_agreement import versions_unknown
+from ddpdoctor.netcheck.foregone import why_no_gloo, why_no_nccl
 from ddpdoctor.netcheck.guests import Guest
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.manifests import GROUPS, node_of
@@ -45,8 +44,6 @@ ROUNDS_SECONDS, LINKS_SECONDS = 5.0, 7.0
 take seconds. What has begun is ended."""
 FEWEST_ROUNDS = 3
 """After which each node has met two peers: one's word blames nobody."""
-SLOWEST = 20.0
-"""Mbit/s over which an all_reduce of 4 MiB takes some seconds; over less it isn't tried."""
 COLLECTIVE_SECONDS = {"gloo": 60.0, "nccl": 120.0}
 NOT_REACHED = "the nodes don't reach each other"
 ALONE = "only one node is there"
@@ -106,6 +103,9 @@ class Conductor:
         """Ranks of the nodes that came and aren't lost."""
         return [rank for rank in self._members if not self._hub.guests[rank].lost]
 
+    def _nodes_there(self, snapshots: Mapping[int, Snapshot]) -> list[Node]:
+        return [self._node(rank, snapshots[rank]) for rank in self._there]
+
     def _node(self, rank: int, snapshot: Snapshot) -> Node:
         guest = self._hub.guests[rank]
         node = node_of(
@@ -154,10 +154,12 @@ class Conductor:
         whole = there == self._hub.nnodes
         reason = "" if whole else f"{there} of {self._hub.nnodes} came"
         self._ended("join", Passed.PASS if whole else Passed.FAIL, began, reason)
-        if there > 1:
-            self._ended("compare", Passed.PASS, time.monotonic())
-        else:
+        if there < 2:
             self._not_tested("compare", ALONE)
+        elif unknown := versions_unknown(self._nodes_there(snapshots)):
+            self._not_tested("compare", f"{unknown}; settings and clocks were compared")
+        else:
+            self._ended("compare", Passed.PASS, time.monotonic())
         return snapshots
 
     async def _reach(self) -> FoundOut:
@@ -250,53 +252,19 @@ class Conductor:
     async def _collectives(
         self, reach: Sequence[Reach], links: Sequence[Link], snapshots: Mapping[int, Snapshot]
     ) -> tuple[Collective, ...]:
-        reason = "--quick" if self._quick else self._no_sense(reach) or self._without_torch(snapshots)
-        reason = reason or self._without_gloo(snapshots) or self._strange_stores(snapshots) or _too_slow(links)
-        if not reason and (failing := bad([one for one in reach if one.kind == "gloo"])):
-            reason = f"gloo's addresses don't reach each other ({failing} connections fail)"
+        nodes = self._nodes_there(snapshots)
+        reason = "--quick" if self._quick else self._no_sense(reach) or why_no_gloo(nodes, snapshots, reach, links)
         if reason:
             self._not_tested("gloo", reason)
             self._not_tested("nccl", reason)
             return ()
         await self._hub.close_door()
         ran = await self._collective("gloo")
-        reason = self._without_gpus(snapshots)
+        reason = why_no_nccl(self._nodes_there(snapshots), snapshots, reach)
         if reason or not all(one.ok for one in ran):
             self._not_tested("nccl", reason or "gloo failed")
             return ran
         return (*ran, *await self._collective("nccl"))
-
-    def _without_torch(self, snapshots: Mapping[int, Snapshot]) -> str:
-        lacking = [
-            self._hub.guests[rank].host for rank in self._there if self._node(rank, snapshots[rank]).torch is None
-        ]
-        if not lacking:
-            return ""
-        return "torch is not installed" + ("" if len(lacking) == len(self._there) else f" on {', '.join(lacking[:3])}")
-
-    def _without_gloo(self, snapshots: Mapping[int, Snapshot]) -> str:
-        for rank in self._there:
-            nccl = snapshots[rank].nccl
-            if isinstance(nccl, Nccl) and nccl.gloo_interface is None:
-                return f"gloo finds no address on {self._hub.guests[rank].host}"
-        return ""
-
-    def _strange_stores(self, snapshots: Mapping[int, Snapshot]) -> str:
-        torches = [self._node(rank, snapshots[rank]).torch for rank in self._there]
-        server = torches[0]
-        for client in torches:
-            if isinstance(server, str) and isinstance(client, str) and not stores_meet(server, client):
-                return f"torch {client} can't use the store of torch {server}"
-        return ""
-
-    def _without_gpus(self, snapshots: Mapping[int, Snapshot]) -> str:
-        for rank in self._there:
-            gpus, nccl = snapshots[rank].gpus, snapshots[rank].nccl
-            if not isinstance(gpus, Gpus) or not gpus.devices:
-                return f"no NVIDIA GPU on {self._hub.guests[rank].host}"
-            if isinstance(nccl, Nccl) and nccl.library is None:
-                return f"no libnccl on {self._hub.guests[rank].host}"
-        return ""
 
     async def _collective(self, backend: str) -> tuple[Collective, ...]:
         began = time.monotonic()
@@ -339,14 +307,6 @@ def _without_facts(guest: Guest) -> Snapshot:
 def _failed(answer: Answer) -> bool:
     """Whether the other ranks of a collective wait in vain after this one's answer."""
     return not (isinstance(answer, Collected) and answer.ok)
-
-
-def _too_slow(links: Sequence[Link]) -> str:
-    """Why 4 MiB would not get through in reasonable time; "" where they would."""
-    if any(one.error for one in links):
-        return "a link between two nodes could not be measured"
-    slowest = min((rate for one in links for rate in (one.forth, one.back) if rate >= 0), default=SLOWEST)
-    return "" if slowest >= SLOWEST else f"4 MiB would take too long over the slowest link, {slowest:.1f} Mbit/s"
 
 
 def _collective(rank: int, backend: str, answer: Answer | None, lost: str) -> Collective:

@@ -32,11 +32,12 @@ def with_fleet(snapshot: Snapshot, fleet: Fleet, node_rank: int) -> Snapshot:
 
 
 def judged_phases(phases: Sequence[Phase], examinations: Sequence[Examination]) -> tuple[Phase, ...]:
-    """A phase in which a check of its own name failed has failed, whatever it measured."""
+    """A phase in which a check of its own name failed has failed, whatever it measured; so has the comparison of the nodes
+    where only some of it could be made."""
     failed = {check.family for one in examinations for check, severity, _ in one.findings if severity is Severity.FAIL}
     return tuple(
         msgspec.structs.replace(one, passed=Passed.FAIL)
-        if one.name in failed and one.passed is not Passed.NOT_TESTED
+        if one.name in failed and (one.passed is not Passed.NOT_TESTED or one.name == "compare")
         else one
         for one in phases
     )

@@ -75,7 +75,7 @@ def node_of(
         ddpdoctor=snapshot.tool_version,
         python=_python(snapshot.patient),
         torch=_torch(snapshot.torch, snapshot.packages),
-        nccl=_nccl(snapshot.nccl, snapshot.packages),
+        nccl=_nccl(snapshot.nccl, snapshot.packages, snapshot.patient),
         cuda=_cuda(snapshot.torch, snapshot.packages),
         driver=_driver(snapshot.driver),
         settings=_settings(snapshot.environment),
@@ -125,8 +125,11 @@ def _torch(torch: Maybe[Torch], packages: Maybe[Packages]) -> Maybe[str | None]:
     return torch if isinstance(torch, Unknown) else Unknown("this torch doesn't tell its version")
 
 
-def _nccl(nccl: Maybe[Nccl], packages: Maybe[Packages]) -> Maybe[str | None]:
-    """The library's own word, else its package's version."""
+def _nccl(nccl: Maybe[Nccl], packages: Maybe[Packages], patient: Maybe[Patient]) -> Maybe[str | None]:
+    """The library's own word, else its package's version. Where the patient can't say in which folders it looks, a libnccl
+    that was found elsewhere, or none, says nothing about the one that it would load."""
+    if isinstance(packages, Unknown) and (isinstance(patient, Unknown) or patient.state != "ok"):
+        return packages
     if isinstance(nccl, Nccl) and isinstance(nccl.version, str):
         return nccl.version
     if isinstance(packages, Packages):

@@ -10,9 +10,10 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.findings import Severity
+from ddpdoctor.knowledge.version_agreement import versions_compared
 from ddpdoctor.netcheck.judging import whole
 from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
-from ddpdoctor.wording import bandwidth, milliseconds, plural
+from ddpdoctor.wording import bandwidth, listed, milliseconds, plural
 
 _MOST_ROWS = 16
 _MOST_LINES = 20
@@ -156,11 +157,11 @@ def phase_text(phase: Phase, fleet: Fleet) -> str:
     """The reason, or the figures of what was looked at."""
     if phase.reason or phase.passed is Passed.NOT_TESTED:
         return phase.reason
-    there = plural(len(fleet.nodes), "node")
     if phase.name == "join":
         return f"{len(fleet.nodes)} of {max(fleet.expected, len(fleet.nodes))} nodes came"
     if phase.name == "compare":
-        return f"versions, settings and clocks of {there}"
+        present = [node for node in fleet.nodes if not node.lost]
+        return f"{listed([*versions_compared(present), 'settings', 'clocks'])} of {plural(len(present), 'node')}"
     if phase.name == "reach":
         return _ways(fleet)
     if phase.name == "links":

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.pythons import stand_in
 from tests.real.libnccl import build_speechless
 from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import NAMED_WITHIN, Ran, mend, netcheck, sudo_shim
+from tests.real.netcheck_hosts import MASTER, NAMED_WITHIN, Ran, mend, netcheck, start, sudo_shim
 from tests.real.test_network_illnesses import bridge
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
@@ -100,10 +101,30 @@ def test_nccl_is_told_to_take_docker0_on_both(hosts: list[Host], nccl: dict[str,
             one.ip("link delete docker0")
 
 
-def test_without_nccl_it_is_a_warning(hosts: list[Host]) -> None:
-    ran = netcheck(hosts)
-    assert {one["severity"] for one in ran[0].findings("nccl-wrong-interface")} == {"warn"}
-    assert {one.code for one in ran} == {0}
+def test_without_nccl_a_bridge_does_no_harm(hosts: list[Host]) -> None:
+    """Every CPU node with Docker on it has one: nothing fails there, not even with --strict."""
+    ran = netcheck(hosts, "--strict")
+    assert {one["severity"] for one in ran[0].findings("nccl-wrong-interface")} == {"info"}
+    assert_healthy(ran)
+
+
+def test_where_nobody_can_say_whether_there_is_an_nccl_it_is_a_warning(hosts: list[Host], tmp_path: Path) -> None:
+    """On a host whose Python can't be asked, and which is said not to have been compared."""
+    python = stand_in(tmp_path, "exit 3")
+    shared = ("--json", "--quick", "--master-addr", MASTER, "--nnodes", "2", "--wait", "10")
+    running = [
+        start(hosts[0], *shared, "--node-rank", "0"),
+        start(hosts[1], *shared, "--node-rank", "1", "--python", python),
+    ]
+    first, second = (one.end() for one in running)
+    assert (first.code, second.code) == (0, 0)
+    found = {one["node"]: one["severity"] for one in first.findings("nccl-wrong-interface")}
+    assert found == {"n0": "info", "n1": "warn"}
+    compare = next(one for one in first.report["phases"] if one["name"] == "compare")
+    assert compare["passed"] == "not tested"
+    assert compare["reason"].startswith("torch and Python of n1: the patient's Python can't be asked: ")
+    assert "ended with exit code 3; settings and clocks were compared" in compare["reason"]
+    assert "torch-version-mismatch" not in first.report["passed"]
 
 
 @pytest.mark.parametrize("at", [0, 1])

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.fleet import Node
 from ddpdoctor.facts.rdma import Gid, RdmaPort
 from ddpdoctor.knowledge.across_nodes import PROTOCOL, deviations, meaning
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.knowledge.rdma_ports import common_index, named, wanted_by
-from ddpdoctor.knowledge.version_agreement import stores_meet, to_agree_on, torch_build
+from ddpdoctor.knowledge.version_agreement import (
+    stores_meet,
+    to_agree_on,
+    torch_build,
+    versions_compared,
+    versions_unknown,
+)
 
 
 @pytest.mark.parametrize(
@@ -125,3 +132,39 @@ def test_the_row_that_serves_all_ports() -> None:
 
     assert common_index([port((2, "IB/RoCE v1"), (3, "RoCE v2")), port((3, "RoCE v2"), (5, "RoCE v2"))]) == 3
     assert common_index([port((3, "RoCE v2")), port((5, "RoCE v2"))]) is None
+
+
+SILENT = Unknown("the patient's Python can't be asked: no answer within 10 s")
+
+
+def versions(*nodes: dict[str, str | Unknown | None]) -> list[Node]:
+    usual: dict[str, str | Unknown | None] = {
+        "torch": "2.13.0+cpu",
+        "python": "3.11.9",
+        "nccl": None,
+        "cuda": None,
+        "driver": None,
+    }
+    return [
+        Node(rank=rank, host=f"n{rank}", address="10.0.0.1", **(usual | one))  # type: ignore[arg-type]
+        for rank, one in enumerate(nodes)
+    ]
+
+
+def test_what_all_nodes_tell_is_compared() -> None:
+    assert versions_compared(versions({}, {"nccl": "2.28.9"})) == ("torch", "Python", "NCCL")
+    assert versions_unknown(versions({}, {"nccl": "2.28.9"})) == ""
+
+
+def test_versions_that_one_node_does_not_tell_were_not_compared() -> None:
+    nodes = versions({"nccl": "2.28.9"}, dict.fromkeys(("torch", "python", "nccl", "cuda"), SILENT))
+    assert versions_compared(nodes) == ()
+    assert versions_unknown(nodes) == f"torch, Python and NCCL of n1: {SILENT.reason}"
+
+
+def test_a_driver_that_is_nowhere_known_to_be_is_not_missed() -> None:
+    hidden = versions(*[{"driver": Unknown("no answer")}] * 2)
+    assert (versions_compared(hidden), versions_unknown(hidden)) == (("torch", "Python"), "")
+    assert versions_unknown(versions({"driver": "580.95.05"}, {"driver": Unknown("no answer")})) == (
+        "driver of n1: no answer"
+    )

@@ -10,6 +10,7 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Node
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.packages import Package, Packages
+from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.netcheck.manifests import FAMILIES, GROUPS, node_of
@@ -65,6 +66,14 @@ def test_versions_of_packages_stand_in_for_what_could_not_be_asked() -> None:
 def test_no_torch_is_none_and_not_unknown() -> None:
     one = node(Snapshot(torch=Torch(installed=False), packages=Packages(installed=()), nccl=Nccl()))
     assert (one.torch, one.cuda, one.nccl) == (None, None, None)
+
+
+@pytest.mark.parametrize("found", [Nccl(), Nccl(library="/usr/lib64/libnccl.so.2", version="2.18.5")])
+def test_which_nccl_a_patient_that_cannot_be_asked_would_load_is_unknown(found: Nccl) -> None:
+    silent = Unknown("the patient's Python can't be asked: no answer within 10 s")
+    patient = Patient(python="/x/python", chosen_by="--python", state="hangs", detail="no answer within 10 s")
+    one = node(Snapshot(patient=patient, torch=silent, packages=silent, nccl=found))
+    assert one.nccl == silent
 
 
 def test_only_settings_that_concern_other_nodes_travel_and_the_winner_counts() -> None:

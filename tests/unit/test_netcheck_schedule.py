@@ -7,9 +7,8 @@ from itertools import combinations
 
 import pytest
 
+from ddpdoctor.netcheck.conductor import MOST_ROUNDS, PAIR_SECONDS, ROUNDS_SECONDS
 from ddpdoctor.netcheck.schedule import rounds
-
-SECONDS_A_PAIR = 0.25
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 64, 511, 512])
@@ -57,6 +56,7 @@ def test_more_rounds_than_there_are_change_nothing() -> None:
 
 
 def test_time_for_512_nodes() -> None:
-    """All pairs of a round are measured at once: 511 rounds are two minutes, the usual 16 are four seconds."""
-    assert len(list(rounds(range(512)))) * SECONDS_A_PAIR / 60 == pytest.approx(2.13, abs=0.01)
-    assert len(list(rounds(range(512), most=16))) * SECONDS_A_PAIR == 4.0
+    """All pairs of a round are measured at once, so that the rounds that are played fit into their time, as all wouldn't."""
+    assert len(list(rounds(range(512)))) * PAIR_SECONDS == pytest.approx(127.75)
+    assert len(list(rounds(range(512), most=MOST_ROUNDS))) * PAIR_SECONDS == pytest.approx(4.0)
+    assert MOST_ROUNDS * PAIR_SECONDS < ROUNDS_SECONDS
