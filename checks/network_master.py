@@ -188,7 +188,11 @@ def _by_experiment(
     elif meeting.node_rank and here:
         yield _own_but_not_node_0(meeting, variable, master, network)
     else:
-        told = _filtered_on_the_way_out(one, meeting, network, firewall) or _told(one, meeting, variable, network)
+        told = (
+            _filtered_on_the_way_out(one, meeting, network, firewall)
+            or _answers_filtered(one, meeting, network, firewall)
+            or _told(one, meeting, variable, network)
+        )
         yield Finding(
             summary=f"{told.summary} ({how_often(one, meeting)})",
             cause=f"{told.cause} {note}".strip(),
@@ -264,7 +268,8 @@ def _told(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _T
         )
         return _Told(f"{where} refuses {host}'s connections: nobody listens there", cause, (start, listening, open_it))
     if one.met is Met.SILENT:
-        return _Told(f"{where} doesn't answer {host} at all", _why_silent(address, network), (open_it, listening, way))
+        cause = _why_silent(address, meeting, network)
+        return _Told(f"{where} doesn't answer {host} at all", cause, (open_it, listening, way))
     if one.met is Met.PROHIBITED:
         return _Told(
             f"A packet filter rejects {host}'s connections to {where}: {one.words}",
@@ -297,13 +302,18 @@ def _told(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _T
     return _Told(f"{host} can't connect to {where}: {one.words}", "", (way, listening))
 
 
-def _why_silent(address: str, network: Network) -> str:
-    if shared_network(address, network):
+def _why_silent(address: str, meeting: Meeting, network: Network) -> str:
+    if not shared_network(address, network):
+        return "A packet filter drops the connections, on the master, on this host or between; or no host has this address."
+    if meeting.undelivered == 0:
         return (
             "A packet filter drops the connections, most likely the master's own: the address is of this host's own"
-            " network, and a host has it, or the system would say that there is no route to it."
+            " network, a host has it, or the system would say that there is no route to it, and no answer reaches this one."
         )
-    return "A packet filter drops the connections, on the master, on this host or between; or no host has this address."
+    return (
+        "A packet filter drops the connections or their answers, on the master or on this host: the address is of this"
+        " host's own network, and a host has it, or the system would say that there is no route to it."
+    )
 
 
 def _let_in(address: str, network: Network) -> Fix:
@@ -330,6 +340,25 @@ def _filtered_on_the_way_out(
         f"{network.hostname}'s own packet filter stops its connections to {where}",
         f"Its kernel was to send {plural(kept, 'packet')} more than it did while the master was dialled.",
         (by_root(f"Let TCP out to the master on {network.hostname}", _letting_out(one.address, network, firewall)),),
+    )
+
+
+def _answers_filtered(one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> _Told | None:
+    """Where this host's kernel received the answers and handed them to nobody, at half of the tries at the least: one may
+    have coincided with packets that were sent again."""
+    taken = meeting.undelivered or 0
+    if one.met is not Met.SILENT or taken < 2 * one.tries:
+        return None
+    where, host = place(one.address, meeting.port), network.hostname
+    whence = (shared_network(one.address, network) or one.address,)
+    commands = (let_in(firewall, whence) if isinstance(firewall, Firewall) else ()) or of_every_tool(
+        whence, inbound=True
+    )
+    return _Told(
+        f"{host}'s own packet filter stops the answers of {where}",
+        f"Its kernel received {plural(taken, 'answer')} of the master and handed them to nobody: a rule on its input drops TCP"
+        " without regard to connections that it opened itself.",
+        (by_root(f"Let TCP in from the master on {host}", commands),),
     )
 
 

@@ -76,6 +76,9 @@ class Meeting(Facts, frozen=True, kw_only=True):
     untransmitted: Annotated[int | None, Source("/proc/net/snmp")] = None
     """First packets to the master that the kernel was to send and didn't, at the least one a try: a packet filter on this
     host's output takes them. None: nobody looked, or the kernel doesn't count them (before Linux 6.8)."""
+    undelivered: Annotated[int | None, Source("/proc/net/snmp")] = None
+    """Answers of a silent master that the kernel received and handed to nobody, some at every try: this host's own packet
+    filter on input takes them. None: nobody looked, or the counters can't be read."""
     answered_by: Annotated[str, Source("a conversation with what listens there")] = ""
     """"ddpdoctor", "torch's TCPStore", "an HTTP server", "an SSH server", "a TLS server", "something that says nothing",
     "something else"; "" where nobody could be asked."""

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +35,9 @@ the peers' are taken from them."""
 
 PROBES: Final = 4
 """First packets (SYN) by which a host finds out whether its own filter takes them away."""
+
+ANSWER_SECONDS: Final = 0.25
+"""For the answers to those packets; as long before, none may come that belongs to nobody."""
 
 UNANSWERED: Final = (Met.SILENT, Met.REFUSED, Met.PROHIBITED)
 """Outcomes that a filter on this host's output can bring about."""
@@ -150,6 +153,26 @@ def _kept_back(there: Destination) -> int | None:
     return PROBES if before == between and after - between == PROBES else 0
 
 
+async def _taken_away(there: Destination) -> int | None:
+    """How many answers to PROBES first packets to it this host's own kernel received and handed to nobody: all of them at the
+    least, or 0; None where the counters can't be read."""
+    looks = [count(there.address).undelivered]
+    with ExitStack() as held:
+        for probes in (0, PROBES):
+            for _ in range(probes):
+                with suppress(OSError):
+                    # Open until the answer has had its time, or it would be one to nobody.
+                    one = held.enter_context(socket.socket(there.family, socket.SOCK_STREAM))
+                    one.setblocking(False)
+                    one.connect(there.sockaddr)
+            await asyncio.sleep(ANSWER_SECONDS)
+            looks.append(count(there.address).undelivered)
+    before, between, after = looks
+    if before is None or between is None or after is None:
+        return None
+    return after - between if before == between and after - between >= PROBES else 0
+
+
 class _Search:
     """What is known so far."""
 
@@ -158,6 +181,9 @@ class _Search:
         self._started = time.monotonic()
         self._kept_back: dict[Destination, int | None] = {}
         """Packets to each destination that did not leave this host; 0 once some did."""
+        self._taken_away: dict[Destination, int | None] = {}
+        """Answers of each destination that came and were handed to nobody."""
+        self._listening = asyncio.Lock()
         self._unresolved = ""
         self._attempts: dict[Destination, Attempt] = {}
         self._identities: dict[Destination, tuple[str, str]] = {}
@@ -177,6 +203,13 @@ class _Search:
         if attempt.met in UNANSWERED:
             self._note_kept_back(there)
         self._tell()
+
+    async def listen(self, there: Destination) -> None:
+        """Finds out whether a silent destination's answers get lost on this host."""
+        async with self._listening:
+            taken = await _taken_away(there)
+        before = self._taken_away.get(there)
+        self._taken_away[there] = taken if before is None or taken is None else before + taken
 
     def _note_kept_back(self, there: Destination) -> None:
         now, before = _kept_back(there), self._kept_back.get(there)
@@ -206,19 +239,12 @@ class _Search:
             port=shown[0].sockaddr[1] if shown else self._ports[0],
             unresolved=self._unresolved,
             attempts=tuple(self._attempts[there] for there in shown),
-            untransmitted=self._untransmitted(),
+            untransmitted=_of_all(self._kept_back),
+            undelivered=_of_all(self._taken_away),
             answered_by=identity,
             banner=banner,
             waited=round(self.seconds(), 3),
         )
-
-    def _untransmitted(self) -> int | None:
-        """Where this host keeps some destinations' packets and not others', its filter isn't why nobody is met."""
-        found = list(self._kept_back.values())
-        known = [one for one in found if one is not None]
-        if not known:
-            return None
-        return sum(known) if all(found) else 0
 
     def _shown(self) -> list[Destination]:
         """The destinations of the port that tells most: the hub's, else the first that no stranger holds, since the hub
@@ -232,6 +258,15 @@ class _Search:
                 if any(self._identities[there][0] in wanted for there in group):
                     return group
         return ordered[0] if ordered else []
+
+
+def _of_all(packets: dict[Destination, int | None]) -> int | None:
+    """Where this host takes some destinations' packets and not others', its filter isn't why nobody is met."""
+    found = list(packets.values())
+    known = [one for one in found if one is not None]
+    if not known:
+        return None
+    return sum(known) if all(found) else 0
 
 
 class _Way:
@@ -275,6 +310,8 @@ class _Way:
         attempt, one = await connect(self._there)
         if one is None:
             self._forget()
+            if attempt.met is Met.SILENT:
+                await self._search.listen(self._there)
             self._search.note(self._there, attempt, self._stranger)
             return None
         self._held_since = self._held_since or time.monotonic()

@@ -197,6 +197,7 @@ class _Node:
             unresolved=found.unresolved,
             attempts=found.attempts,
             untransmitted=found.untransmitted,
+            undelivered=found.undelivered,
             answered_by=found.answered_by,
             banner=found.banner,
             waited=found.waited,

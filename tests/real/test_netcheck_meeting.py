@@ -128,6 +128,7 @@ UNREACHABLE = "master-addr-unreachable"
 SHUT = (UNREACHABLE, "{zero}'s packet filter stops the other nodes at the master's port, 29500")
 REJECTED = (UNREACHABLE, "A packet filter rejects {one}'s connections to {zero_ip} port 29500")
 OWN_FILTER = (UNREACHABLE, "{one}'s own packet filter stops its connections to {zero_ip} port 29500")
+NO_ANSWERS = (UNREACHABLE, "{one}'s own packet filter stops the answers of {zero_ip} port 29500")
 MISSING = ("rdzv-missing-node", "")
 
 
@@ -188,7 +189,14 @@ CASES = {
     "the-answers-are-dropped": Case(
         one=(rule("input", "tcp sport 29500 drop"),),
         said_by_zero=MISSING,
-        said_by_one=(UNREACHABLE, "{zero_ip} port 29500 doesn't answer {one} at all"),
+        said_by_one=NO_ANSWERS,
+        mended_on="one",
+    ),
+    "the-answers-are-dropped-with-all-high-ports": Case(
+        one=(rule("input", 'iifname != "lo" tcp dport 30000-65535 drop'),),
+        said_by_zero=MISSING,
+        said_by_one=NO_ANSWERS,
+        mended_on="one",
     ),
     "no-route": Case(
         one=(lambda host: host.ip("route add unreachable 10.77.0.0/25"),),

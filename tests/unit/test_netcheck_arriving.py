@@ -383,3 +383,28 @@ def test_only_what_was_just_sent_tells_of_ones_own_filter(
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         assert arriving._kept_back(Destination(socket.AF_INET, nobody.getsockname())) == kept
+
+
+@pytest.mark.parametrize(
+    ("looks", "taken"),
+    [
+        ((7, 7, 7 + arriving.PROBES), arriving.PROBES),
+        # Some are answered again meanwhile.
+        ((7, 7, 7 + 2 * arriving.PROBES), 2 * arriving.PROBES),
+        ((7, 7, 7), 0),
+        # Something else is taken away all the time.
+        ((7, 8, 8 + arriving.PROBES), 0),
+        ((7, 7, 8), 0),
+        ((None, None, None), None),
+    ],
+)
+def test_only_answers_to_what_was_just_sent_tell_of_ones_own_filter(
+    looks: tuple[int | None, ...], taken: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = iter(looks)
+    monkeypatch.setattr(arriving, "count", lambda address: Counted(undelivered=next(counted), untransmitted=None))
+    monkeypatch.setattr(arriving, "ANSWER_SECONDS", 0.0)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        there = Destination(socket.AF_INET, nobody.getsockname())
+        assert asyncio.run(arriving._taken_away(there)) == taken
