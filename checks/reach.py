@@ -13,7 +13,7 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.blame import Block, Cut, Way, Where, blame
-from ddpdoctor.knowledge.firewall_fixes import let_in, let_out, of_every_tool, subnets_of, whom
+from ddpdoctor.knowledge.firewall_fixes import opening, subnets_of, whom
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed
@@ -131,7 +131,7 @@ class _View:
     def cuts(self, *, both: bool) -> Iterator[tuple[Cut, ...]]:
         """This node's, those together that begin at the same node."""
         mine = [one for one in self.blame.cuts if one.both is both and self._speaker(one) == self.me]
-        for _, together in groupby(mine, key=lambda one: (one.here, one.where_here, one.where_there)):
+        for _, together in groupby(mine, key=_begins):
             yield tuple(together)
 
     @staticmethod
@@ -146,20 +146,28 @@ class _View:
     def of_block(self, block: Block) -> Finding:
         ports = self.ports_of(block)
         met = f"{self.peers(block)}; {self.other_way(block)}".removesuffix("; ")
+        # Answers go the other way.
+        answers = block.where in (Where.ANSWERS, Where.DOUBTFUL)
+        way, where = (block.way.other if answers else block.way), block.where
         return Finding(
             summary=f"{self.verdict(block, ports)} ({met})",
             cause=LUCK if block.other_way else "",
             evidence=(
                 Evidence(self.tried(block), DIALLED),
-                *self.counted(block.way, block.where),
-                *self.rules(block.way, block.where),
+                *self.counted(way, where),
+                *self.rules(way, where),
             ),
-            fixes=self.opening(block.way, block.where, block.peers),
+            fixes=self.opening(way, where, block.peers),
         )
 
     def verdict(self, block: Block, ports: str) -> str:
         name = self.name(block.node)
         silent = block.cells.startswith(Cell.SILENT.value)
+        if block.where is Where.DOUBTFUL:
+            whose = "connections to it" if block.way is Way.INBOUND else "its connections"
+            return f"{name}: {whose} on {ports} fail, and its filter on what {_goes(block.way)} lets them pass"
+        if block.where is Where.ANSWERS:
+            return f"{name} drops the answers to {'connections' if block.way is Way.INBOUND else 'its connections'} on {ports}"
         if block.where is Where.ELSEWHERE:
             done = "dropped" if silent else "rejected"
             if block.way is Way.INBOUND:
@@ -180,7 +188,7 @@ class _View:
         inbound = block.way is Way.INBOUND
         at = (block.node,) if inbound else block.peers
         failed, passed = self.dialled_ports(block.ports, at)
-        if isinstance(self.firewall, Firewall) and block.where is not Where.ELSEWHERE:
+        if isinstance(self.firewall, Firewall) and block.where in (Where.HERE, Where.UNTOLD):
             shut = self.firewall.shut_ephemeral if inbound else self.firewall.shut_outbound
             told = 0 < len(shut) <= FEW_RANGES and all(_among(port, shut) for port in failed)
             if told and not any(_among(port, shut) for port in passed):
@@ -232,8 +240,8 @@ class _View:
         return f"{who} {one if block.tried == 1 else many}"
 
     def other_way(self, block: Block) -> str:
-        other = Way.OUTBOUND if block.way is Way.INBOUND else Way.INBOUND
-        words = {True: f"{other.value} OK", False: f"{other.value} fails, too", None: ""}
+        other = block.way.other.value
+        words = {True: f"{other} OK", False: f"{other} fails, too", None: ""}
         return words[block.other_way]
 
     def tried(self, block: Block) -> str:
@@ -281,15 +289,12 @@ class _View:
         text = f"On {self.name(self.me)}, {'let in all TCP from' if inbound else 'let out all TCP to'} {whom(subnets)}"
         text += f", of which the job needs {low}-{high}"
         filters = self.firewall
-        if isinstance(filters, Unknown) or isinstance(filters.tool, Unknown):
-            every = of_every_tool(subnets, inbound=inbound)
-            return (by_root(f"{text}: find out what filters there, then type its command", every),)
-        if commands := let_in(filters, subnets) if inbound else let_out(filters, subnets):
-            return (by_root(text, commands),)
+        if open_it := opening(text, filters, subnets, inbound=inbound):
+            return (*open_it, self.between((self.me,), peers)) if where is Where.DOUBTFUL else open_it
         look = ("sudo nft list ruleset", "sudo iptables-save", "nstat -az TcpExtIPReversePathFilter")
         text += ". No rule of its input and output chains is in the way: look in the others, and at rp_filter"
         hidden = by_root(text, look)
-        return (hidden,) if where is Where.HERE else (hidden, self.between((self.me,), peers))
+        return (hidden,) if where in (Where.HERE, Where.ANSWERS) else (hidden, self.between((self.me,), peers))
 
     def subnets(self, peers: Sequence[int]) -> tuple[str, ...]:
         """Networks that hold those peers."""
@@ -323,10 +328,9 @@ class _View:
             summary = (
                 f"{self.names(first.here)} can't reach {self.names(there)} on {ports} ({met}; the other way passes)"
             )
-        inbound = self.me in there
-        where = first.where_there if inbound else first.where_here
-        peers = first.here if inbound else tuple(there)
-        way = Way.INBOUND if inbound else Way.OUTBOUND
+        dialled = self.me in there
+        where, way = (first.where_there, first.way_there) if dialled else (first.where_here, first.way_here)
+        peers = first.here if dialled else tuple(there)
         return Finding(
             summary=summary,
             cause=self.where_it_is(first) + ("" if first.both else f" {LUCK}"),
@@ -336,14 +340,21 @@ class _View:
 
     def where_it_is(self, cut: Cut) -> str:
         here, there = self.names(cut.here), self.names(cut.there)
-        if cut.where_there is Where.HERE:
-            return f"{there} itself takes the packets away, and lets others in."
-        if cut.where_here is Where.HERE:
-            return f"{here} itself takes the packets away before they are sent."
+        takers = [
+            f"{name} itself takes away what {_goes(way)} {'from' if way is Way.INBOUND else 'to'} {other}"
+            for name, other, where, way in (
+                (there, here, cut.where_there, cut.way_there),
+                (here, there, cut.where_here, cut.way_here),
+            )
+            if where is Where.HERE
+        ]
+        if takers:
+            return f"{listed(takers)}, and lets others pass."
         if cut.where_there is Where.ELSEWHERE and cut.where_here is Where.ELSEWHERE:
-            return f"{here} sent the packets and {there} never got them: something between the two filters."
-        if cut.where_there is Where.ELSEWHERE:
-            return f"{there} never got the packets: {here} filters what it sends, or something between the two does."
+            return f"Neither {here} nor {there} took packets away: something between the two filters."
+        for name, where, other in ((there, cut.where_there, here), (here, cut.where_here, there)):
+            if where is Where.ELSEWHERE:
+                return f"{name} took no packets away: {other} filters, or something between the two does."
         return (
             "No node fails with most of its peers, so something between these filters, or a rule for these addresses."
         )
@@ -361,8 +372,16 @@ class _View:
         if cut.where_here is Where.ELSEWHERE and cut.where_there is Where.ELSEWHERE:
             return (between,)
         peers = tuple(there) if self.me in cut.here else cut.here
-        every = of_every_tool(self.subnets(peers), inbound=True)
-        return (between, by_root("Or one of them filters: find out what does, and type the same on the others", every))
+        text = f"Or one of them filters: on {self.name(self.me)}, let in all TCP from {whom(self.subnets(peers))}"
+        return (between, *opening(text, self.firewall, self.subnets(peers), inbound=True))
+
+
+def _begins(cut: Cut) -> tuple[tuple[int, ...], Where, Way, Where, Way]:
+    return cut.here, cut.where_here, cut.way_here, cut.where_there, cut.way_there
+
+
+def _goes(way: Way) -> str:
+    return "comes in" if way is Way.INBOUND else "it sends"
 
 
 def _among(port: int, ranges: Sequence[str]) -> bool:

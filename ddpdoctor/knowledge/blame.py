@@ -46,14 +46,23 @@ class Way(str, Enum):
     INBOUND = "inbound"
     OUTBOUND = "outbound"
 
+    @property
+    def other(self) -> Way:
+        return Way.OUTBOUND if self is Way.INBOUND else Way.INBOUND
+
 
 class Where(str, Enum):
-    """What the counters of the node's own kernel say of the lost packets."""
+    """What the counters of the node's own kernel say of the lost packets: the first ones of connections (SYN) of one way,
+    or the answers to them (SYN-ACK), which go the other way."""
 
     HERE = "here"
     """It took them away itself."""
+    ANSWERS = "answers"
+    """It took away the answers: they are for its filter on the other way."""
     ELSEWHERE = "elsewhere"
-    """It never saw them (inbound), or sent them (outbound)."""
+    """It took away neither the packets nor the answers."""
+    DOUBTFUL = "doubtful"
+    """It let the packets pass; whether it took away the answers isn't told."""
     UNTOLD = "untold"
 
 
@@ -78,7 +87,8 @@ class Cut(msgspec.Struct, frozen=True):
     """Pairs that fail although no whole node is to blame: all of `here` dialling all of `there`.
 
     both: the other direction fails as well. ports, cells: as in `Block`. where_here: whether the dialling side's kernel
-    took the packets away; where_there: whether the other side's did; of single links only.
+    took packets or answers away, by its filter on `way_here`; where_there, way_there: the same of the other side. Of single
+    links only.
     """
 
     here: tuple[int, ...]
@@ -88,6 +98,8 @@ class Cut(msgspec.Struct, frozen=True):
     cells: str
     where_here: Where = Where.UNTOLD
     where_there: Where = Where.UNTOLD
+    way_here: Way = Way.OUTBOUND
+    way_there: Way = Way.INBOUND
 
 
 class Blame(msgspec.Struct, frozen=True):
@@ -118,6 +130,8 @@ class _Matrix:
         }
         self.bad: set[Pair] = {pair for pair, cells in self.cells.items() if set(cells) & set(BLOCKED)}
         self.told: dict[tuple[int, Way], Where] = {}
+        self.takes: dict[tuple[int, Way], bool] = {}
+        self.took: dict[tuple[int, Way], bool] = {}
         self.tried: dict[Way, dict[int, list[int]]] = {}
         self.failed: dict[Way, dict[int, list[int]]] = {}
 
@@ -157,41 +171,45 @@ class _Matrix:
 
     def _may_be(self, node: int, way: Way, left: set[Pair]) -> bool:
         failed, tried = self.failed[way][node], self.tried[way][node]
-        unexplained = [peer for peer in failed if _pair(node, peer, way) in left]
+        heard = self._where(node, way) is Where.HERE
+        unexplained = [
+            peer for peer in failed if _pair(node, peer, way) in left and (heard or not self._took_all(peer, way.other))
+        ]
         explained = len(failed) - len(unexplained)
         share = len(unexplained) / max(len(tried) - explained, 1)
-        heard = self._where(node, way) is Where.HERE
         return share >= MOST_OF_THEM and bool(unexplained) and (len(failed) >= FEWEST or heard)
 
     def _explained(self, culprit: tuple[int, Way]) -> list[Pair]:
-        node, way = culprit
-        own = self._failures(node, way)
-        return [*own, *self._failures(node, Way.OUTBOUND)] if way is Way.INBOUND and self._takes_replies(node) else own
+        own = self._failures(*culprit)
+        return [*own, *self._failures(culprit[0], culprit[1].other)] if self._takes_answers(*culprit) else own
 
     def _failures(self, node: int, way: Way) -> list[Pair]:
         return [_pair(node, peer, way) for peer in self.failed[way].get(node, ())]
 
-    def _takes_replies(self, node: int) -> bool:
-        """Whether its filter on what comes in knows no connections, and so takes the answers to what it sends as well."""
-        sent = self._failures(node, Way.OUTBOUND)
-        silent = all(set(self.cells[pair]) & set(BLOCKED) == {Cell.SILENT.value} for pair in sent)
-        received = self._failures(node, Way.INBOUND)
-        return (
-            bool(sent and silent) and self._counted(node, Way.INBOUND, [*received, *sent], answers=True) is Where.HERE
-        )
+    def _takes_answers(self, node: int, way: Way) -> bool:
+        """Whether its filter on that way knows no connections, and so takes the answers to those of the other way as well."""
+        if (node, way) not in self.takes:
+            own, answered = self._failures(node, way), self._failures(node, way.other)
+            found = bool(own) and self._silent(answered)
+            self.takes[node, way] = found and self._counted(node, way, own, answered) is Where.HERE
+        return self.takes[node, way]
+
+    def _silent(self, pairs: Sequence[Pair]) -> bool:
+        """Whether there are any, and all of them met silence: whose answer is lost meets nothing else."""
+        silence = {Cell.SILENT.value}
+        return bool(pairs) and all(set(self.cells[pair]) & set(BLOCKED) == silence for pair in pairs)
 
     def _left(self, culprits: Iterable[tuple[int, Way]]) -> set[Pair]:
         return self.bad - {pair for one in culprits for pair in self._explained(one)}
 
     def _doubt(self, culprits: Iterable[tuple[int, Way]]) -> int:
         """How little the counters speak for them. Equal ones: what comes in is filtered far more often."""
-        weights = {Where.HERE: 0, Where.UNTOLD: 1, Where.ELSEWHERE: 2}
+        weights = {Where.HERE: 0, Where.UNTOLD: 1, Where.ANSWERS: 1, Where.DOUBTFUL: 2, Where.ELSEWHERE: 2}
         return sum(weights[self._where(*one)] for one in culprits)
 
     def _block(self, node: int, way: Way, culprits: Sequence[tuple[int, Way]], left: set[Pair]) -> Block:
         peers = tuple(self.failed[way][node])
         pairs = self._failures(node, way)
-        other = Way.OUTBOUND if way is Way.INBOUND else Way.INBOUND
         return Block(
             node=node,
             way=way,
@@ -200,13 +218,12 @@ class _Matrix:
             ports=self._ports(pairs),
             cells=self._met(pairs),
             where=self._where(node, way),
-            other_way=self._other_way(node, other, culprits, left),
+            other_way=self._other_way(node, way.other, culprits, left),
         )
 
     def _other_way(self, node: int, way: Way, culprits: Sequence[tuple[int, Way]], left: set[Pair]) -> bool | None:
         """Whether the node's connections of that direction work, those apart for which others are to blame."""
-        inbound = (node, Way.INBOUND) in culprits
-        if (node, way) in culprits or (inbound and way is Way.OUTBOUND and self._takes_replies(node)):
+        if (node, way) in culprits or ((node, way.other) in culprits and self._takes_answers(node, way.other)):
             return False
         pairs = [_pair(node, peer, way) for peer in self.tried[way].get(node, ())]
         asked = [pair for pair in pairs if pair not in self.bad or pair in left]
@@ -217,34 +234,83 @@ class _Matrix:
     def _where(self, node: int, way: Way) -> Where:
         if (node, way) not in self.told:
             told = self._counted(node, way, self._failures(node, way))
-            self.told[node, way] = Where.HERE if way is Way.INBOUND and self._takes_replies(node) else told
+            if self._takes_answers(node, way):
+                told = Where.HERE
+            elif told is Where.ELSEWHERE:
+                told = self._answers(node, way)
+            self.told[node, way] = told
         return self.told[node, way]
 
-    def _counted(self, node: int, way: Way, pairs: Iterable[Pair], *, answers: bool = False) -> Where:
-        """Whether that node's kernel took away the packets that those pairs lost: as many, and not many more.
+    def _took_all(self, node: int, way: Way) -> bool:
+        """Whether its kernel took away the first packets of all that failed there on that way."""
+        if (node, way) not in self.took:
+            self.took[node, way] = self._counted(node, way, self._failures(node, way)) is Where.HERE
+        return self.took[node, way]
 
-        answers: half of the packets are answers, to what the node itself dials.
-        """
+    def _answers(self, node: int, way: Way) -> Where:
+        """Of connections whose first packets that node let pass: whether its filter on the other way took the answers."""
+        pairs, others = self._failures(node, way), self._failures(node, way.other)
+        if self._took_all(node, way.other) and not self._takes_answers(node, way.other):
+            return Where.ELSEWHERE  # What it took away there was something else.
+        told = self._counted(node, way.other, (), pairs)
+        if told is Where.HERE:
+            return Where.ANSWERS if not others and self._silent(pairs) else Where.DOUBTFUL
+        # A filter that took the answers would take what goes that way besides.
+        acquitted = told is Where.ELSEWHERE or not (others or self._counts(node, way.other))
+        return Where.ELSEWHERE if acquitted else Where.DOUBTFUL
+
+    def _counts(self, node: int, way: Way) -> bool:
+        """Whether that kernel has such a counter at all."""
+        there = self.nodes[node]
+        return (there.undelivered if way is Way.INBOUND else there.untransmitted) is not None
+
+    def _counted(self, node: int, way: Way, pairs: Iterable[Pair], answers: Iterable[Pair] = ()) -> Where:
+        """Whether that node's kernel took away, on that way, the first packets of those pairs and the answers of the others:
+        as many, and not many more."""
         there = self.nodes[node]
         inbound = way is Way.INBOUND
         grown = there.undelivered if inbound else there.untransmitted
         idle = there.idle_undelivered if inbound else there.idle_untransmitted
-        lost = COUNTED * sum(cell in BLOCKED for pair in pairs for cell in self.cells[pair])
+        answers = list(answers)
+        lost = COUNTED * sum(cell in BLOCKED for pair in (*pairs, *answers) for cell in self.cells[pair])
         if grown is None or not lost or abs(idle) > (NOISE_OF_ANSWERS if answers else NOISE) * lost:
             return Where.UNTOLD
         if MOST_OF_THEM * lost <= grown - (0 if answers else idle) and grown <= AT_MOST * lost + idle:
             return Where.HERE
         return Where.ELSEWHERE if grown <= (1 - MOST_OF_THEM) * lost else Where.UNTOLD
 
-    def _of_link(self, pair: Pair, way: Way, left: set[Pair]) -> Where:
-        """Of one link of several that fail at that end: the counters tell of all of them together."""
-        node = pair[1] if way is Way.INBOUND else pair[0]
-        alike = [one for one in left if one[1 if way is Way.INBOUND else 0] == node]
-        replies = [one for one in left if one[0] == node] if way is Way.INBOUND else []
-        both = self._counted(node, way, [*alike, *replies], answers=True) if replies else Where.UNTOLD
-        if Where.HERE in (self._counted(node, way, alike), both):
+    def _end(self, node: int, pair: Pair, left: set[Pair]) -> tuple[Where, Way]:
+        """What that end of a link took away, and on which way: of one link of several that fail there, since the counters
+        tell of all of them together."""
+        natural = Way.OUTBOUND if pair[0] == node else Way.INBOUND
+        mine = {one for one in (pair, (pair[1], pair[0])) if one in left}
+        told = {way: self._on_one_way(node, way, mine, left) for way in (natural, natural.other)}
+        for way, where in told.items():
+            if where is Where.HERE:
+                return Where.HERE, way
+        return (Where.ELSEWHERE if set(told.values()) == {Where.ELSEWHERE} else Where.UNTOLD), natural
+
+    def _on_one_way(self, node: int, way: Way, mine: set[Pair], left: set[Pair]) -> Where:
+        """Whether that node's filter on one way took away first packets, or answers, of the pairs `mine`."""
+        at = 1 if way is Way.INBOUND else 0
+        own, answered = ([one for one in left if one[side] == node] for side in (at, 1 - at))
+        own_mine, answers_mine = ([one for one in mine if one[side] == node] for side in (at, 1 - at))
+        silent = self._silent(answers_mine)
+        told = [self._counted(node, way, own)] if own_mine else []
+        # What came or went that way of itself is the first to be missed.
+        if silent and (own_mine or not self._failures(node, way)):
+            told += [
+                self._counted(node, way, own, some) for some in (answered, answers_mine) if len(own_mine) == len(own)
+            ]
+        if Where.HERE in told:
             return Where.HERE
-        return Where.ELSEWHERE if self._counted(node, way, [pair]) is Where.ELSEWHERE else Where.UNTOLD
+        if not own_mine and not self._counts(node, way):
+            return Where.ELSEWHERE  # A filter that took the answers would take what goes that way besides.
+        if not own_mine and self._took_all(node, way):
+            return Where.ELSEWHERE  # What it took away there was something else.
+        told = [self._counted(node, way, own_mine)] if own_mine else []
+        told += [self._counted(node, way, (), answers_mine)] if answers_mine else []
+        return Where.ELSEWHERE if set(told) == {Where.ELSEWHERE} else Where.UNTOLD
 
     # --- subnets and links ----------------------------------------------------------------------------------------------
 
@@ -279,14 +345,17 @@ class _Matrix:
             if i > j and (j, i) in left:
                 continue
             pairs = [(i, j)]
+            (where_here, way_here), (where_there, way_there) = (self._end(end, (i, j), left) for end in (i, j))
             yield Cut(
                 here=(i,),
                 there=(j,),
                 both=both,
                 ports=self._ports(pairs),
                 cells=self._met(pairs),
-                where_here=self._of_link((i, j), Way.OUTBOUND, left),
-                where_there=self._of_link((i, j), Way.INBOUND, left),
+                where_here=where_here,
+                where_there=where_there,
+                way_here=way_here,
+                way_there=way_there,
             )
 
     # --- words of the cells ---------------------------------------------------------------------------------------------

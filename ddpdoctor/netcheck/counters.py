@@ -14,9 +14,9 @@ def count(address: str, folder: Path = FOLDER) -> Counted:
     """Packets since boot that were received and not handed on, and that were to be sent and weren't, of the address's
     family (IPv4, IPv6): the nodes dial each other over no other.
 
-    Multicasts are left out: routers and neighbours send them all the time, and most are for nobody here. Only the growth
-    between two calls says something. None where the files can't be read, or don't have the figure: OutTransmits exists
-    since Linux 6.8.
+    Only the growth between two calls says something, and it may be less than nothing: the kernel's counters aren't read at
+    one moment. Multicasts for nobody here count as undelivered; an idle time shows how many there are. None where the files
+    can't be read, or don't have the figure: OutTransmits exists since Linux 6.8.
     """
     try:
         found = _ipv6(folder) if ":" in address else _ipv4(folder)
@@ -26,17 +26,10 @@ def count(address: str, folder: Path = FOLDER) -> Counted:
 
 
 def _ipv4(folder: Path) -> dict[str, int]:
-    """Two lines, "Ip: Forwarding DefaultTTL ..." and "Ip: 1 64 ...", and in another file two of "IpExt:"."""
-    return {
-        name: int(value)
-        for file, label in (("snmp", "Ip:"), ("netstat", "IpExt:"))
-        for name, value in zip(*_lines(folder / file, label), strict=True)
-    }
-
-
-def _lines(path: Path, label: str) -> tuple[list[str], list[str]]:
-    names, values = (line.split()[1:] for line in path.read_text().splitlines() if line.startswith(label))
-    return names, values
+    """Two lines, "Ip: Forwarding DefaultTTL ..." and "Ip: 1 64 ..."."""
+    lines = (folder / "snmp").read_text().splitlines()
+    names, values = (line.split()[1:] for line in lines if line.startswith("Ip:"))
+    return {name: int(value) for name, value in zip(names, values, strict=True)}
 
 
 def _ipv6(folder: Path) -> dict[str, int]:
@@ -51,7 +44,7 @@ def _undelivered(of: dict[str, int]) -> int | None:
         return None
     # Fragments are received one by one, and delivered as one packet.
     joined = of.get("ReasmReqds", 0) - of.get("ReasmOKs", 0)
-    return of["InReceives"] - of["InDelivers"] - of.get("ForwDatagrams", 0) - of.get("InMcastPkts", 0) - joined
+    return of["InReceives"] - of["InDelivers"] - of.get("ForwDatagrams", 0) - joined
 
 
 def _untransmitted(of: dict[str, int]) -> int | None:

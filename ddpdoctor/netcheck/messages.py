@@ -45,9 +45,8 @@ Troubles = Annotated[tuple[Annotated[str, Meta(max_length=WORDS)], ...], Meta(ma
 
 PortNumber = Annotated[int, Meta(ge=1, le=65535)]
 Kind = Annotated[str, Meta(pattern="^(route|nccl|gloo)$")]
-Packets = Annotated[int, Meta(ge=0, lt=2**62)]
 Number = Annotated[int, Meta(gt=-(2**62), lt=2**62)]
-"""What a node may say of ranks and nodes, right or wrong."""
+"""What a node may say of ranks, nodes and packets, right or wrong: differences of counters may be less than nothing."""
 Rank = Annotated[int, Meta(ge=0, lt=MOST_NODES)]
 Seconds = Annotated[float, Meta(gt=0, le=600)]
 """More than any phase takes."""
@@ -219,8 +218,8 @@ class Counted(Message, frozen=True):
     """Agent: packets since boot; None where they can't be read, or this kernel doesn't count them. `errors`: why visitors
     could not be let in, in the system's words."""
 
-    undelivered: Packets | None
-    untransmitted: Packets | None
+    undelivered: Number | None
+    untransmitted: Number | None
     errors: Troubles = ()
 
 

@@ -161,6 +161,28 @@ def noise(source: int, target: int) -> Callable[[list[Host]], None]:
     return harm
 
 
+MULTICAST = """
+import socket, sys, time
+one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+group, own = (socket.inet_aton(text) for text in ("224.0.0.251", sys.argv[1]))
+one.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group + own)
+one.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
+while True:
+    one.sendto(b"noise", ("224.0.0.251", 5353))
+    time.sleep(0.01)
+"""
+
+
+def multicasts(*members: int) -> Callable[[list[Host]], None]:
+    """Members of a group that talk to each other: much of what comes in there is a multicast, and is delivered."""
+
+    def harm(hosts: list[Host]) -> None:
+        for at in members:
+            STARTED.append(hosts[at].start(sys.executable, "-c", MULTICAST, f"10.77.0.{11 + at}"))
+
+    return harm
+
+
 def few_files(hosts: list[Host]) -> None:
     """A hard limit of open files on n1 that leaves it some sockets, and not enough of them."""
     command = hosts[1].command
@@ -305,6 +327,21 @@ CASES = {
         number=3,
         harm=lambda hosts: nft(hosts[2], "input", "ip saddr 10.77.0.12 tcp dport 30000-65535 reject"),
         found={BLOCKED: (("n2",), f"n1 and n2 don't reach each other on {RANGE}")},
+    ),
+    "one of three, where multicasts are heard": Case(
+        number=3,
+        harm=both(lets_in_the_store_only(1), multicasts(0, 2)),
+        found={BLOCKED: (("n1",), f"n1 drops inbound {RANGE} (both peers time out; outbound OK)")},
+    ),
+    "the same on the one that dials first": Case(
+        number=3,
+        harm=lambda hosts: nft(hosts[1], "input", "ip saddr 10.77.0.13 tcp dport 30000-65535 drop"),
+        found={BLOCKED: (("n1",), f"n1 and n2 don't reach each other on {RANGE}")},
+    ),
+    "an output filter that knows no connections": Case(
+        number=3,
+        harm=lambda hosts: nft(hosts[1], "output", "tcp dport 29500 accept", "meta l4proto tcp drop"),
+        found={ONE_WAY: (("n1",), f"n1 drops outbound {RANGE} (towards both peers it times out; inbound fails, too)")},
     ),
     "a filter before one of three": Case(
         number=3,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -170,7 +171,7 @@ def test_two_nodes_by_the_counters(
         ({1: 12}, {}, {1: (5, 0)}, []),
         # The packets never left node 0; node 1 has noise of the same amount.
         ({1: 9}, {0: 9}, {1: (9, 0)}, [(0, OUT)]),
-        # Multicasts that were handed on are taken off twice.
+        # Less than nothing: the counters weren't read at one moment.
         ({1: 0}, {}, {1: (-9, 0)}, []),
     ],
 )
@@ -213,6 +214,76 @@ def test_a_filter_that_takes_replies_as_well_is_one(size: int, idle: int) -> Non
     assert blocked(found) == [(0, IN)]
     assert not found.cuts
     assert (found.blocks[0].where, found.blocks[0].other_way) == (HERE, False)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_a_filter_on_output_that_takes_answers_as_well_is_one(size: int) -> None:
+    """It knows no connections: node 1 answers those who dial it from a high port, to a high port."""
+    lost = 2 * PORTS * SYN * (size - 1)
+    found = blame(fleet(size, column(1, size) | row(1, size), counted=True, untransmitted={1: lost}))
+    assert blocked(found) == [(1, OUT)]
+    assert not found.cuts
+    assert (found.blocks[0].where, found.blocks[0].other_way) == (HERE, False)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("way", [IN, OUT])
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_filter_for_one_peer_that_takes_answers_as_well_is_named(size: int, way: Way, node: int) -> None:
+    """The first packets of both were lost for the other one's connections, and the answers for its own."""
+    lost = {node: 2 * PORTS * SYN}
+    bad = [(0, 1), (1, 0)]
+    counted = (
+        fleet(size, bad, counted=True, undelivered=lost)
+        if way is IN
+        else fleet(size, bad, counted=True, untransmitted=lost)
+    )
+    found = blame(counted)
+    if size == 2:
+        assert blocked(found) == [(node, way)]
+        return
+    (cut,) = found.cuts
+    ends = ((cut.where_here, cut.way_here), (cut.where_there, cut.way_there))
+    assert ends[node] == (HERE, way)
+    assert ends[1 - node][0] is not HERE
+
+
+@pytest.mark.parametrize("way", [IN, OUT])
+def test_a_filter_that_takes_answers_alone(way: Way) -> None:
+    """Whose first packets passed isn't told to have met something before it."""
+    pairs = row(1, 4) if way is IN else column(1, 4)
+    lost = {1: 3 * PORTS * SYN}
+    counted = (
+        fleet(4, pairs, counted=True, undelivered=lost)
+        if way is IN
+        else fleet(4, pairs, counted=True, untransmitted=lost)
+    )
+    (one,) = blame(counted).blocks
+    assert (one.node, one.way, one.where) == (1, way.other, Where.ANSWERS)
+    (cut,) = blame(
+        fleet(2, [(0, 1)], counted=True, **{"undelivered" if way is IN else "untransmitted": {1 - (way is IN): 9}})
+    ).cuts
+    told = (cut.where_here, cut.way_here) if way is IN else (cut.where_there, cut.way_there)
+    assert told == (HERE, way)
+
+
+def test_where_output_isnt_counted_who_took_the_answers_stays_open() -> None:
+    """Before Linux 6.8; node 1 fails both ways, and let in all that came."""
+    made = fleet(4, column(1, 4) | row(1, 4), counted=True)
+    nodes = tuple(msgspec.structs.replace(one, untransmitted=None) for one in made.nodes)
+    found = blame(msgspec.structs.replace(made, nodes=nodes))
+    assert {(one.node, one.way): one.where for one in found.blocks}[1, IN] is Where.DOUBTFUL
+    # Where what it sends passes, its answers do.
+    made = fleet(4, column(1, 4), counted=True)
+    nodes = tuple(msgspec.structs.replace(one, untransmitted=None) for one in made.nodes)
+    (one,) = blame(msgspec.structs.replace(made, nodes=nodes)).blocks
+    assert one.where is ELSEWHERE
+
+
+def test_whose_peers_took_the_packets_themselves_is_not_named() -> None:
+    found = blame(fleet(3, [(0, 1), (2, 1)], counted=True, untransmitted={0: 9, 2: 9}))
+    assert not found.blocks
+    assert [(one.here, one.where_here, one.way_here) for one in found.cuts] == [((0,), HERE, OUT), ((2,), HERE, OUT)]
 
 
 def test_neither_kernel_took_the_packets() -> None:
