@@ -13,7 +13,7 @@ from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
-from ddpdoctor.knowledge.firewall_fixes import job_subnet, let_in, let_out, of_every_tool
+from ddpdoctor.knowledge.firewall_fixes import LOOK, job_subnet, opening
 from ddpdoctor.knowledge.job_intent import (
     address_of,
     is_here,
@@ -320,9 +320,10 @@ def _let_in(address: str, network: Network) -> Fix:
     """Of the master, this node doesn't know which tool it uses."""
     ours = own_network(address, network)
     text = (
-        f"On the master, let in TCP from {ours or 'the other nodes'}; ddpdoctor netcheck names the very command there"
+        f"On the master, let in TCP from {ours or 'the other nodes'}: ddpdoctor netcheck names the very command there, this "
+        "shows what filters"
     )
-    return by_root(text, of_every_tool((ours,) if ours else (), inbound=True))
+    return by_root(text, LOOK)
 
 
 # --- packet filters of this host ----------------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ def _filtered_on_the_way_out(
     return _Told(
         f"{network.hostname}'s own packet filter stops its connections to {where}",
         f"Its kernel was to send {plural(kept, 'packet')} more than it did while the master was dialled.",
-        (by_root(f"Let TCP out to the master on {network.hostname}", _letting_out(one.address, network, firewall)),),
+        _letting_out(one.address, network, firewall),
     )
 
 
@@ -351,32 +352,35 @@ def _answers_filtered(one: Attempt, meeting: Meeting, network: Network, firewall
         return None
     where, host = place(one.address, meeting.port), network.hostname
     whence = (shared_network(one.address, network) or one.address,)
-    commands = (let_in(firewall, whence) if isinstance(firewall, Firewall) else ()) or of_every_tool(
-        whence, inbound=True
-    )
     return _Told(
         f"{host}'s own packet filter stops the answers of {where}",
         f"Its kernel received {plural(taken, 'answer')} of the master and handed them to nobody: a rule on its input drops TCP"
         " without regard to connections that it opened itself.",
-        (by_root(f"Let TCP in from the master on {host}", commands),),
+        opening(f"Let TCP in from the master on {host}", firewall, whence, inbound=True) or (_look_there(host),),
     )
 
 
-def _letting_out(address: str, network: Network, firewall: Maybe[Firewall]) -> tuple[str, ...]:
+def _letting_out(address: str, network: Network, firewall: Maybe[Firewall]) -> tuple[Fix, ...]:
     to = (shared_network(address, network) or address,)
-    return (let_out(firewall, to) if isinstance(firewall, Firewall) else ()) or of_every_tool(to, inbound=False)
+    text = f"Let TCP out to the master on {network.hostname}"
+    return opening(text, firewall, to, inbound=False) or (_look_there(network.hostname),)
+
+
+def _look_there(host: str) -> Fix:
+    """Where no rule that is known is in the way."""
+    return by_root(f"On {host}, look for rules that drop or reject TCP", LOOK)
 
 
 def _out_of_its_own_reach(one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> Finding:
     where = place(one.address, meeting.port)
     subnet = own_network(one.address, network)
     to = (subnet,) if subnet else ()
-    commands = (let_in(firewall, to) if isinstance(firewall, Firewall) else ()) or of_every_tool(to, inbound=True)
     return Finding(
         summary=f"{network.hostname} listens at {where} and can't reach it itself: {one.words or one.met.value} ({how_often(one, meeting)})",
         cause="Its own packet filter takes even what it sends to itself, so it takes what the other nodes send, too.",
         evidence=tuple(attempts_seen(meeting)),
-        fixes=(by_root(f"Let TCP in on {network.hostname}", commands),),
+        fixes=opening(f"Let TCP in on {network.hostname}", firewall, to, inbound=True)
+        or (_look_there(network.hostname),),
     )
 
 
@@ -391,5 +395,7 @@ def _shut_here(meeting: Meeting, network: Network, firewall: Maybe[Firewall]) ->
             summary=f"{network.hostname}'s packet filter stops the other nodes at the master's port, {meeting.port}",
             cause="A rule of its own drops or rejects TCP to this port, and not all nodes have arrived.",
             evidence=(firewall.seen("shut_ports", listed(rules)), firewall.seen("tool")),
-            fixes=(by_root(f"Let the port in on {network.hostname}", let_in(firewall, (subnet,) if subnet else ())),),
+            fixes=opening(
+                f"Let the port in on {network.hostname}", firewall, (subnet,) if subnet else (), inbound=True
+            ),
         )

@@ -16,7 +16,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge import launchers
-from ddpdoctor.knowledge.firewall_fixes import job_subnet, let_in, whom
+from ddpdoctor.knowledge.firewall_fixes import job_subnet, opening, whom
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.meeting_words import who_listens
 from ddpdoctor.knowledge.network_fixes import intent
@@ -242,7 +242,7 @@ def local_firewall(
             ),
             *((intent(sign),) if sign else ()),
         ),
-        fixes=(by_root(f"Let in all TCP from {whom(subnets)}", let_in(firewall, subnets)),),
+        fixes=opening(f"Let in all TCP from {whom(subnets)}", firewall, subnets, inbound=True),
         severity=FAIL if sign else INFO,
     )
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator, Sequence
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.network import Interface, Network
+from ddpdoctor.findings import Fix
 from ddpdoctor.knowledge.interface_choice import as_address
 from ddpdoctor.knowledge.job_intent import way_to_the_others
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.wording import listed
+
+LOOK = ("sudo nft list ruleset",)
+TRUSTED = "; its zone trusted lets in whatever comes from there, not TCP alone"
 
 FEW = 8
 """Addresses outside of this host's own subnet that are let in one by one; of more, the /24 (IPv6: /64) around each."""
@@ -45,31 +50,50 @@ def _around(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> IpNetwork
     return ipaddress.ip_network(f"{address}/{24 if address.version == 4 else 64}", strict=False)
 
 
-def let_in(firewall: Firewall, subnets: Sequence[str]) -> tuple[str, ...]:
-    """Commands that accept all TCP from those networks, before any rule that drops it. () where the tool isn't known."""
-    if isinstance(firewall.tool, Unknown):
-        return ()
-    return _commands(firewall.tool, subnets, firewall.input_chains, inbound=True)
+def opening(text: str, firewall: Maybe[Firewall], subnets: Sequence[str], *, inbound: bool) -> tuple[Fix, ...]:
+    """What lets all TCP from (inbound) or to those networks pass on this host, before any rule that drops it; text: that in
+    words. First the very commands of the tool that filters here or, where only root could see that, of the one that is set to
+    start with the system; where nothing is known, how to see it, and then each tool's. () where the rules are known and none
+    is in the way."""
+    tool = Unknown("not looked at") if isinstance(firewall, Unknown) else firewall.tool
+    if isinstance(firewall, Firewall) and not isinstance(tool, Unknown):
+        chains = firewall.input_chains if inbound else firewall.output_chains
+        commands = _commands(tool, subnets, chains, inbound=inbound)
+        return (by_root(text + _beyond(tool, inbound=inbound), commands),) if commands else ()
+    service = None if isinstance(firewall, Unknown) else firewall.enabled_service
+    if service is None:
+        return _whatever_it_is(text, subnets, inbound=inbound)
+    return (
+        by_root(
+            f"{text}: in the words of {service}, which is set to start there{_beyond(service, inbound=inbound)}",
+            _commands(service, subnets, (), inbound=inbound),
+        ),
+        by_root(f"If that doesn't help, something beside {service} filters: look for rules that drop or reject", LOOK),
+    )
 
 
-def let_out(firewall: Firewall, subnets: Sequence[str]) -> tuple[str, ...]:
-    """Commands that accept all TCP to those networks, before any rule that drops it. () where the tool isn't known."""
-    if isinstance(firewall.tool, Unknown):
-        return ()
-    return _commands(firewall.tool, subnets, firewall.output_chains, inbound=False)
+def _beyond(tool: str | None, *, inbound: bool) -> str:
+    return TRUSTED if tool == "firewalld" and inbound else ""
 
 
-def of_every_tool(subnets: Sequence[str], *, inbound: bool) -> tuple[str, ...]:
+def _whatever_it_is(text: str, subnets: Sequence[str], *, inbound: bool) -> tuple[Fix, ...]:
     """Where the tool isn't known: how to find out, and for each what to type."""
     chain = "inet filter input" if inbound else "inet filter output"
     return (
-        "sudo firewall-cmd --state; sudo ufw status; sudo nft list ruleset; sudo iptables -S",
-        *(f"{one}  # where it is firewalld" for one in _firewalld(subnets, inbound=inbound)),
-        *(f"{_ufw(one, inbound=inbound)}  # where it is ufw" for one in subnets),
-        *(f"{_iptables(one, inbound=inbound)}  # where it is iptables" for one in subnets),
-        *(
-            f"{_nft(chain, one, inbound=inbound)}  # where it is nft, and its base chain has that name"
-            for one in subnets
+        by_root(f"{text}: see what filters there, and then type only the commands of that tool, below", LOOK),
+        by_root(
+            f'If that shows a table "firewalld", it is firewalld{_beyond("firewalld", inbound=inbound)}',
+            _firewalld(subnets, inbound=inbound),
+        ),
+        by_root('If it shows chains "ufw-...", it is ufw', tuple(_ufw(one, inbound=inbound) for one in subnets)),
+        by_root(
+            'If it shows neither, and a table "ip filter" or nothing at all, it is iptables',
+            tuple(_iptables(one, inbound=inbound) for one in subnets),
+        ),
+        by_root(
+            f'Else it is nft: the name of its table and of its chain with "hook {chain.rpartition(" ")[2]}" in place of '
+            f'"{chain}"',
+            tuple(_nft(chain, one, inbound=inbound) for one in subnets),
         ),
     )
 

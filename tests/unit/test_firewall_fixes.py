@@ -1,0 +1,64 @@
+"""What is to be typed to open a host's packet filter, as far as its user may see who filters there."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.firewall import Firewall
+from ddpdoctor.knowledge.firewall_fixes import opening
+from ddpdoctor.knowledge.root import NEEDS_ROOT
+
+HERE = ("10.77.0.0/24",)
+TEXT = "Let in all TCP from 10.77.0.0/24"
+HIDDEN = Unknown("reading the packet filter needs root")
+
+
+def unreadable(service: str | None) -> Firewall:
+    return Firewall(tool=HIDDEN, input_policy=HIDDEN, drops_new=HIDDEN, enabled_service=service)
+
+
+@pytest.mark.parametrize(
+    ("service", "inbound", "commands"),
+    [
+        ("ufw", True, ("sudo ufw prepend allow proto tcp from 10.77.0.0/24",)),
+        ("ufw", False, ("sudo ufw prepend allow out proto tcp to 10.77.0.0/24",)),
+        (
+            "firewalld",
+            True,
+            (
+                "sudo firewall-cmd --permanent --zone=trusted --add-source=10.77.0.0/24",
+                "sudo firewall-cmd --reload",
+            ),
+        ),
+    ],
+)
+def test_the_service_that_anybody_can_see_goes_first(service: str, inbound: bool, commands: tuple[str, ...]) -> None:
+    first, second = opening(TEXT, unreadable(service), HERE, inbound=inbound)
+    assert first.commands == commands
+    assert first.text.startswith(f"{TEXT}: in the words of {service}, which is set to start there")
+    assert first.text.endswith(NEEDS_ROOT)
+    assert second.commands == ("sudo nft list ruleset",)
+
+
+@pytest.mark.parametrize("firewall", [unreadable(None), HIDDEN])
+def test_where_nothing_is_known_a_look_comes_first_and_each_tool_by_itself(firewall: Maybe[Firewall]) -> None:
+    look, *tools = opening(TEXT, firewall, HERE, inbound=True)
+    assert look.commands == ("sudo nft list ruleset",)
+    firsts = [one.commands[0].split()[1] for one in tools]
+    assert firsts == ["firewall-cmd", "ufw", "iptables", "nft"]
+    for one, word in zip(tools, ("firewalld", "ufw", "iptables", "nft"), strict=True):
+        assert f"it is {word}" in one.text
+        assert not any("#" in command for command in one.commands)
+
+
+def test_firewalld_s_zone_lets_in_more_and_that_is_said() -> None:
+    known = Firewall(tool="firewalld", input_policy="drop", drops_new=True)
+    (only,) = opening(TEXT, known, HERE, inbound=True)
+    assert "not TCP alone" in only.text
+    (out,) = opening("Let out all TCP", known, HERE, inbound=False)
+    assert "not TCP alone" not in out.text
+
+
+def test_no_rule_in_the_way_needs_no_command() -> None:
+    assert opening(TEXT, Firewall(tool=None), HERE, inbound=True) == ()
