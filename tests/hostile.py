@@ -51,12 +51,17 @@ from tests.hub_company import Client
 NASTY = "$(touch /tmp/pwned);`touch /tmp/pwned`\n\x1b[2J\u202e'\""
 
 
-def facts(address: str, name: str = "n3", interface: str = "eth0") -> bytes:
+VICTIM = "203.0.113.9"
+"""A public address."""
+
+
+def facts(address: str, name: str = "n3", interface: str = "eth0", more: tuple[str, ...] = ()) -> bytes:
+    """more: addresses that it claims to have besides."""
     network = Network(
         hostname=name,
         fqdn=name,
         own_name=Resolution(name=name, addresses=(address,)),
-        interfaces=(Interface(name=interface, addresses=(f"{address}/24",)),),
+        interfaces=(Interface(name=interface, addresses=(f"{address}/24", *more)),),
         default_interface=interface,
         interface_to_master=interface,
     )
@@ -96,6 +101,8 @@ class Guest:
         packed = {
             "bomb": zlib.compress(bytes(100 << 20)),
             "nasty": facts(self.own, f"n3{NASTY}", f"eth0{NASTY}"),
+            "foreign": facts(self.own, more=("10.77.0.12/24",)),
+            "victim": facts(self.own, more=(f"{VICTIM}/1",)),
             "nonsense": zlib.compress(b'{"ddpdoctor_snapshot": 1, "network": {"type": "network", "interfaces": 7}}'),
         }.get(self.case) or facts(self.own)
         if self.case == "huge":
@@ -105,7 +112,12 @@ class Guest:
 
     def open(self) -> None:
         own = Place("route", self.own, (40001,))
-        places = {"many": (own,) * 3000, "foreign": (Place("route", "10.77.0.12", (22,)),), "none": ()}
+        places = {
+            "many": (own,) * 3000,
+            "foreign": (Place("route", "10.77.0.12", (22,)),),
+            "victim": (own, Place("nccl", VICTIM, (80,))),
+            "loopback": (Place("route", "127.0.0.1", (22,)),),
+        }
         self.client.say(Opened(places=places.get(self.case, (own,))))
 
     async def dial(self, order: Dial) -> None:

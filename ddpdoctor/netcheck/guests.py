@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.knowledge.interface_choice import as_address
-from ddpdoctor.knowledge.job_intent import is_loopback
 from ddpdoctor.netcheck.lines import LineError, Lines, plain, unpack
 from ddpdoctor.netcheck.messages import (
     MOST_ANSWER,
@@ -42,7 +39,8 @@ from ddpdoctor.netcheck.messages import (
     Stopped,
     encode,
 )
-from ddpdoctor.netcheck.plausible import is_address, plausible
+from ddpdoctor.netcheck.own_places import addresses_of, networks_of, plain_address, why_not_there
+from ddpdoctor.netcheck.plausible import plausible
 from ddpdoctor.netcheck.strangers import likeness
 from ddpdoctor.netcheck.threads import in_thread
 from ddpdoctor.snapshots import SnapshotError, decode_snapshot, encode_snapshot
@@ -111,7 +109,8 @@ class Guest:
     """One connection. `lost` is why it is no longer there, "" while it is. came: when, by the loop's clock.
 
     address: its own end of the connection. offset: seconds that its clock is ahead of ours, right within `error` seconds.
-    facts: what it said of its host; None before its manifest came. nnodes: of the job. larder: the hub's.
+    facts: what it said of its host; None before its manifest came. nnodes: of the job. larder: the hub's. company: all its
+    guests, by rank.
     """
 
     def __init__(
@@ -123,6 +122,7 @@ class Guest:
         writer: asyncio.StreamWriter,
         nnodes: int,
         larder: Larder,
+        company: Mapping[int, Guest],
     ) -> None:
         self.rank = rank
         self.host = host
@@ -137,6 +137,7 @@ class Guest:
         """We are at its facts, and don't read what it says meanwhile."""
         self._nnodes = nnodes
         self._larder = larder
+        self._company = company
         self._writer = writer
         self._round_trip = math.inf
         self._pings = 0
@@ -258,24 +259,14 @@ class Guest:
         future.set_result(answer)
 
     def _check_places(self, places: Sequence[Place]) -> None:
-        """The others are to dial there, so these must be its own."""
-        own = {_plain_address(self.address), *self._addresses()}
+        """The others are to dial there, so these must be its own. Node 0 knows its own ones."""
+        seen, claimed = plain_address(self.address), addresses_of(self.facts)
+        zero = self._company.get(0)
+        others = {one.address for one in self._company.values()} - {self.address}
+        networks = networks_of(zero.facts if zero else None)
         for one in places:
-            if not is_address(one.address):
-                raise GuestError(f"it listens at {one.address[:40]!a}, which is no address")
-            # A hostname that resolves to 127.0.1.1 is an illness to name; lo takes all of 127.0.0.0/8, and lists one.
-            if _plain_address(one.address) not in own and not is_loopback(_plain_address(one.address)):
-                raise GuestError(f"it says that it listens at {one.address}, which isn't an address of its own")
+            why = why_not_there(one, seen, claimed, others, networks)
+            if why and not (self.rank == 0 and plain_address(one.address) in claimed):
+                raise GuestError(why)
         if len({one.kind for one in places}) < len(places):
             raise GuestError("it says twice where it listens")
-
-    def _addresses(self) -> Iterator[str]:
-        network = self.facts.network if self.facts is not None else None
-        if isinstance(network, Network):
-            for one in network.interfaces:
-                yield from map(_plain_address, one.addresses)
-
-
-def _plain_address(text: str) -> str:
-    """Without a zone and a prefix's length."""
-    return str(as_address(text))

@@ -289,7 +289,8 @@ class Hub:
             self._keep_refused(rank)
             self._stir()
             return
-        guest = Guest(rank, knock.hello.host, knock.address, knock.lines, knock.writer, self.nnodes, self._larder)
+        host, address = knock.hello.host, knock.address
+        guest = Guest(rank, host, address, knock.lines, knock.writer, self.nnodes, self._larder, self.guests)
         self.guests[rank] = guest
         wait = max(0.0, self._waits_until - asyncio.get_running_loop().time())
         guest.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=knock.proof, wait=wait)))

@@ -268,7 +268,9 @@ GUESTS = {
     "bomb": "its facts unpack to more than 1 MiB",
     "nonsense": "its facts: not a whole snapshot",
     "many": "a line of more than 65536 bytes",
-    "foreign": "it says that it listens at 10.77.0.12, which isn't an address of its own",
+    "foreign": "it says that it listens at 10.77.0.12, which is another node's address",
+    "victim": "it says that it listens at 203.0.113.9, which is a public address outside of the job's networks",
+    "loopback": "it says that it listens at 127.0.0.1, which is every node's own",
     "wrong": "it answered Counted where Dialled was expected",
     "count": "it sent JSON that isn't ours",
     "nasty": "",
@@ -277,7 +279,7 @@ GUESTS = {
 """What a node of the job does that was broken into, and what is said of it: nothing, where it plays along to the end."""
 
 
-@pytest.mark.parametrize("cases", [tuple(GUESTS)[:5], tuple(GUESTS)[5:]], ids=" ".join)
+@pytest.mark.parametrize("cases", [tuple(GUESTS)[:6], tuple(GUESTS)[6:]], ids=" ".join)
 def test_a_hostile_node_of_the_job_harms_nobody(hosts, tmp_path, cases):
     """Two honest nodes each; the third sends what is too large, false or of another kind."""
     jobs = {}

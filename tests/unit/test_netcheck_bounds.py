@@ -175,7 +175,8 @@ HOME = Snapshot(
         hostname="n",
         fqdn="n",
         own_name=Resolution(name="n", addresses=("10.9.9.9",)),
-        interfaces=(Interface(name="eth0", addresses=("10.9.9.9/24", "fe80::9%eth0/64")),),
+        # A victim is soon said to be one's own.
+        interfaces=(Interface(name="eth0", addresses=("10.9.9.9/24", "fe80::9%eth0/64", "203.0.113.9/1")),),
     ),
 )
 
@@ -186,6 +187,8 @@ HOME = Snapshot(
         ((Place("route", "no address", (4,)),), "it listens at 'no address', which is no address"),
         ((Place("route", "." * 64, (4,)),), "which is no address"),
         ((Place("route", "8.8.8.8", (53,)),), "it says that it listens at 8.8.8.8, which isn't an address of its own"),
+        ((Place("route", "10.9.9.8", (22,)),), "which isn't an address of its own"),
+        ((Place("nccl", "203.0.113.9", (80,)),), "which is a public address outside of the job's networks"),
         ((Place("route", HERE, (4,)), Place("route", HERE, (5,))), "it says twice where it listens"),
         ((Place("route", HERE, (0,)),), "it sent JSON that isn't ours"),
         ((Place("route", HERE, (4,)),) * 3000, "a line of more than 65536 bytes"),

@@ -1,0 +1,77 @@
+"""Where a node may say that it listens. Pure.
+
+All others dial there several times over, so a node that was broken into must not send them to a victim: what it says of its own
+interfaces proves nothing, and the end of its connection to the hub does.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+from ddpdoctor.facts.network import Network
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.knowledge.interface_choice import as_address
+from ddpdoctor.netcheck.messages import Place
+from ddpdoctor.netcheck.plausible import is_address
+from ddpdoctor.netcheck.tokens import trusted
+
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+NEAR: Final = {4: 24, 6: 64}
+"""Bits of a public address that one of the same subnet shares at the least."""
+
+
+def plain_address(text: str) -> str:
+    """Without a zone and a prefix's length; of an IPv4 address in IPv6's clothes ("::ffff:10.0.0.1") the IPv4 one."""
+    address = as_address(text)
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def addresses_of(snapshot: Snapshot | None) -> frozenset[str]:
+    """Those that a host says it has."""
+    return frozenset(map(plain_address, _written(snapshot)))
+
+
+def networks_of(snapshot: Snapshot | None) -> tuple[IpNetwork, ...]:
+    """Those that a host says it is in."""
+    without_zones = (re.sub(r"%[^/]*", "", one) for one in _written(snapshot))
+    return tuple(ipaddress.ip_interface(one).network for one in without_zones if "/" in one)
+
+
+def _written(snapshot: Snapshot | None) -> Iterator[str]:
+    network = snapshot.network if snapshot is not None else None
+    if isinstance(network, Network):
+        for one in network.interfaces:
+            yield from one.addresses
+
+
+def why_not_there(
+    one: Place, seen: str, claimed: Collection[str], others: Collection[str], networks: Iterable[IpNetwork]
+) -> str:
+    """Why a node may not listen there; "" where it may.
+
+    seen: its end of the connection to the hub. claimed: the addresses that it says it has. others: the ends of the other
+    nodes' connections. networks: those that node 0 itself is in.
+    """
+    if not is_address(one.address):
+        return f"it listens at {one.address[:40]!a}, which is no address"
+    address = plain_address(one.address)
+    if address == seen:
+        return ""
+    where = f"it says that it listens at {one.address}"
+    if as_address(address).is_loopback:
+        # A hostname that resolves to 127.0.1.1 is an illness to name, and it is of gloo; lo takes all of 127.0.0.0/8.
+        needed = one.kind != "route" or as_address(seen).is_loopback
+        return "" if needed else f"{where}, which is every node's own"
+    if address not in claimed:
+        return f"{where}, which isn't an address of its own"
+    if address in others:
+        return f"{where}, which is another node's address"
+    number = ipaddress.ip_address(address)
+    near = ipaddress.ip_network(f"{seen}/{NEAR[as_address(seen).version]}", strict=False)
+    if trusted(address) or any(number.version == net.version and number in net for net in (near, *networks)):
+        return ""
+    return f"{where}, which is a public address outside of the job's networks"
