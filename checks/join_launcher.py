@@ -77,6 +77,8 @@ def _fixes(conflict: Conflict) -> tuple[Fix, ...]:
         command = f"export {conflict.other_name}={shlex.quote(conflict.value)}"
         return (leave_out, Fix("Else let the job go there, too", (command,)))
     if conflict.other_name == SLURMS_OWN:
-        command = f"mpirun env -u {SLURMS_OWN} -u SLURM_LOCALID python train.py"
-        return (Fix("Take Slurm's away from the ranks, or start them with srun", (command,)),)
+        away = f"env -u {SLURMS_OWN} -u SLURM_LOCALID"
+        return (
+            Fix(f"Take Slurm's away from the ranks: put `{away}` between mpirun and its program; or start with srun"),
+        )
     return (Fix("Take it out of the script, or of the shell, that starts the job", (f"unset {conflict.other_name}",)),)

@@ -269,7 +269,9 @@ def nccl_no_interface(
     else:
         return
     if isinstance(container, Container) and container.runtime:
-        fixes.append(Fix("Start the container with the host's network", ("docker run --network=host --ipc=host ...",)))
+        fixes.append(
+            Fix("Start the container with the host's network: add --network=host --ipc=host to its `docker run`")
+        )
     yield Finding(
         summary=summary,
         evidence=(nccl.seen("predicted_interface"), addresses(network), *((intent(sign),) if sign else ())),

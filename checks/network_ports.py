@@ -44,7 +44,7 @@ PORTS_A_RANK = 64
     ),
 )
 def port_in_use(
-    network: Network, environment: Environment, patient: Patient, plan: Plan, meeting: Maybe[Meeting]
+    network: Network, environment: Environment, patient: Patient, meeting: Maybe[Meeting]
 ) -> Iterator[Finding]:
     """The job's port is taken.
 
@@ -64,15 +64,15 @@ def port_in_use(
     not_listened = meeting if isinstance(meeting, Meeting) and meeting.listen_error else None
     for port, severity, name in _ports_that_matter(network, environment):
         if not_listened and not_listened.port == port and port not in (*taken, *network.forbidden_ports):
-            yield _not_listened(not_listened, f"port {port}", name, patient, plan)
+            yield _not_listened(not_listened, f"port {port}", name, patient)
         if port in network.forbidden_ports:
-            yield _forbidden(port, name, patient, plan)
+            yield _forbidden(port, name, patient)
         if port not in taken:
             continue
         holders = [one for one in known(network.listeners) if one.port == port]
         if any(one.same_job for one in holders):
             if not_listened and not_listened.port == port:
-                yield _not_listened(not_listened, f"ports {port + 1} to {port + 4}", name, patient, plan)
+                yield _not_listened(not_listened, f"ports {port + 1} to {port + 4}", name, patient)
             continue
         holder = max(holders, key=lambda one: (one.listening, one.pid), default=Listener(address="", port=port))
         yield Finding(
@@ -81,26 +81,26 @@ def port_in_use(
             if severity is FAIL
             else f"A job that already runs isn't hurt; one that is started now and wants {port} is.",
             evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
-            fixes=(*_end_it(holder), _other_port(patient, name, plan)),
+            fixes=(*_end_it(holder), _other_port(patient, name)),
             severity=severity,
         )
 
 
-def _not_listened(meeting: Meeting, where: str, name: str, patient: Patient, plan: Plan) -> Finding:
+def _not_listened(meeting: Meeting, where: str, name: str, patient: Patient) -> Finding:
     return Finding(
         summary=f"Could not listen on {meeting.master} {where}: {meeting.listen_error}",
         cause="Whoever holds it came after this host was looked at, or can't be seen by this user.",
         evidence=(Evidence(f"{meeting.master} {where}: {meeting.listen_error}", "bind()"),),
-        fixes=(who_listens(meeting.port), _other_port(patient, name, plan)),
+        fixes=(who_listens(meeting.port), _other_port(patient, name)),
     )
 
 
-def _forbidden(port: int, name: str, patient: Patient, plan: Plan) -> Finding:
+def _forbidden(port: int, name: str, patient: Patient) -> Finding:
     return Finding(
         summary=f"Port {port} ({name}) is one that this user may not listen on",
         cause="Ports below net.ipv4.ip_unprivileged_port_start, 1024 unless somebody changed it, are for root.",
         evidence=(Evidence(f"bind to port {port}: Permission denied", "bind()"),),
-        fixes=(_other_port(patient, name, plan),),
+        fixes=(_other_port(patient, name),),
     )
 
 
@@ -138,18 +138,16 @@ def _end_it(holder: Listener) -> tuple[Fix, ...]:
     return (Fix("If it is a left-over of your own, end it", (look, f"kill {holder.pid}")),)
 
 
-def _other_port(patient: Patient, name: str, plan: Plan) -> Fix:
+def _other_port(patient: Patient, name: str) -> Fix:
     code = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
     free = in_patient(patient, "-c", code)
     if name == THE_ENDPOINT:
         return Fix("Use another port in the endpoint, the same on all nodes; this prints a free one", (free,))
     variable = name if name in launchers.MASTER_PORT else "MASTER_PORT"
     return Fix(
-        "Take a free port, the same on all nodes (on one node, `torchrun --standalone` does so itself)",
-        (
-            f"export {variable}=$({free})",
-            f'torchrun --master-port "${variable}" --nproc-per-node={plan.nproc} train.py',
-        ),
+        f'Take a free port, the same on all nodes, and give it to torchrun as --master-port "${variable}" (on one node, '
+        "`torchrun --standalone` does so itself)",
+        (f"export {variable}=$({free})",),
     )
 
 

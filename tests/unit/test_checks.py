@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from ddpdoctor.facts.planning import plan_for
-from ddpdoctor.registry import Check, Why, all_checks, diagnose
+from ddpdoctor.netcheck.manifests import FAMILIES
+from ddpdoctor.registry import Check, Why, all_checks, diagnose, find_check
 from tests.fixture_hosts import (
     HOSTS,
     fixture_snapshot,
@@ -146,3 +148,14 @@ def test_fixes_that_install_name_the_patient(path: Path) -> None:
                 made = [f"{one.rpartition(' ')[2]}/bin/python" for one in fix.commands if " -m venv " in one]
                 named = [f"{python} -m pip" in command for python in (patient.python, *made)]
                 assert any(named), f"installs elsewhere: {command}"
+
+
+@every_fixture
+def test_commands_can_be_typed_as_they_stand(path: Path) -> None:
+    """Of what netcheck judges: no command has dots in it, or a script that isn't there. (Starting the training anew is told
+    with "train.py" by the checks of the launch.)"""
+    check = find_check(path.parent.name)
+    if check.family in FAMILIES:
+        for finding in judge(path, check.slug).findings:
+            for command in (one for fix in finding.fixes for one in fix.commands):
+                assert not re.search(r"\.\.\.|train\.py|<\w+>|\bPEER\b", command), command
