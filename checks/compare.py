@@ -10,10 +10,11 @@ from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
-from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.fleet_words import NO_FLEET, ONE_THERE, called, names, own_node, there
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
+from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.knowledge.same_torch import same_torch
 from ddpdoctor.knowledge.version_agreement import (
     platform,
@@ -22,7 +23,7 @@ from ddpdoctor.knowledge.version_agreement import (
     torch_build,
     torch_release,
 )
-from ddpdoctor.knowledge.wheels import older
+from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, older
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, pip_install
 
@@ -55,7 +56,9 @@ def torch_version_mismatch(
     ## What breaks
     Between torch 2.1 and 2.2, and with a master before 2.5 and other nodes from 2.5 on, the ranks never meet: torch's store
     doesn't understand them, and says nothing about versions. Other differences may show as mismatched parameters, pickled
-    objects that don't load, or slightly different results.
+    objects that don't load, or slightly different results. So may other minor versions of Python: their pickles and the
+    packages that they can have differ. NVIDIA drivers may differ, since torch brings its own CUDA runtime: that is told for
+    your information, as NCCL picks some features by the driver, and is a warning where one is too old for its node's torch.
 
     ## Why
     Each node has an environment of its own, and one was updated, or another one is active there. A newer master hides what
@@ -68,6 +71,7 @@ def torch_version_mismatch(
     own = own_of_several(fleet, meeting)
     nodes = there(fleet)
     versions = {one.rank: one.torch for one in nodes if isinstance(one.torch, str)}
+    yield from _other_driver(own, fleet)
     requires(versions, "torch is not installed")
     if isinstance(own.torch, Unknown):
         known(own.torch)
@@ -139,13 +143,21 @@ def _other_torch(
         return
     severity, cause = _verdict(own, pattern, nodes)
     others = [one for one in nodes if one.torch == pattern.torch]
+    here, elsewhere = (_with_cuda(one) if same_release else one.torch for one in (own, pattern))
     yield Finding(
-        summary=f"{called(own)} has torch {own.torch}, {names(others, most=3)} {pattern.torch}",
+        summary=f"{called(own)} has torch {here}, {names(others, most=3)} {elsewhere}",
         cause=cause,
         evidence=(_torches(nodes), *_interpreter(patient)),
         fixes=same_torch(pattern, own, meeting, patient, packages),
         severity=severity,
     )
+
+
+def _with_cuda(node: Node) -> str:
+    """Its torch with what tells builds of one release apart: "2.13.0+cu130", "2.13.0 (CUDA 12.8)"."""
+    assert isinstance(node.torch, str)
+    told = "+" in node.torch or not isinstance(node.cuda, str)
+    return node.torch if told else f"{node.torch} (CUDA {node.cuda})"
 
 
 def _verdict(own: Node, pattern: Node, nodes: tuple[Node, ...]) -> tuple[Severity, str]:
@@ -205,6 +217,34 @@ def _other_python(own: Node, fleet: Fleet, meeting: Meeting, patient: Maybe[Pati
             ),
         ),
         severity=WARN,
+    )
+
+
+def _other_driver(own: Node, fleet: Fleet) -> Iterator[Finding]:
+    """Another driver than the others'."""
+    nodes = there(fleet)
+    drivers = {one.rank: one.driver for one in nodes if isinstance(one.driver, str)}
+    if own.rank not in drivers or drivers[own.rank] == (wanted := to_agree_on(drivers)):
+        return
+    here = drivers[own.rank]
+    others = [one for one in nodes if drivers.get(one.rank) == wanted]
+    floor = DRIVER_FLOOR.get(int(own.cuda.partition(".")[0])) if isinstance(own.cuda, str) else None
+    too_old = floor is not None and older(here, floor)
+    yield Finding(
+        summary=f"{called(own)} has NVIDIA driver {here}, {names(others, most=3)} {wanted}"
+        + (f"; CUDA {own.cuda} of its torch wants {floor}" if too_old else ""),
+        cause="Without NVIDIA's package for forward compatibility torch finds no GPU there."
+        if too_old
+        else "They may differ, since torch brings its own CUDA runtime.",
+        evidence=_drivers(nodes),
+        fixes=(
+            by_root(
+                f"{'Update' if too_old else 'To make them alike, install'} the driver on {called(own)}, with its system's own "
+                "package manager or the one that NVIDIA's instructions name; this shows what is loaded",
+                ("cat /proc/driver/nvidia/version",),
+            ),
+        ),
+        severity=WARN if too_old else INFO,
     )
 
 

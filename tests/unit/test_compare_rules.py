@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Setting
-from ddpdoctor.facts.fleet import Node
+from ddpdoctor.facts.fleet import Fleet, Node
+from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.rdma import Gid, RdmaPort
+from ddpdoctor.findings import Severity
 from ddpdoctor.knowledge.across_nodes import PROTOCOL, deviations, meaning
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.knowledge.rdma_ports import common_index, named, wanted_by
@@ -18,6 +21,8 @@ from ddpdoctor.knowledge.version_agreement import (
     versions_compared,
     versions_unknown,
 )
+from ddpdoctor.registry import diagnose, find_check
+from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 
 
 @pytest.mark.parametrize(
@@ -168,3 +173,38 @@ def test_a_driver_that_is_nowhere_known_to_be_is_not_missed() -> None:
     assert versions_unknown(versions({"driver": "580.95.05"}, {"driver": Unknown("no answer")})) == (
         "driver of n1: no answer"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "severity", "words"),
+    [
+        (
+            {"driver": "590.44.01"},
+            Severity.INFO,
+            "node02 has NVIDIA driver 590.44.01, node01 and node03 580.95.05",
+        ),
+        (
+            {"driver": "570.124.06"},
+            Severity.WARN,
+            "node02 has NVIDIA driver 570.124.06, node01 and node03 580.95.05; CUDA 13.0 of its torch wants 580.65.06",
+        ),
+        ({"python": "3.10.14"}, Severity.WARN, "node02 trains with Python 3.10.14, node01 and node03 with 3.11.9"),
+        ({"python": "3.11.4"}, None, ""),
+        (
+            {"torch": "2.13.0", "cuda": "12.8"},
+            Severity.WARN,
+            "node02 has torch 2.13.0 (CUDA 12.8), node01 and node03 2.13.0+cu130",
+        ),
+    ],
+    ids=["driver", "driver too old", "Python", "Python's patch", "CUDA"],
+)
+def test_what_differs_alone_is_said(change: dict[str, str], severity: Severity | None, words: str) -> None:
+    snapshot = fixture_snapshot(read_fixture(HOSTS / "torch-version-mismatch" / "near-miss-same.json"))
+    assert isinstance(snapshot.fleet, Fleet)
+    first, second, third = snapshot.fleet.nodes
+    fleet = msgspec.structs.replace(snapshot.fleet, nodes=(first, msgspec.structs.replace(second, **change), third))
+    found = diagnose(
+        msgspec.structs.replace(snapshot, fleet=fleet), plan_for(snapshot, None), [find_check("torch-version-mismatch")]
+    )[0].findings
+    said = [(one.severity, one.summary) for one in found]
+    assert said == ([(severity, words)] if severity else [])
