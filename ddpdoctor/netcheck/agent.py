@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from ddpdoctor import __version__
+from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.door import Limits
 from ddpdoctor.netcheck.guests import UNDECODABLE
 from ddpdoctor.netcheck.lines import LineError, Lines, plain
@@ -181,7 +182,7 @@ class _Agent:
 
     async def serve(self, manifest: Awaitable[bytes], wait: float) -> Part:
         """wait: seconds for which node 0 waits for the others at most."""
-        longest = wait + self._limits.test
+        longest = min(wait, self._limits.wait) + self._limits.test
         reading = asyncio.ensure_future(self._read())
         working = asyncio.ensure_future(self._work(manifest))
         try:
@@ -203,9 +204,9 @@ class _Agent:
             await asyncio.gather(reading, working, return_exceptions=True)
 
     async def farewell(self, why: str) -> None:
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
+        with contextlib.suppress(OSError):
             self._say(Leaving(why=why))
-            await asyncio.wait_for(self._writer.drain(), 1.0)
+            await within(1.0, self._writer.drain())
 
     def _say(self, message: Message) -> None:
         if not self._writer.is_closing():

@@ -16,6 +16,7 @@ from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.netcheck import identification
 from ddpdoctor.netcheck.connecting import Destination, connect
 from ddpdoctor.netcheck.counters import count
+from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.messages import MOST, MOST_BEFORE_WELCOME, Greeting
 from ddpdoctor.netcheck.names import UnknownNameError, destinations
 
@@ -355,8 +356,8 @@ async def _first_line(reader: asyncio.StreamReader) -> tuple[bytes, str]:
         return ""
 
     try:
-        cut = await asyncio.wait_for(read(), GREETING_SECONDS)
-    except (TimeoutError, asyncio.TimeoutError):
+        cut = await within(GREETING_SECONDS, read())
+    except TimeoutError:
         cut = ""
     except OSError as error:
         cut = error.strerror or str(error)

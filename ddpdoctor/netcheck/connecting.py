@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ddpdoctor.facts.meeting import Attempt, Met
+from ddpdoctor.netcheck.deadlines import within
 
 LIMIT: Final = 3.5
 """Seconds a try. The kernel gives a neighbour that doesn't answer up after three seconds, and that word is worth waiting for."""
@@ -73,11 +74,11 @@ async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, soc
         except OSError as error:
             one.close()
             return _attempt(to, _met_at_once(error), error, started), None
-        await asyncio.wait_for(_answered(one), seconds)
+        await within(seconds, _answered(one))
         if one.getsockname() == one.getpeername():
             # An ephemeral port dialled on one's own host can be the one that this very socket was given.
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-    except (TimeoutError, asyncio.TimeoutError):
+    except TimeoutError:
         one.close()
         return _attempt(to, Met.SILENT, None, started), None
     except OSError as error:

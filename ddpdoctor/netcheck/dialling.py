@@ -13,10 +13,11 @@ import msgspec
 
 from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.netcheck.connecting import system_words
+from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.messages import MOST_PORTS, WORDS, Dial, Dialled, Met, Peer, Place
 from ddpdoctor.netcheck.reaching import ARRIVED, LARGE
-from ddpdoctor.netcheck.visits import REACH, CutOffError, StrangerError, Visit, visit, within
+from ddpdoctor.netcheck.visits import REACH, CutOffError, StrangerError, Visit, visit
 
 NEXT_TO_NOTHING: Final = 2048
 """Bytes of the large message: where no more than these are acknowledged, it makes no progress."""

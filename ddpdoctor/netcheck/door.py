@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import secrets
 import socket
+import sys
+import termios
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -14,6 +17,7 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.netcheck.connecting import send_again_soon
+from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.guests import UNDECODABLE
 from ddpdoctor.netcheck.lines import CHUNK, LineError, Lines, plain
 from ddpdoctor.netcheck.messages import MOST_BEFORE_WELCOME, PROTOCOL, Greeting, Hello, TurnedAway, encode
@@ -45,6 +49,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Without any of them: a guest is lost, the hub is gone."""
     test: float = 1800.0
     """For the whole test, once all have come or aren't waited for any longer: thousands of nodes take some minutes."""
+    wait: float = 3600.0
+    """For which a hub may hold a node that it has let in until all have come, whatever it says."""
     line: float = 60.0
     """Without a whole line, however many bytes come."""
 
@@ -168,12 +174,21 @@ class Door:
             visitor.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def empty(self, seconds: float) -> None:
-        """Waits until everybody has gone; who hasn't when the time is up is cut off."""
+    async def empty(self, seconds: float, longest: float) -> None:
+        """Waits until everybody has gone; who hasn't when the time is up is cut off. Whoever still takes what it was sent, over
+        however slow a link, has longer: `longest` at most, and `seconds` without a byte."""
         inside = dict(self._inside)
         if not inside:
             return
-        await asyncio.wait(inside, timeout=seconds)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + longest
+        waiting: set[asyncio.Task[None]] = set(inside)
+        left = {task: _unsent(writer) for task, writer in inside.items()}
+        while waiting and loop.time() < deadline:
+            _, waiting = await asyncio.wait(waiting, timeout=min(seconds, deadline - loop.time()))
+            before, left = left, {task: _unsent(inside[task]) for task in waiting}
+            if all(left[task] >= before[task] for task in waiting):
+                break
         for task, writer in inside.items():
             writer.transport.abort()
             task.cancel()
@@ -221,8 +236,8 @@ class Door:
                 oldest.writer.transport.abort()
                 left = 1.0
             self._left.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._left.wait(), left)
+            with contextlib.suppress(TimeoutError):
+                await within(left, self._left.wait())
 
     async def _receive(self, visitor: _Visitor, reader: asyncio.StreamReader) -> None:
         """One connection, to its end."""
@@ -256,8 +271,8 @@ class Door:
 
     async def _first_line(self, visitor: _Visitor, lines: Lines) -> bytes:
         try:
-            return await asyncio.wait_for(lines.next(MOST_BEFORE_WELCOME), self._limits.hello)
-        except asyncio.TimeoutError as error:
+            return await within(self._limits.hello, lines.next(MOST_BEFORE_WELCOME))
+        except TimeoutError as error:
             said = likeness(lines.held) if lines.held else "said nothing"
             raise _StrangerError(f"{said}, and no end of it within {self._limits.hello:g} s") from error
         except LineError as error:
@@ -282,6 +297,17 @@ class Door:
             return msgspec.structs.replace(msgspec.json.decode(line, type=Hello), host=host)
         except UNDECODABLE as error:
             raise _StrangerError(likeness(line)) from error
+
+
+def _unsent(writer: asyncio.StreamWriter) -> int:
+    """Bytes that the other host has not received yet: in our buffer, and in the kernel's."""
+    transport = writer.transport
+    unsent = int(transport.get_write_buffer_size()) if isinstance(transport, asyncio.WriteTransport) else 0
+    own = transport.get_extra_info("socket")
+    with contextlib.suppress(OSError, ValueError):
+        queued = fcntl.ioctl(own.fileno(), termios.TIOCOUTQ, bytes(4))
+        unsent += int.from_bytes(queued, sys.byteorder)
+    return unsent
 
 
 def _other(spoken: _Spoken) -> str:

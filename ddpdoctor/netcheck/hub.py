@@ -9,10 +9,12 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Literal
 
 from ddpdoctor.facts.fleet import Absent, Double
 from ddpdoctor.knowledge.fleet_words import names_by_rank
+from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.door import Door, Knock, Limits
 from ddpdoctor.netcheck.guests import Guest, GuestError, Larder
 from ddpdoctor.netcheck.lines import LineError
@@ -30,7 +32,9 @@ from ddpdoctor.netcheck.messages import (
 from ddpdoctor.netcheck.open_files import allow_files
 
 FAREWELL_SECONDS: Final = 5.0
-"""How long a guest may take to fetch its part of the verdict."""
+"""How long a guest may take to fetch its part of the verdict, or the next piece of it."""
+LONGEST_FAREWELL: Final = 60.0
+"""The whole part, over a slow link: in an agent's own patience for a line."""
 MISSING_SECONDS: Final = 1.0
 """At least so long apart the others are told who is waited for; many who come at once are no news each."""
 MOST_MISSING: Final = 4
@@ -123,12 +127,8 @@ class Hub:
             if left <= 0:
                 break
             self._news.clear()
-            news = asyncio.ensure_future(self._news.wait())
-            try:
-                # Not wait_for: before Python 3.12 it passes over a Ctrl-C that comes together with the news.
-                await asyncio.wait([news], timeout=min(left, MISSING_SECONDS))
-            finally:
-                news.cancel()
+            with suppress(TimeoutError):
+                await within(min(left, MISSING_SECONDS), self._news.wait())
             if loop.time() - told >= MISSING_SECONDS and self._missing() != self._waited_for:
                 told = loop.time()
                 self.announce(self._phase, self._missing())
@@ -235,22 +235,22 @@ class Hub:
         late = Stopped(why="node 0 went on without this node: its facts didn't come in time", exit_code=1)
         for guest in self._there():
             guest.last_words(parts.get(guest.rank) or late)
-        await self._end(FAREWELL_SECONDS)
+        await self._end(FAREWELL_SECONDS, LONGEST_FAREWELL)
 
     async def stop(self, why: str, exit_code: Literal[1, 2] = 2) -> None:
         """Tells all nodes that there will be no verdict, and why, and ends. exit_code: as in `Stopped`."""
         for guest in self._there():
             guest.last_words(Stopped(why=why, exit_code=exit_code))
-        await self._end(1.0)
+        await self._end(1.0, FAREWELL_SECONDS)
 
-    async def _end(self, seconds: float) -> None:
+    async def _end(self, seconds: float, longest: float) -> None:
         """Waits until the guests have read what they were sent and hung up. Then nothing of the hub is left."""
         self._over = True
         if self._pulse is not None:
             self._pulse.cancel()
             await asyncio.gather(self._pulse, return_exceptions=True)
         await self._door.close()
-        await self._door.empty(seconds)
+        await self._door.empty(seconds, longest)
 
     def _there(self) -> list[Guest]:
         return [guest for guest in self.guests.values() if not guest.lost]

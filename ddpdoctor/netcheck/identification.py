@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from ddpdoctor.netcheck.connecting import Destination, connect
+from ddpdoctor.netcheck.deadlines import within
 
 NOBODY: Final = ""
 STORE: Final = "torch's TCPStore"
@@ -77,8 +78,8 @@ async def _ask(there: Destination, question: bytes) -> bytes | None:
     reader, writer = await asyncio.open_connection(sock=one, limit=MOST)
     try:
         writer.write(question)
-        with suppress(TimeoutError, asyncio.TimeoutError):
-            return await asyncio.wait_for(_all_of(reader), PATIENCE)
+        with suppress(TimeoutError):
+            return await within(PATIENCE, _all_of(reader))
     except OSError:
         pass
     finally:

@@ -21,6 +21,7 @@ import msgspec
 
 from ddpdoctor.facts.fleet import Link
 from ddpdoctor.netcheck.connecting import system_words
+from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.messages import Measure, Measured, Peer, Place
 from ddpdoctor.netcheck.visits import MEASURE, Visit, VisitError, visit
 
@@ -160,7 +161,7 @@ async def measure(order: Measure, run: str, node: int) -> Measured:
     deadline = time.monotonic() + longest(order.seconds)
     try:
         guest = await _go(order.peer, run, node, deadline)
-    except (OSError, VisitError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
+    except (OSError, VisitError, asyncio.IncompleteReadError) as error:
         return Measured(link=_link(node, order.peer.node, Figures(error=_words(error))))
     try:
         seconds = order.seconds
@@ -178,7 +179,7 @@ async def _go(peer: Peer, run: str, node: int, deadline: float) -> Visit:
     guest = await visit(place.address, place.ports[0], run, node, MEASURE, deadline - time.monotonic())
     try:
         # Until it says so, the other side would take our first frame for a line of the visit.
-        await asyncio.wait_for(guest.reader.readexactly(len(READY)), max(deadline - time.monotonic(), 0.0))
+        await within(deadline - time.monotonic(), guest.reader.readexactly(len(READY)))
     except BaseException:
         guest.writer.transport.abort()
         raise
@@ -306,7 +307,7 @@ def _megabits(size: int, seconds: float) -> float:
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
+    if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, asyncio.IncompleteReadError):
         return "the other side hung up"

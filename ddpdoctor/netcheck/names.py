@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from typing import Final
 
 from ddpdoctor.netcheck.connecting import Destination
+from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.threads import in_thread
 
 LIMIT: Final = 5.0
@@ -23,8 +23,8 @@ class UnknownNameError(Exception):
 async def destinations(name: str, port: int, seconds: float = LIMIT) -> tuple[Destination, ...]:
     """Its addresses in getaddrinfo's order, at least one, or UnknownNameError."""
     try:
-        found = await asyncio.wait_for(in_thread(lambda: _look_up(name, port)), seconds)
-    except (TimeoutError, asyncio.TimeoutError):
+        found = await within(seconds, in_thread(lambda: _look_up(name, port)))
+    except TimeoutError:
         raise UnknownNameError(f"the resolver gave no answer within {seconds:.0f} s") from None
     except (OSError, UnicodeError) as failure:
         raise UnknownNameError(getattr(failure, "strerror", None) or str(failure)) from None

@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.messages import Opened, Place
-from ddpdoctor.netcheck.visits import MEASURE, REACH, VisitError, receive, resolved, within
+from ddpdoctor.netcheck.visits import MEASURE, REACH, VisitError, receive, resolved
 
 LARGE: Final = 64 * 1024
 """Bytes of the large message: more than one packet of any MTU."""

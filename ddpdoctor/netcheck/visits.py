@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Awaitable
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.tokens import matches, proof
 
 T = TypeVar("T")
@@ -159,15 +159,3 @@ async def _hear(reader: asyncio.StreamReader, kind: type[T]) -> T:
 
 def _printable(line: bytes) -> str:
     return ascii(line[:40].decode("utf-8", "replace"))
-
-
-async def within(seconds: float, what: Awaitable[T]) -> T:
-    """Waits for it so long.
-
-    Raises:
-        TimeoutError: it didn't end. Before Python 3.11 asyncio has another class for it.
-    """
-    try:
-        return await asyncio.wait_for(what, seconds)
-    except asyncio.TimeoutError as error:
-        raise TimeoutError(f"no answer within {seconds:.0f} s") from error
