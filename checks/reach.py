@@ -13,7 +13,7 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.blame import Block, Cut, Way, Where, blame
-from ddpdoctor.knowledge.firewall_fixes import opening, subnets_of, whom
+from ddpdoctor.knowledge.firewall_fixes import of_family, opening, subnets_of, whom
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed
@@ -118,6 +118,8 @@ class _View:
         self.me = next((at for at, one in enumerate(fleet.nodes) if one.rank == meeting.node_rank), -1)
         self.network = network
         self.firewall = firewall
+        self.filters = of_family(firewall, self.address(self.me)) if self.me >= 0 else firewall
+        """Of the family in which the nodes meet."""
 
     def name(self, at: int) -> str:
         return self.nodes[at].host or f"node {self.nodes[at].rank}"
@@ -188,8 +190,8 @@ class _View:
         inbound = block.way is Way.INBOUND
         at = (block.node,) if inbound else block.peers
         failed, passed = self.dialled_ports(block.ports, at)
-        if isinstance(self.firewall, Firewall) and block.where in (Where.HERE, Where.UNTOLD):
-            shut = self.firewall.shut_ephemeral if inbound else self.firewall.shut_outbound
+        if isinstance(self.filters, Firewall) and block.where in (Where.HERE, Where.UNTOLD):
+            shut = self.filters.shut_ephemeral if inbound else self.filters.shut_outbound
             told = 0 < len(shut) <= FEW_RANGES and all(_among(port, shut) for port in failed)
             if told and not any(_among(port, shut) for port in passed):
                 return f"TCP {', '.join(shut)}"
@@ -204,7 +206,7 @@ class _View:
 
     def not_tried(self) -> Iterator[Finding]:
         """Ports that this node's filter shuts, and that nobody happened to dial."""
-        filters = self.firewall
+        filters = self.filters
         if self.me < 0 or self.blocks(Way.INBOUND) or isinstance(filters, Unknown) or filters.open_sources:
             return
         tried = [one.ports[self.me] for one in self.reaches if one.ports[self.me]]
@@ -266,7 +268,7 @@ class _View:
 
     def rules(self, way: Way, where: Where) -> tuple[Evidence, ...]:
         """The packet filter's own words, where they could be read and may have done it."""
-        filters = self.firewall
+        filters = self.filters
         if isinstance(filters, Unknown) or where is Where.ELSEWHERE:
             return ()
         if isinstance(filters.tool, Unknown):
@@ -288,11 +290,15 @@ class _View:
         low, high = self.nodes[self.me].port_range
         text = f"On {self.name(self.me)}, {'let in all TCP from' if inbound else 'let out all TCP to'} {whom(subnets)}"
         text += f", of which the job needs {low}-{high}"
-        filters = self.firewall
-        if open_it := opening(text, filters, subnets, inbound=inbound):
+        if open_it := opening(text, self.firewall, subnets, inbound=inbound):
             return (*open_it, self.between((self.me,), peers)) if where is Where.DOUBTFUL else open_it
-        look = ("sudo nft list ruleset", "sudo iptables-save", "nstat -az TcpExtIPReversePathFilter")
-        text += ". No rule of its input and output chains is in the way: look in the others, and at rp_filter"
+        look: tuple[str, ...]
+        if ":" in self.address(self.me):
+            look = ("sudo nft list ruleset", "sudo ip6tables-save")
+            text += ". No rule of its input and output chains is in the way: look in the others"
+        else:
+            look = ("sudo nft list ruleset", "sudo iptables-save", "nstat -az TcpExtIPReversePathFilter")
+            text += ". No rule of its input and output chains is in the way: look in the others, and at rp_filter"
         hidden = by_root(text, look)
         return (hidden,) if where in (Where.HERE, Where.ANSWERS) else (hidden, self.between((self.me,), peers))
 

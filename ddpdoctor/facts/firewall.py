@@ -8,7 +8,7 @@ from ddpdoctor.facts.base import Facts, Maybe, Source
 
 
 class Firewall(Facts, frozen=True, kw_only=True):
-    """`blocked_ports` and `input_policy` speak of new incoming TCP from another host."""
+    """What it does to new TCP between this host and another one, over IPv4; `ipv6` says the same of IPv6."""
 
     tool: Annotated[Maybe[str | None], Source("services and rule sets")] = None
     """What manages it: "firewalld", "ufw", "nft", "iptables"; None: no rules at all."""
@@ -36,3 +36,5 @@ class Firewall(Facts, frozen=True, kw_only=True):
     """Whether a new TCP connection to an unlisted high port is dropped or rejected; None: the rules are too involved to tell."""
     enabled_service: Annotated[str | None, Source("/etc/ufw/ufw.conf, units wanted by systemd")] = None
     """"ufw" or "firewalld" where one is set to start, which anybody may read; the rules may still be unreadable."""
+    ipv6: Annotated[Firewall | None, Source("nft list ruleset, ip6tables-save")] = None
+    """None: nobody looked."""

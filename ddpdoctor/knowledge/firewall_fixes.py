@@ -50,11 +50,19 @@ def _around(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> IpNetwork
     return ipaddress.ip_network(f"{address}/{24 if address.version == 4 else 64}", strict=False)
 
 
+def of_family(firewall: Maybe[Firewall], address: str) -> Maybe[Firewall]:
+    """What filters the packets of that address's family, or subnet's."""
+    if ":" not in address or isinstance(firewall, Unknown) or isinstance(firewall.tool, Unknown):
+        return firewall
+    return Unknown("IPv6's packet filter was not read") if firewall.ipv6 is None else firewall.ipv6
+
+
 def opening(text: str, firewall: Maybe[Firewall], subnets: Sequence[str], *, inbound: bool) -> tuple[Fix, ...]:
     """What lets all TCP from (inbound) or to those networks pass on this host, before any rule that drops it; text: that in
     words. First the very commands of the tool that filters here or, where only root could see that, of the one that is set to
     start with the system; where nothing is known, how to see it, and then each tool's. () where the rules are known and none
     is in the way."""
+    firewall = of_family(firewall, next(iter(subnets), ""))
     tool = Unknown("not looked at") if isinstance(firewall, Unknown) else firewall.tool
     if isinstance(firewall, Firewall) and not isinstance(tool, Unknown):
         chains = firewall.input_chains if inbound else firewall.output_chains
@@ -87,7 +95,7 @@ def _whatever_it_is(text: str, subnets: Sequence[str], *, inbound: bool) -> tupl
         ),
         by_root('If it shows chains "ufw-...", it is ufw', tuple(_ufw(one, inbound=inbound) for one in subnets)),
         by_root(
-            'If it shows neither, and a table "ip filter" or nothing at all, it is iptables',
+            f'If it shows neither, and a table "{_family(subnets)} filter" or nothing at all, it is iptables',
             tuple(_iptables(one, inbound=inbound) for one in subnets),
         ),
         by_root(
@@ -96,6 +104,10 @@ def _whatever_it_is(text: str, subnets: Sequence[str], *, inbound: bool) -> tupl
             tuple(_nft(chain, one, inbound=inbound) for one in subnets),
         ),
     )
+
+
+def _family(subnets: Sequence[str]) -> str:
+    return "ip6" if any(":" in one for one in subnets) else "ip"
 
 
 def _commands(tool: str | None, subnets: Sequence[str], chains: Sequence[str], *, inbound: bool) -> tuple[str, ...]:
@@ -113,12 +125,13 @@ def _commands(tool: str | None, subnets: Sequence[str], chains: Sequence[str], *
 
 def _named_once(chains: Sequence[str]) -> list[str]:
     """nft shows the chains that iptables keeps in nftables as well."""
-    others = {f"ip filter {one.partition(' ')[2]}" for one in chains if one.startswith("iptables ")}
+    families = {"iptables": "ip", "ip6tables": "ip6"}
+    others = {f"{families[one.split()[0]]} filter {one.split()[1]}" for one in chains if one.split()[0] in families}
     return [one for one in chains if one not in others]
 
 
 def _in_chain(chain: str, subnet: str, *, inbound: bool) -> str:
-    if chain.startswith("iptables "):
+    if chain.startswith(("iptables ", "ip6tables ")):
         return _iptables(subnet, inbound=inbound)
     six = ":" in subnet
     family = chain.partition(" ")[0]

@@ -15,6 +15,8 @@ from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.packet_filter import (
     INPUT,
+    IPV4,
+    IPV6,
     OUTPUT,
     Chain,
     Reading,
@@ -36,6 +38,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 DEFAULT_EPHEMERAL = (32768, 60999)
 NEEDS_ROOT = Unknown("reading the packet filter needs root")
 NO_TOOL = Unknown("neither nft nor iptables is installed to read the packet filter")
+NO_TOOL_6 = Unknown("neither nft nor ip6tables could read the packet filter of IPv6")
 
 FIREWALLD_UNITS = (
     "/etc/systemd/system/multi-user.target.wants/firewalld.service",
@@ -47,9 +50,19 @@ def probe(context: Context) -> Firewall:
     service = enabled_service(context)
     rules = _rules()
     if isinstance(rules, Unknown):
-        return Firewall(tool=rules, input_policy=rules, drops_new=rules, enabled_service=service)
+        return _unread(rules, service)
     ephemeral = _ephemeral_range(context)
-    tables, sent = rules.tables(INPUT), rules.tables(OUTPUT)
+    six = _judged(rules, IPV6, ephemeral, service) if rules.shows_ipv6 else _unread(NO_TOOL_6, service)
+    return msgspec.structs.replace(_judged(rules, IPV4, ephemeral, service), ipv6=six)
+
+
+def _unread(why: Unknown, service: str | None) -> Firewall:
+    return Firewall(tool=why, input_policy=why, drops_new=why, enabled_service=service)
+
+
+def _judged(rules: Rules, family: str, ephemeral: tuple[int, int], service: str | None) -> Firewall:
+    """What the rules do to packets of that family."""
+    tables, sent = rules.tables(INPUT, family), rules.tables(OUTPUT, family)
     reading = read_filters([chains for _, chains in tables], ephemeral)
     return Firewall(
         tool=_tool(reading, [name for name, _ in tables]) or _tool_of_output(sent, ephemeral),
@@ -78,7 +91,7 @@ def enabled_service(context: Context) -> str | None:
 def _tool(reading: Reading, sources: Sequence[str]) -> str | None:
     if reading.policy is None:
         return None
-    return next(iter(reading.managers), None) or ("iptables" if "iptables" in sources else "nft")
+    return next(iter(reading.managers), None) or ("iptables" if {"iptables", "ip6tables"} & set(sources) else "nft")
 
 
 def _tool_of_output(tables: Tables, ephemeral: tuple[int, int]) -> str | None:
@@ -94,21 +107,29 @@ def _chains_to_open(tables: Tables, ephemeral: tuple[int, int]) -> tuple[str, ..
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What the tools print: nft's JSON, and iptables-save's text ("" where there is none)."""
+    """What the tools print: nft's JSON, and the text of iptables-save and ip6tables-save ("" where there is none).
+
+    shows_ipv6: whether any of them showed IPv6's rules.
+    """
 
     ruleset: dict[str, Any]
     saved: str
+    saved_6: str
+    shows_ipv6: bool
 
-    def tables(self, hook: str) -> Tables:
-        """Each table ("inet filter"; "iptables" for what iptables-save shows) and its chains; only those with that hook."""
-        found = [("iptables", read_iptables_save(self.saved, hook))] if self.saved else []
-        hidden = opaque_tables(self.ruleset) if self.saved else set()
-        found += [(name, chains) for name, chains in read_nft(self.ruleset, hook).items() if name not in hidden]
+    def tables(self, hook: str, family: str) -> Tables:
+        """Each table that sees packets of that family ("inet filter"; "iptables" or "ip6tables" for what those show) and its
+        chains; only those with that hook."""
+        name, saved = {IPV4: ("iptables", self.saved), IPV6: ("ip6tables", self.saved_6)}[family]
+        found = [(name, read_iptables_save(saved, hook))] if saved else []
+        hidden = opaque_tables(self.ruleset) if saved else set()
+        shown = read_nft(self.ruleset, hook, family)
+        found += [(table, chains) for table, chains in shown.items() if table not in hidden]
         return [(name, chains) for name, chains in found if any(chain.hooked for chain in chains.values())]
 
 
 def _rules() -> Rules | Unknown:
-    commands = {"nft": ("-j", "list", "ruleset"), "iptables-save": ()}
+    commands = {"nft": ("-j", "list", "ruleset"), "iptables-save": (), "ip6tables-save": ()}
     found = {name: path for name in commands if (path := shutil.which(name, path=SYSTEM_PATH))}
     if os.geteuid() != 0:
         return NEEDS_ROOT
@@ -120,10 +141,12 @@ def _rules() -> Rules | Unknown:
     name, one = next(iter(ended.items()))
     if not one.ok:
         return Unknown(f"the packet filter could not be read: {name}: {_failure(one)}")
-    saved = ended["iptables-save"] if "iptables-save" in ended else Ended()
+    saved, saved_6 = (ended.get(f"{name}-save", Ended()) for name in ("iptables", "ip6tables"))
     return Rules(
         ruleset=_json(ended["nft"]) if "nft" in ended else {},
         saved=saved.stdout.decode("utf-8", "replace") if saved.ok else "",
+        saved_6=saved_6.stdout.decode("utf-8", "replace") if saved_6.ok else "",
+        shows_ipv6="nft" in ended or ("ip6tables-save" in ended and saved_6.ok),
     )
 
 

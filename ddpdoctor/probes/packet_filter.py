@@ -16,6 +16,8 @@ import msgspec
 
 ACCEPT, DROP, RETURN, JUMP, GOTO = "accept", "drop", "return", "jump", "goto"
 INPUT, OUTPUT = "input", "output"
+IPV4, IPV6 = "ip", "ip6"
+"""Whose packet it is, in nft's words."""
 MOST = 20
 MOST_EDGES = 128
 """Of ranges of ports; rule sets with more of them are too involved."""
@@ -115,7 +117,7 @@ def _unique(items: Iterable[str]) -> tuple[str, ...]:
 
 
 def _manager(chain: str) -> Iterator[str]:
-    if chain.startswith("ufw-"):
+    if chain.startswith(("ufw-", "ufw6-")):
         yield "ufw"
     if chain in ("filter_INPUT_ZONES", "INPUT_ZONES"):
         yield "firewalld"
@@ -210,7 +212,7 @@ class _Walk:
 
 _TARGETS = {"ACCEPT": ACCEPT, "DROP": DROP, "REJECT": DROP, "RETURN": RETURN}
 _PASSING = ("LOG", "NFLOG", "ULOG", "MARK", "CONNMARK", "AUDIT", "SET", "TRACE", "CT", "NOTRACK", "TCPMSS")
-_HARMLESS_MODULES = ("tcp", "comment", "conntrack", "state", "multiport", "addrtype", "mark", "iprange")
+_HARMLESS_MODULES = ("tcp", "comment", "conntrack", "state", "multiport", "addrtype", "mark", "iprange", "rt")
 
 
 def read_iptables_save(text: str, hook: str = INPUT) -> dict[str, Chain]:
@@ -278,8 +280,8 @@ def _iptables_match(option: str, value: str) -> Match:
         return ALWAYS if "NEW" in value.split(",") else NEVER
     if option == "--dst-type":
         return ALWAYS if value == "LOCAL" else NEVER
-    if option == "--mark":
-        return NEVER  # Nobody has marked our packet.
+    if option in ("--mark", "--rt-type"):
+        return NEVER  # Nobody has marked our packet, and it has no routing header.
     if option == "--comment" or (option == "-m" and value in _HARMLESS_MODULES):
         return ALWAYS
     return UNSURE
@@ -301,18 +303,18 @@ def _negated(match: Match) -> Match:
 # --- nft -j list ruleset -------------------------------------------------------------------------------------------
 
 
-def read_nft(ruleset: Mapping[str, Any], hook: str = INPUT) -> dict[str, dict[str, Chain]]:
-    """Table ("inet filter") to its chains, for the tables that see IPv4."""
+def read_nft(ruleset: Mapping[str, Any], hook: str = INPUT, family: str = IPV4) -> dict[str, dict[str, Chain]]:
+    """Table ("inet filter") to its chains, for the tables that see packets of that family."""
     bases: dict[tuple[str, str], dict[str, Any]] = {}
     rules: dict[tuple[str, str], list[Rule]] = {}
     for item in ruleset.get("nftables", ()):
         for kind, body in item.items():
-            if kind not in ("chain", "rule") or body.get("family") not in ("ip", "inet"):
+            if kind not in ("chain", "rule") or body.get("family") not in (family, "inet"):
                 continue
             table = f"{body['family']} {body['table']}"
             if kind == "chain":
                 bases[table, body["name"]] = body
-            elif rule := _nft_rule(body.get("expr", [])):
+            elif rule := _nft_rule(body.get("expr", []), family):
                 rules.setdefault((table, body["chain"]), []).append(rule)
     tables: dict[str, dict[str, Chain]] = {}
     for (table, name), body in bases.items():
@@ -331,16 +333,16 @@ def opaque_tables(ruleset: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _nft_rule(expressions: list[dict[str, Any]]) -> Rule | None:
+def _nft_rule(expressions: list[dict[str, Any]], family: str) -> Rule | None:
     matches: list[Match] = []
     for expression in expressions:
         for kind, body in expression.items():
             if kind in (ACCEPT, DROP, "reject", RETURN):
-                return Rule(tuple(matches), DROP if kind == "reject" else kind, "", _nft_text(expressions))
+                return Rule(tuple(matches), DROP if kind == "reject" else kind, "", _nft_text(expressions, family))
             if kind in (JUMP, GOTO):
-                return Rule(tuple(matches), kind, str(body["target"]), _nft_text(expressions))
+                return Rule(tuple(matches), kind, str(body["target"]), _nft_text(expressions, family))
             if kind == "match":
-                matches.append(_nft_match(body))
+                matches.append(_nft_match(body, family))
             elif kind == "vmap":
                 matches.append(_nft_verdict_map(body))
                 return Rule(tuple(matches), RETURN)
@@ -361,17 +363,22 @@ def _nft_verdict_map(body: dict[str, Any]) -> Match:
     return UNSURE
 
 
-def _nft_match(body: dict[str, Any]) -> Match:
+_OTHER_PROTOCOLS = ("udp", "icmp", "icmpv6", "sctp", "dccp", "igmp")
+
+
+def _nft_match(body: dict[str, Any], family: str) -> Match:
     left, right = body.get("left", {}), body.get("right")
     if not isinstance(left, dict):
         return UNSURE
+    if left.get("payload", {}).get("protocol") in (*_OTHER_PROTOCOLS, *({IPV4, IPV6} - {family})):
+        return NEVER  # Also where it says that a field is not this or that.
     match = UNSURE
     if "meta" in left:
-        match = _nft_meta(left["meta"].get("key"), right)
+        match = _nft_meta(left["meta"].get("key"), right, family)
     elif "ct" in left:
         match = _nft_ct(left["ct"].get("key"), right)
     elif "payload" in left:
-        match = _nft_payload(left["payload"], right)
+        match = _nft_payload(left["payload"], right, family)
     return _negated(match) if body.get("op") == "!=" else match
 
 
@@ -382,14 +389,15 @@ def _members(right: object) -> list[object]:
     return list(right) if isinstance(right, list) else [right]
 
 
-def _nft_meta(key: object, right: object) -> Match:
+def _nft_meta(key: object, right: object, family: str) -> Match:
     words = _members(right)
     if key in ("iif", "iifname"):
         return NEVER if words == ["lo"] else Match("source", f"iif {', '.join(str(word) for word in words)}")
     if key == "l4proto":
         return ALWAYS if "tcp" in words or 6 in words else NEVER
     if key in ("nfproto", "protocol"):
-        return ALWAYS if {"ipv4", "ip"} & {str(word) for word in words} else NEVER
+        own = {IPV4: {"ipv4", "ip"}, IPV6: {"ipv6", "ip6"}}[family]
+        return ALWAYS if own & {str(word) for word in words} else NEVER
     return UNSURE
 
 
@@ -399,7 +407,7 @@ def _nft_ct(key: object, right: object) -> Match:
     return NEVER if key == "status" else UNSURE
 
 
-def _nft_payload(payload: Mapping[str, Any], right: object) -> Match:
+def _nft_payload(payload: Mapping[str, Any], right: object, family: str) -> Match:
     protocol, field = payload.get("protocol"), payload.get("field")
     if protocol in ("tcp", "th") and field == "dport":
         ranges = [_nft_range(one) for one in _members(right)]
@@ -407,12 +415,10 @@ def _nft_payload(payload: Mapping[str, Any], right: object) -> Match:
             return UNSURE
         known = tuple(one for one in ranges if one)
         return Match("ports", ",".join(f"{a}-{b}" if a != b else str(a) for a, b in known), known)
-    if protocol == "ip" and field == "saddr":
+    if protocol == family and field == "saddr":
         return Match("source", ", ".join(_nft_address(one) for one in _members(right)))
-    if protocol == "ip" and field == "protocol":
+    if protocol == family and field in ("protocol", "nexthdr"):
         return ALWAYS if "tcp" in _members(right) else NEVER
-    if protocol in ("udp", "icmp", "icmpv6", "ip6", "sctp", "dccp", "igmp"):
-        return NEVER
     if protocol == "tcp" and field == "flags":
         return ALWAYS if "syn" in _members(right) else UNSURE
     return UNSURE
@@ -433,13 +439,13 @@ def _nft_address(one: object) -> str:
     return str(one)
 
 
-def _nft_text(expressions: list[dict[str, Any]]) -> str:
+def _nft_text(expressions: list[dict[str, Any]], family: str) -> str:
     """A rule in words near to nft's own; its JSON doesn't carry them."""
     words: list[str] = []
     for expression in expressions:
         for kind, body in expression.items():
             if kind == "match":
-                match = _nft_match(body)
+                match = _nft_match(body, family)
                 words.append(f"tcp dport {match.label}" if match.kind == "ports" else match.label)
             elif kind != "counter":
                 words.append(f"{kind} {body['target']}" if kind in (JUMP, GOTO) else kind)

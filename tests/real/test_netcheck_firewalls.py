@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.real.namespaces import NETNS_ETC, Host, network
-from tests.real.netcheck_hosts import Ran, carry_out, netcheck, sudo_shim
+from tests.real.namespaces import NETNS_ETC, Host, add_ipv6, network, take_ipv4
+from tests.real.netcheck_hosts import MASTER, Ran, carry_out, netcheck, sudo_shim
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "nft", "iptables", "ufw", "firewalld", "dbus-daemon")]
 
@@ -39,6 +39,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     mended: bool = True
     """The first fix that is printed, carried out, makes the next run pass. False: these hosts can't mend it."""
     code: int = 1
+    ipv6: bool = False
+    """The hosts have no other addresses."""
 
 
 def nft(host: Host, hook: str, *rules: str, policy: str = "accept", family: str = "inet") -> None:
@@ -63,12 +65,12 @@ def sends_to_the_store_only(at: int, then: str) -> Callable[[list[Host]], None]:
     return lambda hosts: nft(hosts[at], "output", *SENDS_TO_STORE_ONLY, f"meta l4proto tcp {then}")
 
 
-def rules(at: int, *written: str) -> Callable[[list[Host]], None]:
+def rules(at: int, *written: str, tool: str = "iptables") -> Callable[[list[Host]], None]:
     """Rules of iptables on one of the hosts."""
 
     def harm(hosts: list[Host]) -> None:
         for rule in written:
-            hosts[at].run("iptables", *rule.split())
+            hosts[at].run(tool, *rule.split())
 
     return harm
 
@@ -278,6 +280,16 @@ CASES = {
         harm=rules(0, "-A OUTPUT -p tcp -m conntrack --ctstate NEW --dport 30000:65535 -j DROP"),
         found={ONE_WAY: (("n0",), f"n0 drops outbound {RANGE}")},
     ),
+    "IPv6, ip6tables": Case(
+        ipv6=True,
+        harm=rules(1, REPLIES, "-A INPUT -p ipv6-icmp -j ACCEPT", STORE, "-A INPUT -p tcp -j DROP", tool="ip6tables"),
+        found={BLOCKED: (("n1",), f"n1 drops inbound {RANGE} (its only peer times out; outbound OK)")},
+    ),
+    "IPv6, nft, output": Case(
+        ipv6=True,
+        harm=lambda hosts: nft(hosts[0], "output", "tcp dport 30000-65535 ct state new drop", family="ip6"),
+        found={ONE_WAY: (("n0",), f"n0 drops outbound {RANGE} (towards its only peer it times out; inbound OK)")},
+    ),
     "between two, one way": Case(
         harm=dropped_between((0, 1)),
         found={ONE_WAY: (("n0",), f"n0 can't reach n1 on {RANGE} (times out; the other way passes)")},
@@ -367,16 +379,27 @@ class Outcome(msgspec.Struct, frozen=True):
     mended: list[Ran]
 
 
+def only_ipv6(hosts: list[Host]) -> str:
+    """Leaves them without IPv4; the first one's address."""
+    addresses = [add_ipv6(host) for host in hosts]
+    names = "".join(f"{address} {host.hostname}\n" for address, host in zip(addresses, hosts, strict=True))
+    for host in hosts:
+        take_ipv4(host)
+        host.hosts(f"::1 localhost\n{names}")
+    return addresses[0]
+
+
 def outcome(case: Case, shim: Path) -> Outcome:
     with network(*(f"n{number}" for number in range(case.number))) as hosts:
+        master = only_ipv6(hosts) if case.ipv6 else MASTER
         case.harm(hosts)
-        ran = netcheck(hosts)
+        ran = netcheck(hosts, "--master-addr", master)
         if not case.mended:
             return Outcome(ran, [])
         for finding in ran[0].report["findings"]:
             host = next(one for one in hosts if one.hostname == finding["node"])
             carry_out(host, finding["fixes"][0]["commands"], shim)
-        return Outcome(ran, netcheck(hosts))
+        return Outcome(ran, netcheck(hosts, "--master-addr", master))
 
 
 @pytest.fixture(scope="module")

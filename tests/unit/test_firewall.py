@@ -10,6 +10,7 @@ import pytest
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.firewall import enabled_service
 from ddpdoctor.probes.packet_filter import (
+    IPV6,
     Chain,
     Reading,
     opaque_tables,
@@ -154,6 +155,37 @@ def test_nft() -> None:
     assert nft(base("drop"), rule(match(SOURCE, "@nodes"), ACCEPT)).drops_new is True
     assert nft(base(), rule(match({"meta": {"key": "skuid"}}, 0), DROP)).drops_new is None
     assert nft(base("drop", family="ip6")) == Reading()
+
+
+def nft_of_ipv6(*items: dict[str, Any]) -> Reading:
+    return read_filters(read_nft({"nftables": items}, family=IPV6).values(), EPHEMERAL)
+
+
+def test_ipv6_has_rules_of_its_own() -> None:
+    source = {"payload": {"protocol": "ip6", "field": "saddr"}}
+    for family in ("ip6", "inet"):
+        assert nft_of_ipv6(base("drop", family=family)).drops_new is True
+    assert nft_of_ipv6(base("drop", family="ip")) == Reading()
+    every = base("drop", family="inet")
+    assert nft(every, rule(match({"meta": {"key": "nfproto"}}, "ipv6"), ACCEPT)).drops_new is True
+    assert nft_of_ipv6(every, rule(match({"meta": {"key": "nfproto"}}, "ipv6"), ACCEPT)).drops_new is False
+    assert nft_of_ipv6(every, rule(match(source, "fd00::1"), ACCEPT)).open_sources == ("fd00::1",)
+    assert nft_of_ipv6(every, rule(match(SOURCE, "10.0.0.1"), ACCEPT)).open_sources == ()
+    not_that = match({"payload": {"protocol": "icmpv6", "field": "type"}}, 255)
+    not_that["match"]["op"] = "!="
+    assert nft_of_ipv6(every, rule(not_that, ACCEPT)).drops_new is True
+
+
+def test_ufw_of_ipv6() -> None:
+    text = UFW.replace("ufw-", "ufw6-").replace(
+        "-p icmp -m icmp --icmp-type 8", "-p ipv6-icmp -m icmp6 --icmpv6-type 128"
+    )
+    found = iptables(
+        text.format(extra="").replace(
+            "-i lo -j ACCEPT", "-i lo -j ACCEPT\n-A ufw6-before-input -m rt --rt-type 0 -j DROP"
+        )
+    )
+    assert (found.drops_new, found.managers) == (True, ("ufw",))
 
 
 def test_every_table_must_let_it_through() -> None:

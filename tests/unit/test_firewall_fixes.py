@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.firewall import Firewall
-from ddpdoctor.knowledge.firewall_fixes import opening
+from ddpdoctor.knowledge.firewall_fixes import of_family, opening
 from ddpdoctor.knowledge.root import NEEDS_ROOT
 
 HERE = ("10.77.0.0/24",)
@@ -58,6 +58,35 @@ def test_firewalld_s_zone_lets_in_more_and_that_is_said() -> None:
     assert "not TCP alone" in only.text
     (out,) = opening("Let out all TCP", known, HERE, inbound=False)
     assert "not TCP alone" not in out.text
+
+
+@pytest.mark.parametrize(
+    ("tool", "chain", "command"),
+    [
+        ("iptables", "ip6tables INPUT", "sudo ip6tables -I INPUT -p tcp -s fd77::/64 -j ACCEPT"),
+        ("nft", "ip6 mine in", "sudo nft insert rule ip6 mine in ip6 saddr fd77::/64 meta l4proto tcp accept"),
+        (
+            "nft",
+            "inet filter input",
+            "sudo nft insert rule inet filter input ip6 saddr fd77::/64 meta l4proto tcp accept",
+        ),
+    ],
+)
+def test_ipv6_has_a_filter_of_its_own(tool: str, chain: str, command: str) -> None:
+    six = Firewall(tool=tool, input_policy="drop", drops_new=True, input_chains=(chain,))
+    four = Firewall(tool="iptables", input_policy="drop", drops_new=True, input_chains=("iptables INPUT",), ipv6=six)
+    (only,) = opening("Let in all TCP", four, ("fd77::/64",), inbound=True)
+    assert only.commands == (command,)
+    (other,) = opening("Let in all TCP", four, HERE, inbound=True)
+    assert other.commands == ("sudo iptables -I INPUT -p tcp -s 10.77.0.0/24 -j ACCEPT",)
+
+
+def test_a_filter_of_ipv6_that_nobody_read_isnt_none() -> None:
+    four = Firewall(tool=None, input_policy=None, drops_new=False)
+    assert isinstance(of_family(four, "fd77::1"), Unknown)
+    assert of_family(four, "10.77.0.1") == four
+    look, *_ = opening("Let in all TCP", four, ("fd77::/64",), inbound=True)
+    assert look.commands == ("sudo nft list ruleset",)
 
 
 def test_no_rule_in_the_way_needs_no_command() -> None:
