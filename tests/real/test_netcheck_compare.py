@@ -17,7 +17,7 @@ import pytest
 
 from tests.pythons import bare_venv
 from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import MASTER, Ran, carry_out, netcheck, start
+from tests.real.netcheck_hosts import MASTER, NAMED_WITHIN, Ran, carry_out, netcheck, start
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "gcc")]
 
@@ -46,6 +46,12 @@ def as_printed(command: str) -> list[str]:
     words = shlex.split(command)
     assert words[:2] == ["ddpdoctor", "netcheck"]
     return words[2:]
+
+
+def named(ran: Ran, slug: str, *nodes: str) -> None:
+    """Node 0 has found that and nothing else, on these nodes, in time."""
+    assert (ran.slugs, sorted(ran.nodes(slug))) == ({slug}, list(nodes)), ran.stdout
+    assert ran.report["seconds"] < NAMED_WITHIN
 
 
 def passed(*all_ran: Ran) -> None:
@@ -134,8 +140,8 @@ def test_another_torch_on_one_node(trio: list[Host], environments: Environments)
     pythons = [environments.make("a1", "torch==2.13.0"), environments.make("a2", "torch==2.1.2")]
     first, second = with_pythons(pair, pythons)
     assert (first.code, second.code) == (1, 1)
-    assert first.slugs == second.slugs == {"torch-version-mismatch"}
-    assert first.nodes("torch-version-mismatch") == ["n2"]
+    named(first, "torch-version-mismatch", "n2")
+    assert second.slugs == {"torch-version-mismatch"}
     assert first.findings("torch-version-mismatch")[0]["summary"] == "n2 has torch 2.1.2+cpu, n1 2.13.0+cpu"
     mend(second, "torch-version-mismatch", pair[1], environments)
     passed(*with_pythons(pair, pythons))
@@ -146,7 +152,7 @@ def test_another_nccl_on_one_node(trio: list[Host], environments: Environments) 
     pythons = [environments.make("b1", "nvidia-nccl-cu13==2.28.9"), environments.make("b2", "nvidia-nccl-cu13==2.27.7")]
     first, second = with_pythons(pair, pythons)
     assert (first.code, second.code) == (1, 1)
-    assert first.nodes("nccl-version-mismatch") == ["n2"]
+    named(first, "nccl-version-mismatch", "n2")
     assert "2.27.7" in first.findings("nccl-version-mismatch")[0]["summary"]
     mend(second, "nccl-version-mismatch", pair[1], environments)
     passed(*with_pythons(pair, pythons))
@@ -177,6 +183,7 @@ def test_each_node_is_told_in_which_settings_it_differs(trio: list[Host], tmp_pa
     all_ran = netcheck(trio, each=each)
     assert {one.code for one in all_ran} == {1}
     assert [one.slugs for one in all_ran] == [{"env-not-propagated"}] * 3
+    named(all_ran[0], "env-not-propagated", "n1", "n2", "n3")
     assert [len(one.findings("env-not-propagated")) for one in all_ran] == [3, 1, 1]
     own = {one["node"]: one for one in all_ran[0].findings("env-not-propagated")}
     assert {name: one["severity"] for name, one in own.items()} == {"n1": "warn", "n2": "warn", "n3": "fail"}
@@ -241,7 +248,8 @@ def test_a_clock_that_is_off(
     each = {"n2": {"LD_PRELOAD": other_clock, "TEST_CLOCK_AHEAD": ahead}}
     all_ran = netcheck(trio, environ=job, each=each)
     assert [one.code for one in all_ran] == [code] * 3, all_ran[0].stdout
-    assert all_ran[0].nodes("clock-skew") == all_ran[1].nodes("clock-skew") == ["n2"]
+    named(all_ran[0], "clock-skew", "n2")
+    assert all_ran[1].nodes("clock-skew") == ["n2"]
     assert all_ran[0].findings("clock-skew")[0]["summary"] == summary
     if code:
         passed(*netcheck(trio, environ=job))
@@ -280,8 +288,8 @@ def came_as(trio: Sequence[Host], *arguments: str) -> tuple[Ran, Ran]:
 def test_a_node_that_says_what_cannot_be(trio: list[Host], arguments: tuple[str, ...], slug: str, summary: str) -> None:
     first, second = came_as(trio, *arguments)
     assert (first.code, second.code) == (1, 1), (first.stdout, second.stdout)
-    assert first.slugs == second.slugs == {slug}
-    assert first.nodes(slug) == ["n1"]
+    named(first, slug, "n1")
+    assert second.slugs == {slug}
     assert first.findings(slug)[0]["summary"] == summary
     assert "doesn't let this node in" in second.findings(slug)[0]["summary"]
     again(first, slug, trio[0], trio[1])
@@ -292,6 +300,7 @@ def test_a_rank_out_of_range(trio: list[Host]) -> None:
     slug = "duplicate-rank"
     first, second = came_as(trio, *PAIR, "--node-rank", "2")
     assert (first.code, second.code) == (1, 1)
+    named(first, slug, "n1")
     assert "says node rank 2, and 2 nodes have ranks 0 to 1" in first.findings(slug)[0]["summary"]
     assert "node rank 2 is out of range" in second.findings(slug)[0]["summary"]
     again(first, slug, trio[0], trio[1])
@@ -300,7 +309,7 @@ def test_a_rank_out_of_range(trio: list[Host]) -> None:
 def test_a_node_that_never_arrives(trio: list[Host]) -> None:
     (first,) = end_all((trio[0], at_master(*PAIR, "--node-rank", "0", "--wait", "2")))
     assert first.code == 1
-    assert first.slugs == {"rdzv-missing-node"}
+    named(first, "rdzv-missing-node", "n1")
     assert first.findings("rdzv-missing-node")[0]["summary"] == "node 1 didn't come: 1 of 2 nodes are here"
     again(first, "rdzv-missing-node", trio[0], trio[1])
 
@@ -316,7 +325,7 @@ def test_a_node_that_dies_after_it_joined(trio: list[Host]) -> None:
     third = start(trio[2], "--json", "--quick", *arguments, "--node-rank", "2")
     ran, other = first.end(DEADLINE), third.end(DEADLINE)
     assert (ran.code, other.code) == (1, 1), ran.stdout
-    assert ran.slugs == {"rdzv-missing-node"}
+    named(ran, "rdzv-missing-node", "n1")
     assert other.slugs == set()
     summary = ran.findings("rdzv-missing-node")[0]["summary"]
     assert summary.startswith("n2 was lost during join"), summary
