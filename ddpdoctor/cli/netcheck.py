@@ -169,7 +169,7 @@ def _print_json(end: End, *, verbose: bool) -> None:
         with_facts=verbose,
         fleet=end.fleet,
         seconds=end.seconds,
-        of_all=Verdict(end.part.verdict) if end.part else None,
+        of_all=Verdict(end.part.verdict) if end.part else Verdict.UNKNOWN if end.exit_code == 2 else None,
     )
     print(to_json(report))
 
@@ -198,6 +198,7 @@ def _print(end: End, *, matrix: bool, verbose: bool, quiet: bool) -> None:
             examination=end.examinations[0],
             meeting=end.meeting,
             problems=end.problems,
+            no_verdict=end.exit_code == 2,
             verbose=verbose,
             quiet=quiet,
         )

@@ -89,6 +89,8 @@ class Meeting(Facts, frozen=True, kw_only=True):
     """Why the hub didn't let this node in."""
     refusal: Annotated[str, Source("the hub's answer")] = ""
     """The same as a code, as in `netcheck.messages.TurnedAway`."""
+    own_python: Annotated[str, Source("sys.executable")] = ""
+    """Where this ddpdoctor itself is installed; said where node 0 has another version."""
     left_behind: Annotated[str, Source("the hub, or its silence")] = ""
     """Why this node got no part of the verdict although there is one, after it was let in."""
     waited: Annotated[float, Source("our clock")] = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import msgspec
 
@@ -11,8 +12,8 @@ from ddpdoctor.findings import Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
 
-_INSTALLS = re.compile(r"(?:[\w./+@-]+ -m )?pip install 'ddpdoctor==[0-9][\w.+!]{0,39}'")
-"""The only commands of node 0's that are handed on."""
+_VERSION = re.compile(r"pip install 'ddpdoctor==([0-9][A-Za-z0-9.+!]{0,39})'(?: on both)?\Z")
+"""All that is taken from a command of node 0's: whoever holds the master's port may say anything, and it is typed here."""
 
 
 def turned_away(meeting: Meeting) -> Finding:
@@ -78,13 +79,16 @@ def _told(meeting: Meeting) -> tuple[str, tuple[Fix, ...]]:
         return _other_token(meeting, nnodes)
     # Node 0, or this one, says which version to install, and where.
     told_to = meeting.turned_away.rpartition(": ")[2]
+    version = _VERSION.search(told_to)
     where = "on node 0" if told_to.startswith("on node 0") else "on both" if told_to.endswith(" on both") else "here"
-    command = told_to.removeprefix("on node 0, ").removesuffix(" on both")
-    if not _INSTALLS.fullmatch(command):
-        # Whoever holds the master's port may say anything, and it would be typed here.
-        where, command = "on both", "pip install --upgrade ddpdoctor"
+    ours = f"{shlex.quote(meeting.own_python)} -m " if meeting.own_python and where != "on node 0" else ""
+    if version:
+        command = f"{ours}pip install 'ddpdoctor=={version[1]}'"
+    else:
+        where, command = "on both", f"{ours}pip install --upgrade ddpdoctor"
+    on_both = "on both; here" if where == "on both" else where
     return "Nodes of one test need versions of ddpdoctor that understand each other.", (
-        Fix(f"Install the newer one {where}", (command,)),
+        Fix(f"Install the newer one {on_both}", (command,)),
         Fix("Then start it again on all nodes; here", (again,)),
     )
 

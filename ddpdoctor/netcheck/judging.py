@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -16,6 +17,9 @@ from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.manifests import FAMILIES
 from ddpdoctor.netcheck.messages import Judged, Part
 from ddpdoctor.registry import Check, Result, UnknownSelection, all_checks, find_check
+
+UNPROVED: Final = "Node 0 says, and no token proves that it is node 0"
+"""Before a fix whose commands came over the network and that anybody there may have written."""
 
 
 def judge(snapshots: Sequence[Snapshot]) -> list[Examination]:
@@ -76,6 +80,14 @@ def _check(judged: Judged) -> Check:
         return Check(slug, Severity.WARN, (), _of_another_version)
 
 
+def _unproved(finding: Finding) -> Finding:
+    fixes = tuple(
+        msgspec.structs.replace(one, text=f"{UNPROVED}: {one.text}", appliable=False) if one.commands else one
+        for one in finding.fixes
+    )
+    return msgspec.structs.replace(finding, fixes=fixes)
+
+
 def _of_another_version() -> Iterator[Finding]:
     """A check of node 0's ddpdoctor, which this one doesn't have."""
     yield from ()
@@ -88,9 +100,16 @@ def _judged(result: Result) -> Judged:
     return Judged(result.check.slug, tuple(findings), result.not_tested)
 
 
-def examination_of(part: Part, snapshot: Snapshot) -> Examination:
+def examination_of(part: Part, snapshot: Snapshot, *, proved: bool) -> Examination:
     """What node 0 made of this node, as if it had been judged here. A check that only node 0's ddpdoctor has says what it
-    found there, and has no page here."""
-    results = tuple(Result(_check(one), one.findings, one.not_tested) for one in part.results)
+    found there, and has no page here.
+
+    proved: a token showed that it was node 0. Else whoever took the master's port first may have said it, and its commands
+    are shown as his.
+    """
+    results = tuple(
+        Result(_check(one), one.findings if proved else tuple(map(_unproved, one.findings)), one.not_tested)
+        for one in part.results
+    )
     plan = examine(snapshot, None, ()).plan
     return Examination(snapshot, plan, results)

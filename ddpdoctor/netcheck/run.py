@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import sys
 import time
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -29,6 +30,7 @@ from ddpdoctor.netcheck.agent import AgentError, LeftBehindError, TurnedAwayErro
 from ddpdoctor.netcheck.arriving import Connection, arrive, look_at_master
 from ddpdoctor.netcheck.conductor import Conductor
 from ddpdoctor.netcheck.desk import Desk
+from ddpdoctor.netcheck.door import Limits
 from ddpdoctor.netcheck.ends import Audience, End, Wishes
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import RANK_FLAG
@@ -230,17 +232,20 @@ class _Node:
         try:
             part, snapshot = await self._attend(connection, looking)
         except TurnedAwayError as error:
-            self._meeting = msgspec.structs.replace(self._meeting, turned_away=str(error), refusal=error.code)
+            self._meeting = msgspec.structs.replace(
+                self._meeting, turned_away=str(error), refusal=error.code, own_python=sys.executable
+            )
             return self._alone(await looking, [error.shown])
         except LeftBehindError as error:
             self._meeting = msgspec.structs.replace(self._meeting, left_behind=str(error))
             return self._alone(await looking, [str(error)])
         except AgentError as error:
-            return self._alone(await looking, [str(error)])
+            # Without node 0 there is no verdict on any node, whatever this one found out about itself.
+            return msgspec.structs.replace(self._alone(await looking, [str(error)]), exit_code=2)
         return End(
             exit_code=part.exit_code,
             meeting=self._meeting,
-            examinations=(examination_of(part, snapshot),),
+            examinations=(examination_of(part, snapshot, proved=bool(self._token)),),
             part=part,
             token=self._token,
             notes=tuple(self._in_vain(part)),
@@ -286,6 +291,7 @@ class _Node:
                 carry_out=carry_out,
                 heard=lambda waiting: self._audience.waiting(waiting, self._shown_command),
                 own=own,
+                limits=Limits(wait=max(Limits().wait, self._wishes.wait)),
             )
         finally:
             for one in desk:

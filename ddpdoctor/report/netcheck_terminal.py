@@ -143,12 +143,13 @@ def show_alone(
     examination: Examination,
     meeting: Meeting,
     problems: Sequence[str] = (),
+    no_verdict: bool = False,
     verbose: bool = False,
     quiet: bool = False,
 ) -> None:
     """What one side can see: which addresses the master's name has, what dialling each came to, who listens there.
 
-    problems: why there is no verdict on the whole.
+    problems: why there is no verdict on the whole. no_verdict: there is none, although something is wrong here.
     """
     own = examination.findings
     if meeting.nnodes is not None and not problems and examination.verdict is not Verdict.FAIL:
@@ -157,7 +158,7 @@ def show_alone(
         _show_lines(console, own)
     else:
         _show_one_side(console, examination, meeting, problems, verbose=verbose)
-    if problems and examination.verdict is not Verdict.FAIL:
+    if problems and (no_verdict or examination.verdict is not Verdict.FAIL):
         word = Text().append("UNKNOWN  ", VERDICT_STYLES[Verdict.UNKNOWN])
         console.print(Hanging(Text(""), word.append(one_line("; ".join(problems)), "bold"), 0))
     else:

