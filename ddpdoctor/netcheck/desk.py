@@ -10,6 +10,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.knowledge.interface_choice import as_address
 from ddpdoctor.netcheck import collectives, counters, measuring
 from ddpdoctor.netcheck.dialling import dial
 from ddpdoctor.netcheck.messages import (
@@ -86,6 +87,7 @@ def listening_places(snapshot: Snapshot, address: str) -> dict[str, str]:
     nccl = snapshot.nccl
     if isinstance(nccl, Nccl):
         for kind, other in (("nccl", nccl.answer_address or nccl.predicted_address), ("gloo", nccl.gloo_address)):
-            if other and other != address:
+            # A link-local address means nothing without the name of an interface, which the others may call otherwise.
+            if other and other != address and not (":" in other and as_address(other).is_link_local):
                 places[kind] = other
     return places

@@ -66,7 +66,10 @@ async def dial(order: Dial, run: str, node: int) -> Dialled:
                     for nth, port in enumerate(place.ports)
                 )
             )
-        own.update((plain(one.words, WORDS), None) for one in outcomes if one.cell is Cell.NOT_TRIED)
+        if (
+            place.kind == "route"
+        ):  # Of an address that NCCL or gloo would take, it says nothing of the way to the others.
+            own.update((plain(one.words, WORDS), None) for one in outcomes if one.cell is Cell.NOT_TRIED)
         words = plain(next((one.words for one in outcomes if one.words), ""), WORDS)
         return Met(peer.node, place.kind, "".join(one.cell.value for one in outcomes), words)
 

@@ -27,6 +27,13 @@ AT_ONCE: Final = 256
 OF_ONE: Final = 64
 """Of these, from one address, more than any node sends at a time. The rest are turned away, so that nobody fills the room."""
 
+STRANGERS: Final = 512
+"""From one address, who showed nothing, in all: several times what a node may dial in vain. After those nobody from there is
+listened to."""
+
+ADDRESSES: Final = 1024
+"""Of strangers, that are remembered."""
+
 PATIENCE: Final = 1.0
 """Seconds after which the one who has been silent for longest has to go, where there is no room for others."""
 
@@ -61,6 +68,8 @@ class Listeners:
         self.measuring = False
         self._serve_measure = serve_measure
         self._unknown: dict[asyncio.Task[None], _Unknown] = {}
+        self._strangers: dict[str, int] = {}
+        """How many came from each address, the latest address last."""
         self._errors: dict[str, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets: list[socket.socket] = []
@@ -87,7 +96,9 @@ class Listeners:
                 try:
                     ports.append(self._listen(address, wanted))
                 except OSError as error:
-                    errors.append(f"{address}: {error.strerror or error}")
+                    # NCCL and gloo would fail there as well; that is no trouble of the way to the others.
+                    if kind == "route":
+                        errors.append(f"{address}: {error.strerror or error}")
             if ports:
                 opened.append(Place(kind, address, tuple(ports)))
         return Opened(places=tuple(opened), errors=tuple(dict.fromkeys(errors)))
@@ -137,19 +148,36 @@ class Listeners:
                 await asyncio.sleep(0.05)  # Else it was a visitor that was gone already.
                 continue
             source = str(name[0])
-            if sum(one.source == source for one in self._unknown.values()) >= OF_ONE:
+            if self._tires(source):
                 connection.close()
-                continue
-            task = self._start(self._attend(connection))
-            self._unknown[task] = _Unknown(source, asyncio.get_running_loop().time())
-            task.add_done_callback(lambda one: self._unknown.pop(one, None))
+            else:
+                task = self._start(self._attend(connection))
+                self._unknown[task] = _Unknown(source, asyncio.get_running_loop().time())
+                task.add_done_callback(self._gone)
+            # Where others wait already, accepting gives way to nobody: a flood would keep the loop here.
+            await asyncio.sleep(0)
+
+    def _tires(self, source: str) -> bool:
+        """Whether so many from there have shown nothing, or have yet to, that one more isn't listened to."""
+        waiting = sum(one.source == source for one in self._unknown.values())
+        return waiting >= OF_ONE or self._strangers.get(source, 0) >= STRANGERS
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        """A visitor went who never showed that it is of this run, or one who did."""
+        if stranger := self._unknown.pop(task, None):
+            self._note(stranger.source)
+
+    def _note(self, source: str) -> None:
+        self._strangers[source] = self._strangers.pop(source, 0) + 1
+        if len(self._strangers) > ADDRESSES:
+            del self._strangers[next(iter(self._strangers))]
 
     async def _room(self) -> None:
         """Waits until there is room for one more whom we don't know."""
         while len(self._unknown) >= AT_ONCE:
             task, oldest = next(iter(self._unknown.items()))
             if asyncio.get_running_loop().time() - oldest.since >= PATIENCE:
-                del self._unknown[task]
+                self._gone(task)
                 task.cancel()
             else:
                 await asyncio.sleep(0.05)

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck import reaching
 from ddpdoctor.netcheck.counters import count
+from ddpdoctor.netcheck.desk import listening_places
 from ddpdoctor.netcheck.dialling import dial
 from ddpdoctor.netcheck.messages import Counted, Dial, Dialled, Met, Opened, Peer, Place
 from ddpdoctor.netcheck.reaching import LARGE, Listeners
@@ -77,6 +80,24 @@ def test_an_address_that_isnt_here_is_said() -> None:
     opened = asyncio.run(go())
     assert [one.kind for one in opened.places] == ["gloo"]
     assert opened.errors == ("192.0.2.1: Cannot assign requested address",)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "fe80::1", "no address"])
+def test_an_address_that_nccl_could_not_take_spoils_no_route(address: str) -> None:
+    async def go() -> Opened:
+        async with listening(1, nccl=address, gloo=address) as opened:
+            return opened
+
+    opened = asyncio.run(go())
+    assert [one.kind for one in opened.places] == ["route"]
+    assert not opened.errors
+
+
+def test_a_link_local_address_is_nothing_to_dial() -> None:
+    """As IPoIB has where nobody gave it another."""
+    nccl = Nccl(predicted_interface="ib0", predicted_address="fe80::1", gloo_interface="eth1", gloo_address="10.0.1.1")
+    found = listening_places(Snapshot(nccl=nccl), "10.0.0.1")
+    assert found == {"route": "10.0.0.1", "gloo": "10.0.1.1"}
 
 
 def test_reserved_ports_are_left_to_their_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,6 +331,50 @@ async def silent_ones(port: int, number: int, source: str) -> list[socket.socket
         await asyncio.get_running_loop().sock_connect(one, ("127.0.0.1", port))
         made.append(one)
     return made
+
+
+def test_a_flood_leaves_the_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many connections that wait in the kernel's queue, a few are taken at a time."""
+    taken = []
+    monkeypatch.setattr(Listeners, "_tires", lambda self, source: taken.append(source) or True)
+
+    async def go() -> int:
+        async with listening(1) as opened:
+            await asyncio.sleep(0)
+            made = [socket.create_connection(("127.0.0.1", opened.places[0].ports[0])) for _ in range(100)]
+            for _ in range(10):
+                await asyncio.sleep(0)
+            for one in made:
+                one.close()
+            return len(taken)
+
+    assert 0 < asyncio.run(go()) < 20
+
+
+def test_strangers_from_one_address_are_not_heard_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaching, "STRANGERS", 10)
+
+    async def go() -> tuple[bytes, Met]:
+        async with listening(1) as opened:
+            port = opened.places[0].ports[0]
+            for _ in range(11):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.7", 0))
+                writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                assert await reader.read() == b""
+                writer.close()
+            # It says who it is, and gets no answer.
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.7", 0))
+            writer.write(b'{"node":0,"purpose":"reach","nonce":"00"}\n')
+            try:
+                answer = await reader.read()
+            except ConnectionResetError:
+                answer = b""
+            writer.close()
+            return answer, await met(opened.places[0])
+
+    answer, found = asyncio.run(go())
+    assert answer == b""
+    assert found.cells == "..."
 
 
 @pytest.mark.parametrize("sources", [["127.0.0.7"], [f"127.0.0.{10 + last}" for last in range(6)]])
