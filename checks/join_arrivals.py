@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from ddpdoctor.facts.fleet import Absent, Double, Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
@@ -11,7 +13,7 @@ from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.fleet_words import NO_FLEET, NODE_0_SPEAKS, bare_host, called, there
 from ddpdoctor.knowledge.launchers import srun_netcheck
 from ddpdoctor.knowledge.left_out import first_words, left_behind, one_node_more, turned_away
-from ddpdoctor.knowledge.netcheck_command import netcheck_command, options, waits_longer
+from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
 
@@ -153,7 +155,7 @@ def _missing(missing: list[Absent], count: int, fleet: Fleet, meeting: Meeting) 
         ),
         fixes=(
             *_same_version(unproved, fleet),
-            _run_there(missing, fleet, meeting),
+            *_run_there(missing, fleet, meeting),
             *_here_again(fleet, meeting),
             *_fewer(fleet, meeting),
         ),
@@ -189,16 +191,35 @@ def _waited(fleet: Fleet) -> tuple[Evidence, ...]:
     return tuple(Evidence(f"waited for {one.seconds:.0f} s", "our clock") for one in fleet.phases if one.name == "join")
 
 
-def _run_there(missing: list[Absent], fleet: Fleet, meeting: Meeting) -> Fix:
+def _by_srun(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
+    """srun starts nothing on more nodes than the Slurm job has."""
+    nodes = min(fleet.expected, meeting.allocated or fleet.expected)
+    # All tasks make the same token of the job's id, or take it from the same environment.
+    without_token = msgspec.structs.replace(meeting, token=False)
+    command = srun_netcheck(nodes) + netcheck_command(without_token, None, None).removeprefix("ddpdoctor netcheck")
+    if nodes == fleet.expected:
+        return (Fix("Let Slurm start it on all nodes", (command,)),)
+    return (
+        Fix(
+            f"The Slurm job has {plural(nodes, 'node')}, too few for --nnodes {fleet.expected}: if the job is meant for {nodes},"
+            " let Slurm start it on these",
+            (command,),
+        ),
+        Fix(
+            f"Else ask Slurm for {fleet.expected} nodes (salloc or sbatch with --nodes={fleet.expected}) and start it there"
+        ),
+    )
+
+
+def _run_there(missing: list[Absent], fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
     if meeting.launcher == "Slurm":
-        command = " ".join([srun_netcheck(fleet.expected), *options(meeting)])
-        return Fix("Let Slurm start it on all nodes", (command,))
+        return _by_srun(fleet, meeting)
     commands = tuple(
         one.command or netcheck_command(meeting, fleet.expected, one.rank) for one in missing[:COMMANDS_MOST]
     )
     where = "there" if len(missing) == 1 else "on each of them, with its own rank"
     text = f"Run this {where}, while it runs here again; if it can't reach {meeting.master}:{meeting.port}, it says why"
-    return Fix(text, commands)
+    return (Fix(text, commands),)
 
 
 def _here_again(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:

@@ -60,6 +60,8 @@ class Meeting(Facts, frozen=True, kw_only=True):
     node_rank: Annotated[int | None, Source("--node-rank, the launcher's settings, the hub")] = None
     launcher: Annotated[str, Source("the launcher's settings")] = ""
     """"Slurm", "torchrun", "Open MPI" ...; "" by hand."""
+    allocated: Annotated[int, Source("SLURM_JOB_NUM_NODES")] = 0
+    """Nodes of the Slurm job that this process is part of; 0 outside of one."""
     conflicts: Annotated[tuple[Conflict, ...], Source("flags and the launchers' settings")] = ()
     options: Annotated[tuple[str, ...], Source("the command line")] = ()
     """What else was asked for and holds for the other nodes, too: "--wait 300", "--quick"."""

@@ -273,6 +273,11 @@ def _check_components(environ: Mapping[str, str]) -> None:
     )
 
 
+def allocated_nodes(environ: Mapping[str, str]) -> int:
+    """How many nodes `srun` can start something on in this Slurm job; 0 outside of one, or where only a part is counted."""
+    return 0 if _heterogeneous(environ) else _slurm_nodes(environ)
+
+
 def _slurm_nodes(environ: Mapping[str, str]) -> int:
     """How many nodes the Slurm job has; 0 outside of one."""
     said = _said(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") if "SLURM_JOB_ID" in environ else []

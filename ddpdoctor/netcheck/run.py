@@ -33,7 +33,7 @@ from ddpdoctor.netcheck.desk import Desk
 from ddpdoctor.netcheck.door import Limits
 from ddpdoctor.netcheck.ends import Audience, End, Wishes
 from ddpdoctor.netcheck.hub import Hub
-from ddpdoctor.netcheck.job import RANK_FLAG
+from ddpdoctor.netcheck.job import RANK_FLAG, allocated_nodes
 from ddpdoctor.netcheck.judging import examination_of, judge, judged_phases, parts, whole, with_fleet
 from ddpdoctor.netcheck.manifests import GROUPS
 from ddpdoctor.netcheck.messages import Answer, Collect, Order, Part, Welcome
@@ -102,6 +102,7 @@ class _Node:
             nnodes=self._job.nnodes,
             node_rank=self._job.node_rank,
             launcher=self._job.launcher,
+            allocated=allocated_nodes(os.environ),
             conflicts=self._job.conflicts,
             options=wishes.options,
             token=bool(self._token),

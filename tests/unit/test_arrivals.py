@@ -65,6 +65,36 @@ def test_each_is_given_a_seat_of_its_own() -> None:
     assert sorted(one for one in commands if one.startswith("run")) == ["run 1", "run 2", "run 3"]
 
 
+@pytest.mark.parametrize(
+    ("allocated", "nodes", "words"),
+    [
+        (4, 4, "Let Slurm start it on all nodes"),
+        (8, 4, "on all nodes"),
+        (0, 4, "on all nodes"),
+        (2, 2, "too few for --nnodes 4"),
+    ],
+)
+def test_slurm_starts_it_where_it_meets_and_on_no_more_nodes_than_there_are(
+    allocated: int, nodes: int, words: str
+) -> None:
+    here = msgspec.structs.replace(
+        ZERO, launcher="Slurm", port=29611, options=("--wait 5", "--quick"), token=True, allocated=allocated
+    )
+    fleet = Fleet(
+        nodes=(Node(rank=0, host="n0", address="10.0.0.11"),),
+        expected=4,
+        absent=tuple(Absent(rank=one) for one in (1, 2, 3)),
+    )
+    (finding,) = rdzv_missing_node(fleet, here)
+    start, *more = finding.fixes
+    assert words in start.text
+    assert start.commands == (
+        f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 ddpdoctor netcheck --master-addr 10.0.0.11 "
+        "--master-port 29611 --wait 5 --quick",
+    )
+    assert any("salloc or sbatch with --nodes=4" in one.text for one in more) == (nodes < 4)
+
+
 def test_an_older_ddpdoctor_is_renewed_before_it_comes_again() -> None:
     older = away("a", "version")
     older = msgspec.structs.replace(older, text="0.0.1 here, 0.1.0 on node 0: pip install 'ddpdoctor==0.1.0' on both")
