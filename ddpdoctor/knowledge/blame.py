@@ -17,7 +17,9 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.facts.base import NotKnown
 from ddpdoctor.facts.fleet import Cell, Fleet, Node, Reach
+from ddpdoctor.knowledge.interface_choice import as_address
 
 MOST_OF_THEM: Final = 0.8
 FEWEST: Final = 2
@@ -102,11 +104,19 @@ class Cut(msgspec.Struct, frozen=True):
     way_there: Way = Way.INBOUND
 
 
+class BehindNat(msgspec.Struct, frozen=True):
+    """A node that node 0 sees at another address than the one at which it listens, and the peers that don't meet it there."""
+
+    node: int
+    peers: tuple[int, ...]
+
+
 class Blame(msgspec.Struct, frozen=True):
     """All that fails on the way by which the nodes meet the master."""
 
     blocks: tuple[Block, ...] = ()
     cuts: tuple[Cut, ...] = ()
+    behind_nat: tuple[BehindNat, ...] = ()
 
 
 @cache
@@ -121,6 +131,7 @@ class _Matrix:
 
     def __init__(self, nodes: Sequence[Node], reaches: Sequence[Reach]) -> None:
         self.nodes = nodes
+        self.addresses = reaches[0].addresses
         size = range(len(nodes))
         self.cells: dict[Pair, str] = {
             (i, j): cells
@@ -136,8 +147,13 @@ class _Matrix:
         self.failed: dict[Way, dict[int, list[int]]] = {}
 
     def blame(self) -> Blame:
+        behind_nat = tuple(self._behind_nat())
+        # Whoever dials an address that only its owner knows says nothing of filters.
+        excused = {(peer, one.node) for one in behind_nat for peer in one.peers}
+        self.bad -= excused
+        self.cells = {pair: cells for pair, cells in self.cells.items() if pair not in excused}
         if not self.bad:
-            return Blame()
+            return Blame(behind_nat=behind_nat)
         groups = list(self._cut_off_subnets())
         self.bad -= {(i, j) for here, there in groups for i in here for j in there}
         self.tried = {way: _by_node(self.cells, way) for way in Way}
@@ -148,7 +164,12 @@ class _Matrix:
         left = self._left(culprits)
         blocks = tuple(self._block(node, way, culprits, left) for node, way in sorted(culprits))
         cuts = (*self._group_cuts(groups), *self._link_cuts(left))
-        return Blame(blocks, cuts)
+        return Blame(blocks, cuts, behind_nat)
+
+    def _behind_nat(self) -> Iterator[BehindNat]:
+        for at in sorted({pair[1] for pair in self.bad}):
+            if _differ(self.addresses[at], self.nodes[at].address):
+                yield BehindNat(at, tuple(peer for peer, node in sorted(self.bad) if node == at))
 
     # --- whole nodes --------------------------------------------------------------------------------------------------
 
@@ -380,6 +401,14 @@ def _by_node(pairs: Iterable[Pair], way: Way) -> dict[int, list[int]]:
         node, peer = (j, i) if way is Way.INBOUND else (i, j)
         found.setdefault(node, []).append(peer)
     return found
+
+
+def _differ(listens: str, seen: str) -> bool:
+    """Whether both are addresses, and not the same one."""
+    try:
+        return as_address(listens) != as_address(seen)
+    except NotKnown:
+        return False
 
 
 def subnet_of(address: str) -> str:

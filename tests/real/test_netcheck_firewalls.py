@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -434,6 +435,44 @@ def test_a_filter_is_named_and_what_is_printed_opens_it(name: str, outcomes: dic
     if case.mended:
         assert came.mended[0].report["findings"] == []
         assert {one.code for one in came.mended} == {0}
+
+
+@contextmanager
+def container_on(host: Host) -> Iterator[Host]:
+    """One with a network of its own, as docker makes it without --network=host: the host writes its own address on what the
+    container sends."""
+    inner = Host("c1")
+    try:
+        subprocess.run(["ip", "netns", "add", inner.namespace], check=True)
+        inner.ip(f"link add eth0 type veth peer name docker0 netns {host.namespace}")
+        host.ip("address add 172.17.0.1/16 dev docker0")
+        host.ip("link set docker0 up")
+        inner.ip("address add 172.17.0.2/16 dev eth0")
+        inner.ip("link set eth0 up")
+        inner.ip("link set lo up")
+        inner.ip("route add default via 172.17.0.1")
+        inner.hosts("127.0.0.1 localhost\n172.17.0.2 c1\n")
+        host.run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        masquerade = "ip saddr 172.17.0.0/16 oif eth0 masquerade"
+        host.run("nft", f"table ip nat {{ chain out {{ type nat hook postrouting priority 100; {masquerade}; }}; }}")
+        yield inner
+    finally:
+        subprocess.run(["ip", "netns", "delete", inner.namespace], check=False, capture_output=True)
+        shutil.rmtree(NETNS_ETC / inner.namespace, ignore_errors=True)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_container_behind_nat_is_told_so(number: int) -> None:
+    with network("n0", "n1", "n2") as hosts, container_on(hosts[1]) as inner:
+        hosts[0].ip("route add blackhole 172.17.0.0/16")
+        ran = netcheck([hosts[0], inner, *hosts[2:number]])
+        assert ran[0].slugs == ran[1].slugs == {"node-behind-nat"}
+        (found,) = ran[0].findings("node-behind-nat")
+        assert found["node"] == "c1"
+        assert "c1 is behind NAT: it listens at 172.17.0.2, and node 0 sees it as 10.77.0.12" in found["summary"]
+        assert "--network=host" in found["fixes"][0]["text"]
+        assert not found["fixes"][0]["commands"]
+        assert {one.code for one in ran} == {1}
 
 
 def test_healthy_hosts_have_nothing() -> None:

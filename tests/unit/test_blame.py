@@ -333,6 +333,25 @@ def test_a_rule_for_one_peer_is_found_by_the_counters() -> None:
     assert (cut.here, cut.there, cut.where_there) == ((1,), (4,), HERE)
 
 
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_behind_nat_nobody_filters(size: int) -> None:
+    """Node 1 listens at an address that only it knows; the counters see nothing."""
+    made = fleet(size, column(1, size), counted=True)
+    inside = [
+        msgspec.structs.replace(
+            one, addresses=tuple("172.17.0.2" if at == 1 else a for at, a in enumerate(one.addresses))
+        )
+        for one in made.reach
+    ]
+    found = blame(msgspec.structs.replace(made, reach=tuple(inside)))
+    assert [(one.node, len(one.peers)) for one in found.behind_nat] == [(1, size - 1)]
+    assert not found.blocks
+    assert not found.cuts
+    # Whoever is met there all the same has nothing to mend.
+    met = [msgspec.structs.replace(one, rows=fleet(size, ()).reach[0].rows) for one in inside]
+    assert blame(msgspec.structs.replace(made, reach=tuple(met))) == Blame()
+
+
 def test_sparse_links_blame_no_node() -> None:
     chance = random.Random(5)
     pairs = [(i, j) for i in range(64) for j in range(64) if i != j]
