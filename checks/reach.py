@@ -179,11 +179,17 @@ class _View:
 
     def ports(self, columns: Sequence[bool], at: Sequence[int]) -> str:
         """Those that failed, of the nodes that were dialled."""
-        low, high = self.nodes[self.me].port_range
         if all(columns):
-            return f"TCP {low}-{high}"
+            return f"TCP {self.port_ranges(at)}"
         failed, _ = self.dialled_ports(columns, at)
         return f"TCP on {sum(columns)} of {len(columns)} ports tried ({min(failed)} to {max(failed)})"
+
+    def port_ranges(self, at: Sequence[int]) -> str:
+        """From which those nodes take the ports on which they listen: each has its own setting."""
+        ranges = sorted({self.nodes[one].port_range for one in at})
+        if len(ranges) > FEW_RANGES:
+            ranges = [(min(low for low, _ in ranges), max(high for _, high in ranges))]
+        return listed(f"{low}-{high}" for low, high in ranges)
 
     def ports_of(self, block: Block) -> str:
         """As the packet filter itself has them, where that agrees with what was tried."""
@@ -287,9 +293,9 @@ class _View:
             return (self.between((self.me,), peers),)
         inbound = way is Way.INBOUND
         subnets = self.subnets(peers)
-        low, high = self.nodes[self.me].port_range
+        needed = self.port_ranges((self.me,) if inbound else peers)
         text = f"On {self.name(self.me)}, {'let in all TCP from' if inbound else 'let out all TCP to'} {whom(subnets)}"
-        text += f", of which the job needs {low}-{high}"
+        text += f", of which the job needs {needed}"
         if open_it := opening(text, self.firewall, subnets, inbound=inbound):
             return (*open_it, self.between((self.me,), peers)) if where is Where.DOUBTFUL else open_it
         look: tuple[str, ...]
@@ -312,10 +318,9 @@ class _View:
         return self.reaches[0].addresses[at] or self.nodes[at].address
 
     def between(self, here: Sequence[int], there: Sequence[int]) -> Fix:
-        low, high = self.nodes[self.me].port_range
-        address = self.address(there[0])
+        ranges, address = self.port_ranges((*here, *there)), self.address(there[0])
         return Fix(
-            f"Let all TCP, at the least {low}-{high}, through between {self.names(here)} and {self.names(there)} in what is "
+            f"Let all TCP, at the least {ranges}, through between {self.names(here)} and {self.names(there)} in what is "
             "between: a cloud's security group, an access list, the firewall of the machine under this one",
             (f"ip route get {shlex.quote(address)}", f"tracepath -n {shlex.quote(address)}"),
         )
