@@ -130,11 +130,16 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
         many = len(rates) >= MANY_NODES and len(links[rank]) >= MANY_NODES - 1
         return FAR_BELOW_AS_CPUS_GO if rank in virtual else WORSE if many else WORSE_AMONG_FEW
 
+    def elsewhere(rank: int) -> float:
+        """What the links without the node can do: among three, its own two are most of all links, and pull the median down."""
+        apart = [_compared(one) for one in fleet.links if rank not in (one.a, one.b) and rate_of(one) is not None]
+        return usual if rank in virtual or not apart else max(usual, median(apart))
+
     slow = {
         rank: rate
         for rank, rate in sorted(rates.items())
         if usual - rate > MEDIAN_ABSOLUTE_DEVIATIONS * deviation
-        and max(map(_compared, links[rank])) < share(rank) * usual
+        and max(map(_compared, links[rank])) < share(rank) * elsewhere(rank)
         and (rank in limited or median(one.resent for one in links[rank]) < HEAVY_LOSS)
     }
     others = [rate for one in fleet.links if not {one.a, one.b} & set(slow) and (rate := rate_of(one)) is not None]

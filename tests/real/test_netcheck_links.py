@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "nft", "tc")]
 
 LIMITED = "qdisc add dev eth0 root tbf rate 2mbit burst 32kbit latency 400ms"
 
+AT_400 = "qdisc add dev eth0 root tbf rate 400mbit burst 32kb latency 50ms"
+
 
 @pytest.fixture(scope="module")
 def eight() -> Iterator[list[Host]]:
@@ -142,6 +144,18 @@ def test_a_straggler(eight: list[Host], sudo: Path, number: int) -> None:
     assert_named(ran, "straggler-node", "n3", "n3 is a straggler")
     mend(ran[0], "straggler-node", some, sudo)
     assert_healthy(netcheck(some))
+
+
+def test_less_than_half_of_what_the_others_do(hosts: list[Host], sudo: Path) -> None:
+    """Where all are limited alike it is no node's; one with less is named although its rate would do for itself."""
+    for host in hosts:
+        host.run("tc", *AT_400.split())
+    assert_healthy(netcheck(hosts))
+    hosts[2].run("tc", *AT_400.replace("add", "replace").replace("400mbit", "150mbit").split())
+    ran = netcheck(hosts)
+    assert_named(ran, "straggler-node", "n3", "n3 is a straggler: 1", "warn")
+    mend(ran[0], "straggler-node", hosts, sudo)
+    assert_healthy(netcheck(hosts))
 
 
 @pytest.mark.parametrize("number", [3, 8])

@@ -117,6 +117,13 @@ def test_virtual_nodes_are_as_fast_as_a_busy_cpu(virtual: bool, qdisc: str, foun
     assert [one.rank for one in stragglers(Fleet(nodes=tuple(nodes), links=tuple(links)))] == found
 
 
+@pytest.mark.parametrize(("slower", "found"), [(150.0, [2]), (190.0, [2]), (210.0, []), (390.0, [])])
+def test_of_three_the_slowest_is_held_against_the_link_of_the_others(slower: float, found: list[int]) -> None:
+    """Two of the three links are its own: the usual rate is half its own doing."""
+    fleet = Fleet(links=(link(0, 1, 400.0), link(0, 2, slower), link(1, 2, 0.98 * slower)))
+    assert [one.rank for one in stragglers(fleet)] == found
+
+
 def test_the_many_links_of_a_slow_network_are_not_all_measured_again() -> None:
     links = tuple(link(a, b, 40.0) for a, b in combinations(range(32), 2))
     assert len(doubtful(Fleet(links=links))) == 16
