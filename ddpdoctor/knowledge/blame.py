@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Final
@@ -300,22 +300,25 @@ class _Matrix:
             return Where.HERE
         return Where.ELSEWHERE if grown <= (1 - MOST_OF_THEM) * lost else Where.UNTOLD
 
-    def _end(self, node: int, pair: Pair, left: set[Pair]) -> tuple[Where, Way]:
+    def _end(self, node: int, pair: Pair, left: Mapping[Way, Mapping[int, Sequence[Pair]]]) -> tuple[Where, Way]:
         """What that end of a link took away, and on which way: of one link of several that fail there, since the counters
-        tell of all of them together."""
+        tell of all of them together. left: the links that are to be told of, by way and node."""
         natural = Way.OUTBOUND if pair[0] == node else Way.INBOUND
-        mine = {one for one in (pair, (pair[1], pair[0])) if one in left}
-        told = {way: self._on_one_way(node, way, mine, left) for way in (natural, natural.other)}
+        told = {
+            way: self._on_one_way(node, way, pair, left[way].get(node, ()), left[way.other].get(node, ()))
+            for way in (natural, natural.other)
+        }
         for way, where in told.items():
             if where is Where.HERE:
                 return Where.HERE, way
         return (Where.ELSEWHERE if set(told.values()) == {Where.ELSEWHERE} else Where.UNTOLD), natural
 
-    def _on_one_way(self, node: int, way: Way, mine: set[Pair], left: set[Pair]) -> Where:
-        """Whether that node's filter on one way took away first packets, or answers, of the pairs `mine`."""
-        at = 1 if way is Way.INBOUND else 0
-        own, answered = ([one for one in left if one[side] == node] for side in (at, 1 - at))
-        own_mine, answers_mine = ([one for one in mine if one[side] == node] for side in (at, 1 - at))
+    def _on_one_way(self, node: int, way: Way, pair: Pair, own: Sequence[Pair], answered: Sequence[Pair]) -> Where:
+        """Whether that node's filter on one way took away first packets, or answers, of that pair or of its reverse.
+
+        own: the links at that node whose first packets go that way; answered: those whose answers do."""
+        both = {pair, (pair[1], pair[0])}
+        own_mine, answers_mine = ([one for one in some if one in both] for some in (own, answered))
         silent = self._silent(answers_mine)
         told = [self._counted(node, way, own)] if own_mine else []
         # What came or went that way of itself is the first to be missed.
@@ -361,12 +364,16 @@ class _Matrix:
             yield Cut(here, there, both, self._ports(pairs), self._met(pairs))
 
     def _link_cuts(self, left: set[Pair]) -> Iterator[Cut]:
+        at = {
+            way: {node: [_pair(node, peer, way) for peer in peers] for node, peers in _by_node(left, way).items()}
+            for way in Way
+        }
         for i, j in sorted(left):
             both = (j, i) in self.bad
             if i > j and (j, i) in left:
                 continue
             pairs = [(i, j)]
-            (where_here, way_here), (where_there, way_there) = (self._end(end, (i, j), left) for end in (i, j))
+            (where_here, way_here), (where_there, way_there) = (self._end(end, (i, j), at) for end in (i, j))
             yield Cut(
                 here=(i,),
                 there=(j,),
