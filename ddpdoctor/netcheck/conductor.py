@@ -44,7 +44,10 @@ ROUNDS_SECONDS, LINKS_SECONDS = 5.0, 7.0
 take seconds. What has begun is ended."""
 FEWEST_ROUNDS = 3
 """After which each node has met two peers: one's word blames nobody."""
-COLLECTIVE_SECONDS = {"gloo": 60.0, "nccl": 120.0}
+COLLECTIVE_SECONDS = 60.0
+"""Of gloo and of NCCL, with the import of torch, which may take half of it over NFS. What is known to hang isn't started;
+who fails ends the others' waiting; of what hangs without a word, an InfiniBand that doesn't answer takes longest: its
+hardware gives up after 30 s (NCCL_IB_TIMEOUT=20, seven times)."""
 NOT_REACHED = "the nodes don't reach each other"
 ALONE = "only one node is there"
 
@@ -269,7 +272,7 @@ class Conductor:
     async def _collective(self, backend: str) -> tuple[Collective, ...]:
         began = time.monotonic()
         self._hub.announce(backend)
-        there, seconds = self._there, COLLECTIVE_SECONDS[backend]
+        there, seconds = self._there, COLLECTIVE_SECONDS
         orders = {
             rank: Collect(
                 backend=backend,
