@@ -32,8 +32,18 @@ SLOWED = {
 """What a third node's filter does so that the phase takes seconds: it takes no connections; none goes beyond so many bytes."""
 
 CASES = {
-    REACH: {29601: (1, signal.SIGKILL), 29602: (1, signal.SIGSTOP), 29603: (0, signal.SIGKILL)},
-    LINKS: {29604: (1, signal.SIGKILL), 29605: (1, signal.SIGSTOP)},
+    REACH: {
+        29601: (1, signal.SIGKILL),
+        29602: (1, signal.SIGSTOP),
+        29603: (0, signal.SIGKILL),
+        29606: (1, signal.SIGINT),
+    },
+    LINKS: {
+        29604: (1, signal.SIGKILL),
+        29605: (1, signal.SIGSTOP),
+        29607: (0, signal.SIGKILL),
+        29608: (1, signal.SIGINT),
+    },
 }
 """Per phase, by port: what is done in it to the node of that rank."""
 
@@ -68,7 +78,8 @@ def test_a_node_that_is_killed_or_halted_in_a_phase(phase: str, hosts: list[Host
             case = (phase, who, number, [one.stderr for one in ran])
             if who == 0:
                 # There is no verdict on any node; both know why, and n3 that its own filter is one reason.
-                assert [(one.code, one.slugs) for one in ran] == [(2, set()), (2, {"local-firewall"})], case
+                own = {"local-firewall"} if phase == REACH else set()
+                assert [(one.code, one.slugs) for one in ran] == [(2, set()), (2, own)], case
                 assert [one.report["verdict"] for one in ran] == ["unknown"] * 2, case
                 assert all("stopped or killed there" in " ".join(one.report["problems"]) for one in ran), case
                 continue
@@ -76,6 +87,10 @@ def test_a_node_that_is_killed_or_halted_in_a_phase(phase: str, hosts: list[Host
             gone = lost(ran[0])["n2"]
             assert gone.startswith(f"lost during {phase.partition(':')[0]}: "), case
             assert gone.endswith("the connection was closed") == (number == signal.SIGKILL), gone
+            assert gone.endswith("stopped by its user: Ctrl-C") == (number == signal.SIGINT), gone
+            if number == signal.SIGINT:
+                stopped = jobs[port][who].end(DEADLINE)
+                assert (stopped.code, "the other nodes have been told" in stopped.stderr) == (130, True), stopped.stderr
             assert any("n2 was lost during" in one["summary"] for one in ran[0].findings("rdzv-missing-node")), case
             # Nobody else is blamed for what n2 left undone.
             assert set(ran[0].nodes("slow-link")) <= {"n1", "n3"}, ran[0].findings("slow-link")
