@@ -47,7 +47,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 
-class Met(NamedTuple):
+class Greeted(NamedTuple):
     """A connection on which the hub has greeted us."""
 
     reader: asyncio.StreamReader
@@ -103,7 +103,7 @@ async def agent(
         return manifest()
 
     job = Job(master=HERE, port=port, nnodes=nnodes, node_rank=rank)
-    return await attend(Met(reader, writer, greeting), job, token, facts, carry_out, heard, own, limits)
+    return await attend(Greeted(reader, writer, greeting), job, token, facts, carry_out, heard, own, limits)
 
 
 @asynccontextmanager

@@ -55,7 +55,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Without a whole line, however many bytes come."""
 
 
-class Knock(msgspec.Struct, frozen=True):
+class Newcomer(msgspec.Struct, frozen=True):
     """Somebody who speaks our protocol and knows the token."""
 
     hello: Hello
@@ -114,7 +114,7 @@ class Door:
         port: int,
         token: str,
         limits: Limits,
-        enter: Callable[[Knock], Awaitable[None]],
+        enter: Callable[[Newcomer], Awaitable[None]],
         refused: Callable[[str, str, TurnedAway, bool], None],
         changed: Callable[[], None],
     ) -> None:
@@ -244,9 +244,9 @@ class Door:
         task = asyncio.current_task()
         assert task is not None
         try:
-            knock = await self._ask_who(visitor, Lines(reader))
+            newcomer = await self._ask_who(visitor, Lines(reader))
             self._settled(task)
-            await self._enter(knock)
+            await self._enter(newcomer)
         except _StrangerError as error:
             self.strangers.note(visitor.address, str(error))
             self._changed()
@@ -257,7 +257,7 @@ class Door:
         finally:
             visitor.writer.close()
 
-    async def _ask_who(self, visitor: _Visitor, lines: Lines) -> Knock:
+    async def _ask_who(self, visitor: _Visitor, lines: Lines) -> Newcomer:
         nonce = secrets.token_hex(16)
         visitor.writer.write(encode(Greeting(ddpdoctor=__version__, protocol=PROTOCOL, nonce=nonce)))
         hello = self._hello(await self._first_line(visitor, lines), visitor.address, nonce)
@@ -267,7 +267,7 @@ class Door:
             text = _wrong_token(wanted=bool(self._token), given=not without)
             raise _TurnedAwayError(hello.host, TurnedAway(code="token", text=text), proved=False)
         own_proof = proof(self._token, "hub", nonce, hello.nonce)
-        return Knock(hello, visitor.address, lines, visitor.writer, own_proof)
+        return Newcomer(hello, visitor.address, lines, visitor.writer, own_proof)
 
     async def _first_line(self, visitor: _Visitor, lines: Lines) -> bytes:
         try:

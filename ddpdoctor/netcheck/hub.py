@@ -15,7 +15,7 @@ from typing import Final, Literal
 from ddpdoctor.facts.fleet import Absent, Double
 from ddpdoctor.knowledge.fleet_words import names_by_rank
 from ddpdoctor.netcheck.deadlines import within
-from ddpdoctor.netcheck.door import Door, Knock, Limits
+from ddpdoctor.netcheck.door import Door, Limits, Newcomer
 from ddpdoctor.netcheck.guests import Guest, GuestError, Larder
 from ddpdoctor.netcheck.lines import LineError
 from ddpdoctor.netcheck.messages import (
@@ -281,19 +281,19 @@ class Hub:
                 else:
                     guest.ping()
 
-    async def _enter(self, knock: Knock) -> None:
+    async def _enter(self, newcomer: Newcomer) -> None:
         """Gives whoever knows the token its place, and listens to it until it goes; or says why not."""
-        rank = self._place(knock)
+        rank = self._place(newcomer)
         if isinstance(rank, Double):
-            knock.writer.write(encode(TurnedAway(code=rank.code, text=rank.text)))
+            newcomer.writer.write(encode(TurnedAway(code=rank.code, text=rank.text)))
             self._keep_refused(rank)
             self._stir()
             return
-        host, address = knock.hello.host, knock.address
-        guest = Guest(rank, host, address, knock.lines, knock.writer, self.nnodes, self._larder, self.guests)
+        host, address = newcomer.hello.host, newcomer.address
+        guest = Guest(rank, host, address, newcomer.lines, newcomer.writer, self.nnodes, self._larder, self.guests)
         self.guests[rank] = guest
         wait = max(0.0, self._waits_until - asyncio.get_running_loop().time())
-        guest.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=knock.proof, wait=wait)))
+        guest.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=newcomer.proof, wait=wait)))
         # What the others were told last may name this very node.
         guest.send(encode(self._waiting(self._absent() if self._gathering else self._waited_for)))
         guest.ping()
@@ -313,9 +313,9 @@ class Hub:
             self._lose(guest, str(error))
         await guest.end_of_it()
 
-    def _place(self, knock: Knock) -> int | Double:
+    def _place(self, newcomer: Newcomer) -> int | Double:
         """The rank that this node gets, or why it gets none."""
-        hello = knock.hello
+        hello = newcomer.hello
         taken = {rank: guest for rank, guest in self.guests.items() if not guest.lost}
 
         def refuse(code: str, text: str, holder: str = "") -> Double:
@@ -323,7 +323,7 @@ class Hub:
             return Double(
                 rank=rank,
                 host=hello.host,
-                address=knock.address,
+                address=newcomer.address,
                 holder=holder,
                 code=code,
                 text=text,

@@ -16,7 +16,7 @@ from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.hostlist import HostlistError, expand
 from ddpdoctor.knowledge.launchers import NNODES_FLAG, Launch, number
 from ddpdoctor.knowledge.netcheck_command import quoted
-from ddpdoctor.netcheck.places import Place, PlaceError, meeting_place
+from ddpdoctor.netcheck.places import MeetingPlace, PlaceError, meeting_place
 
 MOST_NODES = 4096
 
@@ -306,7 +306,7 @@ def _hosts(
     return hosts if len(hosts) == nnodes.value else ()
 
 
-def _job_id(launch: Launch | None, place: Place, environ: Mapping[str, str]) -> str:
+def _job_id(launch: Launch | None, place: MeetingPlace, environ: Mapping[str, str]) -> str:
     """Only what is the same in all processes of the job, whichever node they run on."""
     if launch is None or _is(launch, "settings"):
         return ""
@@ -322,7 +322,7 @@ def _job_id(launch: Launch | None, place: Place, environ: Mapping[str, str]) -> 
     return _kubernetes_job(place, environ)
 
 
-def _kubernetes_job(place: Place, environ: Mapping[str, str]) -> str:
+def _kubernetes_job(place: MeetingPlace, environ: Mapping[str, str]) -> str:
     """The name of the Kubernetes job, which its pods' names begin with; "" unless the master's says the same."""
     if "KUBERNETES_SERVICE_HOST" not in environ:
         return ""
@@ -333,5 +333,5 @@ def _kubernetes_job(place: Place, environ: Mapping[str, str]) -> str:
     return f"Kubernetes {names.pop()}" if len(names) == 1 and "" not in names else ""
 
 
-def _label(place: Place) -> str:
+def _label(place: MeetingPlace) -> str:
     return place.host.partition(".")[0]

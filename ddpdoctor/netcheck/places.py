@@ -24,7 +24,7 @@ class PlaceError(ValueError):
     """What is wrong with a host or port, in a sentence that names the setting."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class MeetingPlace(msgspec.Struct, frozen=True):
     """`host` is a name or an address, an IPv6 one without brackets."""
 
     host: str
@@ -32,7 +32,7 @@ class Place(msgspec.Struct, frozen=True):
     conflicts: tuple[Conflict, ...] = ()
 
 
-def meeting_place(master: str | None, port: int | None, hosts: str, environ: Mapping[str, str]) -> Place:
+def meeting_place(master: str | None, port: int | None, hosts: str, environ: Mapping[str, str]) -> MeetingPlace:
     """The master: the flags', MASTER_ADDR's, the rendezvous endpoint's, or else the first of the launcher's hosts ("node[01-02]").
 
     Raises PlaceError where none is named, or a name or a port makes no sense.
@@ -70,7 +70,7 @@ def meeting_place(master: str | None, port: int | None, hosts: str, environ: Map
             conflicts.append(Conflict(PORT_FLAG, str(settled), port_name, set_port))
     else:
         settled = checked_port(set_port, port_name) if set_port else DEFAULT_PORT
-    return Place(host, settled, tuple(conflicts))
+    return MeetingPlace(host, settled, tuple(conflicts))
 
 
 def split(text: str, name: str) -> tuple[str, int | None]:
