@@ -16,7 +16,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge import launchers
-from ddpdoctor.knowledge.firewall_fixes import job_subnet, opening, whom
+from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, whom
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.meeting_words import who_listens
 from ddpdoctor.knowledge.network_fixes import intent
@@ -219,6 +219,7 @@ def local_firewall(
     Let in all TCP from the job's own network; at the least the store's port and net.ipv4.ip_local_port_range.
     """
     requires(not any(one.kind == "route" for one in fleet.reach), "netcheck tried the ports themselves")
+    every, firewall = firewall, known(of_family(firewall, job_subnet(network)))
     if firewall.enabled_service and isinstance(firewall.drops_new, Unknown):
         raise NotKnown(f"{firewall.enabled_service} is set to start on this host, but {firewall.drops_new.reason}")
     drops = known(firewall.drops_new)
@@ -240,7 +241,7 @@ def local_firewall(
             ),
             *((intent(sign),) if sign else ()),
         ),
-        fixes=opening(f"Let in all TCP from {whom(subnets)}", firewall, subnets, inbound=True),
+        fixes=opening(f"Let in all TCP from {whom(subnets)}", every, subnets, inbound=True),
         severity=FAIL if sign else INFO,
     )
 

@@ -24,10 +24,13 @@ IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def job_subnet(network: Network) -> str:
-    """The network of the interface that leads to the other nodes, "10.0.0.0/24"; "" where it isn't known."""
+    """The network of the interface that leads to the other nodes, "10.0.0.0/24", of IPv6 where it has no other; "" where it
+    isn't known."""
     way = way_to_the_others(network)
     addresses = next((one.addresses for one in network.interfaces if one.name == way), ())
-    return next((str(ipaddress.ip_interface(one).network) for one in addresses if ":" not in one), "")
+    own = [ipaddress.ip_interface(one.partition("%")[0]) for one in addresses]
+    usable = [one for one in own if one.version == 4 or not one.is_link_local]
+    return next((str(one.network) for one in sorted(usable, key=lambda one: one.version)), "")
 
 
 def subnets_of(own: str, peers: Iterable[str], interfaces: Sequence[Interface]) -> tuple[str, ...]:

@@ -6,8 +6,13 @@ import pytest
 
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.firewall import Firewall
-from ddpdoctor.knowledge.firewall_fixes import of_family, opening
+from ddpdoctor.facts.fleet import Fleet
+from ddpdoctor.facts.network import Interface, Network
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening
 from ddpdoctor.knowledge.root import NEEDS_ROOT
+from ddpdoctor.registry import diagnose, select
 
 HERE = ("10.77.0.0/24",)
 TEXT = "Let in all TCP from 10.77.0.0/24"
@@ -79,6 +84,34 @@ def test_ipv6_has_a_filter_of_its_own(tool: str, chain: str, command: str) -> No
     assert only.commands == (command,)
     (other,) = opening("Let in all TCP", four, HERE, inbound=True)
     assert other.commands == ("sudo iptables -I INPUT -p tcp -s 10.77.0.0/24 -j ACCEPT",)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "subnet", "slugs"),
+    [
+        (("fd77::12/64", "fe80::1%eth0/64"), "fd77::/64", ["local-firewall"]),
+        (("10.77.0.12/24", "fd77::12/64"), "10.77.0.0/24", []),
+        (("fe80::1%eth0/64",), "", []),
+    ],
+)
+def test_a_host_is_judged_by_the_family_of_its_network(
+    addresses: tuple[str, ...], subnet: str, slugs: list[str]
+) -> None:
+    six = Firewall(tool="nft", input_policy="drop", drops_new=True, input_chains=("ip6 filter input",))
+    interface = Interface(name="eth0", addresses=addresses)
+    network = Network(
+        hostname="n1", fqdn="n1", own_name=Unknown("not asked"), interfaces=(interface,), default_interface="eth0"
+    )
+    assert job_subnet(network) == subnet
+    firewall = Firewall(tool=None, input_policy=None, drops_new=False, ipv6=six)
+    snapshot = Snapshot(network=network, firewall=firewall, fleet=Fleet())
+    results = [one for one in diagnose(snapshot, Plan(1, "--nproc"), select(["network"])) if one.findings]
+    found = [one for one in results if one.check.slug == "local-firewall"]
+    assert [one.check.slug for one in found] == slugs
+    for one in found:
+        assert one.findings[0].fixes[0].commands == (
+            f"sudo nft insert rule ip6 filter input ip6 saddr {subnet} meta l4proto tcp accept",
+        )
 
 
 def test_a_filter_of_ipv6_that_nobody_read_isnt_none() -> None:
