@@ -19,7 +19,7 @@ from ddpdoctor.netcheck.messages import Judged, Part
 from ddpdoctor.registry import Check, Result, UnknownSelection, all_checks, find_check
 
 UNPROVED: Final = "Node 0 says, and no token proves that it is node 0"
-"""Before a fix whose commands came over the network and that anybody there may have written."""
+"""Before a fix that came over the network and that anybody there may have written."""
 
 
 def judge(snapshots: Sequence[Snapshot]) -> list[Examination]:
@@ -81,11 +81,9 @@ def _check(judged: Judged) -> Check:
 
 
 def _unproved(finding: Finding) -> Finding:
-    fixes = tuple(
-        msgspec.structs.replace(one, text=f"{UNPROVED}: {one.text}", appliable=False) if one.commands else one
-        for one in finding.fixes
-    )
-    return msgspec.structs.replace(finding, fixes=fixes)
+    # A sentence may hold a command as well.
+    fixes = (msgspec.structs.replace(one, text=f"{UNPROVED}: {one.text}", appliable=False) for one in finding.fixes)
+    return msgspec.structs.replace(finding, fixes=tuple(fixes))
 
 
 def _of_another_version() -> Iterator[Finding]:
