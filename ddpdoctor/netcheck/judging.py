@@ -18,7 +18,7 @@ from ddpdoctor.netcheck.manifests import FAMILIES
 from ddpdoctor.netcheck.messages import Judged, Part
 from ddpdoctor.registry import Check, Result, UnknownSelection, all_checks, find_check
 
-UNPROVED: Final = "Node 0 says, and no token proves that it is node 0"
+UNPROVED: Final = "From node 0, without a token"
 """Before a fix that came over the network and that anybody there may have written."""
 
 

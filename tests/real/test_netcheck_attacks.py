@@ -341,5 +341,5 @@ def test_a_hostile_hub_harms_nobody(hosts, tmp_path):
     (odd,) = ran["part"].findings("flux-capacitor")
     assert odd["summary"].startswith("Empty")
     (fix,) = odd["fixes"]
-    assert fix["text"] == "Node 0 says, and no token proves that it is node 0: Run this"
+    assert fix["text"] == "From node 0, without a token: Run this"
     assert not fix["appliable"]

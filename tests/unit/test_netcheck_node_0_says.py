@@ -59,5 +59,5 @@ def test_commands_that_no_token_proves_are_told_as_node_0s(proved: bool) -> None
     if proved:
         assert finding == told
     else:
-        said = "Node 0 says, and no token proves that it is node 0: "
+        said = "From node 0, without a token: "
         assert finding.fixes == (Fix(f"{said}Run this", ("sudo rm x",)), Fix(f"{said}Look at it"))
