@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.facts.fleet import Absent, Double, Fleet
+from ddpdoctor.facts.fleet import Absent, Double, Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.fleet_words import NO_FLEET, NODE_0_SPEAKS, bare_host, called, there
+from ddpdoctor.knowledge.fleet_words import HUB_CONNECTION, NO_FLEET, NODE_0_SPEAKS, bare_host, called, there
 from ddpdoctor.knowledge.launchers import srun_netcheck
 from ddpdoctor.knowledge.left_out import first_words, left_behind, one_node_more, turned_away
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
@@ -24,6 +24,9 @@ COMMANDS_MOST = 8
 
 FACTS_LATE = "its facts had not come"
 """What the hub says of a node that it has waited for in vain after it had come."""
+
+STOPPED = "stopped by "
+"""What a node says that somebody ends: "stopped by its user: Ctrl-C", "stopped by SIGTERM"."""
 
 
 @check(
@@ -285,22 +288,30 @@ def _why_refused(one: Double, who: str, fleet: Fleet) -> str:
     return f"{who} came and was turned away: {first_words(one.text)}"
 
 
+def _why_lost(node: Node) -> str:
+    if STOPPED in node.lost:
+        return f"netcheck was {STOPPED}{node.lost.partition(STOPPED)[2]} on {called(node)}; nothing is known to be wrong there."
+    if FACTS_LATE in node.lost:
+        return f"Something that netcheck looks at hangs on {called(node)}, such as a GPU's driver: ddpdoctor check says what."
+    return "Its process ended, the host went down, or the network between it and the master was cut."
+
+
 def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
-    lost = [one for one in fleet.nodes if one.lost]
+    # What nobody wanted comes first.
+    lost = sorted((one for one in fleet.nodes if one.lost), key=lambda one: STOPPED in one.lost)
     first = lost[0]
+    killed = (Fix(f"Look on {called(first)} whether the kernel killed it", ("sudo dmesg -T | tail -50",)),)
+    stopped = STOPPED in first.lost
+    read = "" if stopped else f", and read what it says on {called(first)}"
     others = f" (and {plural(len(lost) - 1, 'other')})" if len(lost) > 1 else ""
     return Finding(
         summary=f"{called(first)}{others} was {first.lost}"[:160],
-        cause="Its process ended, the host went down, or the network between it and the master was cut."
-        if FACTS_LATE not in first.lost
-        else f"Something that netcheck looks at hangs on {called(first)}, such as a GPU's driver: ddpdoctor check says what.",
-        evidence=tuple(
-            Evidence(f"{called(one)} ({one.address}): {one.lost}", "its connection to the hub") for one in lost
-        ),
+        cause=_why_lost(first),
+        evidence=tuple(Evidence(f"{called(one)} ({one.address}): {one.lost}", HUB_CONNECTION) for one in lost),
         fixes=(
-            Fix(f"Look on {called(first)} whether the kernel killed it", ("sudo dmesg -T | tail -50",)),
+            *(() if stopped else killed),
             Fix(
-                f"Run it there again, while it runs here again, and read what it says on {called(first)}",
+                f"Run it there again, while it runs here again{read}",
                 tuple(netcheck_command(meeting, fleet.expected, one.rank) for one in lost[:COMMANDS_MOST]),
             ),
             *_here_again(fleet, meeting),

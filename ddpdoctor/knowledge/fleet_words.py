@@ -17,6 +17,11 @@ NODE_0_SPEAKS = "node 0 speaks for the fleet"
 
 ONE_THERE = "only one node is there"
 
+HUB_CONNECTION = "its connection to the hub"
+"""The source of the evidence that a node was lost. A finding that has it is of a loss."""
+
+_LOST_DURING = "lost during "
+
 
 def called(node: Node) -> str:
     """The node's hostname; "node 3" where it has none."""
@@ -41,6 +46,11 @@ def names(nodes: Iterable[Node], most: int = 5) -> str:
 def there(fleet: Fleet) -> tuple[Node, ...]:
     """The nodes that came and weren't lost."""
     return tuple(one for one in fleet.nodes if not one.lost)
+
+
+def lost_phase(node: Node) -> str:
+    """The name of the phase in which the node was lost; "" while it is there."""
+    return node.lost.removeprefix(_LOST_DURING).partition(":")[0] if node.lost.startswith(_LOST_DURING) else ""
 
 
 def own_node(fleet: Fleet, meeting: Meeting) -> Node | None:

@@ -15,6 +15,9 @@ from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
 _VERSION = re.compile(r"pip install 'ddpdoctor==([0-9][A-Za-z0-9.+!]{0,39})'(?: on both)?\Z")
 """All that is taken from a command of node 0's: whoever holds the master's port may say anything, and it is typed here."""
 
+ENDED_BY_FAULT = "it ended without a verdict, since something is wrong there: "
+"""How node 0 begins its last words to the others where it has found on itself why it can't go on."""
+
 
 def turned_away(meeting: Meeting) -> Finding:
     """By a hub that wants other nodes, at another time, or with another token or version. Wrong ranks are no case of these."""
@@ -32,6 +35,17 @@ def turned_away(meeting: Meeting) -> Finding:
 
 def left_behind(meeting: Meeting) -> Finding:
     """Let in and lost."""
+    again = netcheck_command(meeting, meeting.nnodes, meeting.node_rank)
+    reason = meeting.left_behind.removeprefix("node 0 says: ")
+    if reason.startswith(ENDED_BY_FAULT):
+        return Finding(
+            summary=f"Node 0 ended without a verdict: {reason.removeprefix(ENDED_BY_FAULT)}"[:160],
+            cause="That is wrong on node 0, and keeps it from its own port; nothing is known of this node.",
+            evidence=(told(meeting, "left_behind", meeting.left_behind),),
+            fixes=(
+                Fix("Node 0 prints the fix. When it is done there, run this here, while it runs there again", (again,)),
+            ),
+        )
     return Finding(
         summary=f"This node was let in, and there is no verdict on it: {first_words(meeting.left_behind)}",
         cause="The network between it and node 0 was cut, its facts didn't arrive in time, or a process was halted for a while.",
@@ -39,7 +53,7 @@ def left_behind(meeting: Meeting) -> Finding:
         fixes=(
             Fix(
                 "Run this here, while it runs on node 0 again",
-                (netcheck_command(meeting, meeting.nnodes, meeting.node_rank),),
+                (again,),
             ),
         ),
     )

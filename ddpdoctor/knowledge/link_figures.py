@@ -152,7 +152,9 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
 
 @cache
 def troubles(fleet: Fleet) -> tuple[Trouble, ...]:
-    """The links that are out of the ordinary, those of stragglers apart."""
+    """The links that are out of the ordinary, those of stragglers apart. That a lost node could not be measured is no fault
+    of the link."""
+    lost = {one.rank for one in fleet.nodes if one.lost}
     slow_nodes = {one.rank for one in stragglers(fleet)}
     measured = [one for one in fleet.links if not one.error]
     rates = sorted(_compared(one) for one in measured if rate_of(one) is not None)
@@ -163,7 +165,7 @@ def troubles(fleet: Fleet) -> tuple[Trouble, ...]:
     claims = {one.rank: _claimed(one) for one in fleet.nodes if data_interface(fleet, one) == one.interface}
     found = []
     for link in fleet.links:
-        if {link.a, link.b} & slow_nodes:
+        if {link.a, link.b} & slow_nodes or (link.error and {link.a, link.b} & lost):
             continue
         slow = _is_slow(link, usual_rate, bound, claims)
         late = link.round_trip > max(LATE * usual_trip, LATE_SECONDS) and len(measured) >= FEWEST_NODES

@@ -105,7 +105,7 @@ async def attend(
     manifest, told as which node we were let in, gives this host's Snapshot as JSON, deflated by zlib; it may take its
     time. carry_out does one order at a time; what it raises becomes the order's answer; cancelled with ENOUGH, it may still
     give one. own: `Hub.own`, where the hub is ours. When attend is cancelled, the hub is told; the cancellation's message,
-    "Ctrl-C" where it has none, says by what.
+    "its user: Ctrl-C" where it has none, says by whom or what.
 
     Raises:
         TurnedAwayError: the hub doesn't let us in, or doesn't know our token, or speaks another protocol.
@@ -118,7 +118,7 @@ async def attend(
         welcome = await agent.enter(job, own or secrets.token_hex(16))
         return await agent.serve(manifest(welcome), welcome.wait)
     except asyncio.CancelledError as error:
-        await agent.farewell(f"stopped by its user: {error.args[0] if error.args else 'Ctrl-C'}")
+        await agent.farewell(f"stopped by {error.args[0] if error.args else 'its user: Ctrl-C'}")
         raise
     except (HubGone, LeftBehindError) as error:
         # Perhaps it only sleeps.

@@ -104,7 +104,8 @@ class Hub:
     @property
     def strangers(self) -> tuple[str, ...]:
         """Who was refused, a sentence each."""
-        return self._door.strangers.listed({guest.address for guest in self.guests.values()})
+        refused = {one.address for one in self.doubles if one.proved}
+        return self._door.strangers.listed(refused | {guest.address for guest in self.guests.values()})
 
     def absent(self) -> tuple[Absent, ...]:
         """Who didn't come."""

@@ -13,6 +13,7 @@ from ddpdoctor.facts.fleet import Fleet, Passed, Phase
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Finding, Severity
+from ddpdoctor.knowledge.fleet_words import HUB_CONNECTION, lost_phase, names
 from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.manifests import FAMILIES
 from ddpdoctor.netcheck.messages import Judged, Part
@@ -35,16 +36,25 @@ def with_fleet(snapshot: Snapshot, fleet: Fleet, node_rank: int) -> Snapshot:
     return msgspec.structs.replace(snapshot, fleet=fleet, meeting=meeting)
 
 
-def judged_phases(phases: Sequence[Phase], examinations: Sequence[Examination]) -> tuple[Phase, ...]:
+def judged_phases(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Phase, ...]:
     """A phase in which a check of its own name failed has failed, whatever it measured; so has the comparison of the nodes
-    where only some of it could be made."""
-    failed = {check.family for one in examinations for check, severity, _ in one.findings if severity is Severity.FAIL}
-    return tuple(
-        msgspec.structs.replace(one, passed=Passed.FAIL)
-        if one.name in failed and (one.passed is not Passed.NOT_TESTED or one.name == "compare")
-        else one
-        for one in phases
-    )
+    where only some of it could be made. A lost node fails the phase in which it was lost, and not the meeting before."""
+    failed = {
+        check.family
+        for one in examinations
+        for check, severity, finding in one.findings
+        if severity is Severity.FAIL and all(seen.source != HUB_CONNECTION for seen in finding.evidence)
+    }
+
+    def judged(phase: Phase) -> Phase:
+        lost = [node for node in fleet.nodes if lost_phase(node) == phase.name]
+        if phase.passed is Passed.NOT_TESTED and phase.name != "compare":
+            return phase
+        if lost and not phase.reason:
+            return msgspec.structs.replace(phase, passed=Passed.FAIL, reason=f"lost: {names(lost)}")
+        return msgspec.structs.replace(phase, passed=Passed.FAIL) if lost or phase.name in failed else phase
+
+    return tuple(map(judged, fleet.phases))
 
 
 def whole(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Verdict, tuple[str, ...]]:

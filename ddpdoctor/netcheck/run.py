@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import sys
 import time
 import zlib
@@ -23,7 +24,9 @@ from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.findings import Severity
 from ddpdoctor.knowledge.launchers import NNODES_FLAG
+from ddpdoctor.knowledge.left_out import ENDED_BY_FAULT
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, with_token
 from ddpdoctor.netcheck import tokens
 from ddpdoctor.netcheck.agent import AgentError, LeftBehindError, TurnedAwayError, attend
@@ -52,10 +55,10 @@ def run(wishes: Wishes, audience: Audience) -> End:
     """Takes part until there is a verdict, or it is clear that there will be none.
 
     Raises:
-        Stopped: by a signal; the others have been told.
+        Stopped: by a signal; the others have been told, if there still was something to tell.
     """
     node = _Node(wishes, audience)
-    return asyncio.run(_until_stopped(node.go(), lambda: node.in_touch))
+    return asyncio.run(_until_stopped(node.go(), lambda: node.in_touch()))
 
 
 async def _until_stopped(work: Coroutine[Any, Any, End], in_touch: Callable[[], bool]) -> End:
@@ -65,7 +68,7 @@ async def _until_stopped(work: Coroutine[Any, Any, End], in_touch: Callable[[], 
 
     def stop(number: int) -> None:
         received.append(number)
-        task.cancel()
+        task.cancel("its user: Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
 
     for number in SIGNALS:
         loop.add_signal_handler(number, stop, number)
@@ -75,8 +78,9 @@ async def _until_stopped(work: Coroutine[Any, Any, End], in_touch: Callable[[], 
         if not received:
             raise
         stopped = Stopped(128 + received[0])
-        told = ", and the other nodes have been told" if in_touch() else ""
-        stopped.text = f"Stopped. There is no verdict{told}."
+        # Their verdict may have been on its way already.
+        told = "; if the test was still going on, the other nodes were told" if in_touch() else ""
+        stopped.text = f"Stopped. There is no verdict here{told}."
         raise stopped from None
     finally:
         for number in SIGNALS:
@@ -94,8 +98,8 @@ class _Node:
         self._began = time.monotonic()
         self._token = tokens.token_of(wishes.job, wishes.token)
         self._collected = False
-        self.in_touch = False
-        """There are other nodes, or may be, that hear of it when this one ends."""
+        self.in_touch: Callable[[], bool] = lambda: False
+        """Whether there are other nodes that hear of it when this one ends."""
         self._meeting = Meeting(
             master=self._job.master,
             port=self._job.port,
@@ -229,7 +233,7 @@ class _Node:
                 words = os.strerror(errno.EADDRNOTAVAIL)
                 self._meeting = msgspec.structs.replace(self._meeting, hosts_the_store=True, listen_error=words)
             return self._alone(await looking)
-        self.in_touch = True
+        self.in_touch = lambda: True
         try:
             part, snapshot = await self._attend(connection, looking)
         except TurnedAwayError as error:
@@ -309,7 +313,7 @@ class _Node:
         )
         if hub is None:
             return self._alone(await looking)
-        self.in_touch = hub.nnodes > 1
+        self.in_touch = lambda: any(rank and not guest.lost for rank, guest in hub.guests.items())
         self._meeting = msgspec.structs.replace(self._meeting, port=hub.port)
         hub.changed = partial(self._audience.hub, hub, self._shown_command)
         hub.changed()
@@ -335,12 +339,14 @@ class _Node:
                 if way:
                     self._met(msgspec.structs.replace(way[-1], waited=self._wishes.wait))
                 end = self._alone(await looking, [why])
-                await hub.stop(why, 1 if end.exit_code == 1 else 2)
+                wrong = [one.summary for _, severity, one in end.examinations[0].findings if severity is Severity.FAIL]
+                await hub.stop(ENDED_BY_FAULT + wrong[0] if wrong else why, 1 if wrong else 2)
                 return end
             return await self._verdict(hub, gathered.fleet, gathered.snapshots, gathered.joined_at)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            by = str(error.args[0]).partition(":")[0] if error.args else "its user"
             with suppress(Exception):
-                await hub.stop("stopped by its user on node 0")
+                await hub.stop(f"stopped by {by} on node 0")
             raise
         finally:
             own.cancel()
@@ -379,7 +385,7 @@ class _Node:
         ranks = [one.rank for one in fleet.nodes]
         shown = [with_fleet(snapshots[rank], fleet, rank) for rank in ranks]
         examinations = await in_thread(lambda: judge(shown))
-        final = msgspec.structs.replace(fleet, phases=judged_phases(fleet.phases, examinations))
+        final = msgspec.structs.replace(fleet, phases=judged_phases(fleet, examinations))
         verdict, problems = whole(final, examinations)
         code = verdict.exit_code(strict=self._wishes.strict)
         seconds = time.monotonic() - joined_at

@@ -47,6 +47,8 @@ from ddpdoctor.wording import listed
 
 _WORD_STYLES = {"PASS": "bold green", "WARN": "bold yellow", "FAIL": "bold red", "NOT TESTED": "bold magenta"}
 _WORD = re.compile(rf"(?:{'|'.join(_WORD_STYLES)}) +")
+_FINDING = re.compile(r"(?P<word>FAIL|WARN) +(?P<summary>.+)  \[(?P<slug>[a-z0-9-]+)\]")
+"""What `netcheck_words.finding_line` writes."""
 _MARGIN = 10
 _NARROW = 60
 _WIDEST = 32
@@ -103,6 +105,7 @@ def show_part(
     host = one_line(examination.snapshot.host or "this node")
     if quiet:
         _show_lines(console, own)
+        _show_found_elsewhere(console, part, told={finding_line(one) for one in own})
     else:
         if examination.verdict is Verdict.UNKNOWN:
             _show_headline(console, Verdict.UNKNOWN, f"No verdict on {host}: not a single check could be judged")
@@ -137,6 +140,18 @@ def _show_whole(console: Console, part: Part, *, told: Collection[str]) -> None:
     console.print()
 
 
+def _show_found_elsewhere(console: Console, part: Part, *, told: Collection[str]) -> None:
+    """A line for each finding of the other nodes, and for what else is said of the whole; the phases are left out."""
+    for line in (one_line_kept(one) for one in part.lines if one not in told):
+        word = _WORD.match(line)
+        finding = _FINDING.fullmatch(line)
+        if finding:
+            text = Text(f"{finding['word']:<6}", _WORD_STYLES[finding["word"]])
+            console.print(text.append(f"{finding['slug']}: {finding['summary']}", "none"), soft_wrap=True)
+        elif not word:
+            console.print(Text(line), soft_wrap=True)
+
+
 def show_alone(
     console: Console,
     *,
@@ -163,7 +178,11 @@ def show_alone(
         console.print(Hanging(Text(""), word.append(one_line("; ".join(problems)), "bold"), 0))
     else:
         console.print(Hanging(Text(""), verdict_line([examination]), 0))
-    console.print(Hanging(Text(""), Text("Only this side was looked at: no other node was asked.", "bold magenta"), 0))
+    # Node 0 was asked where it let this node in, or is quoted.
+    if not meeting.joined and not any("node 0 says: " in one for one in problems):
+        console.print(
+            Hanging(Text(""), Text("Only this side was looked at: no other node was asked.", "bold magenta"), 0)
+        )
 
 
 def _show_one_side(

@@ -191,7 +191,7 @@ def test_while_they_wait_for_each_other(hosts, tmp_path):
     assert "rdzv-missing-node" in killed[0].slugs
     assert [one.code for one in stopped] == [1, 130]
     assert lost(stopped[0]) == {"n2": "lost during join: stopped by its user: Ctrl-C"}
-    assert "the other nodes have been told" in stopped[1].stderr
+    assert "the other nodes were told" in stopped[1].stderr
     assert [one.code for one in hub_killed] == [-signal.SIGKILL, 2]
     assert any("netcheck was stopped or killed there" in one for one in hub_killed[1].report["problems"])
     assert [one.code for one in hub_stopped] == [130, 2]

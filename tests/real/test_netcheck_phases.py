@@ -90,7 +90,7 @@ def test_a_node_that_is_killed_or_halted_in_a_phase(phase: str, hosts: list[Host
             assert gone.endswith("stopped by its user: Ctrl-C") == (number == signal.SIGINT), gone
             if number == signal.SIGINT:
                 stopped = jobs[port][who].end(DEADLINE)
-                assert (stopped.code, "the other nodes have been told" in stopped.stderr) == (130, True), stopped.stderr
+                assert (stopped.code, "the other nodes were told" in stopped.stderr) == (130, True), stopped.stderr
             assert any("n2 was lost during" in one["summary"] for one in ran[0].findings("rdzv-missing-node")), case
             # Nobody else is blamed for what n2 left undone.
             assert set(ran[0].nodes("slow-link")) <= {"n1", "n3"}, ran[0].findings("slow-link")
