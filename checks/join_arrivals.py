@@ -12,7 +12,7 @@ from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.fleet_words import HUB_CONNECTION, NO_FLEET, NODE_0_SPEAKS, bare_host, called, there
 from ddpdoctor.knowledge.launchers import srun_netcheck
-from ddpdoctor.knowledge.left_out import first_words, left_behind, one_node_more, turned_away
+from ddpdoctor.knowledge.left_out import first_words, left_behind, one_node_more, token_of_a_visitor, turned_away
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import listed, plural
@@ -170,8 +170,8 @@ def _knocked(unproved: list[Double]) -> str:
     if not unproved:
         return ""
     who = listed((_place(one.host, one.address) for one in unproved), most=2)
-    by_token = any(one.code == "token" for one in unproved)
-    return f"; {who} came with {'another token or none' if by_token else 'another version and no proof'}"
+    texts = [one.text for one in unproved if one.code == "token"]
+    return f"; {who} came with {token_of_a_visitor(texts) if texts else 'another version and no proof'}"
 
 
 def _or_a_stranger(unproved: list[Double]) -> str:

@@ -18,7 +18,7 @@ from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severit
 from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, whom
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
-from ddpdoctor.knowledge.meeting_words import who_listens
+from ddpdoctor.knowledge.meeting_words import another_port, who_listens
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check, requires
@@ -61,12 +61,13 @@ def port_in_use(
     """
     taken = known(network.taken_ports)
     requires(hosts_the_store(network), "another host is to host the job's store")
-    not_listened = meeting if isinstance(meeting, Meeting) and meeting.listen_error else None
+    meets = meeting if isinstance(meeting, Meeting) and meeting.master else None
+    not_listened = meets if meets and meets.listen_error else None
     for port, severity, name in _ports_that_matter(network, environment):
         if not_listened and not_listened.port == port and port not in (*taken, *network.forbidden_ports):
             yield _not_listened(not_listened, f"port {port}", name, patient)
         if port in network.forbidden_ports:
-            yield _forbidden(port, name, patient)
+            yield _forbidden(port, name, _other_port(patient, name, port, meets, alone=True))
         if port not in taken:
             continue
         holders = [one for one in known(network.listeners) if one.port == port]
@@ -81,7 +82,7 @@ def port_in_use(
             if severity is FAIL
             else f"A job that already runs isn't hurt; one that is started now and wants {port} is.",
             evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
-            fixes=(*_end_it(holder), _other_port(patient, name)),
+            fixes=(*_end_it(holder), _other_port(patient, name, port, meets)),
             severity=severity,
         )
 
@@ -91,16 +92,16 @@ def _not_listened(meeting: Meeting, where: str, name: str, patient: Patient) -> 
         summary=f"Could not listen on {meeting.master} {where}: {meeting.listen_error}",
         cause="Whoever holds it came after this host was looked at, or can't be seen by this user.",
         evidence=(Evidence(f"{meeting.master} {where}: {meeting.listen_error}", "bind()"),),
-        fixes=(who_listens(meeting.port), _other_port(patient, name)),
+        fixes=(who_listens(meeting.port), _other_port(patient, name, meeting.port, meeting)),
     )
 
 
-def _forbidden(port: int, name: str, patient: Patient) -> Finding:
+def _forbidden(port: int, name: str, other_port: Fix) -> Finding:
     return Finding(
         summary=f"Port {port} ({name}) is one that this user may not listen on",
         cause="Ports below net.ipv4.ip_unprivileged_port_start, 1024 unless somebody changed it, are for root.",
         evidence=(Evidence(f"bind to port {port}: Permission denied", "bind()"),),
-        fixes=(_other_port(patient, name),),
+        fixes=(other_port,),
     )
 
 
@@ -138,7 +139,10 @@ def _end_it(holder: Listener) -> tuple[Fix, ...]:
     return (Fix("If it is a left-over of your own, end it", (look, f"kill {holder.pid}")),)
 
 
-def _other_port(patient: Patient, name: str) -> Fix:
+def _other_port(patient: Patient, name: str, port: int, meets: Meeting | None, *, alone: bool = False) -> Fix:
+    """meets: where netcheck runs, whose nodes must all name the same port. alone: no other fix goes before it."""
+    if meets and meets.port == port and name != THE_ENDPOINT:
+        return another_port(meets, alone=alone)
     code = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
     free = in_patient(patient, "-c", code)
     if name == THE_ENDPOINT:
@@ -221,7 +225,7 @@ def local_firewall(
     requires(not any(one.kind == "route" for one in fleet.reach), "netcheck tried the ports themselves")
     every, firewall = firewall, known(of_family(firewall, job_subnet(network)))
     if firewall.enabled_service and isinstance(firewall.drops_new, Unknown):
-        raise NotKnown(f"{firewall.enabled_service} is set to start on this host, but {firewall.drops_new.reason}")
+        raise NotKnown(f"{firewall.enabled_service} is switched on on this host, but {firewall.drops_new.reason}")
     drops = known(firewall.drops_new)
     if drops is None:
         raise NotKnown("the packet filter's rules are too involved to tell")

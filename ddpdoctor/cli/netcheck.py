@@ -92,7 +92,6 @@ def netcheck(
     warned, with --strict on node 0), 2 wrong usage or no verdict on any node.
     """
     import os
-    import shutil
 
     if verbose and quiet:
         raise typer.BadParameter("-v and -q exclude each other")
@@ -120,8 +119,8 @@ def netcheck(
     from ddpdoctor.report.netcheck_progress import make_view
 
     path, chosen_by = choose_python(python, os.environ)
-    if python is not None and shutil.which(path) is None:
-        raise typer.BadParameter(f"--python {python}: there is no such program on this host")
+    if python is not None:
+        _refuse_what_is_no_python(python, path)
     wishes = Wishes(
         job=job,
         options=options,
@@ -146,6 +145,18 @@ def netcheck(
     if matrix and end.part is not None:
         typer.echo("--matrix has no effect here: node 0 shows it", err=True)
     raise typer.Exit(end.exit_code)
+
+
+def _refuse_what_is_no_python(python: str, path: str) -> None:
+    """Before the other nodes are made to wait for a node that couldn't take part in the collectives."""
+    from ddpdoctor.probes.context import Context
+    from ddpdoctor.probes.patient.asking import ask
+
+    answer = ask(Context(path), "interpreter")
+    # One that is slow, on a loaded host or a hung file system, is the test's business.
+    if answer.state not in ("ok", "hangs"):
+        no_python = "it is no Python: " if answer.state == "not-python" else ""
+        raise typer.BadParameter(f"--python {python}: {no_python}{answer.detail}")
 
 
 def _options(*, wait: float, quick: bool, python: str | None, strict: bool) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ class Firewall(Facts, frozen=True, kw_only=True):
     """Base chains on output in the same way."""
     drops_new: Annotated[Maybe[bool | None], Source("reading of the rules")] = None
     """Whether a new TCP connection to an unlisted high port is dropped or rejected; None: the rules are too involved to tell."""
-    enabled_service: Annotated[str | None, Source("/etc/ufw/ufw.conf, units wanted by systemd")] = None
-    """"ufw" or "firewalld" where one is set to start, which anybody may read; the rules may still be unreadable."""
+    enabled_service: Annotated[str | None, Source("/etc/ufw/ufw.conf, running processes")] = None
+    """"ufw" where it is set to start, "firewalld" where it runs, which anybody may see; the rules may still be unreadable."""
     ipv6: Annotated[Firewall | None, Source("nft list ruleset, ip6tables-save")] = None
     """None: nobody looked."""

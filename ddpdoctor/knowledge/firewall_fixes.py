@@ -62,8 +62,8 @@ def of_family(firewall: Maybe[Firewall], address: str) -> Maybe[Firewall]:
 
 def opening(text: str, firewall: Maybe[Firewall], subnets: Sequence[str], *, inbound: bool) -> tuple[Fix, ...]:
     """What lets all TCP from (inbound) or to those networks pass on this host, before any rule that drops it; text: that in
-    words. First the very commands of the tool that filters here or, where only root could see that, of the one that is set to
-    start with the system; where nothing is known, how to see it, and then each tool's. () where the rules are known and none
+    words. First the very commands of the tool that filters here or, where only root could see that, of the one that is
+    switched on; where nothing is known, how to see it, and then each tool's. () where the rules are known and none
     is in the way."""
     firewall = of_family(firewall, next(iter(subnets), ""))
     tool = Unknown("not looked at") if isinstance(firewall, Unknown) else firewall.tool
@@ -76,7 +76,7 @@ def opening(text: str, firewall: Maybe[Firewall], subnets: Sequence[str], *, inb
         return _whatever_it_is(text, subnets, inbound=inbound)
     return (
         by_root(
-            f"{text}: in the words of {service}, which is set to start there{_beyond(service, inbound=inbound)}",
+            f"{text}: in the words of {service}, which is switched on there{_beyond(service, inbound=inbound)}",
             _commands(service, subnets, (), inbound=inbound),
         ),
         by_root(f"If that doesn't help, something beside {service} filters: look for rules that drop or reject", LOOK),

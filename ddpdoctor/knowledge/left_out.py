@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 
 import msgspec
 
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import Finding, Fix
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
+from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE, netcheck_command, waits_longer
 
 _VERSION = re.compile(r"pip install 'ddpdoctor==([0-9][A-Za-z0-9.+!]{0,39})'(?: on both)?\Z")
 """All that is taken from a command of node 0's: whoever holds the master's port may say anything, and it is typed here."""
+
+
+NOT_WANTED = "node 0 runs without a token, and this node was given one"
+NOT_GIVEN = "node 0 wants a token, and this node has none"
+ANOTHER = "this node's token is another one than node 0's"
+"""Where tokens differ, the others take node 0's: advice both ways, carried out on both sides, would part them again."""
+
+
+def wrong_token(*, wanted: bool, given: bool) -> str:
+    """What node 0 tells a node with another token than its own. wanted: node 0 has one; given: that node has one."""
+    if not wanted:
+        return f"{NOT_WANTED}: run the command that node 0 prints, without one"
+    if not given:
+        return f"{NOT_GIVEN}: run the command that node 0 prints, with its token"
+    return f"{ANOTHER}: run the command that node 0 prints, or start both in one job"
+
+
+def token_of_a_visitor(texts: Sequence[str]) -> str:
+    """The same in few words, for those who were told one of these."""
+    words = {NOT_WANTED: "a token, and this run has none", NOT_GIVEN: "no token", ANOTHER: "another token"}
+    found = {words[sign] for text in texts for sign in words if sign in text}
+    return found.pop() if len(found) == 1 else "another token or none"
+
 
 ENDED_BY_FAULT = "it ended without a verdict, since something is wrong there: "
 """How node 0 begins its last words to the others where it has found on itself why it can't go on."""
@@ -109,11 +133,15 @@ def _told(meeting: Meeting) -> tuple[str, tuple[Fix, ...]]:
 
 def _other_token(meeting: Meeting, nnodes: int) -> tuple[str, tuple[Fix, ...]]:
     own = meeting.node_rank
+    if NOT_WANTED in meeting.turned_away:
+        # An exported variable would give the token again.
+        without = netcheck_command(msgspec.structs.replace(meeting, token=False), nnodes, own)
+        text = "Run this here, if node 0 is meant to run without a token; nothing proves that it was node 0 who said so"
+        return "The token must be the same on all nodes: none, where node 0 has none.", (
+            Fix(text, (f"env -u {TOKEN_VARIABLE} {without}",)),
+        )
     with_dots = netcheck_command(msgspec.structs.replace(meeting, token=True), nnodes, own)
-    if not meeting.token:
-        text = "Run this here, with the token that node 0 prints in place of the dots"
-        return "Only nodes that know the job's token are let in.", (Fix(text, (with_dots,)),)
-    return "The token must be the same on all nodes.", (
-        Fix("Either run this on node 0, which then has this node's token", (netcheck_command(meeting, nnodes, 0),)),
-        Fix("And, on each other node with its own rank, this", (with_dots,)),
-    )
+    text = "Run this here, while it runs on node 0 again, with the token that node 0 prints in place of the dots"
+    if meeting.token:
+        return "The token must be the same on all nodes: node 0's.", (Fix(text, (with_dots,)),)
+    return "Only nodes that know the job's token are let in.", (Fix(text, (with_dots,)),)

@@ -65,15 +65,18 @@ def who_listens(port: int) -> Fix:
     return by_root(f"On the master, show who holds port {port}", (f"sudo ss -tlnp 'sport = :{port}'",))
 
 
-def another_port(meeting: Meeting) -> Fix:
-    """One that is far enough from this one that a neighbour who goes the same way out doesn't meet us there."""
+def another_port(meeting: Meeting, *, alone: bool = False) -> Fix:
+    """One that is far enough from this one that a neighbour who goes the same way out doesn't meet us there. A rule and no
+    chance, so that all nodes name the same.
+
+    alone: nothing else goes before it.
+    """
     port = meeting.port + 100 if meeting.port + 100 < 65536 else meeting.port - 100
     port = port if meeting.port >= 1024 else DEFAULT_PORT  # Those below are for root.
     command = netcheck_command(meeting, meeting.nnodes, meeting.node_rank, port=port)
+    let = "Let" if alone else "Or let"
     return Fix(
-        "Or let the job meet at another port, on all nodes alike, and this, on each node with its own rank"
-        if meeting.nnodes
-        else "Or let the job meet at another port, on all nodes alike, and this",
+        f"{let} the job meet at another port, on all nodes alike, and this{', on each node with its own rank' if meeting.nnodes else ''}",
         (f"export MASTER_PORT={port}", command),
     )
 

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor import __version__
+from ddpdoctor.knowledge.left_out import wrong_token
 from ddpdoctor.netcheck.connecting import send_again_soon
 from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.guests import UNDECODABLE
@@ -264,7 +265,7 @@ class Door:
         if not matches(hello.proof, proof(self._token, "agent", hello.nonce, nonce)):
             without = matches(hello.proof, proof("", "agent", hello.nonce, nonce))
             self.strangers.note(visitor.address, f"{hello.host}, which doesn't know the token")
-            text = _wrong_token(wanted=bool(self._token), given=not without)
+            text = wrong_token(wanted=bool(self._token), given=not without)
             raise _TurnedAwayError(hello.host, TurnedAway(code="token", text=text), proved=False)
         own_proof = proof(self._token, "hub", nonce, hello.nonce)
         return Newcomer(hello, visitor.address, lines, visitor.writer, own_proof)
@@ -316,16 +317,4 @@ def _other(spoken: _Spoken) -> str:
     return (
         f"ddpdoctor {theirs} here speaks protocol {spoken.protocol}, ddpdoctor {ours} on node 0 speaks {PROTOCOL}: "
         f"pip install 'ddpdoctor=={newer}' on both"
-    )
-
-
-def _wrong_token(*, wanted: bool, given: bool) -> str:
-    if not wanted:
-        return (
-            "node 0 runs without a token, and this node was given one: leave --token away here, or give it there, too"
-        )
-    if not given:
-        return "node 0 wants a token, and this node has none: run the command that node 0 prints, with its --token"
-    return (
-        "this node's token is another one than node 0's: run the command that node 0 prints, or start both in one job"
     )

@@ -221,7 +221,8 @@ class _Node:
             meeting=self._meeting,
             examinations=tuple(examinations),
             problems=tuple(problems),
-            token=self._token,
+            # The dots then stand for node 0's token, not for the one that it doesn't take.
+            token="" if self._meeting.refusal == "token" else self._token,
         )
 
     async def _as_guest(self, looking: asyncio.Future[Snapshot], master: str, ports: Sequence[int]) -> End:

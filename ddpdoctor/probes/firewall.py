@@ -40,10 +40,11 @@ NEEDS_ROOT = Unknown("reading the packet filter needs root")
 NO_TOOL = Unknown("neither nft nor iptables is installed to read the packet filter")
 NO_TOOL_6 = Unknown("neither nft nor ip6tables could read the packet filter of IPv6")
 
-FIREWALLD_UNITS = (
-    "/etc/systemd/system/multi-user.target.wants/firewalld.service",
-    "/etc/systemd/system/dbus-org.fedoraproject.FirewallD1.service",
+FIREWALLD_CGROUPS = (
+    "/sys/fs/cgroup/system.slice/firewalld.service",
+    "/sys/fs/cgroup/systemd/system.slice/firewalld.service",
 )
+"""There while systemd runs it (cgroup v2 and v1), also where /proc hides other users' processes."""
 
 
 def probe(context: Context) -> Firewall:
@@ -81,11 +82,19 @@ def _judged(rules: Rules, family: str, ephemeral: tuple[int, int], service: str 
 
 
 def enabled_service(context: Context) -> str | None:
-    """The firewall that is set to start with the system; anybody may read this."""
+    """The firewall that is switched on; anybody may see this. ufw only loads rules, firewalld is a process: one that is
+    installed and doesn't run filters nothing."""
     ufw = context.read("/etc/ufw/ufw.conf")
     if isinstance(ufw, str) and any(line.strip().lower() == "enabled=yes" for line in ufw.splitlines()):
         return "ufw"
-    return "firewalld" if any(os.path.lexists(context.path(unit)) for unit in FIREWALLD_UNITS) else None
+    return "firewalld" if _firewalld_runs(context) else None
+
+
+def _firewalld_runs(context: Context) -> bool:
+    if any(context.path(one).exists() for one in FIREWALLD_CGROUPS):
+        return True
+    names = (context.read(f"/proc/{one.name}/comm") for one in context.path("/proc").glob("[0-9]*"))
+    return any(isinstance(name, str) and name.strip() == "firewalld" for name in names)
 
 
 def _tool(reading: Reading, sources: Sequence[str]) -> str | None:

@@ -118,3 +118,17 @@ def test_one_node_is_not_called_fine_of_what_is_between_nodes(hosts: list[Host])
     ran = start(hosts[0], "--quick", "--master-addr", MASTER, "--nnodes", "1").end()
     assert ran.code == 0
     assert "with one node nothing between nodes was tested" in " ".join(ran.stdout.split())
+
+
+def test_of_two_tokens_both_sides_name_node_0_s(hosts: list[Host]) -> None:
+    given = ["--quick", "--master-addr", MASTER, "--nnodes", "2", "--wait", "3", "--node-rank"]
+    pairs = zip(hosts, ("the-right-one", "the-wrong-one"), strict=False)
+    nodes = [
+        start(host, *given, str(rank), environ={"DDPDOCTOR_TOKEN": token}) for rank, (host, token) in enumerate(pairs)
+    ]
+    zero, one = [node.end() for node in nodes]
+    assert (zero.code, one.code) == (1, 1)
+    assert "came with another token" in " ".join(zero.stdout.split())
+    assert "DDPDOCTOR_TOKEN=the-right-one ddpdoctor netcheck" in zero.stdout
+    assert "DDPDOCTOR_TOKEN=... ddpdoctor netcheck" in one.stdout
+    assert "the-wrong-one" not in zero.stdout + one.stdout + one.stderr

@@ -206,7 +206,7 @@ def test_chains_that_call_each_other_end() -> None:
     assert found.drops_new is True
 
 
-def test_a_service_that_is_set_to_start(tmp_path: Path) -> None:
+def test_a_service_that_is_switched_on(tmp_path: Path) -> None:
     context = Context("python", root=tmp_path)
     assert enabled_service(context) is None
     (tmp_path / "etc/ufw").mkdir(parents=True)
@@ -215,6 +215,15 @@ def test_a_service_that_is_set_to_start(tmp_path: Path) -> None:
     wants = tmp_path / "etc/systemd/system/multi-user.target.wants"
     wants.mkdir(parents=True)
     (wants / "firewalld.service").symlink_to("/usr/lib/systemd/system/firewalld.service")
+    for pid, name in ((1, "systemd"), (77, "firewall-cmd")):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/comm").write_text(f"{name}\n")
+    assert enabled_service(context) is None  # It is set to start, and doesn't run.
+    (tmp_path / "proc/77/comm").write_text("firewalld\n")
+    assert enabled_service(context) == "firewalld"
+    (tmp_path / "proc/77/comm").unlink()
+    hidden = tmp_path / "sys/fs/cgroup/system.slice/firewalld.service"
+    hidden.mkdir(parents=True)
     assert enabled_service(context) == "firewalld"
     (tmp_path / "etc/ufw/ufw.conf").write_text("ENABLED=yes\n")
     assert enabled_service(context) == "ufw"

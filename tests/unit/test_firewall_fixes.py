@@ -41,7 +41,7 @@ def unreadable(service: str | None) -> Firewall:
 def test_the_service_that_anybody_can_see_goes_first(service: str, inbound: bool, commands: tuple[str, ...]) -> None:
     first, second = opening(TEXT, unreadable(service), HERE, inbound=inbound)
     assert first.commands == commands
-    assert first.text.startswith(f"{TEXT}: in the words of {service}, which is set to start there")
+    assert first.text.startswith(f"{TEXT}: in the words of {service}, which is switched on there")
     assert first.text.endswith(NEEDS_ROOT)
     assert second.commands == ("sudo nft list ruleset",)
 

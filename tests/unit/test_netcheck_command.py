@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.checks.network_ports import port_in_use
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.knowledge.left_out import turned_away
+from ddpdoctor.facts.network import Network
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.findings import Finding
+from ddpdoctor.knowledge.left_out import token_of_a_visitor, turned_away, wrong_token
 from ddpdoctor.knowledge.meeting_words import another_port
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer, with_token
 
@@ -72,3 +78,63 @@ def test_whoever_is_turned_away_hears_what_to_type(refusal: str, words: str, com
     assert finding.summary.startswith("Node 0 doesn't let this node in: ")
     assert any(command in one for one in finding.fixes[0].commands)
     assert not any("on node 0, " in one for fix in finding.fixes for one in fix.commands)
+
+
+def other_token(*, wanted: bool, given: bool) -> Finding:
+    return turned_away(
+        Meeting(
+            master="n0",
+            port=29500,
+            nnodes=2,
+            node_rank=1,
+            token=given,
+            refusal="token",
+            turned_away=f"node 0 says: {wrong_token(wanted=wanted, given=given)}",
+        )
+    )
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_of_two_tokens_it_is_node_0_s_that_the_other_takes(given: bool) -> None:
+    """Were each told to take the other's, they would differ again."""
+    (fix,) = other_token(wanted=True, given=given).fixes
+    assert fix.commands == ("DDPDOCTOR_TOKEN=... ddpdoctor netcheck --master-addr n0 --nnodes 2 --node-rank 1",)
+
+
+def test_where_node_0_has_no_token_the_variable_goes() -> None:
+    (fix,) = other_token(wanted=False, given=True).fixes
+    assert fix.commands == ("env -u DDPDOCTOR_TOKEN ddpdoctor netcheck --master-addr n0 --nnodes 2 --node-rank 1",)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "words"),
+    [(True, True, "another token"), (True, False, "no token"), (False, True, "a token, and this run has none")],
+)
+def test_node_0_says_which_it_was(wanted: bool, given: bool, words: str) -> None:
+    text = wrong_token(wanted=wanted, given=given)
+    assert token_of_a_visitor([text, text]) == words
+    assert token_of_a_visitor([text, "something else"]) == words
+    assert token_of_a_visitor([wrong_token(wanted=True, given=one) for one in (True, False)]) == "another token or none"
+
+
+@pytest.mark.parametrize(("port", "other"), [(18080, 18180), (80, 29500)])
+@pytest.mark.parametrize("nnodes", [2, None])
+def test_all_that_speak_of_a_taken_port_name_the_same_other_one(port: int, other: int, nnodes: int | None) -> None:
+    meeting = Meeting(master="127.0.0.1", port=port, nnodes=nnodes, node_rank=0, hosts_the_store=True)
+    network = Network(
+        hostname="n0",
+        fqdn="n0",
+        own_name=Unknown("not asked"),
+        wanted_ports=(port,),
+        taken_ports=(port,) if port > 1023 else (),
+        forbidden_ports=() if port > 1023 else (port,),
+    )
+    environment = Environment(settings=(Setting(name="MASTER_PORT", value=str(port), origin="environment"),))
+    patient = Patient(python="/usr/bin/python3", chosen_by="PATH")
+    (finding,) = port_in_use(network, environment, patient, meeting)
+    assert finding.fixes[-1].commands == another_port(meeting).commands
+    assert finding.fixes[-1].commands[0] == f"export MASTER_PORT={other}"
+    assert finding.fixes[0].text.startswith("Let the job") == (port < 1024)
+    # Without netcheck nobody else has to name the same.
+    (plain,) = port_in_use(network, environment, patient, Meeting())
+    assert "getsockname" in plain.fixes[-1].commands[0]
