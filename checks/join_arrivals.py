@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 import msgspec
 
+from ddpdoctor.facts.base import Maybe
 from ddpdoctor.facts.fleet import Absent, Double, Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.fleet_words import HUB_CONNECTION, NO_FLEET, NODE_0_SPEAKS, bare_host, called, there
+from ddpdoctor.knowledge.job_intent import means_each_node_itself
 from ddpdoctor.knowledge.launchers import srun_netcheck
 from ddpdoctor.knowledge.left_out import first_words, left_behind, one_node_more, token_of_a_visitor, turned_away
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
@@ -39,7 +42,7 @@ STOPPED = "stopped by "
         LogSign("initializing ddp: GLOBAL_RANK"),
     ),
 )
-def rdzv_missing_node(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
+def rdzv_missing_node(fleet: Fleet, meeting: Meeting, network: Maybe[Network]) -> Iterator[Finding]:
     """A node of the job never arrives at the master, or goes away.
 
     ## What breaks
@@ -66,6 +69,9 @@ def rdzv_missing_node(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     for one, seat in _seats(fleet):
         if one.code not in RANK_CODES and (fleet.absent or one.code in ("nnodes", "full", "closed")):
             yield _refused(one, seat, fleet, meeting)
+    if isinstance(network, Network) and isinstance(network.master, Resolution):
+        # Then it is master-addr-unreachable that says why nobody comes.
+        requires(fleet.doubles or not means_each_node_itself(network.master, network), "the master is localhost")
     # Whoever was turned away is one of those who are missing: one fault, said once.
     more = len(_free(fleet)) - sum(_seat(one, fleet) is None for one in _unsettled(fleet))
     if more > 0:

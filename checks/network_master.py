@@ -15,15 +15,15 @@ from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.firewall_fixes import LOOK, job_subnet, opening
 from ddpdoctor.knowledge.job_intent import (
-    address_of,
     is_here,
-    is_loopback,
+    means_each_node_itself,
     named_hosts,
     no_family_in_common,
+    own_address,
     several_nodes,
-    way_to_the_others,
 )
 from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, first_set, master_port
+from ddpdoctor.knowledge.master_is_here import own_port_shut, start_node_0
 from ddpdoctor.knowledge.meeting_words import (
     attempts_seen,
     furthest,
@@ -100,23 +100,27 @@ def master_addr_unreachable(
     ## Why
     The address is of a network that this host isn't connected to, or it is `localhost`, which is another host on each node.
     Or it isn't node 0's own, or nobody listens there yet, or a packet filter on node 0, here or between takes the
-    connections: netcheck tries it and tells these apart.
+    connections.
 
     ## Fix
     Set MASTER_ADDR, on all nodes alike, to an address of node 0 that the others can route to, and let its port through.
+    `ddpdoctor netcheck`, run on every node, tells these causes apart.
     """
     master = known(network.master)
     requires(master is not None and master.addresses, "MASTER_ADDR isn't set, or doesn't resolve")
     assert master is not None
     dialled = tried(meeting)
-    if (dialled and was_greeted(dialled)) or len(fleet.nodes) > 1:
+    # Node 0 meets itself at localhost, too, and waits for the others in vain.
+    if (dialled and was_greeted(dialled) and not fleet.absent) or len(fleet.nodes) > 1:
         return
-    requires(not no_family_in_common(master, network), "MASTER_ADDR is of another family, IPv4 or IPv6, than this host")
+    # An address of this very host, ::1 at the least, is no matter of families.
+    of_a_family_here = is_here(master, network) or not no_family_in_common(master, network)
+    requires(of_a_family_here, "MASTER_ADDR is of another family, IPv4 or IPv6, than this host")
     sign = several_nodes(environment, network)
     variable = first_set(environment, MASTER_ADDRESS)
-    if sign and _is_another_host_on_each_node(master, network):
-        yield _on_every_node_another(variable, master, network, sign)
-    elif dialled:
+    if sign and means_each_node_itself(master, network):
+        yield _on_every_node_another(variable, master, network, sign, meeting)
+    elif dialled and not was_greeted(dialled):
         beside = dialled.port != (master_port(environment) or dialled.port)
         yield from _by_experiment(dialled, variable, master, network, firewall, BESIDE_THE_STORE if beside else "")
     elif network.master_route_error:
@@ -144,31 +148,24 @@ def _other_networks(variable: str, address: str) -> tuple[Fix, ...]:
     )
 
 
-def _on_every_node_another(variable: str, master: Resolution, network: Network, sign: str) -> Finding:
-    here = _own_address(network)
+def _on_every_node_another(
+    variable: str, master: Resolution, network: Network, sign: str, meeting: Maybe[Meeting]
+) -> Finding:
+    here = own_address(network)
+    commands: tuple[str, ...] = (f"export {variable}={shlex.quote(here)}",) if here else ("hostname -I",)
+    if here and isinstance(meeting, Meeting) and meeting.master:
+        commands = _meet_at(here, meeting, variable)
     return Finding(
         summary=f"{variable}={master.name} means this host itself on every node, and the job has several",
+        cause="Node 0 listens where only it gets to, and every other node looks for node 0 on itself.",
         evidence=(resolved(master), intent(sign)),
         fixes=(
             Fix(
                 "Set it to node 0's address on all nodes" + (f"; if this is node 0, that is {here}" if here else ""),
-                (f"export {variable}={shlex.quote(here)}",) if here else ("hostname -I",),
+                commands,
             ),
         ),
     )
-
-
-def _own_address(network: Network) -> str | None:
-    """The address by which the other nodes would reach this one."""
-    way = way_to_the_others(network)
-    return address_of(way, network) if way else None
-
-
-def _is_another_host_on_each_node(master: Resolution, network: Network) -> bool:
-    """A loopback address, or a name for it. This host's own name may lead to the loopback here, since the store listens
-    on all addresses, and to the right one elsewhere."""
-    own = {network.hostname, network.hostname.partition(".")[0], network.fqdn} - {"localhost", "localhost.localdomain"}
-    return master.name not in own and all(is_loopback(address) for address in master.addresses)
 
 
 # --- what was tried -----------------------------------------------------------------------------------------------------
@@ -185,6 +182,8 @@ def _by_experiment(
         yield _not_node_0s_own(meeting, variable, master, network)
     elif meeting.hosts_the_store and here:
         yield _out_of_its_own_reach(one, meeting, network, firewall)
+    elif meeting.nnodes is None and here:
+        yield own_port_shut(one, meeting, network, firewall)
     elif meeting.node_rank and here:
         yield _own_but_not_node_0(meeting, variable, master, network)
     else:
@@ -202,7 +201,7 @@ def _by_experiment(
 
 
 def _not_node_0s_own(meeting: Meeting, variable: str, master: Resolution, network: Network) -> Finding:
-    own = _own_address(network)
+    own = own_address(network)
     here = f"If {network.hostname} is node 0, name its own address, on all nodes alike"
     there = "If another host is node 0, start this one with its own --node-rank"
     return Finding(
@@ -251,9 +250,7 @@ class _Told(NamedTuple):
 def _told(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _Told:
     host, port, address = network.hostname, meeting.port, one.address
     where = place(address, port)
-    # Looking alone, nobody said of how many nodes the job is.
-    of_node_0 = (netcheck_command(meeting, meeting.nnodes, 0),) if meeting.nnodes else ()
-    start = Fix("Start node 0, if it isn't there yet", of_node_0)
+    start = start_node_0(meeting)
     listening = Fix(
         "On the master, see whether something listens there, and on which address", (f"ss -tln 'sport = :{port}'",)
     )
@@ -297,9 +294,12 @@ def _told(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _T
         )
     if one.met is Met.NO_ROUTE:
         return _Told(
-            f"{host} has no route to the master, {address}: {one.words}", "", _other_networks(variable, address)
+            f"{host} has no route to the master, {address}: {one.words}",
+            "The address is of a network that this host isn't connected to, and no router that it knows leads there.",
+            _other_networks(variable, address),
         )
-    return _Told(f"{host} can't connect to {where}: {one.words}", "", (way, listening))
+    cause = "The system's own words say what stops it here: no answer of the master was seen."
+    return _Told(f"{host} can't connect to {where}: {one.words}", cause, (way, listening))
 
 
 def _why_silent(address: str, meeting: Meeting, network: Network) -> str:
@@ -319,11 +319,7 @@ def _why_silent(address: str, meeting: Meeting, network: Network) -> str:
 def _let_in(address: str, network: Network) -> Fix:
     """Of the master, this node doesn't know which tool it uses."""
     ours = own_network(address, network)
-    text = (
-        f"On the master, let in TCP from {ours or 'the other nodes'}: ddpdoctor netcheck names the very command there, this "
-        "shows what filters"
-    )
-    return by_root(text, LOOK)
+    return by_root(f"On the master, let in TCP from {ours or 'the other nodes'}: this shows what filters there", LOOK)
 
 
 # --- packet filters of this host ----------------------------------------------------------------------------------------

@@ -12,6 +12,9 @@ from ddpdoctor.wording import listed
 NO_FLEET = "only netcheck looks at other nodes"
 """The reason of checks that look at a fleet, where there is none."""
 
+ONE_SIDE = "only this side was looked at"
+"""The same where netcheck itself looks at the way to the master alone."""
+
 NODE_0_SPEAKS = "node 0 speaks for the fleet"
 """The reason of checks of what no single node is to blame for, on all nodes but the first."""
 

@@ -57,6 +57,13 @@ def is_loopback(address: str) -> bool:
     return as_address(address).is_loopback
 
 
+def means_each_node_itself(master: Resolution, network: Network) -> bool:
+    """A loopback address, or a name for it. This host's own name may lead to the loopback here, since the store listens
+    on all addresses, and to the right one elsewhere."""
+    own = {network.hostname, network.hostname.partition(".")[0], network.fqdn} - {"localhost", "localhost.localdomain"}
+    return bool(master.addresses) and master.name not in own and all(map(is_loopback, master.addresses))
+
+
 def way_to_the_others(network: Network) -> str | None:
     """The interface that leads to the other nodes: the one towards MASTER_ADDR, else the default route's."""
     to_master = network.interface_to_master
@@ -68,6 +75,21 @@ def way_to_the_others(network: Network) -> str | None:
 
 def _loops(name: str, network: Network) -> bool:
     return any(one.loopback for one in network.interfaces if one.name == name)
+
+
+def own_address(network: Network) -> str | None:
+    """The address by which the other nodes would reach this one: on the way to them, else of the only interface that
+    has one for other hosts."""
+    way = way_to_the_others(network)
+    if way:
+        return address_of(way, network)
+    outer = [
+        [text for text in one.addresses if not as_address(text.partition("/")[0]).is_link_local]
+        for one in network.interfaces
+        if not one.loopback
+    ]
+    outer = [one for one in outer if one]
+    return outer[0][0].partition("/")[0] if len(outer) == 1 else None
 
 
 def address_of(name: str, network: Network) -> str | None:

@@ -13,7 +13,7 @@ from ddpdoctor.facts.fleet import Fleet, Passed, Phase
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Finding, Severity
-from ddpdoctor.knowledge.fleet_words import HUB_CONNECTION, lost_phase, names
+from ddpdoctor.knowledge.fleet_words import HUB_CONNECTION, NO_FLEET, ONE_SIDE, lost_phase, names
 from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.manifests import FAMILIES
 from ddpdoctor.netcheck.messages import Judged, Part
@@ -27,6 +27,24 @@ def judge(snapshots: Sequence[Snapshot]) -> list[Examination]:
     """Judges each node's facts by themselves; those of the fleet lie in every node's."""
     checks = tuple(one for one in all_checks() if one.family in FAMILIES)
     return [examine(one, None, checks) for one in snapshots]
+
+
+def not_met(meeting: Meeting) -> tuple[str, ...]:
+    """Why there is no verdict where no check found fault and yet nobody was met; nothing where somebody was."""
+    if meeting.nnodes is not None:
+        return (f"{meeting.nnodes} nodes were to meet, and this one met none of them",)
+    return () if meeting.answered_by else (f"Nobody answered at {meeting.master} port {meeting.port}",)
+
+
+def of_one_side(one: Examination) -> Examination:
+    """It with the reason why nothing of other nodes is judged: this is netcheck, and it looked at this side only."""
+    results = (
+        msgspec.structs.replace(result, not_tested=msgspec.structs.replace(result.not_tested, reason=ONE_SIDE))
+        if result.not_tested and result.not_tested.reason == NO_FLEET
+        else result
+        for result in one.results
+    )
+    return msgspec.structs.replace(one, results=tuple(results))
 
 
 def with_fleet(snapshot: Snapshot, fleet: Fleet, node_rank: int) -> Snapshot:

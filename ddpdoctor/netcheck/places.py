@@ -112,7 +112,13 @@ def _address(text: str) -> str | None:
 
 
 def _dialled(address: str, name: str) -> str:
-    if ipaddress.ip_address(address).is_unspecified:
+    number = ipaddress.ip_address(address)
+    if number.version == 6 and number.is_link_local and "%" not in address:
+        raise PlaceError(
+            f"{name} is {address}, a link-local address: it lacks the interface, as in {address}%eth0. That name holds on "
+            "this host alone, so better take an address of another kind"
+        )
+    if number.is_unspecified:
         raise PlaceError(
             f"{name} is {address}, which stands for every address; it takes one that the other nodes can dial"
         )
@@ -134,7 +140,8 @@ def _check_host(host: str, text: str, name: str, *, in_brackets: bool) -> None:
         raise PlaceError(
             f"{name} is {shown!r}, a list of hosts; it takes one of them, node 0's{first and f': {first}'}"
         )
-    if not re.fullmatch(r"[\w]([\w.-]{0,251}[\w.])?", host):
+    in_parts = all(1 <= len(part) <= 63 for part in host.removesuffix(".").split("."))
+    if not in_parts or not re.fullmatch(r"[\w]([\w.-]{0,251}[\w.])?", host):
         raise PlaceError(f"{name} is {shown!r}, which is neither a host's name nor an address")
     if re.fullmatch(r"[\d.]+", host) and not _address(host):
         raise PlaceError(f"{name} is {shown!r}, which is no IPv4 address")

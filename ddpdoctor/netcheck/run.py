@@ -37,11 +37,20 @@ from ddpdoctor.netcheck.door import Limits
 from ddpdoctor.netcheck.ends import Audience, End, Wishes
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import RANK_FLAG, allocated_nodes
-from ddpdoctor.netcheck.judging import examination_of, judge, judged_phases, parts, whole, with_fleet
+from ddpdoctor.netcheck.judging import (
+    examination_of,
+    judge,
+    judged_phases,
+    not_met,
+    of_one_side,
+    parts,
+    whole,
+    with_fleet,
+)
 from ddpdoctor.netcheck.manifests import GROUPS
 from ddpdoctor.netcheck.messages import Answer, Collect, Order, Part, Welcome
 from ddpdoctor.netcheck.names import UnknownNameError, destinations
-from ddpdoctor.netcheck.standing import hub_addresses, met_at
+from ddpdoctor.netcheck.standing import hub_addresses, met_at, warning
 from ddpdoctor.netcheck.threads import in_thread
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.runner import take_snapshot
@@ -49,6 +58,9 @@ from ddpdoctor.report.netcheck_words import part_lines
 
 PORTS_BESIDE_A_STORE = 4
 """Where torchrun's own store holds the job's port, the hub takes the first free one of so many behind it."""
+
+STRAYED_SECONDS = 5.0
+"""So long does a node 0 whose own the master's address isn't look for another one there."""
 
 
 def run(wishes: Wishes, audience: Audience) -> End:
@@ -98,6 +110,8 @@ class _Node:
         self._began = time.monotonic()
         self._token = tokens.token_of(wishes.job, wishes.token)
         self._collected = False
+        self._misled = False
+        """The master's name can't lead all nodes to node 0."""
         self.in_touch: Callable[[], bool] = lambda: False
         """Whether there are other nodes that hear of it when this one ends."""
         self._meeting = Meeting(
@@ -120,12 +134,19 @@ class _Node:
         looking = asyncio.ensure_future(in_thread(self._look))
         if self._job.nnodes is None:
             return await self._look_there(looking)
+        self._network.add_done_callback(self._warn)
         standing = await self._standing(looking)
         if not standing and self._is_the_only_one:
             return await self._look_there(looking)
         if not standing:
             return await self._as_guest(looking, self._job.master, self._ports())
         return await self._as_node_0(looking, standing)
+
+    def _warn(self, network: asyncio.Future[Network | Unknown]) -> None:
+        known = None if network.cancelled() else network.result()
+        if isinstance(known, Network) and (text := warning(self._job, known)):
+            self._misled = True
+            self._audience.say(text)
 
     @property
     def _is_the_only_one(self) -> bool:
@@ -214,8 +235,10 @@ class _Node:
     def _alone(self, snapshot: Snapshot, problems: Sequence[str] = ()) -> End:
         examinations = judge([msgspec.structs.replace(snapshot, meeting=self._meeting)])
         verdict = overall(examinations)
-        if self._job.nnodes is not None and verdict is not Verdict.FAIL and not problems:
-            problems = (f"{self._job.nnodes} nodes were to meet, and this one met none of them",)
+        if verdict is not Verdict.FAIL and not problems:
+            problems = not_met(self._meeting)
+        if self._job.nnodes is None:
+            examinations = [of_one_side(one) for one in examinations]
         return End(
             exit_code=2 if problems and verdict is not Verdict.FAIL else verdict.exit_code(strict=self._wishes.strict),
             meeting=self._meeting,
@@ -226,7 +249,9 @@ class _Node:
         )
 
     async def _as_guest(self, looking: asyncio.Future[Snapshot], master: str, ports: Sequence[int]) -> End:
-        found, connection = await arrive(master, ports, self._left(), self._met)
+        # Node 0 elsewhere than at its own address only looks whether another one says that it is node 0, too.
+        left = min(self._left(), STRAYED_SECONDS) if self._job.node_rank == 0 else self._left()
+        found, connection = await arrive(master, ports, left, self._met)
         self._met(found)
         if connection is None:
             if self._job.node_rank == 0 and found.attempts:
@@ -295,7 +320,7 @@ class _Node:
                 token=self._token,
                 manifest=manifest,
                 carry_out=carry_out,
-                heard=lambda waiting: self._audience.waiting(waiting, self._shown_command),
+                heard=lambda waiting: self._audience.waiting(waiting, self._useful_command),
                 own=own,
                 limits=Limits(wait=max(Limits().wait, self._wishes.wait)),
             )
@@ -316,7 +341,7 @@ class _Node:
             return self._alone(await looking)
         self.in_touch = lambda: any(rank and not guest.lost for rank, guest in hub.guests.items())
         self._meeting = msgspec.structs.replace(self._meeting, port=hub.port)
-        hub.changed = partial(self._audience.hub, hub, self._shown_command)
+        hub.changed = partial(self._audience.hub, hub, self._useful_command)
         hub.changed()
         if made_up and hub.nnodes > 1:
             self._audience.say(
@@ -357,6 +382,11 @@ class _Node:
     def _command(self, rank: int) -> str:
         """What to type on the node of that rank, with dots for the token."""
         return netcheck_command(self._meeting, self._job.nnodes, rank)
+
+    @property
+    def _useful_command(self) -> Callable[[int], str] | None:
+        """None where the nodes can't meet at this master: another command has been told."""
+        return None if self._misled else self._shown_command
 
     def _shown_command(self, rank: int) -> str:
         """The same with the token, for the eyes of this node's user."""

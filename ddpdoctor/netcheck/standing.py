@@ -6,10 +6,13 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.facts.network import Network
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.knowledge.interface_choice import as_address
-from ddpdoctor.knowledge.job_intent import address_of, way_to_the_others
+from ddpdoctor.knowledge.job_intent import address_of, means_each_node_itself, own_address, way_to_the_others
+from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.netcheck.hub import Hub
+from ddpdoctor.netcheck.job import Job
 
 
 def is_own(address: str) -> bool:
@@ -37,6 +40,25 @@ def hub_addresses(master: str, addresses: Sequence[str], network: Network) -> tu
     way = way_to_the_others(network)
     outer = (address_of(way, network) if way else None) or next(_outer(network), None)
     return (outer,) if outer else own
+
+
+def warning(job: Job, network: Network) -> str:
+    """What is wrong with the master's name on each node, told before anybody waits: it means that node itself, or this
+    is node 0 and it means another host. "" where nothing is, or it isn't known."""
+    master = network.master
+    if not isinstance(master, Resolution) or not master.addresses or (job.nnodes or 1) < 2:
+        return ""
+    own = own_address(network)
+    if means_each_node_itself(master, network):
+        text = f"{job.master} means each node itself, so the nodes can't meet there."
+        if not own:
+            return f"{text} Start it on all nodes with an address of node 0, which `hostname -I` shows there."
+        there = Meeting(master=own, port=job.port)
+        which = "On node 0, whose address" if job.node_rank == 0 else "If this is node 0: its address"
+        return f"{text} {which} is {own}: {netcheck_command(there, job.nnodes, 0)}; on the others the same with their own --node-rank."
+    if job.node_rank == 0 and not any(is_own(one) for one in master.addresses):
+        return f"{job.master} isn't an address of {network.hostname}, which was started as node 0: nobody can listen there for it."
+    return ""
 
 
 def met_at(hub: Hub, otherwise: str) -> str:

@@ -206,7 +206,7 @@ def _show_one_side(
         label = ""
     if meeting.listen_error:
         _show_row(console, "listen", meeting.listen_error)
-    if meeting.attempts:
+    if meeting.answered_by:
         _show_row(console, "there", who_listens(meeting))
     # Where nothing was found the first of them is the first line; what a finding has seen is said there.
     told = " ".join(evidence.text for _, _, finding in examination.findings for evidence in finding.evidence)

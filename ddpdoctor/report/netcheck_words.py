@@ -250,6 +250,4 @@ def attempt_text(attempt: Attempt) -> str:
 
 def who_listens(meeting: Meeting) -> str:
     """Who answered at the master's port, and its first words."""
-    if not meeting.answered_by:
-        return "nobody who could be asked"
     return meeting.answered_by + (f': "{meeting.banner}"' if meeting.banner else "")
