@@ -147,13 +147,16 @@ def netcheck(
     raise typer.Exit(end.exit_code)
 
 
+IS_IT_PYTHON_SECONDS = 1.5
+
+
 def _refuse_what_is_no_python(python: str, path: str) -> None:
     """Before the other nodes are made to wait for a node that couldn't take part in the collectives."""
     from ddpdoctor.probes.context import Context
     from ddpdoctor.probes.patient.asking import ask
 
-    answer = ask(Context(path), "interpreter")
-    # One that is slow, on a loaded host or a hung file system, is the test's business.
+    answer = ask(Context(path), "interpreter", IS_IT_PYTHON_SECONDS)
+    # One that is slow, on a loaded host or a hung file system, is the test's business, and the door is to open soon.
     if answer.state not in ("ok", "hangs"):
         no_python = "it is no Python: " if answer.state == "not-python" else ""
         raise typer.BadParameter(f"--python {python}: {no_python}{answer.detail}")

@@ -32,12 +32,13 @@ class Answer(msgspec.Struct, frozen=True):
     ended: Ended = Ended()
 
 
-def ask(context: Context, mode: Mode) -> Answer:
-    """What the patient answers; asked once for all probes. "torch" imports torch there, which takes seconds.
+def ask(context: Context, mode: Mode, seconds: float | None = None) -> Answer:
+    """What the patient answers; asked once for all probes. "torch" imports torch there, which takes seconds. seconds: how
+    long it is waited for, `SECONDS` by default.
 
     Both run side by side. A patient that doesn't answer as an interpreter isn't waited for any longer.
     """
-    answer: Answer = context.once(f"patient {mode}", lambda: _ask(context, mode))
+    answer: Answer = context.once(f"patient {mode}", lambda: _ask(context, mode, seconds or SECONDS[mode]))
     return answer
 
 
@@ -68,12 +69,11 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
 
 
-def _ask(context: Context, mode: Mode) -> Answer:
+def _ask(context: Context, mode: Mode, seconds: float) -> Answer:
     unusable = _unusable(context.python)
     if unusable is not None:
         return unusable
     words = secrets.token_hex(16), secrets.token_hex(16)
-    seconds = SECONDS[mode]
     until = time.monotonic() + seconds
     command = [context.python, os.fspath(INQUIRY), mode, *words, str(seconds)]
     started = start(command, environ=context.environ)
