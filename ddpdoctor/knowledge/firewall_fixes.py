@@ -9,7 +9,7 @@ from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.network import Interface, Network
 from ddpdoctor.findings import Fix
-from ddpdoctor.knowledge.interface_choice import as_address
+from ddpdoctor.knowledge.interface_choice import as_address, network_around
 from ddpdoctor.knowledge.job_intent import way_to_the_others
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.wording import listed
@@ -28,14 +28,14 @@ def job_subnet(network: Network) -> str:
     isn't known."""
     way = way_to_the_others(network)
     addresses = next((one.addresses for one in network.interfaces if one.name == way), ())
-    own = [ipaddress.ip_interface(one.partition("%")[0]) for one in addresses]
+    own = [network_around(one) for one in addresses]
     usable = [one for one in own if one.version == 4 or not one.is_link_local]
-    return next((str(one.network) for one in sorted(usable, key=lambda one: one.version)), "")
+    return next((str(one) for one in sorted(usable, key=lambda one: one.version)), "")
 
 
 def subnets_of(own: str, peers: Iterable[str], interfaces: Sequence[Interface]) -> tuple[str, ...]:
     """Networks that hold the peers' addresses: this host's own one around `own`, and those of the peers outside of it."""
-    networks = (ipaddress.ip_interface(one.partition("%")[0]).network for one in _written_with_prefix(own, interfaces))
+    networks = (network_around(one) for one in _written_with_prefix(own, interfaces))
     home = next(networks, None)
     others = [ipaddress.ip_address(one.partition("%")[0]) for one in dict.fromkeys(peers) if one]
     outside = [one for one in others if home is None or one not in home]

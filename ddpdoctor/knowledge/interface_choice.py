@@ -60,6 +60,18 @@ def as_address(text: str) -> Address:
         raise NotKnown(f"{text[:60]!r} is no IP address") from error
 
 
+def network_around(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """The network that an address is in, by its prefix length.
+
+    Raises:
+        NotKnown: it is none; a snapshot may hold anything.
+    """
+    try:
+        return ipaddress.ip_interface(re.sub(r"%[^/]*", "", text)).network
+    except ValueError as error:
+        raise NotKnown(f"{text[:60]!r} is no IP address") from error
+
+
 def version_of(version: Maybe[str | None]) -> tuple[int, ...]:
     """ "2.28.9" as (2, 28, 9); `NEWEST` where it isn't known."""
     if not isinstance(version, str):
@@ -145,9 +157,7 @@ def _host_of(comm_id: str) -> Address | None:
 def _in_subnet_of(address: Address, candidates: Sequence[Candidate]) -> list[Candidate]:
     def shares(one: Candidate) -> bool:
         return any(
-            address in ipaddress.ip_interface(re.sub(r"%[^/]*", "", text)).network
-            for text in one.interface.addresses
-            if text.partition("/")[0] == one.address
+            address in network_around(text) for text in one.interface.addresses if text.partition("/")[0] == one.address
         )
 
     return [one for one in candidates if shares(one)]

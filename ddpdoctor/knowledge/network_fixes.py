@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from ipaddress import IPv4Network, IPv6Network, ip_interface
+from ipaddress import IPv4Network, IPv6Network
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.findings import Evidence, Fix
-from ddpdoctor.knowledge.interface_choice import as_address
+from ddpdoctor.knowledge.interface_choice import as_address, network_around
 from ddpdoctor.knowledge.job_intent import address_of, way_to_the_others
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.wording import listed
@@ -89,12 +89,12 @@ def own_network(address: str, network: Network) -> str:
     way = way_to_the_others(network)
     ours = (one.addresses for one in network.interfaces if one.name == way)
     theirs = [one for one in next(ours, ()) if (":" in one) == (":" in address)]
-    return shared_network(address, network) or (str(ip_interface(theirs[0]).network) if theirs else "")
+    return shared_network(address, network) or (str(network_around(theirs[0])) if theirs else "")
 
 
 def _networks(network: Network) -> Iterator[IPv4Network | IPv6Network]:
     for one in network.interfaces:
-        yield from (ip_interface(text.partition("%")[0]).network for text in one.addresses)
+        yield from map(network_around, one.addresses)
 
 
 def addresses(network: Network) -> Evidence:

@@ -110,11 +110,12 @@ def test_without_nccl_a_bridge_does_no_harm(hosts: list[Host]) -> None:
 
 def test_where_nobody_can_say_whether_there_is_an_nccl_it_is_a_warning(hosts: list[Host], tmp_path: Path) -> None:
     """On a host whose Python can't be asked, and which is said not to have been compared."""
-    python = stand_in(tmp_path, "exit 3")
+    (tmp_path / "bin").mkdir()
+    stand_in(tmp_path / "bin", "exit 3")
     shared = ("--json", "--quick", "--master-addr", MASTER, "--nnodes", "2", "--wait", "10")
     running = [
         start(hosts[0], *shared, "--node-rank", "0"),
-        start(hosts[1], *shared, "--node-rank", "1", "--python", python),
+        start(hosts[1], *shared, "--node-rank", "1", environ={"VIRTUAL_ENV": str(tmp_path)}),
     ]
     first, second = (one.end() for one in running)
     assert (first.code, second.code) == (0, 0)

@@ -6,11 +6,13 @@ import msgspec
 import pytest
 
 from ddpdoctor.checks.join_arrivals import duplicate_rank, rdzv_missing_node
+from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Absent, Double, Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import Finding
 from ddpdoctor.knowledge.fleet_words import bare_host, names_by_rank
 
+NO_NETWORK = Unknown("not looked at")
 ZERO = Meeting(master="10.0.0.11", port=29500, nnodes=4, node_rank=0, hosts_the_store=True, joined=True)
 
 
@@ -85,7 +87,7 @@ def test_slurm_starts_it_where_it_meets_and_on_no_more_nodes_than_there_are(
         expected=4,
         absent=tuple(Absent(rank=one) for one in (1, 2, 3)),
     )
-    (finding,) = rdzv_missing_node(fleet, here)
+    (finding,) = rdzv_missing_node(fleet, here, NO_NETWORK)
     start, *more = finding.fixes
     assert words in start.text
     assert start.commands == (
@@ -126,7 +128,7 @@ def test_who_proved_nothing_is_no_node_and_writes_no_command(code: str, why: str
 )
 def test_a_node_that_was_lost_says_when_and_how(lost: str, cause: str) -> None:
     nodes = tuple(Node(rank=rank, host=f"n{rank}", address=f"10.0.0.{11 + rank}", lost=lost * rank) for rank in (0, 1))
-    (finding,) = rdzv_missing_node(Fleet(nodes=nodes, expected=2), ZERO)
+    (finding,) = rdzv_missing_node(Fleet(nodes=nodes, expected=2), ZERO, NO_NETWORK)
     assert finding.summary == f"n1 was {lost}"
     assert cause in finding.cause
 
