@@ -420,7 +420,25 @@ def outcomes(
             one.wait()
 
 
-@pytest.mark.parametrize("name", CASES)
+FURTHER = {
+    "on the master alone",
+    "rejected on both",
+    "rejected as firewalld does",
+    "the other one's output rejected",
+    "nft, the upper part of the output",
+    "ufw, output",
+    "between two, the other way",
+    "all of three",
+    "the same on the one that dials first",
+    "a filter before one of three",
+    "two of eight",
+}
+"""Of which the others are likenesses."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in FURTHER else ()) for name in CASES]
+)
 def test_a_filter_is_named_and_what_is_printed_opens_it(name: str, outcomes: dict[str, Future[Outcome]]) -> None:
     case, came = CASES[name], outcomes[name].result()
     ran = came.ran
