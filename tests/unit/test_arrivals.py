@@ -24,7 +24,7 @@ def found(there: tuple[int, ...], doubles: tuple[Double, ...], expected: int = 4
     nodes = tuple(Node(rank=rank, host=f"n{rank}", address=f"10.0.0.{11 + rank}") for rank in there)
     absent = tuple(Absent(rank=rank, command=f"run {rank}") for rank in range(expected) if rank not in there)
     fleet = Fleet(nodes=nodes, expected=expected, absent=absent, doubles=doubles)
-    return [one for check in (rdzv_missing_node, duplicate_rank) for one in check(fleet, ZERO)]
+    return [*rdzv_missing_node(fleet, ZERO, NO_NETWORK), *duplicate_rank(fleet, ZERO)]
 
 
 @pytest.mark.parametrize(
