@@ -1,13 +1,11 @@
 """What a hostile guest, or a hostile hub, can make the others hold, wait for, print or believe: all of it has bounds."""
 
 import asyncio
-import gc
 import json
 import secrets
 import socket
 import unicodedata
 import zlib
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -52,6 +50,7 @@ from ddpdoctor.netcheck.messages import (
 )
 from ddpdoctor.netcheck.tokens import proof
 from tests.hub_company import HERE, QUICK, TOKEN, Client, agent, agents, client, counts, hub, manifest, run
+from tests.own_memory import peak, start_over
 
 PART = Part(results=(), verdict=Verdict.OK, exit_code=0, lines=())
 SEVEN = Counted(undelivered=7, untransmitted=None)
@@ -316,19 +315,6 @@ def test_512_guests_with_lines_without_an_end_are_held_in_bounded_memory() -> No
     before = start_over()
     run(go(), 60)
     assert peak() - before < 192 << 20
-
-
-def start_over() -> int:
-    """Bytes of memory that this process holds; its peak is counted from here on (see proc_pid_clear_refs(5))."""
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
-    return peak()
-
-
-def peak() -> int:
-    """Bytes of memory that this process held at most."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 # --- a hostile hub ----------------------------------------------------------------------------------------------------

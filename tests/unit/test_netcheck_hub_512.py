@@ -1,8 +1,6 @@
 """The hub with 512 nodes, strangers among them, in bounded memory."""
 
 import asyncio
-import gc
-from pathlib import Path
 
 import msgspec
 
@@ -24,6 +22,7 @@ from ddpdoctor.netcheck.messages import (
     encode,
 )
 from tests.hub_company import client, hub, run
+from tests.own_memory import peak, start_over
 
 NODES = 512
 MOST_MEMORY = 160 << 20
@@ -87,16 +86,3 @@ def test_512_nodes_join_carry_out_orders_and_get_their_parts():
     before = start_over()
     run(go(), 60)
     assert peak() - before < MOST_MEMORY
-
-
-def start_over() -> int:
-    """Bytes of memory that this process holds; its peak is counted from here on (see proc_pid_clear_refs(5))."""
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
-    return peak()
-
-
-def peak() -> int:
-    """Bytes of memory that this process held at most."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
