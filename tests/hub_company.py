@@ -107,10 +107,12 @@ async def agent(
 
 
 @asynccontextmanager
-async def agents(one: Hub, *ranks: int | None) -> AsyncIterator[list[asyncio.Task[Part]]]:
+async def agents(
+    one: Hub, *ranks: int | None, carry_out: Callable[[Order], Awaitable[Answer]] = counts
+) -> AsyncIterator[list[asyncio.Task[Part]]]:
     """Node 0's own agent and one for each of the ranks. They are cancelled at the end, if they still run."""
-    tasks = [asyncio.ensure_future(agent(one.port, own=one.own))]
-    tasks += [asyncio.ensure_future(agent(one.port, rank)) for rank in ranks]
+    tasks = [asyncio.ensure_future(agent(one.port, own=one.own, carry_out=carry_out))]
+    tasks += [asyncio.ensure_future(agent(one.port, rank, carry_out=carry_out)) for rank in ranks]
     try:
         yield tasks
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -45,6 +45,9 @@ FEWEST_PORTS, ROW = 3, 320
 
 Places = Mapping[int, Sequence[Place]]
 """Where nodes listen, by rank."""
+
+Dialling = tuple[int, int, int]
+"""Who dialled, whom, and at which port, on the way to the master."""
 
 GOOD = (Cell.OK.value, Cell.NOT_TRIED.value)
 
@@ -90,7 +93,8 @@ class _Phase:
         places = {rank: one.places for rank, one in opened.items() if isinstance(one, Opened)}
         met = await self._dial(dict.fromkeys(self._there, places), TRY_SECONDS)
         failed = _failed(met, places)
-        packets = await self._under_the_kernels_eyes(failed) if failed else {}
+        packets, answered = await self._under_the_kernels_eyes(failed) if failed else ({}, set())
+        met = {rank: tuple(_mended(rank, one, places, answered) for one in row) for rank, row in met.items()}
         reach = matrices(self._members, places, {rank: self._excused(row) for rank, row in met.items()})
         # Whether NCCL and gloo would take other addresses in vain is for the checks to say: there may be no NCCL.
         routes = [one for one in reach if one.kind == "route"]
@@ -138,20 +142,23 @@ class _Phase:
 
     # --- what has failed --------------------------------------------------------------------------------------------------
 
-    async def _under_the_kernels_eyes(self, failed: Mapping[int, Places]) -> dict[int, Packets]:
-        """Has what failed dialled again, so briefly that the number of packets is known, after an idle time as long."""
+    async def _under_the_kernels_eyes(self, failed: Mapping[int, Places]) -> tuple[dict[int, Packets], set[Dialling]]:
+        """Has what failed dialled again, so briefly that the number of packets is known, after an idle time as long. With
+        what answered then."""
         await asyncio.sleep(SETTLING_SECONDS)
         before = await self._count()
         await asyncio.sleep(COUNTED * COUNTED_TRY_SECONDS * math.ceil(_rounds(failed)))
         between = await self._count()
+        answered: set[Dialling] = set()
         for _ in range(COUNTED):
-            await self._dial(failed, COUNTED_TRY_SECONDS, again=False)
+            answered |= _answered(await self._dial(failed, COUNTED_TRY_SECONDS, again=False), failed)
         after = await self._count()
-        return {
+        packets = {
             rank: Packets(dialling=_grown(between[rank], after[rank]), idle=_grown(before[rank], between[rank]))
             for rank in after
             if rank in before and rank in between
         }
+        return packets, answered
 
     async def _count(self) -> dict[int, Counted]:
         answers = await self._ask(dict.fromkeys(self._there, Count()), DIAL_SECONDS)
@@ -197,6 +204,31 @@ def _failed(met: Mapping[int, Sequence[Met]], places: Places) -> Mapping[int, Pl
             if place and ports:
                 found.setdefault(rank, {})[one.node] = (msgspec.structs.replace(place, ports=tuple(ports)),)
     return found
+
+
+def _answered(met: Mapping[int, Sequence[Met]], places: Mapping[int, Places]) -> set[Dialling]:
+    """The ports that were reached."""
+    return {
+        (rank, one.node, port)
+        for rank, row in met.items()
+        for one in row
+        for place in places[rank].get(one.node, ())
+        for port, cell in zip(place.ports, one.cells, strict=False)
+        if cell == Cell.OK.value
+    }
+
+
+def _mended(rank: int, one: Met, places: Places, answered: Container[Dialling]) -> Met:
+    """With the silence of ports that answered later taken back: packets get lost on the way there, which the transfers
+    will show, and a filter would have taken the later ones as well."""
+    place = next((place for place in places.get(one.node, ()) if place.kind == one.kind == "route"), None)
+    if place is None:
+        return one
+    cells = "".join(
+        Cell.OK.value if cell == Cell.SILENT.value and (rank, one.node, port) in answered else cell
+        for port, cell in zip(place.ports, one.cells, strict=False)
+    )
+    return msgspec.structs.replace(one, cells=cells)
 
 
 def _rounds(whom: Mapping[int, Places]) -> float:
