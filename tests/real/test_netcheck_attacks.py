@@ -80,7 +80,10 @@ class Node:
         self.began = time.monotonic()
 
     def until_it_says(self, words: str, seconds: float = 15) -> None:
-        until(lambda: words in self.files[1].read_text(), f"{self.host.hostname} says {words!r}", seconds)
+        until(lambda: self.says(words), f"{self.host.hostname} says {words!r}", seconds)
+
+    def says(self, words: str) -> bool:
+        return words in self.files[1].read_text()
 
     def until_torch_runs(self) -> list[psutil.Process]:
         """Waits for the rank of the collective; gives it."""

@@ -16,7 +16,7 @@ import pytest
 from tests.command import plain_environ
 from tests.real.namespaces import Host, drop_input, network
 from tests.real.netcheck_hosts import MASTER, netcheck, start
-from tests.real.test_netcheck_attacks import Node, lost
+from tests.real.test_netcheck_attacks import Node, lost, until
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "nft")]
 
@@ -67,12 +67,19 @@ def test_a_node_that_is_killed_or_halted_in_a_phase(phase: str, hosts: list[Host
         ]
         for port in cases
     }
+    waiting = {jobs[port][who]: number for port, (who, number) in cases.items()}
     halted = []
+
+    def all_signalled() -> bool:
+        """Each in the moment that it says so: a job that is ahead of the others would else have left the phase."""
+        for one in [one for one in waiting if one.says(phase)]:
+            number = waiting.pop(one)
+            one.send(number)
+            halted.extend([one] if number == signal.SIGSTOP else [])
+        return not waiting
+
     try:
-        for port, (who, number) in cases.items():
-            jobs[port][who].until_it_says(phase, 45)
-            jobs[port][who].send(number)
-            halted += [jobs[port][who]] if number == signal.SIGSTOP else []
+        until(all_signalled, f"every job is at {phase}", 45)
         for port, (who, number) in cases.items():
             ran = [one.end(DEADLINE) for one in jobs[port] if one is not jobs[port][who]]
             case = (phase, who, number, [one.stderr for one in ran])
@@ -84,6 +91,7 @@ def test_a_node_that_is_killed_or_halted_in_a_phase(phase: str, hosts: list[Host
                 assert all("stopped or killed there" in " ".join(one.report["problems"]) for one in ran), case
                 continue
             assert [one.code for one in ran] == [1, 1], case
+            assert set(lost(ran[0])) == {"n2"}, case
             gone = lost(ran[0])["n2"]
             assert gone.startswith(f"lost during {phase.partition(':')[0]}: "), case
             # Reset, where something was on its way to it.
