@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "check": "check",
     "netcheck": "netcheck",
+    "smoke": "smoke",
     "fix-checkpoint": "fix_checkpoint",
     "snapshot": "snapshot",
     "list": "list_checks",

@@ -27,6 +27,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.rdma import Rdma
 from ddpdoctor.facts.shared_memory import SharedMemory
+from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.toolchain import Toolchain
 from ddpdoctor.facts.torch import Torch
 
@@ -73,6 +74,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     meeting: Maybe[Meeting] = Meeting()
     fleet: Maybe[Fleet] = Fleet()
     """As long as nobody tried anything between hosts, both are empty."""
+    smoke: Maybe[Smoke] = Smoke()
+    """Without any rank where no smoke training was run."""
 
 
 HEADER = ("ddpdoctor_snapshot", "tool_version", "taken_at", "host")
@@ -80,5 +83,5 @@ HEADER = ("ddpdoctor_snapshot", "tool_version", "taken_at", "host")
 GROUPS = tuple(name for name in Snapshot.__struct_fields__ if name not in HEADER)
 """Names of the groups of facts; a probe and a check's parameter go by the same name."""
 
-EXPERIMENTS = ("meeting", "fleet")
-"""Groups that no look at one host can fill in: `netcheck` does, by trying things out between hosts."""
+EXPERIMENTS = ("meeting", "fleet", "smoke")
+"""Groups that no look at a host can fill in: `netcheck` and `smoke` do, by trying things out."""

@@ -1,0 +1,163 @@
+"""What a smoke training came to: every rank, stage by stage. Filled in by an experiment, `ddpdoctor smoke`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import msgspec
+
+from ddpdoctor.facts.base import Facts, Source
+
+FIRST, LAST = "import", "shutdown"
+"""The stages that every run has."""
+
+OWN_WORDS = "the ranks' own words"
+
+
+class State(str, Enum):
+    """How a stage ended on a rank. What wasn't run has passed nothing."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    """The rank raised, or died, in it."""
+    HUNG = "hung"
+    """It was still in it when the stage's time was up, or when another rank failed and all were ended."""
+    NOT_RUN = "not run"
+    """The run ended before."""
+    NOT_TESTED = "not tested"
+    """It can't be run here; `words` say why."""
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage on one rank. seconds: how long it took, or had taken when it was ended."""
+
+    name: str
+    state: State
+    seconds: float = 0.0
+    words: str = ""
+    """What the rank said of it: a figure, or why it can't be tested here."""
+
+
+class Ending(str, Enum):
+    """How a rank ended."""
+
+    FINISHED = "finished"
+    RAISED = "raised"
+    """An exception; `words` are its type and message."""
+    WRONG = "wrong"
+    """A stage ended with a wrong result, which all ranks may have noticed; `culprits` are those that caused it."""
+    EXITED = "exited"
+    """With an exit code and without a word."""
+    KILLED = "killed"
+    """By a signal that ddpdoctor didn't send."""
+    HUNG = "hung"
+    """Its stage's time was up; ddpdoctor ended it."""
+    ENDED = "ended"
+    """By the engine or by ddpdoctor, since another rank had failed or hung."""
+    NEVER_CAME = "never came"
+    """Nothing was heard of it."""
+
+
+class RankRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank came to."""
+
+    rank: int
+    local_rank: int
+    host: str
+    node: int = 0
+    """The place of its host in the job, from 0."""
+    pid: int = 0
+    device: str = "cpu"
+    """"cpu" or "cuda:3", as torch calls it, with the GPU's name behind it."""
+    stages: tuple[Stage, ...] = ()
+    """All planned ones, in their order."""
+    ending: Ending
+    ended_after: float = 0.0
+    """Seconds since the run began."""
+    exit_code: int | None = None
+    """None: it isn't known, or it was ended by us; negative: the signal's number."""
+    words: str = ""
+    """Type and message of what it raised."""
+    culprits: tuple[int, ...] = ()
+    """Ranks that made its result wrong, by its own account."""
+    step: str = ""
+    """What it was about to do when it was last heard of, within its last stage: "all_reduce of 4 MiB"."""
+    steps: int = 0
+    """Steps that it had begun in that stage."""
+    calls: str = ""
+    """The collective of that step with type and shape, "all_reduce float32[1048576]"; ranks that differ wait for ever."""
+    last_line: str = ""
+    """The last line that it printed."""
+    stack: tuple[str, ...] = ()
+    """Where its main thread was, the innermost call first: "all_reduce (torch/distributed/distributed_c10d.py:2810)"."""
+    stack_source: str = ""
+    """faulthandler, py-spy, or why there is none."""
+    process_state: str = ""
+    """"stopped", "in the kernel: nfs_wait_bit_killable" ...: what the kernel says of a rank that hung, where that tells more
+    than the stack."""
+    memory: int = 0
+    """Bytes that it held at most (VmHWM); 0: not known."""
+
+    @property
+    def last(self) -> Stage | None:
+        """The last stage that it began."""
+        begun = [one for one in self.stages if one.state not in (State.NOT_RUN, State.NOT_TESTED)]
+        return begun[-1] if begun else None
+
+
+class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run left behind and ddpdoctor could not remove: processes "pid command", listening TCP ports, names of files
+    in /dev/shm and elsewhere."""
+
+    processes: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    shared_memory: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """The same training with so many ranks. memory: bytes on the fullest GPU, 0 on CPU; way: "DDP" or "DataParallel"."""
+
+    ranks: int
+    way: str
+    samples_per_second: float
+    memory: int = 0
+    problem: str = ""
+    """Why there is no figure."""
+
+
+class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
+    """An all_reduce of so many bytes: bus bandwidth in bytes a second, as nccl-tests count it."""
+
+    size: int
+    bus: float
+
+
+class Smoke(Facts, frozen=True, kw_only=True):
+    """One smoke training. Without any rank where none was run."""
+
+    ranks: Annotated[tuple[RankRun, ...], Source(OWN_WORDS)] = ()
+    """In their order."""
+    world_size: Annotated[int, Source("the plan of the run")] = 0
+    nnodes: Annotated[int, Source("the plan of the run")] = 1
+    backend: Annotated[str, Source("the plan of the run")] = ""
+    """"nccl" or "gloo"."""
+    chosen: Annotated[str, Source("the plan of the run")] = ""
+    """Why so many ranks and that backend, in words."""
+    engine: Annotated[str, Source("the plan of the run")] = ""
+    """What started the ranks: "torch.distributed.elastic (forkserver)", "srun" ..."""
+    stages: Annotated[tuple[str, ...], Source("the plan of the run")] = ()
+    """Names of the planned stages, in their order."""
+    deadline: Annotated[float, Source("the plan of the run")] = 0.0
+    """Seconds that a stage may take."""
+    seconds: Annotated[float, Source("ddpdoctor's clock")] = 0.0
+    problem: Annotated[str, Source("the engine's own words")] = ""
+    """Why the ranks could not even be started."""
+    torch: Annotated[str, Source("torch.__version__")] = ""
+    python: Annotated[str, Source("--python")] = ""
+    leftovers: Annotated[Leftovers, Source("/proc, before and after")] = Leftovers()
+    extra_contexts: Annotated[tuple[str, ...], Source("NVML, during the stage checkpoint")] = ()
+    """Ranks with a context on a GPU that isn't theirs: "rank 3 (pid 4711) on GPU 0"."""
+    speeds: Annotated[tuple[Speed, ...], Source("--scaling")] = ()
+    bandwidths: Annotated[tuple[Bandwidth, ...], Source("--scaling")] = ()

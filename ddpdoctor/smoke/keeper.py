@@ -1,0 +1,117 @@
+"""Stands between ddpdoctor and the job, as a process of its own, so that nothing outlives ddpdoctor, however that ends.
+
+    python -I -S keeper.py FOLDER COMMAND...
+
+Starts the command and waits for its end, or for the end of its own standard input: ddpdoctor holds the other side, and
+closes it to have all ended, or by dying. Then it kills every process that the command has started, also those whose parents
+are gone (they become its own children: prctl(2), PR_SET_CHILD_SUBREAPER), and removes the folder. On its standard output: a
+JSON object a line for the command and each orphan that ended, {"pid", "status"}; a signal's number is negative.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from shutil import rmtree
+
+PR_SET_CHILD_SUBREAPER = 36
+ENDING_SECONDS = 5.0
+"""Until what can't be killed is left alone: a process in the kernel may stay for ever."""
+
+
+def main() -> None:
+    """See above."""
+    folder, command = sys.argv[1], sys.argv[2:]
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Whoever wants to end us closes our standard input; what a terminal sends is for ddpdoctor.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    child = start(command)
+    poll = select.poll()
+    for descriptor in (0, read):
+        poll.register(descriptor, select.POLLIN | select.POLLHUP)
+    while child not in reaped():
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if 0 in ready and not os.read(0, 4096):
+            break
+        if read in ready:
+            os.read(read, 4096)
+    end_all()
+    rmtree(folder, ignore_errors=True)
+
+
+def start(command: list[str]) -> int:
+    """Its pid. It leads a session of its own, and no signal that we ignore is ignored there."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(2, 1)
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def reaped() -> set[int]:
+    """The children that have ended; their ends are told."""
+    found: set[int] = set()
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if not pid:
+            return found
+        found.add(pid)
+        with suppress(OSError):
+            os.write(1, json.dumps({"pid": pid, "status": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+
+
+def end_all() -> None:
+    """Kills all descendants, again and again: one may have started another meanwhile."""
+    until = time.monotonic() + ENDING_SECONDS
+    while time.monotonic() < until:
+        reaped()
+        left = descendants(os.getpid())
+        if not left:
+            return
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below that one, by /proc."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib takes longer to import than all of this)
+        if name.isdigit():
+            with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat") as stat:  # noqa: PTH123
+                # The name in brackets may hold anything.
+                parents[int(name)] = int(stat.read().rpartition(")")[2].split()[1])
+    found: list[int] = []
+    layer = {root}
+    while layer:
+        layer = {pid for pid, parent in parents.items() if parent in layer}
+        found += layer
+    return found
+
+
+if __name__ == "__main__":
+    main()

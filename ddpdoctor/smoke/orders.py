@@ -1,0 +1,79 @@
+"""What one host's ranks are told, and what became of them: the order goes to the patient as JSON."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+STAGES: Final = (
+    "import",
+    "device",
+    "rendezvous",
+    "process group",
+    "barrier",
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "training",
+    "shutdown",
+)
+"""All of them, in their order; `smoke/patient/ddpdoctor_smoke/stages` has the code. A test compares the two."""
+
+STAGE_SECONDS: Final = 30.0
+IMPORT_SECONDS: Final = 90.0
+"""Of the first stage: over a network file system torch takes long. Both are overruled by --timeout."""
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """The rank that a launcher gave to this very process."""
+
+    rank: int
+    local_rank: int
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """For tests: what one rank does wrong; see smoke/patient/ddpdoctor_smoke/faults.py."""
+
+    rank: int
+    stage: str
+    kind: str
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One host's share of a run. Fields as in smoke/patient/ddpdoctor_smoke/orders.py; channel and folder are filled in when
+    it is started. import_seconds: what the stage import may take."""
+
+    nproc: int
+    world_size: int
+    nnodes: int = 1
+    node_rank: int = 0
+    master: str = ""
+    port: int = 0
+    backend: str = "gloo"
+    stages: tuple[str, ...] = STAGES
+    seconds: float = STAGE_SECONDS
+    import_seconds: float = IMPORT_SECONDS
+    launched: Launched | None = None
+    fault: Fault | None = None
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those of this host."""
+        if self.launched is not None:
+            return [self.launched.rank]
+        return [self.node_rank * self.nproc + local for local in range(self.nproc)]
+
+    def seconds_for(self, stage: str) -> float:
+        return self.import_seconds if stage == STAGES[0] else self.seconds
+
+    def to_json(self, channel: str, folder: str) -> str:
+        """What the patient is given."""
+        return msgspec.json.encode(
+            {**msgspec.to_builtins(self), **self._whole(), "channel": channel, "folder": folder}
+        ).decode()
+
+    def _whole(self) -> dict[str, object]:
+        """Fields that the patient reads whatever their value is."""
+        names = ("nnodes", "node_rank", "master", "port", "backend", "stages", "seconds")
+        return {name: getattr(self, name) for name in names}

@@ -1,0 +1,77 @@
+"""The line to the doctor: one message a packet, and all that this process prints."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+
+MOST = 3500
+"""Bytes of a message."""
+
+PR_SET_PDEATHSIG = 1
+
+
+class Doctor:
+    """One process's two connections to the doctor: for messages, and for what it prints.
+
+    who: "engine" or the rank. A message is a JSON object; its "at" is time.time(), the same on all ranks of a host.
+    """
+
+    def __init__(self, channel, who):
+        self.lock = threading.Lock()
+        self.messages = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.messages.connect("\0" + channel)
+        self.say(who=who, pid=os.getpid())
+        self.who = who
+        self.channel = channel
+        threading.Thread(target=self._end_with_the_doctor, daemon=True).start()
+
+    def say(self, **message):
+        """Sends one message, cut to what a packet holds."""
+        message["at"] = round(time.time(), 4)
+        for name, value in message.items():
+            if isinstance(value, str) and len(value) > MOST // 3:
+                message[name] = value[: MOST // 3]
+        packet = json.dumps(message).encode("ascii")
+        with self.lock:
+            try:
+                self.messages.send(packet[: MOST * 12])
+            except OSError:
+                # Nobody listens any more, and nobody is to go on without being watched.
+                os._exit(1)
+
+    def take_output(self):
+        """From now on all that this process prints goes to the doctor, who knows whose it is, also what C++ prints."""
+        output = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        output.connect("\0" + self.channel + "-output")
+        output.sendall(json.dumps({"who": self.who, "pid": os.getpid()}).encode("ascii") + b"\n")
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        output.close()
+        # A crash, or the doctor's question where we are, is answered by every thread's stack, whatever holds the GIL.
+        faulthandler.enable(2)
+        faulthandler.register(signal.SIGUSR1, 2, all_threads=True, chain=False)
+
+    def _end_with_the_doctor(self):
+        with suppress(OSError):
+            while self.messages.recv(1):
+                pass
+        os._exit(1)
+
+
+def die_with_the_parent():
+    """Whoever kills the parent, even by SIGKILL, ends this process."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

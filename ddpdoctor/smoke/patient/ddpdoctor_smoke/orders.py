@@ -1,0 +1,40 @@
+"""What the doctor orders: a JSON object, taken apart here.
+
+channel     name of the abstract unix socket where the doctor listens
+nproc       ranks on this host
+nnodes      hosts
+node_rank   this host, from 0
+world_size  ranks of all hosts
+master      where the store is; "" with one host: any free port of the loopback interface
+port        the store's
+backend     "nccl" or "gloo"
+stages      names of the stages to run, in their order
+seconds     what a stage may take; torch's own limit lies behind it, so that the doctor speaks first
+folder      an empty one of our own, for a checkpoint and the engine's files; every host has another
+launched    the rank that a launcher has given to this process; absent: the engine starts the ranks
+fault       for tests: {"rank", "stage", "kind"}, and more by kind
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-any-generics
+
+import json
+
+
+class Order(dict):
+    """The order, by attribute."""
+
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __reduce__(self):
+        return Order, (dict(self),)
+
+
+def read(text):
+    return Order(json.loads(text))
+
+
+TORCH_WAITS = 60.0
+"""Seconds that torch's own limits lie behind the doctor's."""

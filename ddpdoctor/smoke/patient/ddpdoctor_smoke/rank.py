@@ -1,0 +1,127 @@
+"""One rank, from its first word to its last: the stages in their order, each announced, each ended with a word."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+import os
+import sys
+import time
+from contextlib import suppress
+
+from ddpdoctor_smoke.doctor import Doctor, die_with_the_parent
+from ddpdoctor_smoke.faults import Faults
+
+
+class NotHere(Exception):
+    """Raised by a stage: it can't be run here, and why. All ranks must come to the same."""
+
+
+class Wrong(Exception):
+    """Raised by a stage: it ended with a wrong result. culprits: the ranks that caused it; all ranks should agree on them."""
+
+    def __init__(self, text, culprits=()):
+        super().__init__(text)
+        self.culprits = list(culprits)
+
+
+class Rank:
+    """What a stage works with.
+
+    rank, local_rank, world_size; torch and dist, the modules; device, set by the stage "device"; order.
+    """
+
+    def __init__(self, order, doctor):
+        self.order = order
+        self.doctor = doctor
+        launched = order.get("launched")
+        self.rank = int(os.environ["RANK"]) if launched is None else launched["rank"]
+        self.local_rank = int(os.environ["LOCAL_RANK"]) if launched is None else launched["local_rank"]
+        self.world_size = int(os.environ["WORLD_SIZE"]) if launched is None else order.world_size
+        self.backend = order.backend
+        self.folder = order.folder
+        self.faults = Faults(order.get("fault"), self)
+        self.torch = None
+        self.dist = None
+        self.device = None
+        self.stage = ""
+        self.kept = {}
+        """What one stage leaves to a later one: name to object. Emptied before the process group is destroyed."""
+
+    def step(self, words, tensor=None, op=""):
+        """Says what comes next within the stage; of a collective (`op`) also the type and shape of its tensor, so that ranks
+        which differ are found. Gives the tensor."""
+        op, tensor = self.faults.before(self.stage, op, tensor)
+        calls = "" if tensor is None else "%s %s%s" % (op or words, str(tensor.dtype)[6:], list(tensor.shape))
+        self.doctor.say(step=words, calls=calls)
+        return tensor
+
+    def say(self, **facts):
+        """Facts for the doctor, beside the stages'."""
+        self.doctor.say(**facts)
+
+
+def run_rank(order):
+    """Runs one rank to its end. It must return, or raise: the engine waits for ever for a process that simply ends."""
+    die_with_the_parent()
+    rank = order.launched["rank"] if order.get("launched") else int(os.environ["RANK"])
+    doctor = Doctor(order.channel, rank)
+    doctor.take_output()
+    prepare()
+    one = Rank(order, doctor)
+    from ddpdoctor_smoke.stages import STAGES
+
+    for name in order.stages:
+        try:
+            run_stage(one, name, STAGES[name])
+        except BaseException as error:
+            doctor.say(
+                stage=name,
+                state="failed",
+                error=words_of(error),
+                wrong=isinstance(error, Wrong),
+                culprits=getattr(error, "culprits", []),
+                missing=getattr(error, "name", None) or "",
+                memory=most_memory(),
+            )
+            # Not the exception itself: its traceback holds the stage's tensors, and DDP objects that die late may hang.
+            raise SystemExit(1) from None
+    doctor.say(finished=True, memory=most_memory())
+
+
+def run_stage(one, name, stage):
+    one.stage = name
+    began = time.monotonic()
+    one.doctor.say(stage=name, state="begun")
+    one.faults.begin(name)
+    try:
+        words, state = stage(one) or "", "passed"
+    except NotHere as reason:
+        words, state = str(reason), "not tested"
+    one.doctor.say(stage=name, state=state, seconds=round(time.monotonic() - began, 4), words=words)
+
+
+def prepare():
+    """What a training script started here would find: its path, and torch's own number of threads."""
+    if not getattr(sys.flags, "safe_path", False):
+        with suppress(OSError):
+            cwd = os.getcwd()
+            if cwd not in sys.path[:1]:
+                sys.path.insert(0, cwd)
+    sys.argv[:] = [""]
+    # torchrun sets it, too; one thread is enough, and resolving C++ addresses for a message may take torch minutes.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_DISABLE_ADDR2LINE", "1")
+    # Bytecode of another user's files would be left behind under our name.
+    sys.dont_write_bytecode = sys.dont_write_bytecode or os.stat(sys.prefix).st_uid != os.geteuid()
+
+
+def words_of(error):
+    """Type and message; not the stack of C++ that torch puts behind it."""
+    message = str(error).split("\nException raised from ", 1)[0]
+    text = " ".join(line.strip() for line in message.splitlines() if line.strip())[:1000]
+    return text if isinstance(error, (Wrong, NotHere)) else "%s: %s" % (type(error).__name__, text)
+
+
+def most_memory():
+    """Bytes that this process held at most; 0 where the kernel doesn't say."""
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/status") as status:
+        return int(status.read().partition("VmHWM:")[2].split()[0]) * 1024
+    return 0

@@ -1,0 +1,18 @@
+"""The stages by name. Each is a function of a `rank.Rank`; what it returns is a word for the table, what it raises its end:
+NotHere, Wrong, or anything."""
+
+from ddpdoctor_smoke.stages import beginning, collectives, ending, training
+
+STAGES = {
+    "import": beginning.import_torch,
+    "device": beginning.set_device,
+    "rendezvous": beginning.rendezvous,
+    "process group": beginning.process_group,
+    "barrier": collectives.barrier,
+    "all_reduce": collectives.all_reduce,
+    "broadcast": collectives.broadcast,
+    "all_gather": collectives.all_gather,
+    "training": training.train,
+    "shutdown": ending.shut_down,
+}
+"""In the order in which they are run."""

@@ -1,0 +1,60 @@
+"""From the import of torch to the process group."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+import os
+from datetime import timedelta
+
+from ddpdoctor_smoke.orders import TORCH_WAITS
+from ddpdoctor_smoke.rank import NotHere
+
+
+def import_torch(one):
+    import torch
+    import torch.distributed
+
+    one.torch, one.dist = torch, torch.distributed
+    one.say(torch=torch.__version__)
+    if not torch.distributed.is_available():
+        raise RuntimeError("this torch is built without torch.distributed")
+    return torch.__version__
+
+
+def set_device(one):
+    torch = one.torch
+    if one.backend != "nccl":
+        one.device = torch.device("cpu")
+        return "cpu"
+    torch.cuda.set_device(one.local_rank)
+    one.device = torch.device("cuda", one.local_rank)
+    torch.zeros(1, device=one.device)
+    name = "%s, %s" % (one.device, torch.cuda.get_device_name(one.device))
+    one.say(device=name)
+    return name
+
+
+def limit(one):
+    """What torch itself may wait: longer than the doctor."""
+    return timedelta(seconds=one.order.seconds + TORCH_WAITS)
+
+
+def rendezvous(one):
+    """The job's store: each rank writes its name there and reads the others'."""
+    store, _, _ = next(
+        iter(one.dist.rendezvous("env://", rank=one.rank, world_size=one.world_size, timeout=limit(one)))
+    )
+    one.kept["store"] = store
+    store.set("ddpdoctor/%d" % one.rank, str(os.getpid()))
+    for other in range(one.world_size):
+        one.step("waiting at the store for rank %d" % other)
+        store.get("ddpdoctor/%d" % other)
+
+
+def process_group(one):
+    one.step("init_process_group")
+    store = one.kept.pop("store")
+    one.dist.init_process_group(one.backend, store=store, rank=one.rank, world_size=one.world_size, timeout=limit(one))
+
+
+def needs_ranks(one, least):
+    if one.world_size < least:
+        raise NotHere("needs %d ranks" % least)
