@@ -39,7 +39,7 @@ MOST_ROUNDS = 16
 PAIR_SECONDS = 0.25
 MOST_LOOKS = 4
 """At a link that stands out, after the tournament."""
-ROUNDS_SECONDS, LINKS_SECONDS = 3.5, 5.0
+ROUNDS_SECONDS, LINKS_SECONDS = 5.0, 7.0
 """When no further round begins, and no further look: where packets are lost, above all on node 0, whom all answer, each may
 take seconds. What has begun is ended."""
 FEWEST_ROUNDS = 3
@@ -195,7 +195,7 @@ class Conductor:
         nodes = tuple(self._node(rank, snapshots[rank]) for rank in self._members)
         await self._look_again(found, peers, Fleet(nodes=nodes, reach=tuple(reach)), began + LINKS_SECONDS)
         failed = [one for one in found if one.error]
-        reason = "" if played == len(planned) else f"{played} of {len(planned)} rounds in {ROUNDS_SECONDS:g} s"
+        reason = "" if played == len(planned) else f"{played} of {len(planned)} rounds in {ROUNDS_SECONDS:.0f} s"
         self._ended("links", Passed.FAIL if failed or not found else Passed.PASS, began, reason)
         return tuple(found)
 

@@ -56,7 +56,9 @@ def jumbo_port(host: Host, size: int = 9000) -> None:
     switch.ip(f"link set {port} mtu {size}")
 
 
-def assert_named(ran: list[Ran], slug: str, node: str, words: str, severity: str = "fail") -> None:
+def assert_named(
+    ran: list[Ran], slug: str, node: str, words: str, severity: str = "fail", within: float = NAMED_WITHIN
+) -> None:
     """That one finding and no other, on that node, in time."""
     assert ran[0].slugs == {slug}, ran[0].report["findings"]
     assert ran[0].nodes(slug) == [node]
@@ -64,7 +66,7 @@ def assert_named(ran: list[Ran], slug: str, node: str, words: str, severity: str
     assert words in finding["summary"]
     assert finding["severity"] == severity
     assert {one.code for one in ran} == {1 if severity == "fail" else 0}
-    assert ran[0].report["seconds"] < NAMED_WITHIN
+    assert ran[0].report["seconds"] < within
 
 
 def assert_healthy(ran: list[Ran]) -> None:
@@ -158,14 +160,16 @@ def test_less_than_half_of_what_the_others_do(hosts: list[Host], sudo: Path) -> 
     assert_healthy(netcheck(hosts))
 
 
-@pytest.mark.parametrize("number", [3, 8])
-def test_a_node_that_loses_packets(eight: list[Host], number: int) -> None:
+@pytest.mark.parametrize(("number", "within"), [(3, NAMED_WITHIN), (8, NAMED_WITHIN + 5)])
+def test_a_node_that_loses_packets(eight: list[Host], number: int, within: float) -> None:
     """As a bad cable does, which no command mends. Where the time is up before the segments that were sent again could be
-    asked for, there is the rate to go by."""
+    asked for, there is the rate to go by. Eight hosts beside other tests take longer than alone."""
     some = eight[:number]
     drop_input(some[2], "numgen random mod 100 < 30 drop")
     # Joining takes its time as well.
     ran = netcheck(some, "--wait", "20")
     assert len(ran[0].slugs) == 1
     (slug,) = ran[0].slugs
-    assert_named(ran, slug, "n3", {"slow-link": "link of n3 ", "straggler-node": "n3 is a straggler"}[slug])
+    assert_named(
+        ran, slug, "n3", {"slow-link": "link of n3 ", "straggler-node": "n3 is a straggler"}[slug], within=within
+    )
