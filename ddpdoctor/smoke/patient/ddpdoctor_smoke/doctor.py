@@ -31,7 +31,6 @@ class Doctor:
         self.say(who=who, pid=os.getpid())
         self.who = who
         self.channel = channel
-        threading.Thread(target=self._end_with_the_doctor, daemon=True).start()
 
     def say(self, **message):
         """Sends one message, cut to what a packet holds."""
@@ -62,7 +61,11 @@ class Doctor:
         faulthandler.enable(2)
         faulthandler.register(signal.SIGUSR1, 2, all_threads=True, chain=False)
 
-    def _end_with_the_doctor(self):
+    def end_with_the_doctor(self):
+        """From now on this process ends when nobody listens any more. It has a thread for that."""
+        threading.Thread(target=self._wait_for_its_end, daemon=True).start()
+
+    def _wait_for_its_end(self):
         with suppress(OSError):
             while self.messages.recv(1):
                 pass

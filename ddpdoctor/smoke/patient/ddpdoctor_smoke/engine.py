@@ -1,15 +1,20 @@
 """torch's elastic engine, the one behind torchrun, with ranks that are forked from a server which has imported torch."""
 # mypy: allow-untyped-defs, allow-untyped-calls, no-warn-return-any
 
+import gc
+import importlib
 import multiprocessing
 import os
 import sys
+from contextlib import suppress
 
 from ddpdoctor_smoke import orders
 from ddpdoctor_smoke.doctor import Doctor, die_with_the_parent
 from ddpdoctor_smoke.rank import prepare, run_rank, words_of
 
-SERVER = "ddpdoctor_smoke.preload"
+FOR_ALL = ("torch", "torch.distributed")
+FOR_RANKS = ("torch.nn.parallel", "torch.utils.data", "torch._dynamo")
+"""DDP() imports the last by itself, since 2.0."""
 RENDEZVOUS_SECONDS = 60
 
 
@@ -26,6 +31,10 @@ def main():
     doctor.take_output()
     try:
         doctor.say(stage="import")
+        import_all(FOR_ALL)
+        if start_method() == "forkserver":
+            start_server(doctor)
+        doctor.end_with_the_doctor()
         launch(order)
     except BaseException as error:
         doctor.say(failures=failures_of(error), error=words_of(error), missing=getattr(error, "name", None) or "")
@@ -35,8 +44,6 @@ def main():
 
 def launch(order):
     """Raises what torch's engine raises: ChildFailedError where a rank failed."""
-    if start_method() == "forkserver":
-        start_server()
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     alone = order.nnodes == 1 and not order.master
@@ -69,23 +76,41 @@ def start_method():
     return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
-def start_server():
-    """Starts the server early: it imports torch while this process does. Python before 3.13 tells it nothing of sys.path."""
-    from multiprocessing import forkserver
+def start_server(doctor):
+    """Makes a copy of this process, which has imported torch just now, the server that ranks are forked from: started the
+    usual way it would import torch once more. It must happen before there are threads. What only ranks need is imported
+    there, while this process goes on."""
+    from multiprocessing import forkserver, resource_tracker, util
 
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    before = os.environ.get("PYTHONPATH")
-    if before is not None:
-        os.environ["DDPDOCTOR_PYTHONPATH"] = before
-    os.environ["PYTHONPATH"] = folder + (os.pathsep + before if before else "")
+    def fork(path, arguments, descriptors):
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            doctor.messages.close()
+            die_with_the_parent()
+            import_all(FOR_RANKS)
+            exec(arguments[-1], {})
+        finally:
+            os._exit(1)
+
+    resource_tracker.ensure_running()
+    usual, util.spawnv_passfds = util.spawnv_passfds, fork
     try:
-        multiprocessing.set_forkserver_preload([SERVER])
         forkserver.ensure_running()
     finally:
-        os.environ.pop("DDPDOCTOR_PYTHONPATH", None)
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+        util.spawnv_passfds = usual
+
+
+def import_all(modules):
+    """As far as they are there; what is missing, the ranks will miss. Nothing is thrown away meanwhile, so that looking for
+    garbage would only take time; and what is there need not be looked at again, nor be copied for it in each rank."""
+    gc.disable()
+    for module in modules:
+        with suppress(Exception):
+            importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
 
 
 def failures_of(error):

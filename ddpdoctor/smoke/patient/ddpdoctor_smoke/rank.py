@@ -63,6 +63,7 @@ def run_rank(order):
     die_with_the_parent()
     rank = order.launched["rank"] if order.get("launched") else int(os.environ["RANK"])
     doctor = Doctor(order.channel, rank)
+    doctor.end_with_the_doctor()
     doctor.take_output()
     prepare()
     one = Rank(order, doctor)
