@@ -59,6 +59,15 @@ class Ending(str, Enum):
     """Nothing was heard of it."""
 
 
+class Call(msgspec.Struct, frozen=True):
+    """A collective as a rank announced it: the `number`th of its stage, from 1, with type and shape. That number is the same
+    on all ranks for calls that belong together, however many other steps each of them takes."""
+
+    stage: str
+    number: int
+    call: str
+
+
 class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank came to."""
 
@@ -87,6 +96,8 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that it had begun in that stage."""
     calls: str = ""
     """The collective of that step with type and shape, "all_reduce float32[1048576]"; ranks that differ wait for ever."""
+    called: tuple[Call, ...] = ()
+    """The last collectives that it announced, in their order: a rank that called another one may be ahead by now."""
     last_line: str = ""
     """The last line that it printed."""
     stack: tuple[str, ...] = ()

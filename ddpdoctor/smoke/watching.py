@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ddpdoctor.facts.smoke import Ending, RankRun, Stage, State
+from ddpdoctor.facts.smoke import Call, Ending, RankRun, Stage, State
 from ddpdoctor.probes.patient.asking import last_lines, printable
 from ddpdoctor.smoke.orders import Order
 
@@ -14,6 +14,9 @@ MOST_KEPT: Final = 64 * 1024
 """Bytes of what a rank printed, from its end."""
 
 MOST_WORDS: Final = 1000
+
+MOST_CALLS: Final = 16
+"""Collectives of a rank that are kept, from the last."""
 
 CONSEQUENCES: Final = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|recvValue failed|sendBytes failed|failed to recv"
@@ -35,6 +38,7 @@ class Heard:
         self.step = ""
         self.steps = 0
         self.calls = ""
+        self.called: list[Call] = []
         self.device = "cpu"
         self.words = ""
         self.wrong = False
@@ -87,6 +91,7 @@ class Watch:
         if "step" in message:
             one.step, one.calls = _text(message["step"]), _text(message.get("calls"))
             one.steps += 1
+            self._call(one)
         if "device" in message:
             one.device = _text(message["device"])
         if "torch" in message:
@@ -95,6 +100,11 @@ class Watch:
             one.memory = message["memory"]
         if message.get("finished"):
             one.finished_at = now
+
+    def _call(self, one: Heard) -> None:
+        if one.calls:
+            before = one.called[-1] if one.called and one.called[-1].stage == one.stage else None
+            one.called = [*one.called, Call(one.stage, before.number + 1 if before else 1, one.calls)][-MOST_CALLS:]
 
     def _stage(self, one: Heard, message: Mapping[str, Any], now: float) -> None:
         name, state = _text(message["stage"]), message.get("state")
@@ -192,6 +202,7 @@ class Watch:
             step=one.step,
             steps=one.steps,
             calls=one.calls,
+            called=tuple(one.called),
             last_line=last_line(one.output),
             stack=one.stack,
             stack_source=one.stack_source,
