@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from ddpdoctor import __version__
-from ddpdoctor.netcheck.deadlines import within
+from ddpdoctor.deadlines import within
 from ddpdoctor.netcheck.door import Limits
 from ddpdoctor.netcheck.guests import UNDECODABLE
 from ddpdoctor.netcheck.lines import LineError, Lines, plain

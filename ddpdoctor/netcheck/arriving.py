@@ -12,11 +12,11 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.deadlines import within
 from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.netcheck import identification
 from ddpdoctor.netcheck.connecting import Destination, connect
 from ddpdoctor.netcheck.counters import count
-from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.messages import MOST, MOST_BEFORE_WELCOME, Greeting
 from ddpdoctor.netcheck.names import UnknownNameError, destinations
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ddpdoctor.deadlines import within
 from ddpdoctor.facts.meeting import Attempt, Met
-from ddpdoctor.netcheck.deadlines import within
 
 LIMIT: Final = 3.5
 """Seconds a try. The kernel gives a neighbour that doesn't answer up after three seconds, and that word is worth waiting for."""

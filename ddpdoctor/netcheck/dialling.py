@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.deadlines import within
 from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.netcheck.connecting import system_words
-from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.messages import MOST_PORTS, WORDS, Dial, Dialled, Met, Peer, Place
 from ddpdoctor.netcheck.reaching import ARRIVED, LARGE

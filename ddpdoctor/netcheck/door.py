@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 
 from ddpdoctor import __version__
+from ddpdoctor.deadlines import within
 from ddpdoctor.knowledge.left_out import wrong_token
 from ddpdoctor.netcheck.connecting import send_again_soon
-from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.guests import UNDECODABLE
 from ddpdoctor.netcheck.lines import CHUNK, LineError, Lines, plain
 from ddpdoctor.netcheck.messages import MOST_BEFORE_WELCOME, PROTOCOL, Greeting, Hello, TurnedAway, encode

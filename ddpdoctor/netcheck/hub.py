@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Literal
 
+from ddpdoctor.deadlines import within
 from ddpdoctor.facts.fleet import Absent, Double
 from ddpdoctor.knowledge.fleet_words import names_by_rank
-from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.door import Door, Limits, Newcomer
 from ddpdoctor.netcheck.guests import Guest, GuestError, Larder
 from ddpdoctor.netcheck.lines import LineError

@@ -11,8 +11,8 @@ import secrets
 from contextlib import suppress
 from typing import Final
 
+from ddpdoctor.deadlines import within
 from ddpdoctor.netcheck.connecting import Destination, connect
-from ddpdoctor.netcheck.deadlines import within
 
 NOBODY: Final = ""
 STORE: Final = "torch's TCPStore"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from typing import Final
 
+from ddpdoctor.deadlines import within
 from ddpdoctor.netcheck.connecting import Destination
-from ddpdoctor.netcheck.deadlines import within
 from ddpdoctor.netcheck.threads import in_thread
 
 LIMIT: Final = 5.0

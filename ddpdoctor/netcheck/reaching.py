@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ddpdoctor.netcheck.deadlines import within
+from ddpdoctor.deadlines import within
 from ddpdoctor.netcheck.messages import Opened, Place
 from ddpdoctor.netcheck.visits import MEASURE, REACH, VisitError, receive, resolved
 

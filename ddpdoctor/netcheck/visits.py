@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from ddpdoctor.netcheck.deadlines import within
+from ddpdoctor.deadlines import within
 from ddpdoctor.netcheck.tokens import matches, proof
 
 T = TypeVar("T")
