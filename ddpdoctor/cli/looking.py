@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ddpdoctor.facts.snapshot import Snapshot
 
 
+IS_IT_PYTHON_SECONDS = 1.5
+
 CheckpointOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -39,6 +41,15 @@ def begin(python: str | None, *, quick: bool = False, checkpoints: Sequence[str]
     if not quick:
         threading.Thread(target=ask, args=(context, "torch"), daemon=True).start()
     return context
+
+
+def refuse_what_is_no_python(python: str, path: str) -> None:
+    """Where --python names something else. One that is slow, on a loaded host or a hung file system, is let pass: what it
+    is, the test itself will say, and nobody is to wait for that here."""
+    answer = ask(Context(path), "interpreter", IS_IT_PYTHON_SECONDS)
+    if answer.state not in ("ok", "hangs"):
+        no_python = "it is no Python: " if answer.state == "not-python" else ""
+        raise typer.BadParameter(f"--python {python}: {no_python}{answer.detail}")
 
 
 def look(context: Context, groups: Iterable[str]) -> Snapshot:

@@ -113,6 +113,7 @@ def netcheck(
     if job.local_rank:
         typer.echo(f"Local rank {job.local_rank}: local rank 0 speaks for this node.", err=True)
         return
+    from ddpdoctor.cli.looking import refuse_what_is_no_python
     from ddpdoctor.netcheck.ends import Wishes
     from ddpdoctor.netcheck.run import run
     from ddpdoctor.probes.patient.choice import choose_python
@@ -120,7 +121,8 @@ def netcheck(
 
     path, chosen_by = choose_python(python, os.environ)
     if python is not None:
-        _refuse_what_is_no_python(python, path)
+        # Before the other nodes are made to wait for a node that couldn't take part in the collectives.
+        refuse_what_is_no_python(python, path)
     wishes = Wishes(
         job=job,
         options=options,
@@ -145,21 +147,6 @@ def netcheck(
     if matrix and end.part is not None:
         typer.echo("--matrix has no effect here: node 0 shows it", err=True)
     raise typer.Exit(end.exit_code)
-
-
-IS_IT_PYTHON_SECONDS = 1.5
-
-
-def _refuse_what_is_no_python(python: str, path: str) -> None:
-    """Before the other nodes are made to wait for a node that couldn't take part in the collectives."""
-    from ddpdoctor.probes.context import Context
-    from ddpdoctor.probes.patient.asking import ask
-
-    answer = ask(Context(path), "interpreter", IS_IT_PYTHON_SECONDS)
-    # One that is slow, on a loaded host or a hung file system, is the test's business, and the door is to open soon.
-    if answer.state not in ("ok", "hangs"):
-        no_python = "it is no Python: " if answer.state == "not-python" else ""
-        raise typer.BadParameter(f"--python {python}: {no_python}{answer.detail}")
 
 
 def _options(*, wait: float, quick: bool, python: str | None, strict: bool) -> tuple[str, ...]:

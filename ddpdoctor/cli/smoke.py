@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ddpdoctor.examination import Examination
+    from ddpdoctor.facts.snapshot import Snapshot
+    from ddpdoctor.smoke.conducting import Wishes
+    from ddpdoctor.smoke.orders import Fault
+    from ddpdoctor.smoke.plan import SmokePlan
+
+FAULT_VARIABLE = "DDPDOCTOR_SMOKE_FAULT"
+"""For tests: one rank misbehaves, {"rank", "stage", "kind"}."""
+
+HEADING = ("patient", "machine", "container")
+"""Groups of facts for the first lines of the report."""
+
+_JOB = "Several hosts"
 
 
 def smoke(
@@ -18,8 +31,48 @@ def smoke(
             min=1, metavar="N", help="Ranks on this host. Default: one a GPU; without any, 2.", show_default=False
         ),
     ] = None,
+    nnodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="M",
+            help="Hosts of the job: run this on each. Default: the launcher's, else 1.",
+            show_default=False,
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="I",
+            help="This host, from 0. Default: the launcher's.",
+            show_default=False,
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
+    master_addr: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="Where rank 0 runs: MASTER_ADDR. Default: the launcher's.",
+            show_default=False,
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            metavar="PORT",
+            help="MASTER_PORT. Default: the launcher's, or 29500.",
+            show_default=False,
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
     backend: Annotated[
-        str, typer.Option(metavar="nccl|gloo|auto", help="Default: NCCL where there are GPUs.")
+        str, typer.Option(metavar="nccl|gloo|auto", help="Default: NCCL where there are GPUs.", show_default=False)
     ] = "auto",
     python: Annotated[
         str | None,
@@ -39,55 +92,136 @@ def smoke(
             show_default=False,
         ),
     ] = None,
+    stages: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stages",
+            metavar="NAMES",
+            help="Only these, and what they need (comma-separated or repeated). Default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    scaling: Annotated[
+        bool, typer.Option("--scaling", help="Also train at 1, 2, 4 ... N ranks, and show how it scales.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with -v also the facts.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings, too.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Name what passed and what had nothing to test.")
+        bool, typer.Option("--verbose", "-v", help="Each rank, and what passed and had nothing to test, by name.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="One line a finding, and the verdict.")] = False,
 ) -> None:
     """Train a small DDP job on torch's own engine, and say which rank stopped where.
 
-    Exit code: 0 every stage that could be run passed, 1 something failed, 2 wrong usage or no verdict.
+    It runs in the Python in which you train, stage by stage, each with a
+    deadline. When a stage fails, `ddpdoctor check` looks at the host for the
+    cause. Nothing is left running, whatever happens.
+
+    Exit code: 0 every stage that could be run here passed, 1 something failed
+    (or warned, with --strict), 2 wrong usage, or nothing could be run.
     """
     if verbose and quiet:
         raise typer.BadParameter("-v and -q exclude each other")
     if backend not in ("nccl", "gloo", "auto"):
         raise typer.BadParameter(f"--backend is nccl, gloo or auto, not {backend}")
-    import msgspec
-
-    from ddpdoctor.cli.looking import look
-    from ddpdoctor.examination import examine
+    if timeout != timeout:
+        raise typer.BadParameter("--timeout is no number of seconds")
+    for name, value in (("--master-addr", master_addr), ("--python", python)):
+        if value is not None and not value.strip():
+            raise typer.BadParameter(f"{name} is empty; is the variable in it set?")
+    chosen = _stages(stages)
+    from ddpdoctor.cli.looking import look, refuse_what_is_no_python
     from ddpdoctor.probes.context import Context
     from ddpdoctor.probes.patient.choice import choose_python
-    from ddpdoctor.registry import all_checks
-    from ddpdoctor.report.contract import build_report, to_json
-    from ddpdoctor.report.terminal import make_console, show
-    from ddpdoctor.smoke.orders import IMPORT_SECONDS, STAGE_SECONDS, Order
+    from ddpdoctor.smoke.conducting import Wishes
     from ddpdoctor.smoke.plan import GROUPS, smoke_plan
-    from ddpdoctor.smoke.result import smoke_facts
-    from ddpdoctor.smoke.running import run
 
     path, chosen_by = choose_python(python, os.environ)
-    snapshot = look(Context(path, chosen_by, quick=True), GROUPS)
+    if python is not None:
+        refuse_what_is_no_python(python, path)
+    wishes = Wishes(
+        python=path,
+        nproc=nproc,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master=master_addr,
+        port=master_port,
+        backend=backend,
+        timeout=timeout,
+        stages=chosen,
+        scaling=scaling,
+        fault=_fault(),
+    )
+    snapshot = look(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
     plan = smoke_plan(snapshot, nproc, backend)
-    order = Order(
-        nproc=plan.nproc,
-        world_size=plan.nproc,
-        backend=plan.backend,
-        seconds=timeout or STAGE_SECONDS,
-        import_seconds=timeout or IMPORT_SECONDS,
-    )
-    began = time.monotonic()
-    ran = asyncio.run(run(order, python=path, environ=os.environ))
-    facts = smoke_facts(order, plan, [ran], python=path, seconds=time.monotonic() - began)
-    examination = examine(
-        msgspec.structs.replace(snapshot, smoke=facts),
-        plan.nproc,
-        [one for one in all_checks() if one.family == "smoke"],
-    )
+    examination = _train(wishes, plan, snapshot, python)
     if as_json:
-        print(to_json(build_report("smoke", [examination], with_facts=verbose)))
+        _print_json(examination, verbose=verbose)
     else:
-        show(make_console(sys.stdout), [examination], verbose=verbose, quiet=quiet)
-    raise typer.Exit(examination.verdict.exit_code(strict=strict))
+        from ddpdoctor.report.smoke_terminal import show_smoke
+        from ddpdoctor.report.terminal import make_console
+
+        show_smoke(make_console(sys.stdout), examination, verbose=verbose, quiet=quiet)
+    from ddpdoctor.smoke.judging import verdict_of
+
+    raise typer.Exit(verdict_of(examination).exit_code(strict=strict))
+
+
+def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, python: str | None) -> Examination:
+    """The training, unless it is known beforehand that it can't be run; where something failed, with a look at the host."""
+    from ddpdoctor.examination import Verdict
+    from ddpdoctor.report.smoke_progress import make_view
+    from ddpdoctor.smoke.conducting import train
+    from ddpdoctor.smoke.judging import before, judge, verdict_of, with_host
+
+    hindered = before(snapshot, plan)
+    if hindered is not None:
+        return hindered
+    view = make_view()
+    try:
+        facts = train(wishes, plan, view.heard)
+    finally:
+        view.close()
+    examination = judge(snapshot, facts)
+    if verdict_of(examination) in (Verdict.OK, Verdict.WARN):
+        return examination
+    from ddpdoctor.cli.looking import begin, look
+    from ddpdoctor.facts.snapshot import GROUPS
+
+    return with_host(examination, look(begin(python), GROUPS))
+
+
+def _stages(names: list[str] | None) -> tuple[str, ...]:
+    from ddpdoctor.smoke.selection import UnknownStageError, chosen_stages
+
+    wanted = [name.strip() for value in names or () for name in value.split(",") if name.strip()]
+    if names and not wanted:
+        raise typer.BadParameter("--stages is empty; is the variable in it set?")
+    try:
+        return chosen_stages(wanted)
+    except UnknownStageError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _fault() -> Fault | None:
+    text = os.environ.get(FAULT_VARIABLE)
+    if not text:
+        return None
+    import msgspec
+
+    from ddpdoctor.smoke.orders import Fault
+
+    try:
+        return msgspec.json.decode(text, type=Fault)
+    except msgspec.DecodeError as error:
+        raise typer.BadParameter(f"{FAULT_VARIABLE}: {error}") from error
+
+
+def _print_json(examination: Examination, *, verbose: bool) -> None:
+    from ddpdoctor.examination import Verdict
+    from ddpdoctor.report.contract import build_report, to_json
+    from ddpdoctor.smoke.judging import smoke_of, verdict_of
+
+    verdict, facts = verdict_of(examination), smoke_of(examination)
+    problems = [facts.problem] if verdict is Verdict.UNKNOWN and facts.problem else []
+    print(to_json(build_report("smoke", [examination], problems, with_facts=verbose, of_all=verdict, smoke=facts)))

@@ -15,9 +15,11 @@ from ddpdoctor.checkpoints.outcomes import Outcome
 from ddpdoctor.examination import Examination, Verdict, node_names, overall
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Absent, Fleet, Link, Node, Phase, Reach
+from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Evidence, Fix, Severity
 from ddpdoctor.registry import Why
+from ddpdoctor.treatments.outcomes import Treatment
 
 
 class ReportedFinding(msgspec.Struct, frozen=True):
@@ -74,7 +76,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a command that judges says. `passed` are the slugs that passed on every host; `problems` what kept a host
     from being judged at all; `facts` (with -v) the snapshots by host; `files` what fix-checkpoint did with each. Of
     netcheck on node 0 there are also its `nodes`, those that are `absent`, the `strangers` that knocked
-    and were refused, its `phases`, the `matrix`, and the `seconds` from the last join to the verdict. On another node the findings are its own, the verdict that of all nodes."""
+    and were refused, its `phases`, the `matrix`, and the `seconds` from the last join to the verdict. On another node the
+    findings are its own, the verdict that of all nodes. Of smoke there is `smoke`: each rank stage by stage, and how fast it
+    went; where the training failed, the findings of the whole check on this host come with those of the training."""
 
     schema: Literal[1] = 1
     version: str = __version__
@@ -93,6 +97,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[Phase, ...] | UnsetType = UNSET
     matrix: Matrix | UnsetType = UNSET
     seconds: float | UnsetType = UNSET
+    smoke: Smoke | UnsetType = UNSET
+    treatments: tuple[Treatment, ...] | UnsetType = UNSET
+    """Of check --fix: what became of each finding's fix; the findings are those that were left."""
 
 
 def build_report(
@@ -104,11 +111,12 @@ def build_report(
     fleet: Fleet | None = None,
     seconds: float | None = None,
     of_all: Verdict | None = None,
+    smoke: Smoke | None = None,
 ) -> Report:
     """Puts the examinations of one or several hosts into one report.
 
     fleet: what all nodes found out, where netcheck ran on node 0; `seconds`: from the last join to the verdict; `of_all`:
-    the verdict on all nodes, where the examination is of one of them.
+    the verdict on all nodes, where the examination is of one of them, or on the training; smoke: what that came to.
     """
     several = len(examinations) > 1
     findings = []
@@ -156,6 +164,7 @@ def build_report(
         phases=UNSET if fleet is None else fleet.phases,
         matrix=UNSET if fleet is None else Matrix(reach=fleet.reach, links=fleet.links),
         seconds=UNSET if seconds is None else seconds,
+        smoke=UNSET if smoke is None else smoke,
     )
 
 

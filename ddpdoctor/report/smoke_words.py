@@ -1,0 +1,265 @@
+"""The words of a smoke training's report: what was trained, how far each rank came, what could not be tested."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection, Mapping, Sequence
+
+from ddpdoctor.examination import Examination, Verdict
+from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, State
+from ddpdoctor.report.plain import one_line
+from ddpdoctor.report.smoke_marks import Mark, ranks_text
+from ddpdoctor.report.summary import summary
+from ddpdoctor.smoke.judging import nothing_ran, own_findings, smoke_of, verdict_of
+from ddpdoctor.smoke.watching import is_consequence
+from ddpdoctor.wording import listed, plural
+
+_PASSED, _RAISED = "training", (Ending.RAISED, Ending.WRONG)
+
+
+def headline(examination: Examination) -> str:
+    """The whole in a sentence."""
+    facts = smoke_of(examination)
+    found = own_findings(examination)
+    if verdict_of(examination) is Verdict.UNKNOWN:
+        return f"No verdict, since nothing could be run: {facts.problem or 'no rank was ever heard of'}"
+    if found and verdict_of(examination) in (Verdict.FAIL, Verdict.WARN):
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        return f"{found[0][2].summary}{more}"
+    if verdict_of(examination) is Verdict.FAIL:
+        return _what_failed(facts)
+    done, idle = len(passed(facts)), len(_untested_names(facts))
+    rest = f", {idle} could not be tested here" if idle else ""
+    return f"{_who_did_what(facts)} in {facts.seconds:.1f} s; {plural(done, 'stage')} passed{rest}"
+
+
+def _who_did_what(facts: Smoke) -> str:
+    hosts = f" on {facts.nnodes} hosts" if facts.nnodes > 1 else ""
+    did = "trained" if _PASSED in passed(facts) else "met"
+    return f"{plural(facts.world_size, 'rank')}{hosts} {did} over {facts.backend} on {device_word(facts)}"
+
+
+def device_word(facts: Smoke) -> str:
+    """ "CPU", "GPU", and the GPU's name where all ranks have the same."""
+    if facts.backend != "nccl":
+        return "CPU"
+    names = {one.device.partition(", ")[2] for one in facts.ranks}
+    name = names.pop() if len(names) == 1 else ""
+    return f"GPU ({name})" if name else "GPU"
+
+
+def _what_failed(facts: Smoke) -> str:
+    """Where no check says more."""
+    for name in facts.stages:
+        fates = fates_at(facts, name, ())
+        if fates:
+            return f"{name}: {fates}"
+    return facts.problem or "not every rank came to its end"
+
+
+def head(examination: Examination) -> list[tuple[str, str]]:
+    """(label, text): where, in which Python, how many ranks and why."""
+    facts = smoke_of(examination)
+    told = dict(summary(examination))
+    patient = told.get("patient", "") or facts.python
+    if facts.torch and "torch" not in patient:
+        patient = f"{patient.removesuffix(')')}, torch {facts.torch}" + (")" if patient.endswith(")") else "")
+    rows = [
+        ("host", told.get("host", "") or examination.snapshot.host),
+        ("patient", patient),
+        ("GPUs", told.get("GPUs", "")),
+        ("plan", facts.chosen),
+        ("engine", _engine(facts)),
+    ]
+    return [(label, one_line(text)) for label, text in rows if text]
+
+
+def _engine(facts: Smoke) -> str:
+    if not facts.ranks:
+        return ""
+    limit = f"; a stage may take {facts.deadline:g} s" if facts.deadline else ""
+    took = f"; {facts.seconds:.1f} s in all" if facts.seconds else ""
+    return f"{facts.engine}{took}{limit}"
+
+
+# --- how far each rank came -------------------------------------------------------------------------------------------------
+
+
+def culprits(examination: Examination) -> frozenset[int]:
+    """The ranks that the findings name."""
+    return frozenset(finding.rank for _, _, finding in own_findings(examination) if finding.rank is not None)
+
+
+def marks(facts: Smoke, blamed: Collection[int]) -> dict[int, dict[str, Mark]]:
+    """Rank to stage to how it went. blamed: ranks that a finding names."""
+    return {one.rank: {stage.name: _mark(one, stage.state, blamed) for stage in one.stages} for one in facts.ranks}
+
+
+_MARKS = {State.PASSED: Mark.PASSED, State.NOT_RUN: Mark.NOT_RUN, State.NOT_TESTED: Mark.NOT_TESTED}
+
+
+def _mark(one: RankRun, state: State, blamed: Collection[int]) -> Mark:
+    if state in _MARKS:
+        return _MARKS[state]
+    return Mark.FAILED if one.rank in blamed or _failed_itself(one) else Mark.WAITED
+
+
+def _failed_itself(one: RankRun) -> bool:
+    """Whether it wasn't another one that made it fail."""
+    if one.ending is Ending.WRONG and one.culprits:
+        return one.rank in one.culprits
+    if one.ending in _RAISED:
+        return not is_consequence(one.words)
+    return one.ending in (Ending.EXITED, Ending.KILLED)
+
+
+def shown_stages(facts: Smoke) -> list[str]:
+    """Those that a rank at least began, in their order."""
+    begun = {
+        stage.name
+        for one in facts.ranks
+        for stage in one.stages
+        if stage.state in (State.PASSED, State.FAILED, State.HUNG)
+    }
+    return [name for name in facts.stages if name in begun]
+
+
+def not_run(facts: Smoke) -> list[str]:
+    """Stages that no rank came to."""
+    shown, idle = shown_stages(facts), _untested_names(facts)
+    return [name for name in facts.stages if name not in shown and name not in idle]
+
+
+def passed(facts: Smoke) -> list[str]:
+    """Stages that every rank passed."""
+    states = _states(facts)
+    return [name for name in facts.stages if states.get(name) == {State.PASSED}]
+
+
+def _states(facts: Smoke) -> dict[str, set[State]]:
+    found: dict[str, set[State]] = {}
+    for one in facts.ranks:
+        for stage in one.stages:
+            found.setdefault(stage.name, set()).add(stage.state)
+    return found
+
+
+def not_tested(facts: Smoke) -> dict[str, list[str]]:
+    """Why stages can't be run here, to their names; where only some ranks say so, which."""
+    who: dict[tuple[str, str], list[int]] = {}
+    for one in facts.ranks:
+        for stage in one.stages:
+            if stage.state is State.NOT_TESTED:
+                who.setdefault((stage.words or "no reason was given", stage.name), []).append(one.rank)
+    reasons: dict[str, list[str]] = {}
+    for (reason, name), ranks in who.items():
+        where = "" if len(ranks) == len(facts.ranks) else f" ({ranks_text(ranks)})"
+        names = reasons.setdefault(one_line(reason), [])
+        names.append(one_line(name) + where)
+    return reasons
+
+
+def _untested_names(facts: Smoke) -> list[str]:
+    states = _states(facts)
+    return [
+        name for name in facts.stages if State.NOT_TESTED in states.get(name, set()) and name not in shown_stages(facts)
+    ]
+
+
+def slowest(facts: Smoke, name: str) -> str:
+    """What the stage took on the slowest rank: "3.42 s"."""
+    seconds = [stage.seconds for one in facts.ranks for stage in one.stages if stage.name == name]
+    return f"{max(seconds, default=0.0):.2f} s"
+
+
+def note(facts: Smoke, name: str, blamed: Collection[int]) -> str:
+    """What is to be said of a stage: who failed in it, else what all ranks say of it."""
+    fates = fates_at(facts, name, blamed)
+    if fates:
+        return fates
+    words = {
+        stage.words for one in facts.ranks for stage in one.stages if stage.name == name and stage.state is State.PASSED
+    }
+    return one_line(words.pop()) if len(words) == 1 else ""
+
+
+def fates_at(facts: Smoke, name: str, blamed: Collection[int]) -> str:
+    """ "rank 1 raised; ranks 0,2-3 were still in it"; "" where all passed that stage."""
+    fates: dict[str, list[int]] = {}
+    later: dict[str, list[int]] = {}
+    for one in facts.ranks:
+        for stage in one.stages:
+            if stage.name == name and stage.state in (State.FAILED, State.HUNG):
+                first = _mark(one, stage.state, blamed) is Mark.FAILED
+                (fates if first else later).setdefault(_fate(one, first=first), []).append(one.rank)
+    return "; ".join(f"{ranks_text(ranks)} {fate}" for fate, ranks in _both(fates, later))
+
+
+def _both(first: Mapping[str, list[int]], then: Mapping[str, list[int]]) -> list[tuple[str, list[int]]]:
+    return [*first.items(), *then.items()]
+
+
+def _fate(one: RankRun, *, first: bool) -> str:
+    if one.ending is Ending.KILLED:
+        return f"was killed by {signal_name(one.exit_code)}"
+    if one.ending is Ending.EXITED:
+        return f"exited with code {one.exit_code}"
+    if one.ending is Ending.HUNG:
+        return "hung" if first else "waited till the time was up"
+    if one.ending is Ending.ENDED:
+        return "was ended in it" if first else "waited"
+    if one.ending is Ending.WRONG:
+        return "had a wrong result" if first else "noticed"
+    return "raised" if first else "failed with it"
+
+
+def signal_name(exit_code: int | None) -> str:
+    """-9 is "SIGKILL"."""
+    try:
+        return signal.Signals(-(exit_code or 0)).name
+    except ValueError:
+        return "a signal"
+
+
+# --- each rank --------------------------------------------------------------------------------------------------------------
+
+
+def ending_text(one: RankRun) -> str:
+    """ "raised in all_reduce after 3.1 s"."""
+    if one.ending is Ending.NEVER_CAME:
+        return "was never heard of"
+    if one.ending is Ending.FINISHED:
+        return f"finished after {one.ended_after:.1f} s"
+    where = f" in {one_line(one.last.name)}" if one.last else ""
+    return f"{_fate(one, first=_failed_itself(one) or one.ending is Ending.HUNG)}{where} after {one.ended_after:.1f} s"
+
+
+# --- the last line ----------------------------------------------------------------------------------------------------------
+
+
+def counts(facts: Smoke) -> str:
+    """ "6 stages passed, 1 failed, 9 were not run, 4 could not be tested here."."""
+    if nothing_ran(facts):
+        return ""
+    done, missed, idle = len(passed(facts)), len(not_run(facts)), len(_untested_names(facts))
+    failed = len(facts.stages) - done - missed - idle
+    parts = [f"{plural(done, 'stage')} passed"]
+    parts += [f"{failed} failed"] if failed else []
+    parts += [f"{missed} {'was' if missed == 1 else 'were'} not run"] if missed else []
+    parts += [f"{idle} could not be tested here"] if idle else []
+    return ", ".join(parts) + "."
+
+
+def outcome(examination: Examination) -> str:
+    """The verdict in words."""
+    verdict = verdict_of(examination)
+    if verdict is Verdict.UNKNOWN:
+        return "No verdict: nothing could be run"
+    if verdict is Verdict.FAIL:
+        return "The training did not pass" if smoke_of(examination).ranks else "Nothing was started"
+    facts = smoke_of(examination)
+    return f"{_who_did_what(facts)}" + (", with a warning" if verdict is Verdict.WARN else "")
+
+
+def not_run_text(names: Sequence[str]) -> str:
+    return listed(map(one_line, names), 30)

@@ -1,0 +1,101 @@
+"""What the checks make of a smoke training, before it, after it, and where it failed with a look at the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ddpdoctor.examination import Examination, Verdict, examine
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.smoke import Ending, Smoke
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.findings import FAIL, WARN, Finding, Severity
+from ddpdoctor.registry import Check, Result, all_checks
+from ddpdoctor.smoke.plan import SmokePlan
+
+FAMILY = "smoke"
+BEFORE = ("duplicate-gpu",)
+"""Checks that know of a plan, before anything is started, that it can't be run."""
+
+Found = tuple[Check, Severity, Finding]
+
+
+def before(snapshot: Snapshot, plan: SmokePlan) -> Examination | None:
+    """What is wrong with the plan itself; None where nothing speaks against trying it."""
+    facts = Smoke(world_size=plan.nproc, backend=plan.backend, chosen=plan.chosen)
+    planned = msgspec.structs.replace(snapshot, smoke=facts)
+    one = examine(planned, plan.nproc, [one for one in all_checks() if one.slug in BEFORE])
+    return one if plan.backend == "nccl" and one.verdict is Verdict.FAIL else None
+
+
+def judge(snapshot: Snapshot, facts: Smoke) -> Examination:
+    """snapshot: this host's, as far as it was looked at before."""
+    here = sum(one.host == snapshot.host for one in facts.ranks) or facts.world_size
+    with_smoke = msgspec.structs.replace(snapshot, smoke=facts)
+    return examine(with_smoke, here, [one for one in all_checks() if one.family == FAMILY])
+
+
+def with_host(examination: Examination, host: Snapshot) -> Examination:
+    """The same with all that `check` has to say of this host; first what fits the words of the ranks."""
+    whole = msgspec.structs.replace(host, smoke=examination.snapshot.smoke)
+    others = examine(whole, examination.plan.nproc, [one for one in all_checks() if one.family != FAMILY])
+    fitting = _fitting(examination)
+    results = sorted(others.results, key=lambda one: one.check.slug not in fitting)
+    return Examination(whole, examination.plan, (*examination.results, *results))
+
+
+def _fitting(examination: Examination) -> frozenset[str]:
+    """Slugs of checks by whose signs the ranks' words go."""
+    facts = smoke_of(examination)
+    said = [text for one in facts.ranks for text in (one.words, one.last_line) if text]
+    return frozenset(
+        one.slug for one in all_checks() if any(sign.text in text for sign in one.log_signs for text in said)
+    )
+
+
+def smoke_of(examination: Examination) -> Smoke:
+    """Without any rank where nothing is known of one."""
+    facts = examination.snapshot.smoke
+    return Smoke() if isinstance(facts, Unknown) else facts
+
+
+def own_findings(examination: Examination) -> list[Found]:
+    """What is said of the training itself, worst first."""
+    return [one for one in examination.findings if _is_own(one[0])]
+
+
+def host_findings(examination: Examination) -> list[Found]:
+    """What `check` found on the host that may have to do with it: no mere information."""
+    return [one for one in examination.findings if not _is_own(one[0]) and one[1] in (FAIL, WARN)]
+
+
+def own_results(examination: Examination) -> Sequence[Result]:
+    return [one for one in examination.results if _is_own(one.check)]
+
+
+def host_results(examination: Examination) -> Sequence[Result]:
+    return [one for one in examination.results if not _is_own(one.check)]
+
+
+def _is_own(check: Check) -> bool:
+    return check.family == FAMILY or check.slug in BEFORE
+
+
+def nothing_ran(facts: Smoke) -> bool:
+    """Not one rank was heard of."""
+    return all(one.ending is Ending.NEVER_CAME for one in facts.ranks)
+
+
+def verdict_of(examination: Examination) -> Verdict:
+    """Of the training: a rank that didn't finish has failed, whether or not a check knows why; what is wrong with the host
+    beside that changes nothing."""
+    facts = smoke_of(examination)
+    severities = {severity for _, severity, _ in own_findings(examination)}
+    if FAIL in severities:
+        return Verdict.FAIL
+    if nothing_ran(facts):
+        return Verdict.UNKNOWN
+    if facts.problem or any(one.ending is not Ending.FINISHED for one in facts.ranks):
+        return Verdict.FAIL
+    return Verdict.WARN if WARN in severities else Verdict.OK
