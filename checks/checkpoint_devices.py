@@ -107,6 +107,7 @@ def unpin(files: Sequence[CheckpointFile]) -> tuple[Fix, ...]:
         Fix(
             f"Take the devices out of {verb(harmless, 'the file', 'the files')}; it takes milliseconds, and can be undone",
             (f"ddpdoctor fix-checkpoint {paths(harmless)}",),
+            appliable=True,
         ),
         Fix("Or say where to load it, wherever your code loads it", (loading(harmless[0], 'map_location="cpu"'),)),
     )

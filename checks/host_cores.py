@@ -162,7 +162,7 @@ def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environmen
             f"{_cores(share.job)}",
             cause="" if value else "torchrun, which would set OMP_NUM_THREADS, didn't start these ranks.",
             evidence=(Evidence(said, "environment"), *share.evidence),
-            fixes=(Fix("Divide the cores between the ranks", (f"export OMP_NUM_THREADS={good}",)),),
+            fixes=(Fix("Divide the cores between the ranks", (f"export OMP_NUM_THREADS={good}",), appliable=True),),
         )
     else:
         _quota_is_known(cgroup)

@@ -86,7 +86,7 @@ def _several_nodes(environment: Maybe[Environment], network: Maybe[Network]) -> 
 
 def _lock_more(limits: Limits, container: Maybe[Container]) -> tuple[Fix, ...]:
     if limits.memlock_hard == -1:
-        return (Fix("Raise it in the shell or script that starts training", ("ulimit -l unlimited",)),)
+        return (Fix("Raise it in the shell or script that starts training", ("ulimit -l unlimited",), appliable=True),)
     if isinstance(container, Container) and container.runtime is not None:
         return (
             Fix(
@@ -147,7 +147,7 @@ def nofile_limit(
     sharing = Fix("Or hand tensors over by name: `torch.multiprocessing.set_sharing_strategy('file_system')`")
     if hard == -1 or hard >= wanted:
         raised = 65536 if hard == -1 else min(hard, 65536)
-        raise_it = Fix("Raise it in the shell or script that starts training", (f"ulimit -n {raised}",))
+        raise_it = Fix("Raise it in the shell or script that starts training", (f"ulimit -n {raised}",), appliable=True)
     elif isinstance(container, Container) and container.runtime is not None:
         raise_it = Fix("Start the container with `--ulimit nofile=65536:65536`")
     else:
@@ -225,5 +225,5 @@ def pids_limit(cgroup: Cgroup, limits: Limits, machine: Maybe[Machine], plan: Pl
                 told(limits, "processes_soft", f"processes and threads (`ulimit -u`): {processes}"),
                 planned(plan),
             ),
-            fixes=(Fix("Raise the limit as far as it goes", ("ulimit -u $(ulimit -Hu)",)),),
+            fixes=(Fix("Raise the limit as far as it goes", ("ulimit -u $(ulimit -Hu)",), appliable=True),),
         )

@@ -200,14 +200,14 @@ def contradictions(environment: Environment) -> Iterator[Contradiction]:
         yield (
             f"MASTER_ADDR is {address[:60]!r}: torch takes the blanks as part of the name",
             ("MASTER_ADDR",),
-            Fix("Set it without them", (f"export MASTER_ADDR={shlex.quote(address.strip())}",)),
+            Fix("Set it without them", (f"export MASTER_ADDR={shlex.quote(address.strip())}",), appliable=True),
         )
     port = environment.get("MASTER_PORT")
     if port and not 1 <= (number(port) or 0) <= 65535:
         yield (
             f"MASTER_PORT is {port[:40]!r}, not a port from 1 to 65535",
             ("MASTER_PORT",),
-            Fix("Choose one", ("export MASTER_PORT=29500",)),
+            Fix("Choose one", ("export MASTER_PORT=29500",), appliable=True),
         )
     yield from against_slurm(environment)
 
@@ -423,7 +423,7 @@ def torchelastic_leftover(environment: Environment) -> Iterator[Finding]:
     yield Finding(
         summary="TORCHELASTIC_USE_AGENT_STORE=True is set outside of torchrun: no process will host the store",
         evidence=shown(environment, *left),
-        fixes=(Fix("Unset what torchrun left", ("unset " + " ".join(left),)),),
+        fixes=(Fix("Unset what torchrun left", ("unset " + " ".join(left),), appliable=True),),
     )
 
 

@@ -95,7 +95,7 @@ def hostname_resolves_loopback(network: Network, environment: Environment, nccl:
             hosts_lines(network),
             intent(sign),
         ),
-        fixes=(*hosts_fix(network), *without_root(network)),
+        fixes=(*hosts_fix(network), *without_root(network, suffices=network.rendezvous is None)),
         severity=FAIL if certain else WARN,
     )
 
@@ -268,7 +268,7 @@ def _family_of_nccl(network: Network, environment: Environment, nccl: Nccl) -> I
         yield Finding(
             summary=f"NCCL_SOCKET_FAMILY={family}, but no interface{named} has an IPv{nccl_family(family)} address",
             evidence=(setting(environment, "NCCL_SOCKET_FAMILY"), addresses(network)),
-            fixes=(Fix("Let NCCL use what there is", ("unset NCCL_SOCKET_FAMILY",)),),
+            fixes=(Fix("Let NCCL use what there is", ("unset NCCL_SOCKET_FAMILY",), appliable=True),),
         )
 
 

@@ -72,11 +72,17 @@ def _name_it(network: Network, variable: str, wrong: str) -> tuple[Fix, ...]:
     way = next(iter(alike), None) or way_to_the_others(network)
     equals = "=" if variable == "NCCL_SOCKET_IFNAME" else ""
     named = (
-        (Fix(f"Name an interface of this host: {listed(there)}", (f"export {variable}={equals}{shlex.quote(way)}",)),)
+        (
+            Fix(
+                f"Name an interface of this host: {listed(there)}",
+                (f"export {variable}={equals}{shlex.quote(way)}",),
+                appliable=True,
+            ),
+        )
         if way
         else ()
     )
-    return (*named, Fix("Or let the library choose", (f"unset {variable}",)))
+    return (*named, Fix("Or let the library choose", (f"unset {variable}",), appliable=True))
 
 
 @check(
@@ -291,7 +297,7 @@ def _comm_id_elsewhere(network: Network, environment: Environment) -> Finding:
         summary=f"NCCL_COMM_ID={value[:80]} is in no subnet of this host's, so NCCL finds no interface",
         cause="With NCCL_COMM_ID, NCCL takes the interface in whose subnet that address is, whatever else is set.",
         evidence=(setting(environment, "NCCL_COMM_ID"), addresses(network)),
-        fixes=(Fix("Unset it: torch tells NCCL the address itself", ("unset NCCL_COMM_ID",)),),
+        fixes=(Fix("Unset it: torch tells NCCL the address itself", ("unset NCCL_COMM_ID",), appliable=True),),
     )
 
 

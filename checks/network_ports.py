@@ -63,11 +63,12 @@ def port_in_use(
     requires(hosts_the_store(network), "another host is to host the job's store")
     meets = meeting if isinstance(meeting, Meeting) and meeting.master else None
     not_listened = meets if meets and meets.listen_error else None
+    on_one_node = not several_nodes(environment, network)
     for port, severity, name in _ports_that_matter(network, environment):
         if not_listened and not_listened.port == port and port not in (*taken, *network.forbidden_ports):
             yield _not_listened(not_listened, f"port {port}", name, patient)
         if port in network.forbidden_ports:
-            yield _forbidden(port, name, _other_port(patient, name, port, meets, alone=True))
+            yield _forbidden(port, name, _other_port(patient, name, port, meets, alone=True, on_one_node=on_one_node))
         if port not in taken:
             continue
         holders = [one for one in known(network.listeners) if one.port == port]
@@ -82,7 +83,7 @@ def port_in_use(
             if severity is FAIL
             else f"A job that already runs isn't hurt; one that is started now and wants {port} is.",
             evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
-            fixes=(*_end_it(holder), _other_port(patient, name, port, meets)),
+            fixes=(*_end_it(holder), _other_port(patient, name, port, meets, on_one_node=on_one_node)),
             severity=severity,
         )
 
@@ -139,8 +140,11 @@ def _end_it(holder: Listener) -> tuple[Fix, ...]:
     return (Fix("If it is a left-over of your own, end it", (look, f"kill {holder.pid}")),)
 
 
-def _other_port(patient: Patient, name: str, port: int, meets: Meeting | None, *, alone: bool = False) -> Fix:
-    """meets: where netcheck runs, whose nodes must all name the same port. alone: no other fix goes before it."""
+def _other_port(
+    patient: Patient, name: str, port: int, meets: Meeting | None, *, alone: bool = False, on_one_node: bool = False
+) -> Fix:
+    """meets: where netcheck runs, whose nodes must all name the same port. alone: no other fix goes before it.
+    on_one_node: no other host has to name the same one."""
     if meets and meets.port == port and name != THE_ENDPOINT:
         return another_port(meets, alone=alone)
     code = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
@@ -152,6 +156,7 @@ def _other_port(patient: Patient, name: str, port: int, meets: Meeting | None, *
         f'Take a free port, the same on all nodes, and give it to torchrun as --master-port "${variable}" (on one node, '
         "`torchrun --standalone` does so itself)",
         (f"export {variable}=$({free})",),
+        appliable=on_one_node and name == variable,
     )
 
 

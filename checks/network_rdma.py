@@ -317,6 +317,7 @@ def _fixes(used: Sequence[RdmaPort], environment: Environment, nccl: Maybe[Nccl]
             Fix(
                 f"NCCL {version} finds the right row by itself: leave it to that, on every node",
                 ("unset NCCL_IB_GID_INDEX",),
+                appliable=True,
             ),
         )
     index = common_index(used)
@@ -325,6 +326,7 @@ def _fixes(used: Sequence[RdmaPort], environment: Environment, nccl: Maybe[Nccl]
             Fix(
                 "Name the row of RoCE v2 with the IPv4 address; on other nodes, theirs",
                 (f"export NCCL_IB_GID_INDEX={index}",),
+                appliable=True,
             ),
         )
     # show_gids comes with the vendor's driver alone. Most rows are empty, and reading the type of such a one is an error.

@@ -132,6 +132,7 @@ def _towards(way: str, network: Network) -> Fix:
     return Fix(
         f"Name {way} (== means exactly this name); on other nodes, theirs",
         (f"export NCCL_SOCKET_IFNAME=={shlex.quote(way)}",),
+        appliable=True,
     )
 
 
@@ -199,7 +200,10 @@ def gloo_wrong_interface(
             *(() if isinstance(own, Unknown) else (resolved(own),)),
             intent(sign),
         ),
-        fixes=(Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1]), *hosts_fix(network)),
+        fixes=(
+            Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1], appliable=True),
+            *hosts_fix(network),
+        ),
     )
 
 

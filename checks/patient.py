@@ -197,7 +197,7 @@ def user_site_shadows(patient: Patient, packages: Packages) -> Iterator[Finding]
             ),
         ),
         fixes=(
-            Fix("Keep Python out of ~/.local, in every job", ("export PYTHONNOUSERSITE=1",)),
+            Fix("Keep Python out of ~/.local, in every job", ("export PYTHONNOUSERSITE=1",), appliable=True),
             Fix(
                 "Or remove those in ~/.local, which pip finds first",
                 (uninstall(patient, *(one.name for one, _ in pairs)),),

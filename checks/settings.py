@@ -7,6 +7,8 @@ import re
 import shlex
 from collections.abc import Iterator
 
+import msgspec
+
 from ddpdoctor.facts.base import Maybe, known
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
@@ -47,7 +49,7 @@ def take_away(*settings: Setting) -> Fix:
     names = listed(plain(one.name) for one in settings)
     files = listed(dict.fromkeys(one.origin for one in settings if one.origin != "environment"))
     if not files:
-        return Fix(f"Unset {names}, also in the script or start-up file that sets it", tuple(commands))
+        return Fix(f"Unset {names}, also in the script or start-up file that sets it", tuple(commands), appliable=True)
     needed = ""
     if any(of_the_system(one) for one in settings):
         needed = f" {NEEDS_ROOT}; a value of your own in the environment goes before it"
@@ -68,6 +70,7 @@ def set_instead(name: str, value: str, old: Setting) -> Fix:
         return Fix(
             (f"Set {name} to {value}" if name == old.name else f"Set {name} instead") + where,
             (f"{unset}export {name}={shlex.quote(value)}",),
+            appliable=True,
         )
     return Fix(f"Write this line into {old.origin}, in place of the old one", (f"{name}={value}",))
 
@@ -323,7 +326,8 @@ def setting_undecodable(environment: Environment) -> Iterator[Finding]:
             if found
             else (told(environment, "undecodable", f"bytes that aren't UTF-8: {name}"),),
             fixes=(
-                take_away(found or Setting(name, "")),
+                # What it was meant to be only the user knows; without it something else may break.
+                msgspec.structs.replace(take_away(found or Setting(name, "")), appliable=False),
                 Fix("Set it anew, in UTF-8, where your job script or start-up file sets it"),
             ),
         )
@@ -349,7 +353,7 @@ def nccl_conf_unreadable(environment: Environment) -> Iterator[Finding]:
         path = shlex.quote(one.path)
         fixes = [Fix("Correct the path or the permissions; this shows what is there", (f"ls -l {path}",))]
         if named:
-            fixes.append(Fix("Or do without the file", ("unset NCCL_CONF_FILE",)))
+            fixes.append(Fix("Or do without the file", ("unset NCCL_CONF_FILE",), appliable=True))
         yield Finding(
             summary=f"NCCL can't read its configuration file {one.path[-70:]}: {one.reason[:60]}",
             evidence=(told(environment, "unreadable_files", f"{one.path}: {one.reason}"),),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from ddpdoctor.checks.settings import evidence_of, quoted, take_away
 from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.environment import Environment, Setting
@@ -84,7 +86,8 @@ def setting_conflict(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Fi
             summary=f"{kept.name}={quoted(kept.value)} and {lost.name}={quoted(lost.value)}{where}: {why}",
             severity=severity,
             evidence=evidence_of(kept, lost),
-            fixes=(take_away(lost),),
+            # Which of the two is meant, only the user knows.
+            fixes=(msgspec.structs.replace(take_away(lost), appliable=False),),
         )
 
 

@@ -121,14 +121,19 @@ def hidden(found: Setting, devices: Sequence[Gpu]) -> Finding:
         fixes=(
             Fix(f"Ask Slurm for GPUs when you submit the job: `--gpus-per-node={len(devices)}`")
             if found.value == "NoDevFiles"
-            else take_away(found),
+            else _shown_again(found),
         ),
     )
 
 
+def _shown_again(found: Setting) -> Fix:
+    """Whose the hidden GPUs are, only the user knows."""
+    return msgspec.structs.replace(take_away(found), appliable=False)
+
+
 def partly_hidden(found: Setting, shown: Shown, devices: Sequence[Gpu] | None) -> Finding:
     left = "no GPU" if not shown.count else f"only {plural(shown.count, 'GPU')}"
-    fixes = [take_away(found)]
+    fixes = [_shown_again(found)]
     if devices:
         everything = ",".join(str(index) for index in range(len(devices)))
         fixes.append(
@@ -170,5 +175,5 @@ def cuda_device_order(environment: Environment, gpus: Gpus) -> Iterator[Finding]
     yield Finding(
         summary=f"{len(kinds)} kinds of GPUs: CUDA counts them in another order than nvidia-smi, so CUDA_VISIBLE_DEVICES may mean others",
         evidence=(*evidence_of(listing), told(gpus, "devices", f"GPUs: {listed(kinds)}")),
-        fixes=(Fix("Number them as nvidia-smi does", ("export CUDA_DEVICE_ORDER=PCI_BUS_ID",)),),
+        fixes=(Fix("Number them as nvidia-smi does", ("export CUDA_DEVICE_ORDER=PCI_BUS_ID",), appliable=True),),
     )

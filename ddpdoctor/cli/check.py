@@ -45,6 +45,14 @@ def check(
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings, too.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Do not import torch.")] = False,
+    fixing: Annotated[
+        bool,
+        typer.Option(
+            "--fix", help="Apply settings, free ports and checkpoint fixes: shown, asked for one by one, and proved."
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: show it all and change nothing.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Name what passed and what had nothing to test.")
     ] = False,
@@ -62,6 +70,12 @@ def check(
         raise typer.BadParameter("--python and --quick look at this host; --snapshot judges a file instead")
     if snapshots and checkpoints:
         raise typer.BadParameter("--checkpoint looks at a file of this host; --snapshot judges another file instead")
+    if fixing or yes or dry_run:
+        from ddpdoctor.cli.treating_wishes import refuse_options
+
+        refuse_options(
+            fixing=fixing, yes=yes, dry_run=dry_run, as_json=as_json, as_markdown=as_markdown, judged=bool(snapshots)
+        )
     # Whether a selection needs torch is known only once the checks are loaded; the whole of them does.
     context = None if snapshots or chosen else begin(python, quick=quick, checkpoints=checkpoints or ())
     checks = _selected(chosen, ignored)
@@ -70,10 +84,32 @@ def check(
     if snapshots:
         taken, problems = _read(snapshots)
     else:
-        taken, problems = [look(context or _begin(python, quick, checkpoints or (), checks), _groups(checks))], []
+        context = context or _begin(python, quick, checkpoints or (), checks)
+        taken, problems = [look(context, _groups(checks))], []
     from ddpdoctor.examination import examine, overall
 
     examinations = [examine(one, nproc, checks) for one in taken]
+    if fixing:
+        assert context is not None
+        from ddpdoctor.cli.treating import treat
+        from ddpdoctor.cli.treating_wishes import Wish, arguments_again
+
+        again, training = arguments_again(
+            context.python, nproc, chosen=chosen, ignored=ignored, checkpoints=checkpoints, quick=quick
+        )
+        wish = Wish(
+            yes=yes,
+            dry_run=dry_run,
+            as_json=as_json,
+            verbose=verbose,
+            quiet=quiet,
+            strict=strict,
+            nproc=nproc,
+            look=again,
+            train=training,
+            checkpoints=tuple(checkpoints or ()),
+        )
+        raise typer.Exit(treat(examinations[0], checks, wish))
     _print(examinations, problems, as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     code = overall(examinations).exit_code(strict=strict)
     raise typer.Exit(2 if problems and code == 0 else code)

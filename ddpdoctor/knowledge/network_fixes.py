@@ -63,12 +63,13 @@ def hosts_fix(network: Network) -> tuple[Fix, ...]:
     return (by_root(text, (copy, "sudo cp ~/hosts.new /etc/hosts")),)
 
 
-def without_root(network: Network) -> tuple[Fix, ...]:
+def without_root(network: Network, *, suffices: bool = False) -> tuple[Fix, ...]:
+    """suffices: it cures the illness, and doesn't only make it harmless to some."""
     way = way_to_the_others(network)
     if not way:
         return ()
     text = f"Without root: name {way} yourself, on every node the interface it has there (== means exactly this name)"
-    return (Fix(text, interface_settings(way)),)
+    return (Fix(text, interface_settings(way), appliable=suffices),)
 
 
 def hosts_lines(network: Network) -> Evidence:

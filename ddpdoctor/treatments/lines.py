@@ -1,0 +1,60 @@
+"""The few shell statements that a settings file may hold. What is printed as a fix's command is what gets into the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+# What shlex.quote gives, and nothing that a shell would expand.
+_VALUE = r"""(?:'[^'\n\r\0]*'|"'"|[A-Za-z0-9_@%+=:,./-])*"""
+_EXPORT = re.compile(rf"export((?: +{_NAME}={_VALUE})+)")
+_ASSIGNMENT = re.compile(rf" +({_NAME})=({_VALUE})")
+_UNSET = re.compile(rf"unset((?: +{_NAME})+)")
+_LIMIT = re.compile(r"ulimit (-[nul]) (?:\d+|unlimited|\$\(ulimit -H[nul]\))")
+_COMMENT = re.compile(r"\s*(?:#.*)?")
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One statement. key: what it sets, a variable or `ulimit -n`: of two with one key, the later wins."""
+
+    key: str
+    text: str
+
+
+def lines_of(command: str) -> tuple[Line, ...]:
+    """A fix's command as statements: `export`s and `unset`s of plain values, `ulimit`s; empty where it is anything else."""
+    found: list[Line] = []
+    rest = command
+    while True:
+        statement = _EXPORT.match(rest) or _UNSET.match(rest) or _LIMIT.match(rest)
+        if statement is None:
+            return ()
+        found += _statements(statement)
+        rest = rest[statement.end() :].lstrip(" ")
+        if not rest:
+            return tuple(found)
+        if rest[0] != ";":
+            return ()
+        rest = rest[1:].lstrip(" ")
+
+
+def keys_of_line(line: str) -> set[str]:
+    """What a line of a settings file sets; a comment may stand behind it."""
+    statement = _EXPORT.match(line) or _UNSET.match(line) or _LIMIT.match(line)
+    if statement is None or not _COMMENT.fullmatch(line, statement.end()):
+        return set()
+    return {one.key for one in _statements(statement)}
+
+
+def _statements(found: re.Match[str]) -> Iterator[Line]:
+    if found.re is _EXPORT:
+        for name, value in _ASSIGNMENT.findall(found[1]):
+            yield Line(name, f"export {name}={value}")
+    elif found.re is _UNSET:
+        for name in found[1].split():
+            yield Line(name, f"unset {name}")
+    else:
+        yield Line(f"ulimit {found[1]}", found[0])

@@ -1,0 +1,182 @@
+"""Proves what was applied: the checks once more, then the smoke training, each as a process of its own that has sourced the
+settings file, as a user's job would."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.examination import Examination, Verdict, examine
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.registry import Check, Why
+from ddpdoctor.treatments.applying import Applied
+from ddpdoctor.treatments.choosing import Choice
+from ddpdoctor.treatments.outcomes import State, Treatment
+
+CHECK_SECONDS = 300
+NOT_SOURCED = 97
+"""Exit code of a shell that could not source the settings."""
+
+# Not `-m`: that would look for modules in the current folder first, which may hold anything.
+_SELF = "import sys; sys.path[:] = [one for one in sys.path if one] + [{root!r}]; from ddpdoctor.cli.main import main; main()"
+_SOURCING = f'. "$1" || exit {NOT_SOURCED}; shift; exec "$@"'
+
+
+class Unproved(Exception):
+    """A proof could not be had, and why."""
+
+
+class SmokeReport(msgspec.Struct, frozen=True):
+    """What counts of the smoke command's JSON."""
+
+    verdict: Verdict
+    findings: tuple[dict[str, Any], ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    facts: dict[str, Snapshot]
+
+
+def look_again(arguments: Sequence[str], settings_file: str, nproc: int | None, checks: Sequence[Check]) -> Examination:
+    """The host once more, judged by the same checks.
+
+    Raises:
+        Unproved: the look brought no facts.
+    """
+    ended = _run(["check", "--json", "-v", *arguments], settings_file, show_progress=False)
+    try:
+        (snapshot,) = msgspec.json.decode(ended.stdout, type=_Facts).facts.values()
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Unproved(f"the second look ended with exit code {ended.returncode}{_last_words(ended.stderr)}") from error
+    return examine(snapshot, nproc, checks)
+
+
+def smoke(arguments: Sequence[str], settings_file: str) -> SmokeReport:
+    """A smoke training, with its own live table on the terminal.
+
+    Raises:
+        Unproved: it brought no report.
+    """
+    ended = _run(["smoke", "--json", *arguments], settings_file, show_progress=True)
+    try:
+        return msgspec.json.decode(ended.stdout, type=SmokeReport)
+    except msgspec.MsgspecError as error:
+        raise Unproved(f"smoke ended with exit code {ended.returncode}{_last_words(ended.stderr)}") from error
+
+
+def _run(arguments: Sequence[str], settings_file: str, *, show_progress: bool) -> subprocess.CompletedProcess[bytes]:
+    root = str(Path(__file__).parent.parent.parent)
+    command = [sys.executable, "-c", _SELF.format(root=root), *arguments]
+    if settings_file:
+        # ulimit -u is unknown to some shells, so that bash goes first: it is what the fixes are written for.
+        command = [shutil.which("bash") or "sh", "-c", _SOURCING, "sh", str(Path(settings_file).absolute()), *command]
+    inherited = show_progress and os.isatty(2)
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if inherited else subprocess.PIPE,
+            timeout=None if show_progress else CHECK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unproved(f"no answer within {CHECK_SECONDS} s") from None
+    except OSError as error:
+        raise Unproved(f"{command[0]} could not be started: {error.strerror}") from error
+
+
+def _last_words(stderr: bytes | None) -> str:
+    lines = (stderr or b"").decode("utf-8", "replace").strip().splitlines()
+    return f'; it last said "{lines[-1][:300]}"' if lines else ""
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """What the two came to; in place of each, why it is missing."""
+
+    examination: Examination | str
+    smoke: SmokeReport | str
+
+    @property
+    def smoke_passed(self) -> bool:
+        return isinstance(self.smoke, SmokeReport) and self.smoke.verdict in (Verdict.OK, Verdict.WARN)
+
+
+def proved(look: Callable[[], Examination], train: Callable[[], SmokeReport]) -> Proof:
+    """Both, one after the other. The training is run even where a check still complains: its word is the last one."""
+    found: list[Examination | SmokeReport | str] = []
+    for one in (look, train):
+        try:
+            found.append(one())
+        except Unproved as error:
+            found.append(str(error))
+    examination, report = found
+    assert not isinstance(examination, SmokeReport)
+    assert not isinstance(report, Examination)
+    return Proof(examination=examination, smoke=report)
+
+
+def treatments(choices: Sequence[Choice], applied: Applied, proof: Proof | None) -> list[Treatment]:
+    """What became of each case. proof None: nothing was applied, so nothing was proved."""
+    return [_treatment(one, choices, applied, proof) for one in choices]
+
+
+def _treatment(choice: Choice, choices: Sequence[Choice], applied: Applied, proof: Proof | None) -> Treatment:
+    remedy, case = choice.remedy, choice.case
+    if remedy is None or remedy in applied.refused or proof is None:
+        left = case.remedies[0].fix if case.remedies else next(iter(case.fixes), None)
+        return Treatment(
+            slug=case.slug,
+            text=left.text if left else "",
+            commands=left.commands if left else (),
+            state=State.LEFT,
+            reason=choice.reason if remedy is None else applied.refused.get(remedy, choice.reason),
+        )
+    complaint = _complaint(choice, choices, applied, proof)
+    return Treatment(
+        slug=case.slug,
+        text=remedy.fix.text,
+        commands=remedy.commands,
+        state=State.NOT_CONFIRMED if complaint else State.CONFIRMED,
+        reason=complaint or "its check passes now, and smoke passed",
+    )
+
+
+def _complaint(choice: Choice, choices: Sequence[Choice], applied: Applied, proof: Proof) -> str:
+    """Why the fix isn't confirmed, "" where it is."""
+    assert choice.remedy is not None
+    if isinstance(proof.examination, str):
+        return f"its check could not be run again: {proof.examination}"
+    slug = choice.remedy.fix.proven_by or choice.case.slug
+    result = next((one for one in proof.examination.results if one.check.slug == slug), None)
+    if result is None:
+        return f"{slug}, which would prove it, is not among the chosen checks"
+    # Of the same illness a second case may have been left as it was.
+    left = {one.case.summary for one in choices if one.remedy is None or one.remedy in applied.refused}
+    remaining = [one.summary for one in result.findings if one.summary not in left]
+    if remaining:
+        return f"its check still finds: {remaining[0]}"
+    if result.not_tested is not None and result.not_tested.why is not Why.NOT_APPLICABLE:
+        return f"its check could not be judged: {result.not_tested.reason}"
+    if isinstance(proof.smoke, str):
+        return f"its check passes now, but smoke could not be run: {proof.smoke}"
+    if not proof.smoke_passed:
+        return f"its check passes now, but {_smoke_words(proof.smoke)}"
+    return ""
+
+
+def _smoke_words(report: SmokeReport) -> str:
+    if report.verdict is Verdict.UNKNOWN:
+        return f"smoke could not test anything: {'; '.join(report.problems) or 'no stage was run'}"
+    fails = [one for one in report.findings if one.get("severity") == "fail"]
+    # The training's own word first; what the whole check says of this host may come with it.
+    worst = min(fails, key=lambda one: one.get("family") != "smoke", default={})
+    return f"smoke failed: {worst.get('summary', 'it does not say why')} [{worst.get('slug', 'smoke')}]"

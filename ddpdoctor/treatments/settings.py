@@ -1,0 +1,88 @@
+"""The settings file: what a user sources to have the settings that were found right. Nobody else's file is ever touched."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, count
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpdoctor.treatments.lines import Line, keys_of_line
+
+NAME = "ddpdoctor-settings"
+HEADER = "# Settings that ddpdoctor found right here (check --fix). They count in a shell, or job script, that sources this file."
+GOING_BACK = "# To go back, take lines out or don't source it: nothing else was changed for them."
+LARGEST = 1 << 20
+"""Bytes; what is larger isn't ours."""
+
+
+class Setting(NamedTuple):
+    """A line for the file, and the slug of the check that it is for."""
+
+    line: Line
+    slug: str
+
+
+def place(folder: Path) -> Path:
+    """Where the settings go: ddpdoctor-settings.sh in that folder, or where somebody else has a file of that name,
+    ddpdoctor-settings-2.sh and so on."""
+    names = chain([f"{NAME}.sh"], (f"{NAME}-{number}.sh" for number in count(2)))
+    return next(path for path in (folder / name for name in names) if not os.path.lexists(path) or is_ours(path))
+
+
+def is_ours(path: Path) -> bool:
+    """Whether we wrote it for this user: nobody is to source what somebody else could have written."""
+    try:
+        state = path.lstat()
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & stat.S_IWOTH:
+            return False
+        return state.st_size <= LARGEST and path.read_text("utf-8").split("\n", 1)[0] == HEADER
+    except (OSError, ValueError):
+        return False
+
+
+def merged(before: str, settings: Sequence[Setting], day: str) -> str:
+    """The file's text with these settings. Of what was in it before, only lines that set the same are gone.
+
+    day: for the comments, "2026-11-21".
+    """
+    lines = before.splitlines() or [HEADER, GOING_BACK]
+    new = {one.line.key for one in settings}
+    kept = [line for line in lines if not keys_of_line(line) & new]
+    return "\n".join([*kept, *_written(settings, day)]) + "\n"
+
+
+def _written(settings: Sequence[Setting], day: str) -> Iterator[str]:
+    """Each line once, with all the checks that asked for it."""
+    slugs: dict[Line, list[str]] = {}
+    for one in settings:
+        slugs.setdefault(one.line, []).append(one.slug)
+    for line, names in slugs.items():
+        yield f"{line.text}  # {', '.join(dict.fromkeys(names))}, {day}"
+
+
+def write(path: Path, settings: Sequence[Setting], day: str) -> None:
+    """Makes the file, or adds to it where it is ours.
+
+    Raises:
+        OSError: it can't be written; the old one, if there is one, is as it was.
+    """
+    if not os.path.lexists(path):
+        with path.open("x", encoding="utf-8") as file:
+            file.write(merged("", settings, day))
+        return
+    text = merged(path.read_text("utf-8"), settings, day)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{NAME}-")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 (a descriptor)
+            file.write(text)
+            os.fchmod(descriptor, stat.S_IMODE(path.stat().st_mode))
+        os.replace(name, path)  # noqa: PTH105 (a name of mkstemp)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)  # noqa: PTH108
+        raise
