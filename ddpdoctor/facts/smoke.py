@@ -132,7 +132,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
     ranks: int
     way: str
-    samples_per_second: float
+    samples_per_second: float = 0.0
     memory: int = 0
     problem: str = ""
     """Why there is no figure."""
@@ -143,6 +143,19 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
     size: int
     bus: float
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """The same training at several numbers of ranks. Without speeds where it wasn't asked for, or `problem` says why not."""
+
+    speeds: tuple[Speed, ...] = ()
+    bandwidths: tuple[Bandwidth, ...] = ()
+    """At the most ranks, by size."""
+    batch: int = 0
+    """Samples a rank and step."""
+    cores: int = 0
+    """That the ranks may run on (sched_getaffinity)."""
+    problem: str = ""
 
 
 class Smoke(Facts, frozen=True, kw_only=True):
@@ -170,5 +183,4 @@ class Smoke(Facts, frozen=True, kw_only=True):
     leftovers: Annotated[Leftovers, Source("/proc, before and after")] = Leftovers()
     extra_contexts: Annotated[tuple[str, ...], Source("NVML, during the stage checkpoint")] = ()
     """Ranks with a context on a GPU that isn't theirs: "rank 3 (pid 4711) on GPU 0"."""
-    speeds: Annotated[tuple[Speed, ...], Source("--scaling")] = ()
-    bandwidths: Annotated[tuple[Bandwidth, ...], Source("--scaling")] = ()
+    scaling: Annotated[Scaling, Source("--scaling")] = Scaling()

@@ -14,6 +14,7 @@ from ddpdoctor.registry import Why
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.smoke_marks import MEANINGS, Column, Mark, columns, symbol
 from ddpdoctor.report.smoke_marks import STYLES as MARK_STYLES
+from ddpdoctor.report.smoke_scaling import show_scaling
 from ddpdoctor.report.smoke_words import (
     counts,
     culprits,
@@ -62,6 +63,7 @@ def show_smoke(console: Console, examination: Examination, *, verbose: bool = Fa
             show_stages(console, facts, culprits(examination))
         if verbose:
             _show_ranks(console, facts)
+        show_scaling(console, facts, examination.snapshot)
         show_found(console, own)
         if host_results(examination):
             _show_host(console, examination, host, verbose=verbose)

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from ddpdoctor.cli.stopping import SIGNALS, Stopped, ignore_signals, stop_on_signals
-from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.smoke import Ending, Scaling, Smoke
 from ddpdoctor.redaction import redact_facts
 from ddpdoctor.smoke.orders import IMPORT_SECONDS, STAGE_SECONDS, STAGES, Fault, Order
 from ddpdoctor.smoke.plan import SmokePlan
 from ddpdoctor.smoke.result import smoke_facts
 from ddpdoctor.smoke.running import run
+from ddpdoctor.smoke.scaling import measure
 from ddpdoctor.smoke.watching import Watch
 
 T = TypeVar("T")
@@ -56,7 +57,15 @@ def train(wishes: Wishes, plan: SmokePlan, heard: Callable[[Watch], None]) -> Sm
     began = time.monotonic()
     ran = asyncio.run(until_stopped(run(order, python=wishes.python, environ=os.environ, heard=heard)))
     facts = smoke_facts(order, plan, [ran], python=wishes.python, seconds=time.monotonic() - began)
+    if wishes.scaling:
+        facts = msgspec.structs.replace(facts, scaling=_scaling(wishes, order, facts, heard))
     return redact_facts(facts)
+
+
+def _scaling(wishes: Wishes, order: Order, facts: Smoke, heard: Callable[[Watch], None]) -> Scaling:
+    if not all(one.ending is Ending.FINISHED for one in facts.ranks):
+        return Scaling(problem="the training itself has not passed")
+    return asyncio.run(until_stopped(measure(order, python=wishes.python, environ=os.environ, heard=heard)))
 
 
 async def until_stopped(work: Coroutine[Any, Any, T]) -> T:

@@ -98,4 +98,6 @@ def verdict_of(examination: Examination) -> Verdict:
         return Verdict.UNKNOWN
     if facts.problem or any(one.ending is not Ending.FINISHED for one in facts.ranks):
         return Verdict.FAIL
+    if any(one.problem and one.way == "DDP" for one in facts.scaling.speeds):
+        return Verdict.FAIL
     return Verdict.WARN if WARN in severities else Verdict.OK

@@ -55,6 +55,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float = STAGE_SECONDS
     import_seconds: float = IMPORT_SECONDS
     launched: Launched | None = None
+    gpus: int = 0
     fault: Fault | None = None
 
     @property

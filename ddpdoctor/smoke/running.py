@@ -41,6 +41,7 @@ class Ran:
     def __init__(self, runs: tuple[RankRun, ...], watch: Watch, problem: str) -> None:
         self.runs = runs
         self.torch = watch.torch
+        self.figures = tuple(watch.figures)
         self.problem = problem
         self.missing = watch.engine_missing
 

@@ -76,6 +76,7 @@ class Watch:
         for one in self.ranks.values():
             one.since = now
         self.torch = ""
+        self.figures: list[Mapping[str, Any]] = []
         self.engine_words = ""
         self.engine_missing = ""
         self.engine_output = b""
@@ -96,6 +97,8 @@ class Watch:
             one.device = _text(message["device"])
         if "torch" in message:
             self.torch = _text(message["torch"])
+        if isinstance(message.get("figures"), Mapping):
+            self.figures.append(message["figures"])
         if isinstance(message.get("memory"), int):
             one.memory = message["memory"]
         if message.get("finished"):

@@ -12,6 +12,7 @@ stages      names of the stages to run, in their order
 seconds     what a stage may take; torch's own limit lies behind it, so that the doctor speaks first
 folder      an empty one of our own, for a checkpoint and the engine's files; every host has another
 launched    the rank that a launcher has given to this process; absent: the engine starts the ranks
+gpus        for the stage "data parallel": over how many; absent elsewhere
 fault       for tests: {"rank", "stage", "kind"}, and more by kind
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-any-generics

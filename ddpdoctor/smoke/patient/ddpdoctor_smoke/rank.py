@@ -67,11 +67,13 @@ def run_rank(order):
     doctor.take_output()
     prepare()
     one = Rank(order, doctor)
-    from ddpdoctor_smoke.stages import STAGES
+    from ddpdoctor_smoke.stages import FOR_SCALING, STAGES
+
+    stages = {**STAGES, **FOR_SCALING}
 
     for name in order.stages:
         try:
-            run_stage(one, name, STAGES[name])
+            run_stage(one, name, stages[name])
         except BaseException as error:
             doctor.say(
                 stage=name,

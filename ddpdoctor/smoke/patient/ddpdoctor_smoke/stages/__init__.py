@@ -1,7 +1,7 @@
 """The stages by name. Each is a function of a `rank.Rank`; what it returns is a word for the table, what it raises its end:
 NotHere, Wrong, or anything."""
 
-from ddpdoctor_smoke.stages import beginning, collectives, ending, training
+from ddpdoctor_smoke.stages import beginning, collectives, ending, scaling, training
 
 STAGES = {
     "import": beginning.import_torch,
@@ -16,3 +16,10 @@ STAGES = {
     "shutdown": ending.shut_down,
 }
 """In the order in which they are run."""
+
+FOR_SCALING = {
+    "scaling": scaling.scaling,
+    "bandwidth": scaling.bandwidth,
+    "data parallel": scaling.data_parallel,
+}
+"""No part of the usual run."""
