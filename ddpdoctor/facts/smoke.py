@@ -107,6 +107,8 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     process_state: str = ""
     """"stopped", "in the kernel: nfs_wait_bit_killable" ...: what the kernel says of a rank that hung, where that tells more
     than the stack."""
+    out_of_memory: bool = False
+    """It was ended by SIGKILL, and meanwhile the kernel has killed a process of its cgroup for want of memory."""
     memory: int = 0
     """Bytes that it held at most (VmHWM); 0: not known."""
 

@@ -20,22 +20,26 @@ import time
 from contextlib import suppress
 from shutil import rmtree
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ENDING_SECONDS = 5.0
 """Until what can't be killed is left alone: a process in the kernel may stay for ever."""
+TRACKING_SECONDS = 1.0
+"""So long has multiprocessing's resource tracker, once it is alone, to remove the semaphores of those that were killed."""
 
 
 def main() -> None:
     """See above."""
     folder, command = sys.argv[1], sys.argv[2:]
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Whoever wants to end us closes our standard input; what a terminal sends is for ddpdoctor.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    child = start(command)
+    child = start(command, libc)
     poll = select.poll()
     for descriptor in (0, read):
         poll.register(descriptor, select.POLLIN | select.POLLHUP)
@@ -49,13 +53,17 @@ def main() -> None:
     rmtree(folder, ignore_errors=True)
 
 
-def start(command: list[str]) -> int:
-    """Its pid. It leads a session of its own, and no signal that we ignore is ignored there."""
+def start(command: list[str], libc: ctypes.CDLL) -> int:
+    """Its pid. It leads a session of its own, no signal that we ignore is ignored there, and it dies with us."""
+    keeper = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
         os.setsid()
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != keeper:
+            os._exit(1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -85,16 +93,27 @@ def reaped() -> set[int]:
 
 def end_all() -> None:
     """Kills all descendants, again and again: one may have started another meanwhile."""
-    until = time.monotonic() + ENDING_SECONDS
-    while time.monotonic() < until:
+    began = time.monotonic()
+    alone = 0.0
+    while time.monotonic() < began + ENDING_SECONDS:
         reaped()
         left = descendants(os.getpid())
         if not left:
             return
-        for pid in left:
+        others = [pid for pid in left if not is_tracker(pid)]
+        alone = 0.0 if others else alone or time.monotonic()
+        late = alone and time.monotonic() > alone + TRACKING_SECONDS
+        for pid in left if late else others:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether that is multiprocessing's resource tracker."""
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as words:  # noqa: PTH123
+        return b"multiprocessing.resource_tracker" in words.read()
+    return False
 
 
 def descendants(root: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.smoke import Leftovers, Smoke
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.plan import SmokePlan
 from ddpdoctor.smoke.running import Ran
@@ -25,4 +25,10 @@ def smoke_facts(order: Order, plan: SmokePlan, ran: Sequence[Ran], *, python: st
         problem=next((one.problem for one in ran if one.problem), ""),
         torch=next((one.torch for one in ran if one.torch), ""),
         python=python,
+        leftovers=Leftovers(
+            processes=tuple(one for host in ran for one in host.leftovers.processes),
+            ports=tuple(one for host in ran for one in host.leftovers.ports),
+            shared_memory=tuple(one for host in ran for one in host.leftovers.shared_memory),
+            files=tuple(one for host in ran for one in host.leftovers.files),
+        ),
     )

@@ -3,47 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import secrets
-import signal
 import socket
-import struct
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from shutil import rmtree
+from typing import Any, Final
 
-from ddpdoctor.facts.smoke import RankRun
-from ddpdoctor.probes.patient.asking import last_lines
+from ddpdoctor.deadlines import within
+from ddpdoctor.facts.smoke import Leftovers, RankRun
+from ddpdoctor.netcheck.messages import ENOUGH
+from ddpdoctor.smoke.folders import Folder, NoFolderError, own_folder
+from ddpdoctor.smoke.heard import Heard
+from ddpdoctor.smoke.keeping import Keeper
+from ddpdoctor.smoke.leftovers import Traces
+from ddpdoctor.smoke.listening import Ears
+from ddpdoctor.smoke.oom import oom_kills
 from ddpdoctor.smoke.orders import Order
-from ddpdoctor.smoke.stacks import ASKING_SECONDS, stack_of
-from ddpdoctor.smoke.watching import Heard, Watch
+from ddpdoctor.smoke.stacks import Stack, ask, crash_of
+from ddpdoctor.smoke.watching import Watch
 
-PATIENT = Path(__file__).parent / "patient" / "start.py"
-KEEPER = Path(__file__).with_name("keeper.py")
+PATIENT: Final = Path(__file__).parent / "patient" / "start.py"
 
-MOST_MESSAGE = 64 * 1024
-SECOND_THOUGHTS = 1.0
-"""Seconds after a rank failed in which the others may say what they think of it, and the engine how it ended."""
-ENDING_SECONDS = 8.0
-"""Until the keeper has ended everything; it gives up after five."""
-PATIENCE = 3600.0
+SECOND_THOUGHTS: Final = 1.0
+"""Seconds after a rank failed in which the others may say what they think of it."""
+EXPLAINING_SECONDS: Final = 5.0
+"""So long may it take until it is known how a rank ended that went without a word."""
+GOING_SECONDS: Final = 1.0
+"""So long may a rank outlive the engine."""
+LISTENING_SECONDS: Final = 0.05
+"""In which we hear what has been said already: a doctor who was stopped, or had no core, is behind."""
+PATIENCE: Final = 3600.0
 
 
 class Ran:
-    """What one host's run came to."""
+    """What one host's run came to. folder: as in `folders.Folder`."""
 
-    def __init__(self, runs: tuple[RankRun, ...], watch: Watch, problem: str) -> None:
+    def __init__(
+        self,
+        runs: tuple[RankRun, ...],
+        watch: Watch,
+        problem: str,
+        leftovers: Leftovers = Leftovers(),  # noqa: B008 (frozen)
+        folder: Folder | None = None,
+    ) -> None:
         self.runs = runs
         self.torch = watch.torch
         self.figures = tuple(watch.figures)
         self.problem = problem
-        self.missing = watch.engine_missing
+        self.missing = watch.engine_missing or next((one.missing for one in watch.ranks.values() if one.missing), "")
+        self.leftovers = leftovers
+        self.folder = folder
 
 
 async def run(
@@ -56,7 +68,10 @@ async def run(
     """Runs the ranks to their end, or to the moment when one is late or has failed.
 
     python: the patient's interpreter. environ: the settings that training would inherit. heard: called whenever something
-    new is known. When it is cancelled, all is ended before the cancellation goes on.
+    new is known; what it raises ends the run.
+
+    Cancelled with ENOUGH it ends all, and gives what is known by then; with anything else it ends all before the
+    cancellation goes on.
     """
     return await _Run(order, python, environ, heard).run()
 
@@ -69,201 +84,170 @@ class _Run:
         self._heard = heard
         self._watch = Watch(order, time.monotonic())
         self._news = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._problem = ""
+        self._ears = Ears(self._watch, self._tell)
+        self._keeper = Keeper(self._watch, self._tell)
         self._late: list[Heard] = []
+        self._failure: Exception | None = None
+        self._mapped: set[int] = set()
 
     async def run(self) -> Ran:
-        channel = f"ddpdoctor-smoke-{secrets.token_hex(16)}"
-        folder = tempfile.mkdtemp(prefix="ddpdoctor-smoke-")
-        with (
-            _listening(channel, socket.SOCK_SEQPACKET) as messages,
-            _listening(f"{channel}-output", socket.SOCK_STREAM) as output,
-        ):
-            self._spawn(self._accept(messages, self._take_messages))
-            self._spawn(self._accept(output, self._take_output))
-            keeper = await self._start(channel, folder)
-            try:
-                await self._until_over()
-            finally:
-                await self._end(keeper)
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
-        runs = self._watch.runs(socket.gethostname(), self._late)
-        return Ran(runs, self._watch, self._problem)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.add(asyncio.ensure_future(work))
-
-    # --- starting and ending --------------------------------------------------------------------------------------------
-
-    async def _start(self, channel: str, folder: str) -> asyncio.subprocess.Process:
-        command = [self._python, os.fspath(PATIENT), self._order.to_json(channel, folder)]
-        keeper = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-I",
-            "-S",
-            os.fspath(KEEPER),
-            folder,
-            *command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**self._environ, "TMPDIR": folder},
-            start_new_session=True,
-        )
-        assert keeper.stdout is not None
-        assert keeper.stderr is not None
-        self._spawn(self._follow_engine(keeper.stderr))
-        self._spawn(self._follow_keeper(keeper.stdout))
-        return keeper
-
-    async def _follow_engine(self, stderr: asyncio.StreamReader) -> None:
-        """What is said before the engine has its own line to us, as by a Python that doesn't start."""
-        while text := await stderr.read(65536):
-            self._watch.print(None, text)
-
-    async def _follow_keeper(self, stdout: asyncio.StreamReader) -> None:
-        """The first end that it tells is the engine's."""
-        line = await stdout.readline()
-        with suppress(ValueError, KeyError):
-            status = int(json.loads(line)["status"])
-            if status and not self._watch.all_finished and not self._watch.engine_words:
-                self._problem = self._why_it_ended(status)
-        self._watch.engine_over = True
-        self._news.set()
-
-    def _why_it_ended(self, status: int) -> str:
-        said = last_lines(self._watch.engine_output, 1)[:300]
-        end = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
-        return f'the patient\'s Python {end}; it last said "{said}"' if said else f"the patient's Python {end}"
-
-    async def _end(self, keeper: asyncio.subprocess.Process) -> None:
-        """All of it, also when we are cancelled meanwhile."""
-        assert keeper.stdin is not None
-        with suppress(OSError):
-            keeper.stdin.close()
-        ending = asyncio.ensure_future(keeper.wait())
         try:
-            await asyncio.shield(asyncio.wait({ending}, timeout=ENDING_SECONDS))
+            folder = own_folder(self._environ)
+        except NoFolderError as error:
+            return self._ran(str(error))
+        self._traces = Traces(folder.path)
+        leftovers = Leftovers()
+        problem = ""
+        kills = oom_kills()
+        try:
+            self._ears.open()
+            await self._keeper.start(self._command(folder.path), folder.path, self._environ)
+            await self._until_over()
+        except asyncio.CancelledError as error:
+            if error.args != (ENOUGH,):
+                raise
+            await self._ask(self._running())
+        except OSError as error:
+            problem = f"the ranks could not be started: {error.strerror or error}"
         finally:
-            if not ending.done():
-                keeper.kill()
+            if kills is not None:
+                self._watch.oom_kills = (oom_kills() or kills) - kills
+            leftovers = await _regardless(self._end(folder.path))
+        if self._failure is not None:
+            raise self._failure
+        return self._ran(problem, leftovers, folder)
 
-    # --- listening ------------------------------------------------------------------------------------------------------
+    def _ran(self, problem: str, leftovers: Leftovers = Leftovers(), folder: Folder | None = None) -> Ran:  # noqa: B008
+        runs = self._watch.runs(socket.gethostname(), self._late)
+        return Ran(runs, self._watch, problem or self._watch.problem(self._late), leftovers, folder)
 
-    async def _accept(
-        self, listener: socket.socket, take: Callable[[socket.socket], Coroutine[Any, Any, None]]
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            one, _ = await loop.sock_accept(listener)
-            one.setblocking(False)
-            if _credentials(one)[1] != os.geteuid():
-                one.close()
-                continue
-            self._spawn(take(one))
+    def _command(self, folder: str) -> list[str]:
+        return [self._python, os.fspath(PATIENT), self._order.to_json(self._ears.channel, folder)]
 
-    async def _take_messages(self, one: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        rank: int | None = None
-        with one:
-            while True:
-                try:
-                    packet = await loop.sock_recv(one, MOST_MESSAGE)
-                except OSError:
-                    packet = b""
-                now = time.monotonic()
-                if not packet:
-                    if rank is not None:
-                        self._watch.gone(rank, now)
-                    self._tell()
-                    return
-                try:
-                    message = json.loads(packet)
-                except ValueError:
-                    continue
-                if isinstance(message.get("who"), int) and message["who"] in self._watch.ranks:
-                    rank = message["who"]
-                    self._watch.ranks[rank].pid = _credentials(one)[0]
-                if rank is None:
-                    self._watch.hear_engine(message)
-                else:
-                    self._watch.hear(rank, message, now)
-                self._tell()
-
-    async def _take_output(self, one: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        head, who = b"", None
-        with one:
-            while b"\n" not in head:
-                text = await loop.sock_recv(one, 4096)
-                if not text:
-                    return
-                head += text
-            line, _, rest = head.partition(b"\n")
-            with suppress(ValueError, KeyError):
-                said = json.loads(line)["who"]
-                who = said if isinstance(said, int) else None
-            self._watch.print(who, rest)
-            with suppress(OSError):
-                while text := await loop.sock_recv(one, 65536):
-                    self._watch.print(who, text)
-                    self._news.set()
+    async def _end(self, folder: str) -> Leftovers:
+        """All of it."""
+        self._watch.ended_at = time.monotonic()
+        self._traces.note(self._keeper.kept())
+        await self._keeper.end()
+        await self._ears.close()
+        rmtree(folder, ignore_errors=True)
+        for one in self._watch.ranks.values():
+            crash_of(one)
+        return self._traces.clear_up()
 
     def _tell(self) -> None:
-        self._heard(self._watch)
+        self._note_mappings()
+        try:
+            self._heard(self._watch)
+        except Exception as error:
+            self._failure = error
         self._news.set()
+
+    def _note_mappings(self) -> None:
+        """NCCL's shared memory, once each rank has been through its first collective: of a rank that is killed later on
+        nobody could tell what it had."""
+        if self._order.backend != "nccl" or "process group" not in self._order.stages:
+            return
+        through = self._order.stages.index("process group") + 1
+        for one in self._watch.ranks.values():
+            if one.rank not in self._mapped and one.position[0] > through and one.gone_at is None:
+                self._mapped.add(one.rank)
+                self._traces.note([one.pid])
 
     # --- until it is over -----------------------------------------------------------------------------------------------
 
     async def _until_over(self) -> None:
         watch = self._watch
-        while not (watch.engine_over and (watch.all_over or not watch.all_finished)):
-            self._news.clear()
-            due = min(watch.next_due(), time.monotonic() + PATIENCE)
-            if watch.all_over:
-                due = min(due, time.monotonic() + self._order.seconds)
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), max(0.0, due - time.monotonic()))
-            self._late = watch.late(time.monotonic())
-            if self._late:
-                await self._ask_where_they_are()
-                return
+        while not watch.engine_over and self._failure is None:
             if watch.failed:
-                await self._hear_the_others()
-                return
+                return await self._hear_the_others()
+            if watch.late(time.monotonic()):
+                await asyncio.sleep(LISTENING_SECONDS)
+                if late := watch.late(time.monotonic()):
+                    self._late = watch.held_up(late)
+                    return await self._ask_those_who_run()
+            if watch.engine_late(time.monotonic()):
+                return None
+            await self._hear(min(watch.next_due(), time.monotonic() + PATIENCE))
+        await self._until_known(lambda: watch.all_gone, GOING_SECONDS)
+        if watch.failed:
+            await self._hear_the_others()
+        return None
+
+    async def _hear(self, until: float) -> None:
+        """Until there is news, or it is that late."""
+        self._news.clear()
+        with suppress(TimeoutError):
+            await within(max(0.0, until - time.monotonic()), self._news.wait())
+
+    async def _until_known(self, known: Callable[[], bool], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not known() and time.monotonic() < until:
+            await asyncio.sleep(0.01)
 
     async def _hear_the_others(self) -> None:
-        until = time.monotonic() + SECOND_THOUGHTS
-        while time.monotonic() < until and not (self._watch.engine_over and self._watch.all_over):
-            await asyncio.sleep(0.02)
-        await self._ask_where_they_are()
+        """After a failure: where those are that still run, before the engine ends them, and then what they have to say."""
+        began = time.monotonic()
+        await self._ask(self._running())
+        watch = self._watch
 
-    async def _ask_where_they_are(self) -> None:
-        """The stacks of the ranks that still run."""
-        waiting = [one for one in self._watch.ranks.values() if not one.over and one.pid]
-        marks = {one.rank: len(one.output) for one in waiting}
-        for one in waiting:
-            with suppress(OSError):
-                os.kill(one.pid, signal.SIGUSR1)
-        if waiting:
-            await asyncio.sleep(ASKING_SECONDS)
-        for one in waiting:
-            stack_of(one, one.output[marks[one.rank] :])
+        def known() -> bool:
+            thought = watch.all_over or watch.engine_over or time.monotonic() > began + SECOND_THOUGHTS
+            return thought and not watch.unexplained
+
+        await self._until_known(known, EXPLAINING_SECONDS)
+        await asyncio.sleep(LISTENING_SECONDS)
+
+    # --- where they are -------------------------------------------------------------------------------------------------
+
+    def _running(self) -> list[Heard]:
+        """Ranks that can be asked: a stage has begun, so that they know how to answer."""
+        return [
+            one
+            for one in self._watch.ranks.values()
+            if one.stage
+            and one.failed_at is None
+            and one.gone_at is None
+            and (not one.finished_at or one in self._late)
+        ]
+
+    async def _ask_those_who_run(self) -> None:
+        await self._ask(self._running())
+        if unheard := [one for one in self._late if not one.pid]:
+            await self._ask_the_engine(unheard)
+
+    async def _ask(self, ranks: Sequence[Heard]) -> None:
+        found = await ask({one.pid: one for one in ranks})
+        for one in ranks:
+            if one.failed_at is None:
+                _settle([one], found[one.pid])
+
+    async def _ask_the_engine(self, ranks: Sequence[Heard]) -> None:
+        """Where that process is which should have started these ranks."""
+        watch = self._watch
+        for pid, whose in ((watch.engine_pid, "torch's engine"), (watch.server_pid, "the ranks' parent")):
+            if not pid:
+                continue
+            found = (await ask({pid: watch.engine}))[pid]
+            _settle(ranks, Stack(found.frames, f"{found.source} of {whose}" if found.frames else "", found.state))
+            if not any("multiprocessing/" in frame for frame in found.frames):
+                return  # Else it waits for the other one.
 
 
-def _listening(channel: str, kind: int) -> socket.socket:
-    """An abstract socket: no file is needed, and none is left."""
-    one = socket.socket(socket.AF_UNIX, kind)
-    one.bind("\0" + channel)
-    one.listen(1024)
-    one.setblocking(False)
-    return one
+def _settle(ranks: Iterable[Heard], found: Stack) -> None:
+    for one in ranks:
+        one.stack, one.stack_source, one.process_state = found.frames, found.source, found.state
 
 
-def _credentials(one: socket.socket) -> tuple[int, int]:
-    """The pid and the user of the other side."""
-    pid, uid, _ = struct.unpack("iII", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid
+async def _regardless(work: Coroutine[Any, Any, Leftovers]) -> Leftovers:
+    """Its result, also when we are cancelled meanwhile: a clean end is short, and has no second chance."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()

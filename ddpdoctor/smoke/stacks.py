@@ -1,20 +1,37 @@
-"""Where a rank is: its own answer to a signal, or what the kernel says of it."""
+"""Where a process is: its own answer to a signal, py-spy's where there is one, or what the kernel says of it."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import Final
 
-from ddpdoctor.probes.patient.asking import printable
-from ddpdoctor.smoke.watching import Heard
+import msgspec
 
-ASKING_SECONDS: Final = 0.4
-"""After which a rank that could answer has done so: faulthandler needs no GIL."""
+from ddpdoctor.deadlines import within
+from ddpdoctor.probes.patient.asking import printable
+from ddpdoctor.smoke.heard import Heard, Voice
+
+ASKING_SECONDS: Final = 1.0
+"""After which a process that could answer has done so: faulthandler needs no GIL."""
+QUIET_SECONDS: Final = 0.06
+"""An answer to which nothing has been added for so long is whole."""
+PY_SPY_SECONDS: Final = 1.2
 
 MOST_FRAMES: Final = 12
 
 THREAD: Final = re.compile(rb"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE)
+CURRENT: Final = re.compile(rb"^Current thread 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE)
+FATAL: Final = re.compile(rb"^Fatal Python error: .*$", re.MULTILINE)
 FRAME: Final = re.compile(r'^\s*File "([^"]*)", line (\d+) in (.+)$', re.MULTILINE)
 STATES: Final = {
     "T": "stopped",
@@ -22,30 +39,79 @@ STATES: Final = {
     "D": "in the kernel",
     "Z": "ended, and not yet taken away",
 }
+SILENT: Final = frozenset("TtDZ")
+"""States in which no process answers."""
 
 
-def stack_of(one: Heard, printed: bytes) -> None:
-    """Fills in what is known. printed: what came on its output since it was asked."""
-    one.process_state = process_state(one.pid)
-    frames = frames_of(printed)
+class Stack(msgspec.Struct, frozen=True):
+    """frames: innermost first. source: who says so, or why there are none. state: as `process_state`."""
+
+    frames: tuple[str, ...]
+    source: str
+    state: str
+
+
+async def ask(asked: Mapping[int, Voice]) -> dict[int, Stack]:
+    """Where these processes are (by pid; their voices are listened to meanwhile). Each must have said how it answers
+    SIGUSR1: else it would end it."""
+    letters = {pid: _state(pid) for pid in asked}
+    for pid, voice in asked.items():
+        voice.ask()
+        with suppress(OSError):
+            os.kill(pid, signal.SIGUSR1)
+    await _answered([voice for pid, voice in asked.items() if letters[pid] not in SILENT])
+    frames = {pid: frames_of(voice.answer or b"") for pid, voice in asked.items()}
+    for voice in asked.values():
+        answer = voice.answer or b""
+        begin = THREAD.search(answer)
+        voice.answered(answer[: begin.start()] if begin else answer)
+    spied = await _spy([pid for pid, found in frames.items() if not found])
+    return {pid: _stack(pid, frames[pid], spied.get(pid, ()), letters[pid]) for pid in asked}
+
+
+def _stack(pid: int, frames: tuple[str, ...], spied: tuple[str, ...], letter: str) -> Stack:
+    state = process_state(pid)
     if frames:
-        one.stack, one.stack_source = frames, "faulthandler"
-    else:
-        one.stack_source = "it didn't answer"
-    # The answer isn't what the rank printed.
-    begin = THREAD.search(printed)
-    if begin:
-        kept = len(one.output) - len(printed) + begin.start()
-        one.output = one.output[:kept]
+        return Stack(frames, "faulthandler", state)
+    if spied:
+        return Stack(spied, "py-spy", state)
+    return Stack((), f"it is {state}" if letter in SILENT and state else "it didn't answer", state)
+
+
+async def _answered(voices: Sequence[Voice]) -> None:
+    """Until all have answered, or none will any more."""
+    until = time.monotonic() + ASKING_SECONDS
+    heard, since = -1, time.monotonic()
+    while voices and time.monotonic() < until:
+        await asyncio.sleep(0.01)
+        length = sum(len(voice.answer or b"") for voice in voices)
+        if length != heard:
+            heard, since = length, time.monotonic()
+        elif time.monotonic() - since > QUIET_SECONDS and all(frames_of(voice.answer or b"") for voice in voices):
+            return
+
+
+def crash_of(one: Heard) -> None:
+    """What faulthandler has printed when the rank crashed is its stack, and not its last line."""
+    found = list(FATAL.finditer(one.output))
+    if not found:
+        return
+    fatal = found[-1].start()
+    current = CURRENT.split(one.output[fatal:])
+    if len(current) > 1:
+        one.stack, one.stack_source = _frames(THREAD.split(current[-1])[0]), "faulthandler"
+    one.output = one.output[:fatal]
 
 
 def frames_of(printed: bytes) -> tuple[str, ...]:
     """The main thread's frames in faulthandler's output, innermost first. It prints that thread last."""
     threads = THREAD.split(printed)
-    if len(threads) < 2:
-        return ()
-    found = FRAME.findall(threads[-1].decode("utf-8", "replace"))
-    return tuple(f"{name} ({short(path)}:{line})" for path, line, name in found[:MOST_FRAMES])
+    return _frames(threads[-1]) if len(threads) > 1 else ()
+
+
+def _frames(printed: bytes) -> tuple[str, ...]:
+    found = FRAME.findall(printed.decode("utf-8", "replace"))
+    return tuple(printable(f"{name[:200]} ({short(path)}:{line})") for path, line, name in found[:MOST_FRAMES])
 
 
 def short(path: str) -> str:
@@ -58,14 +124,65 @@ def short(path: str) -> str:
 
 def process_state(pid: int) -> str:
     """What the kernel says, where it says more than that the process waits or runs."""
+    letter = _state(pid)
+    words = STATES.get(letter, "")
+    if letter != "D":
+        return words
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        where = printable(Path(f"/proc/{pid}/wchan").read_text()).strip("0 \n")
+    except OSError:
+        where = ""
+    return f"{words}: {where}" if where else words
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
-    words = STATES.get(state, "")
-    if state != "D":
-        return words
+
+
+# --- py-spy, where somebody has installed it ------------------------------------------------------------------------------
+
+MOST_SPIED: Final = 4
+SPIED_THREAD: Final = re.compile(r'^Thread .*?: "MainThread"', re.MULTILINE)
+SPIED_FRAME: Final = re.compile(r"^\s+(\S.*) \(([^()]+):(\d+)\)$")
+
+
+async def _spy(pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
+    """What py-spy sees of those that don't answer; it also sees the stopped ones."""
+    beside = Path(sys.executable).with_name("py-spy")
+    program = os.fspath(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    if not pids or program is None:
+        return {}
+    some = pids[:MOST_SPIED]
+    return dict(zip(some, await asyncio.gather(*(_spied(program, pid) for pid in some)), strict=True))
+
+
+async def _spied(program: str, pid: int) -> tuple[str, ...]:
     try:
-        return f"{words}: {Path(f'/proc/{pid}/wchan').read_text()}"
+        spy = await asyncio.create_subprocess_exec(
+            program, "dump", "--nonblocking", "--pid", str(pid), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL
+        )
     except OSError:
-        return words
+        return ()
+    try:
+        output, _ = await within(PY_SPY_SECONDS, spy.communicate())
+    except TimeoutError:
+        return ()
+    finally:
+        with suppress(ProcessLookupError):
+            spy.kill()
+    return spied_frames(output.decode("utf-8", "replace"))
+
+
+def spied_frames(output: str) -> tuple[str, ...]:
+    """The main thread's frames in what `py-spy dump` prints, innermost first."""
+    begin = SPIED_THREAD.search(output)
+    frames: list[str] = []
+    for line in output[begin.end() :].splitlines()[1:] if begin else ():
+        found = SPIED_FRAME.match(line)
+        if not found:
+            break
+        frames.append(printable(f"{found[1][:200]} ({short(found[2])}:{found[3]})"))
+    return tuple(frames[:MOST_FRAMES])

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ddpdoctor.facts.smoke import Call, Ending, RankRun, Stage, State
 from ddpdoctor.probes.patient.asking import last_lines, printable
+from ddpdoctor.smoke.heard import Heard, Voice, last_line
 from ddpdoctor.smoke.orders import Order
 
-MOST_KEPT: Final = 64 * 1024
-"""Bytes of what a rank printed, from its end."""
-
 MOST_WORDS: Final = 1000
+MOST_FIGURES: Final = 256
+MOST_NUMBER: Final = 1 << 62
 
 MOST_CALLS: Final = 16
 """Collectives of a rank that are kept, from the last."""
+
+PROCESS_END: Final = "the end of its process"
+"""The step of a rank that has passed all its stages."""
 
 CONSEQUENCES: Final = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|recvValue failed|sendBytes failed|failed to recv"
@@ -24,48 +28,15 @@ CONSEQUENCES: Final = re.compile(
 )
 """In the words of a rank that failed because another one had gone."""
 
-
-class Heard:
-    """One rank, as far as it has been heard of. Times are the doctor's own (time.monotonic())."""
-
-    def __init__(self, rank: int, local_rank: int) -> None:
-        self.rank = rank
-        self.local_rank = local_rank
-        self.pid = 0
-        self.done: dict[str, Stage] = {}
-        self.stage = ""
-        self.since = 0.0
-        self.step = ""
-        self.steps = 0
-        self.calls = ""
-        self.called: list[Call] = []
-        self.device = "cpu"
-        self.words = ""
-        self.wrong = False
-        self.culprits: tuple[int, ...] = ()
-        self.missing = ""
-        self.memory = 0
-        self.output = b""
-        self.finished_at: float | None = None
-        self.failed_at: float | None = None
-        self.gone_at: float | None = None
-        self.exit_code: int | None = None
-        self.stack: tuple[str, ...] = ()
-        self.stack_source = ""
-        self.process_state = ""
-
-    @property
-    def over(self) -> bool:
-        return self.finished_at is not None or self.failed_at is not None or self.gone_at is not None
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """How far it has come: stages that are over, steps in the present one."""
-        return len(self.done), self.steps
+BY_ITSELF: Final = (Ending.RAISED, Ending.WRONG, Ending.EXITED, Ending.KILLED)
+"""How a rank ends that nobody else has ended."""
 
 
 class Watch:
-    """All ranks of this host. `torch`: its version, once one has said it; `engine_words`: why the engine failed."""
+    """All ranks of this host, and the engine that started them.
+
+    torch: its version, once one has said it. engine: what the engine printed. engine_words: why it failed, in its own words.
+    """
 
     def __init__(self, order: Order, now: float) -> None:
         self.order = order
@@ -77,10 +48,22 @@ class Watch:
             one.since = now
         self.torch = ""
         self.figures: list[Mapping[str, Any]] = []
+        self.engine = Voice()
+        self.engine_pid = 0
+        """0 until it can be asked where it is."""
+        self.server_pid = 0
+        """Of the process that the ranks are forked from."""
         self.engine_words = ""
         self.engine_missing = ""
-        self.engine_output = b""
         self.engine_over = False
+        self.killed = ""
+        """What ended before its time, so that all ranks ended with it: "torch's engine was ended by SIGKILL"."""
+        self.ended_at: float | None = None
+        """When ddpdoctor began to end all."""
+        self.oom_kills = 0
+        """Processes that the kernel killed for want of memory meanwhile."""
+
+    # --- what is heard --------------------------------------------------------------------------------------------------
 
     def hear(self, rank: int, message: Mapping[str, Any], now: float) -> None:
         """One message of a rank. What isn't understood is passed over: a newer or broken patient may say anything."""
@@ -97,12 +80,12 @@ class Watch:
             one.device = _text(message["device"])
         if "torch" in message:
             self.torch = _text(message["torch"])
-        if isinstance(message.get("figures"), Mapping):
+        if isinstance(message.get("figures"), Mapping) and len(self.figures) < MOST_FIGURES:
             self.figures.append(message["figures"])
-        if isinstance(message.get("memory"), int):
-            one.memory = message["memory"]
-        if message.get("finished"):
-            one.finished_at = now
+        if "memory" in message:
+            one.memory = int(_number(message["memory"]))
+        if message.get("finished") is True and one.finished_at is None:
+            one.finished_at, one.step, one.calls = now, PROCESS_END, ""
 
     def _call(self, one: Heard) -> None:
         if one.calls:
@@ -111,20 +94,23 @@ class Watch:
 
     def _stage(self, one: Heard, message: Mapping[str, Any], now: float) -> None:
         name, state = _text(message["stage"]), message.get("state")
+        if name not in self.order.stages:
+            return
         if state == "begun":
             one.stage, one.since, one.step, one.steps, one.calls = name, now, "", 0, ""
         elif state == "failed":
             one.words = _text(message.get("error"))
-            one.wrong = bool(message.get("wrong"))
-            one.culprits = tuple(rank for rank in message.get("culprits", ()) if isinstance(rank, int))
+            one.wrong = message.get("wrong") is True
+            one.culprits = tuple(_ranks(message.get("culprits"), self.order.world_size))
             one.missing = _text(message.get("missing"))
+            one.stack = tuple(_texts(message.get("stack")))
+            one.stack_source = "its traceback" if one.stack else ""
             one.failed_at = now
         elif state in (State.PASSED.value, State.NOT_TESTED.value):
-            seconds = message.get("seconds")
             one.done[name] = Stage(
                 name=name,
                 state=State(state),
-                seconds=float(seconds) if isinstance(seconds, (int, float)) else 0.0,
+                seconds=_number(message.get("seconds")),
                 words=_text(message.get("words")),
             )
             one.since = now
@@ -134,19 +120,61 @@ class Watch:
         failures = message.get("failures")
         if isinstance(failures, Mapping):
             for rank, code in failures.items():
-                if str(rank).isdigit() and int(rank) in self.ranks and isinstance(code, int):
-                    self.ranks[int(rank)].exit_code = code
+                self._exit_code(self.ranks.get(int(rank)) if _is_number(rank) else None, code)
             self.engine_words = _text(message.get("error"))
             self.engine_missing = _text(message.get("missing"))
-        if message.get("finished") or isinstance(failures, Mapping):
+        if message.get("finished") is True or isinstance(failures, Mapping):
             self.engine_over = True
+
+    def hear_server(self, message: Mapping[str, Any], now: float) -> None:
+        """One message of the process that the ranks are forked from: a child of it has ended."""
+        for one in self.ranks.values():
+            if one.pid and one.pid == message.get("ended"):
+                self._exit_code(one, message.get("status"))
+                if one.gone_at is None or one.gone_at > now:
+                    one.gone_at = now
+
+    def _exit_code(self, one: Heard | None, code: object) -> None:
+        """The first that is told; of an engine that has lost its ranks' parent the codes mean nothing."""
+        known = isinstance(code, int) and not isinstance(code, bool) and -128 < code < 256
+        if one is not None and known and one.exit_code is None and not self.killed:
+            one.exit_code = code  # type: ignore[assignment]
+
+    def server_gone(self) -> None:
+        """The process that the ranks are forked from has ended."""
+        if not self.engine_over and self.ended_at is None and not self.killed:
+            self.killed = "the process that the ranks were forked from has ended"
+
+    def engine_ended(self, status: int, now: float) -> None:
+        """The keeper has seen the end of the engine, or of the one rank that there is without it."""
+        self.engine_over = True
+        if self.ended_at is not None:
+            return
+        if self.order.launched is not None:
+            one = self.ranks[self.order.launched.rank]
+            self._exit_code(one if one.pid else None, status)
+            if one.pid:
+                one.gone_at = one.gone_at or now
+                return
+        if not status or self.engine_words:
+            return
+        said = last_lines(self.engine.output, 1)[:300]
+        how = f"ended by {signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+        whose = "torch's engine was" if self.engine_pid and status < 0 else "the patient's Python"
+        self.killed = f"{whose} {how}" + (f'; it last said "{said}"' if said else "")
+
+    def keeper_ended(self, words: str) -> None:
+        """The keeper has ended before its time, and all with it."""
+        self.engine_over = True
+        if self.ended_at is None:
+            self.killed = words
 
     def print(self, rank: int | None, text: bytes) -> None:
         """What a rank printed, or (None) the engine."""
         if rank is None:
-            self.engine_output = (self.engine_output + text)[-MOST_KEPT:]
+            self.engine.print(text)
         elif rank in self.ranks:
-            self.ranks[rank].output = (self.ranks[rank].output + text)[-MOST_KEPT:]
+            self.ranks[rank].print(text)
 
     def gone(self, rank: int, now: float) -> None:
         """The rank's connection has ended, and so has the rank."""
@@ -157,19 +185,58 @@ class Watch:
 
     def late(self, now: float) -> list[Heard]:
         """Ranks whose stage has taken longer than it may."""
-        return [one for one in self.ranks.values() if not one.over and now >= self._due(one)]
+        return [one for one in self.ranks.values() if now >= self._due(one)]
 
     def next_due(self) -> float:
-        """When the first of them will be late, unless more is heard; infinity where all are over."""
-        return min((self._due(one) for one in self.ranks.values() if not one.over), default=float("inf"))
+        """When the first of them will be late, or the engine, unless more is heard; infinity where all is over."""
+        if self.all_gone and self.all_finished and not self.engine_over:
+            return self._engine_due()
+        return min((self._due(one) for one in self.ranks.values()), default=float("inf"))
 
     def _due(self, one: Heard) -> float:
+        if one.failed_at is not None or one.gone_at is not None:
+            return float("inf")
+        if one.finished_at is not None:
+            # The engine lets none go before all are through.
+            last = max((other.finished_at or float("inf") for other in self.ranks.values()), default=one.finished_at)
+            return last + self.order.seconds
+        if one.stage and one.stage in one.done:
+            return one.since + self.order.seconds
         return one.since + self.order.seconds_for(one.stage or self.order.stages[0])
+
+    def held_up(self, late: Iterable[Heard]) -> list[Heard]:
+        """The late ones, and those who are about to be: no further than they. Others are ahead, and wait for them."""
+        furthest = max((one.position for one in late), default=None)
+        return [
+            one
+            for one in self.ranks.values()
+            if furthest is not None and one.failed_at is None and one.gone_at is None and one.position <= furthest
+        ]
+
+    def engine_late(self, now: float) -> bool:
+        """Whether all ranks have ended well, and their engine doesn't end."""
+        if self.engine_over or not self.all_finished or not self.all_gone:
+            return False
+        late = now >= self._engine_due()
+        if late and not self.killed:
+            self.killed = f"all ranks have ended, but torch's engine hasn't within {self.order.seconds:g} s"
+        return late
+
+    def _engine_due(self) -> float:
+        return max((one.gone_at or self.began for one in self.ranks.values()), default=self.began) + self.order.seconds
 
     @property
     def failed(self) -> bool:
-        """Whether a rank has failed or gone without a word."""
-        return any(one.failed_at is not None or (one.gone_at and not one.finished_at) for one in self.ranks.values())
+        """Whether a rank has failed, or gone without a word, or badly after its last one."""
+        return any(
+            one.failed_at is not None or one.speechless or (one.gone_at is not None and one.exit_code)
+            for one in self.ranks.values()
+        )
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether it isn't known yet how a rank ended that went without a word."""
+        return not self.killed and any(one.speechless and one.exit_code is None for one in self.ranks.values())
 
     @property
     def all_over(self) -> bool:
@@ -179,16 +246,37 @@ class Watch:
     def all_finished(self) -> bool:
         return all(one.finished_at is not None for one in self.ranks.values())
 
+    @property
+    def all_gone(self) -> bool:
+        """No process of a rank that came is there any more."""
+        return all(one.gone_at is not None or not one.pid for one in self.ranks.values())
+
     # --- what it came to ------------------------------------------------------------------------------------------------
 
+    def problem(self, late: Iterable[Heard] = ()) -> str:
+        """Why it could not be run, or was ended, where no rank tells the reason."""
+        hung = {one.rank for one in late}
+        endings = {self._ending(one, hung) for one in self.ranks.values()}
+        if endings & {*BY_ITSELF, Ending.HUNG}:
+            return ""
+        if self.killed:
+            return self.killed
+        if self.engine_words:
+            return self.engine_words
+        if hung and Ending.NEVER_CAME in endings:
+            seconds = self.order.seconds_for(self.order.stages[0])
+            said = last_line(self.engine.output)
+            last = f'; the patient last said "{said}"' if said else ""
+            return f"no rank had begun after {seconds:g} s{last}"
+        return ""
+
     def runs(self, host: str, late: Iterable[Heard] = ()) -> tuple[RankRun, ...]:
-        """What each rank came to. late: those whose time was up when all were ended."""
+        """What each rank came to. late: those who were held up when all were ended."""
         hung = {one.rank for one in late}
         return tuple(self._run(one, host, hung) for _, one in sorted(self.ranks.items()))
 
     def _run(self, one: Heard, host: str, hung: set[int]) -> RankRun:
         ending = self._ending(one, hung)
-        over_at = one.finished_at or one.failed_at or one.gone_at
         return RankRun(
             rank=one.rank,
             local_rank=one.local_rank,
@@ -198,11 +286,11 @@ class Watch:
             device=one.device,
             stages=tuple(self._stages(one, ending)),
             ending=ending,
-            ended_after=round((over_at or one.since) - self.began, 3),
-            exit_code=one.exit_code if ending in (Ending.EXITED, Ending.KILLED, Ending.RAISED, Ending.WRONG) else None,
+            ended_after=round(max(0.0, self._over_at(one) - self.began), 3),
+            exit_code=one.exit_code if ending in BY_ITSELF else None,
             words=one.words[:MOST_WORDS],
             culprits=one.culprits,
-            step=one.step,
+            step=one.step if ending is not Ending.FINISHED else "",
             steps=one.steps,
             calls=one.calls,
             called=tuple(one.called),
@@ -210,37 +298,64 @@ class Watch:
             stack=one.stack,
             stack_source=one.stack_source,
             process_state=one.process_state,
+            out_of_memory=bool(self.oom_kills) and ending is Ending.KILLED and one.exit_code == -signal.SIGKILL,
             memory=one.memory,
         )
 
+    def _over_at(self, one: Heard) -> float:
+        moments = (one.finished_at, one.failed_at, one.gone_at, self.ended_at)
+        return next((moment for moment in moments if moment is not None), one.since)
+
     def _ending(self, one: Heard, hung: set[int]) -> Ending:
-        if one.finished_at is not None:
-            return Ending.FINISHED
         if one.failed_at is not None:
             return Ending.WRONG if one.wrong else Ending.RAISED
         if one.rank in hung:
             return Ending.HUNG if one.pid else Ending.NEVER_CAME
-        if one.gone_at is not None:
-            if one.exit_code is None:
-                return Ending.ENDED
-            return Ending.KILLED if one.exit_code < 0 else Ending.EXITED
-        return Ending.ENDED if one.pid else Ending.NEVER_CAME
+        if one.finished_at is not None:
+            return self._how(one) if one.exit_code and not self._ended_by_others(one) else Ending.FINISHED
+        if one.gone_at is None and (one.pid or one.exit_code is None):
+            return Ending.ENDED if one.pid else Ending.NEVER_CAME
+        return Ending.ENDED if self._ended_by_others(one) else self._how(one)
+
+    def _how(self, one: Heard) -> Ending:
+        return Ending.KILLED if (one.exit_code or 0) < 0 else Ending.EXITED
+
+    def _ended_by_others(self, one: Heard) -> bool:
+        """By us, by the end of the engine, or by the engine's SIGTERM after the failure of another."""
+        if one.exit_code is None and self.killed:
+            return True
+        gone_at = one.gone_at
+        if self.ended_at is not None and gone_at is not None and gone_at >= self.ended_at:
+            return True
+        if one.exit_code != -signal.SIGTERM or gone_at is None:
+            return False
+        return any(self._failed_before(other, gone_at) for other in self.ranks.values() if other is not one)
+
+    def _failed_before(self, one: Heard, moment: float) -> bool:
+        if one.failed_at is not None:
+            return one.failed_at <= moment
+        by_itself = one.exit_code not in (None, 0, -signal.SIGTERM)
+        return by_itself and one.gone_at is not None and one.gone_at <= moment
 
     def _stages(self, one: Heard, ending: Ending) -> Iterable[Stage]:
+        state = State.FAILED if ending in BY_ITSELF else State.HUNG
+        begun = one.stage or (self.order.stages[0] if ending in BY_ITSELF else "")
         for name in self.order.stages:
-            if name in one.done:
+            if name == begun and ending is not Ending.FINISHED and self._is_open(one, name):
+                seconds = round(max(0.0, self._stage_over_at(one) - one.since), 3)
+                yield Stage(name=name, state=state, seconds=seconds, words=one.words[:MOST_WORDS])
+            elif name in one.done:
                 yield one.done[name]
-            elif name == one.stage and ending is not Ending.FINISHED:
-                failed = ending in (Ending.RAISED, Ending.WRONG, Ending.EXITED, Ending.KILLED)
-                over_at = one.failed_at or one.gone_at or one.since
-                yield Stage(
-                    name=name,
-                    state=State.FAILED if failed else State.HUNG,
-                    seconds=round(max(0.0, over_at - one.since), 3),
-                    words=one.words[:MOST_WORDS],
-                )
             else:
                 yield Stage(name=name, state=State.NOT_RUN)
+
+    def _is_open(self, one: Heard, name: str) -> bool:
+        """Not over yet; the last stage isn't before the process has ended well."""
+        return name not in one.done or one.finished_at is not None
+
+    def _stage_over_at(self, one: Heard) -> float:
+        moments = (one.failed_at, one.gone_at, self.ended_at)
+        return min((moment for moment in moments if moment is not None), default=one.since)
 
 
 def is_consequence(words: str) -> bool:
@@ -248,11 +363,32 @@ def is_consequence(words: str) -> bool:
     return bool(CONSEQUENCES.search(words))
 
 
-def last_line(output: bytes) -> str:
-    """The last line with something in it."""
-    lines = [line.strip() for line in last_lines(output, 40).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+def signal_name(number: int) -> str:
+    """ "SIGKILL" """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _text(value: object) -> str:
-    return printable(value)[:MOST_WORDS] if isinstance(value, str) else ""
+    return printable(value[:MOST_WORDS]) if isinstance(value, str) else ""
+
+
+def _texts(value: object) -> Iterable[str]:
+    return [_text(one) for one in value[:12] if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def _number(value: object) -> float:
+    """Not negative, finite, and small enough for what it counts; 0 for anything else."""
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MOST_NUMBER
+    return value if usable else 0.0  # type: ignore[return-value]
+
+
+def _is_number(text: object) -> bool:
+    return isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10
+
+
+def _ranks(value: object, world_size: int) -> Iterable[int]:
+    found = value if isinstance(value, list) else []
+    return [one for one in found if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < world_size][:1024]

@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG = 1
 class Doctor:
     """One process's two connections to the doctor: for messages, and for what it prints.
 
-    who: "engine" or the rank. A message is a JSON object; its "at" is time.time(), the same on all ranks of a host.
+    who: "engine", "server" (of which the ranks are forked), or the rank. A message is a JSON object; its "at" is time.time(), the same on all ranks of a host.
     """
 
     def __init__(self, channel, who):
@@ -72,9 +72,28 @@ class Doctor:
         os._exit(1)
 
 
-def die_with_the_parent():
-    """Whoever kills the parent, even by SIGKILL, ends this process."""
-    parent = os.getppid()
+def tell_of_children(doctor):
+    """From now on the doctor hears how each child of this process ends, as soon as it is taken away. The engine would tell
+    of the first one that failed, and only when it has ended all the others."""
+    usual = os.waitpid
+
+    def waitpid(pid, options):
+        found, status = usual(pid, options)
+        if found:
+            doctor.say(ended=found, status=-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+        return found, status
+
+    def forget():
+        os.waitpid = usual
+        doctor.messages.close()
+
+    os.waitpid = waitpid
+    os.register_at_fork(after_in_child=forget)
+
+
+def die_with_the_parent(parent=None):
+    """Whoever kills the parent, even by SIGKILL, ends this process. parent: its pid, where this process was just forked."""
+    parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

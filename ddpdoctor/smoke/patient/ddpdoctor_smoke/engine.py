@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 
 from ddpdoctor_smoke import orders
-from ddpdoctor_smoke.doctor import Doctor, die_with_the_parent
+from ddpdoctor_smoke.doctor import Doctor, die_with_the_parent, tell_of_children
 from ddpdoctor_smoke.rank import prepare, run_rank, words_of
 
 FOR_ALL = ("torch", "torch.distributed")
@@ -82,13 +82,16 @@ def start_server(doctor):
     there, while this process goes on."""
     from multiprocessing import forkserver, resource_tracker, util
 
+    engine = os.getpid()
+
     def fork(path, arguments, descriptors):
         pid = os.fork()
         if pid:
             return pid
         try:
             doctor.messages.close()
-            die_with_the_parent()
+            die_with_the_parent(engine)
+            tell_of_children(Doctor(doctor.channel, "server"))
             import_all(FOR_RANKS)
             exec(arguments[-1], {})
         finally:

@@ -1,0 +1,148 @@
+"""What the processes of a run hold while they run, and what of it is still there when they have ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ddpdoctor.facts.smoke import Leftovers
+from ddpdoctor.probes.patient.asking import printable
+
+SHARED: Final = "/dev/shm"
+OURS: Final = re.compile(r"(?:nccl-|torch_|sem\.mp-|psm_|cuda\.shm\.|gloo)")
+"""How shared memory is named by what a training uses: NCCL, torch's DataLoader, multiprocessing."""
+
+LISTENING: Final = "0A"
+ENDING_SECONDS: Final = 2.0
+
+
+class Traces:
+    """Of one run. folder: the ranks' own, which the environment of all its processes names."""
+
+    def __init__(self, folder: str, shared: str = SHARED) -> None:
+        self._folder = folder
+        self._shared = shared
+        self._before = frozenset(_files(shared))
+        self._mapped: set[tuple[int, int]] = set()
+        """Device and inode of shared memory that they mapped."""
+        self._sockets: dict[int, int] = {}
+        """Inode of a socket that listened to its port."""
+
+    def note(self, pids: Iterable[int]) -> None:
+        """What these hold now; of each what can be read."""
+        sockets: set[int] = set()
+        for pid in pids:
+            self._mapped |= set(_mapped(pid, self._shared))
+            sockets |= set(_sockets(pid))
+        self._sockets |= {inode: port for inode, port in _listening().items() if inode in sockets}
+
+    def clear_up(self) -> Leftovers:
+        """Ends and removes what is surely ours, once all should have ended; gives what is left then."""
+        return Leftovers(
+            processes=tuple(f"{pid} {_command(pid)}" for pid in self._end_processes()),
+            shared_memory=tuple(self._free_memory()),
+            ports=tuple(sorted({port for inode, port in _listening().items() if self._sockets.get(inode) == port})),
+            files=(self._folder,) if os.path.lexists(self._folder) else (),
+        )
+
+    def _end_processes(self) -> list[int]:
+        """Those that the keeper could not end, or did not, since somebody had killed it."""
+        until = time.monotonic() + ENDING_SECONDS
+        while left := self._processes():
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > until:
+                return left
+            time.sleep(0.01)
+        return []
+
+    def _processes(self) -> list[int]:
+        mark = b"TMPDIR=" + os.fsencode(self._folder)
+        found = []
+        for pid in _pids():
+            with suppress(OSError):
+                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    found.append(pid)
+        return found
+
+    def _free_memory(self) -> Iterator[str]:
+        """Names of what is new, ours by its name, and used by nobody; what our processes had mapped is removed."""
+        new = {key: name for key, name in _files(self._shared).items() if key not in self._before}
+        if not new:
+            return
+        used = {key for pid in _pids() for key in _mapped(pid, self._shared)}
+        for key, name in new.items():
+            if key in used:
+                continue
+            if key in self._mapped:
+                with suppress(OSError):
+                    Path(self._shared, name).unlink()
+                    continue
+            if key in self._mapped or OURS.match(name):
+                yield printable(name)
+
+
+def _files(folder: str) -> Mapping[tuple[int, int], str]:
+    """This user's own files there, by device and inode."""
+    found: dict[tuple[int, int], str] = {}
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid == os.geteuid() and entry.is_file(follow_symlinks=False):
+                    found[status.st_dev, status.st_ino] = entry.name
+    return found
+
+
+def _pids() -> list[int]:
+    return [int(one.name) for one in os.scandir("/proc") if one.name.isdigit()]
+
+
+def _mapped(pid: int, folder: str) -> Iterator[tuple[int, int]]:
+    """Device and inode of the files in that folder that a process has mapped, also removed ones."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        parts = line.split(None, 5)
+        if len(parts) == 6 and parts[5].startswith(folder + "/"):
+            major, _, minor = parts[3].partition(":")
+            yield os.makedev(int(major, 16), int(minor, 16)), int(parts[4])
+
+
+def _sockets(pid: int) -> Iterator[int]:
+    """Inodes of its sockets."""
+    with suppress(OSError):
+        for one in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                target = os.fspath(one.readlink())
+                if target.startswith("socket:["):
+                    yield int(target[8:-1])
+
+
+def _listening() -> dict[int, int]:
+    """Inode and port of all TCP sockets that listen in this network namespace."""
+    found: dict[int, int] = {}
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]:
+                parts = line.split()
+                if len(parts) > 9 and parts[3] == LISTENING:
+                    found[int(parts[9])] = int(parts[1].rpartition(":")[2], 16)
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "?"
+    return printable(b" ".join(words).decode("utf-8", "replace").strip())[:200] or "?"
