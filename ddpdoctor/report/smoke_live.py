@@ -15,6 +15,8 @@ from ddpdoctor.report.smoke_progress import Progress, mark_of, places
 from ddpdoctor.smoke.watching import Watch
 
 _MOST_PLACES = 4
+_LOW = 12
+"""Lines of a terminal in which one place has to do."""
 _PER_SECOND = 4
 
 
@@ -57,8 +59,8 @@ def drawing(progress: Progress, width: int, height: int, encoding: str) -> Itera
         return
     order = watch.order
     yield _cut(f"smoke  {len(watch.ranks)} ranks over {order.backend}  {progress.seconds:.0f} s", "bold")
-    there = places(progress)[:_MOST_PLACES]
-    yield from _table(watch, width, max(3, height - len(there) - 4), encoding)
+    there = places(progress)[: _MOST_PLACES if height > _LOW else 1]
+    yield from _table(watch, width, max(1, height - len(there) - 4), encoding)
     for words, seconds, allowed in there:
         yield _cut(f"  {words}  {seconds:.0f} s of {allowed:.0f}", "cyan" if seconds < allowed / 2 else "bold yellow")
 

@@ -41,7 +41,7 @@ STYLES = {
 MEANINGS = {
     Mark.PASSED: "passed",
     Mark.FAILED: "failed",
-    Mark.WAITED: "in it when all were ended",
+    Mark.WAITED: "still in it",
     Mark.NOT_TESTED: "not tested here",
     Mark.NOT_RUN: "not run",
 }

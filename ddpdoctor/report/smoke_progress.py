@@ -11,7 +11,8 @@ from typing import Protocol, TextIO
 
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.smoke_marks import Mark, ranks_text
-from ddpdoctor.smoke.watching import Heard, Watch
+from ddpdoctor.smoke.heard import Heard
+from ddpdoctor.smoke.watching import Watch
 
 _QUIET_SECONDS = 5.0
 """What is over by then needs no words."""

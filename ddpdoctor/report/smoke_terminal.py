@@ -16,6 +16,7 @@ from ddpdoctor.report.smoke_marks import MEANINGS, Column, Mark, columns, symbol
 from ddpdoctor.report.smoke_marks import STYLES as MARK_STYLES
 from ddpdoctor.report.smoke_scaling import show_scaling
 from ddpdoctor.report.smoke_words import (
+    accounts,
     counts,
     culprits,
     ending_text,
@@ -44,6 +45,7 @@ from ddpdoctor.wording import human, plural
 
 _MARGIN = 9
 _TIME = 9
+_MOST_ACCOUNTS = 4
 _LEAST_NOTE = 18
 """Columns; a note that has fewer goes below its row."""
 
@@ -65,6 +67,8 @@ def show_smoke(console: Console, examination: Examination, *, verbose: bool = Fa
             _show_ranks(console, facts)
         show_scaling(console, facts, examination.snapshot)
         show_found(console, own)
+        if verbose or not own:
+            _show_accounts(console, facts, culprits(examination))
         if host_results(examination):
             _show_host(console, examination, host, verbose=verbose)
         _show_not_tested(console, examination, verbose=verbose)
@@ -152,6 +156,19 @@ def _show_ranks(console: Console, facts: Smoke) -> None:
         text = f"{where}, {one_line(one.device)}{memory}: {ending_text(one)}"
         console.print(Hanging(Text(f"rank {one.rank}", "dim"), Text(text), _MARGIN))
     if facts.ranks:
+        console.print()
+
+
+def _show_accounts(console: Console, facts: Smoke, blamed: Collection[int]) -> None:
+    """What the ranks that failed or hung have to say, the first of each kind: what no finding tells is told here."""
+    for ranks, lines in accounts(facts, blamed)[:_MOST_ACCOUNTS]:
+        label = Text(ranks, "bold red")
+        for line in lines:
+            console.print(Hanging(label, Text(line), max(_MARGIN, len(ranks) + 2)))
+            label = Text("")
+        console.print()
+    if facts.problem:
+        _show_row(console, "engine", facts.problem)
         console.print()
 
 

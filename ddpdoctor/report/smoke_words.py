@@ -15,6 +15,7 @@ from ddpdoctor.smoke.watching import is_consequence
 from ddpdoctor.wording import listed, plural
 
 _PASSED, _RAISED = "training", (Ending.RAISED, Ending.WRONG)
+_MOST_FRAMES = 4
 
 
 def headline(examination: Examination) -> str:
@@ -232,6 +233,32 @@ def ending_text(one: RankRun) -> str:
         return f"finished after {one.ended_after:.1f} s"
     where = f" in {one_line(one.last.name)}" if one.last else ""
     return f"{_fate(one, first=_failed_itself(one) or one.ending is Ending.HUNG)}{where} after {one.ended_after:.1f} s"
+
+
+def accounts(facts: Smoke, blamed: Collection[int]) -> list[tuple[str, tuple[str, ...]]]:
+    """(ranks, lines): what those say that didn't finish, where several say the same once; those that are to blame first."""
+    said: dict[tuple[str, ...], list[RankRun]] = {}
+    for one in facts.ranks:
+        if one.ending is not Ending.FINISHED:
+            said.setdefault(_account(one), []).append(one)
+    in_order = sorted(
+        said.items(), key=lambda item: not any(_failed_itself(one) or one.rank in blamed for one in item[1])
+    )
+    return [(ranks_text([one.rank for one in ranks], 16), lines) for lines, ranks in in_order if lines]
+
+
+def _account(one: RankRun) -> tuple[str, ...]:
+    if one.ending is Ending.NEVER_CAME:
+        return ("was never heard of",)
+    where = f"in {one.last.name}" if one.last else "before its first stage"
+    lines = [
+        f"{_fate(one, first=_failed_itself(one) or one.ending is Ending.HUNG)} {where}: {one.words}".rstrip(": "),
+        f"at: {one.step}" if one.step else "",
+        f"the last line that it printed: {one.last_line}" if one.last_line else "",
+        f"{one.process_state}" if one.process_state else "",
+        *(f"in {frame}" for frame in one.stack[:_MOST_FRAMES]),
+    ]
+    return tuple(one_line(line) for line in lines if line)
 
 
 # --- the last line ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,199 @@
+"""`ddpdoctor smoke` as a user runs it: its exit codes, its JSON, wrong usage, and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from ddpdoctor import report
+from tests.command import command, ddpdoctor, plain_environ
+
+SCHEMA_FILE = Path(report.__file__).parent / "report.schema.json"
+SHORT = ("--stages", "barrier,all_reduce")
+
+
+def fault(rank: int, stage: str, kind: str) -> dict[str, str]:
+    return {"DDPDOCTOR_SMOKE_FAULT": json.dumps({"rank": rank, "stage": stage, "kind": kind})}
+
+
+MARK = f"DDPDOCTOR_TEST={os.getpid()}-{time.time()}"
+"""In the environment of all that is started here."""
+ENVIRON = dict([MARK.split("=", 1)])
+
+
+def ours() -> dict[int, str]:
+    """Process to command line, of all that runs with the mark."""
+    found = {}
+    for one in Path("/proc").iterdir():
+        with suppress(OSError):
+            if one.name.isdigit() and MARK.encode() in (one / "environ").read_bytes().split(b"\0"):
+                found[int(one.name)] = (one / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
+def smoke(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return ddpdoctor("smoke", *arguments, environ=ENVIRON | (environ or {}))
+
+
+def test_a_healthy_run_of_two_ranks() -> None:
+    done = smoke("--nproc", "2", "--json", "-v")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    told = json.loads(done.stdout)
+    jsonschema.validate(told, json.loads(SCHEMA_FILE.read_text()))
+    assert told["command"] == "smoke"
+    assert told["verdict"] == "ok"
+    facts = told["smoke"]
+    assert [one["ending"] for one in facts["ranks"]] == ["finished", "finished"]
+    assert facts["backend"] == "gloo"
+    assert facts["chosen"].startswith("2 ranks on CPU over gloo")
+    states = {(stage["name"], stage["state"]) for one in facts["ranks"] for stage in one["stages"]}
+    assert {state for _, state in states} <= {"passed", "not tested"}
+    assert {("training", "passed"), ("shutdown", "passed")} <= states
+    assert [snapshot["smoke"]["world_size"] for snapshot in told["facts"].values()] == [2]
+
+
+def test_a_rank_that_raises_is_named_and_the_host_is_looked_at() -> None:
+    done = smoke("--nproc", "2", *SHORT, environ=fault(1, "all_reduce", "raise"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    headline = done.stdout.partition("\n\n")[0]
+    assert headline.startswith("FAIL  ")
+    assert "all_reduce" in headline
+    assert "rank 1" in headline
+    assert any(re.match(r"  all_reduce +… ✗ ", line) for line in lines), done.stdout
+    assert "What `ddpdoctor check` finds on this host" in lines
+    assert lines[-1].startswith(("FAIL  ", "More on the first: "))
+    assert not ours()
+
+
+def test_the_same_as_json_tells_rank_stage_and_the_host_s_findings() -> None:
+    done = smoke("--nproc", "2", *SHORT, "--json", environ=fault(0, "barrier", "exit"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    jsonschema.validate(told, json.loads(SCHEMA_FILE.read_text()))
+    assert told["verdict"] == "fail"
+    first = told["smoke"]["ranks"][0]
+    assert first["ending"] == "exited"
+    assert {stage["name"]: stage["state"] for stage in first["stages"]}["barrier"] == "failed"
+    assert told["smoke"]["stages"] == [
+        "import",
+        "device",
+        "rendezvous",
+        "process group",
+        "barrier",
+        "all_reduce",
+        "shutdown",
+    ]
+    # The whole check was run: all its slugs have passed, found something or say why not.
+    slugs = {one["slug"] for one in (*told["findings"], *told["not_tested"])} | set(told["passed"])
+    assert {"shm-too-small", "torch-missing"} <= slugs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--stages", "all_reduc"), "did you mean all_reduce?"),
+        (("--stages", ","), "--stages is empty"),
+        (("--backend", "mpi"), "--backend is nccl, gloo or auto, not mpi"),
+        (("--timeout", "nan"), "--timeout"),
+        (("--nproc", "0"), "--nproc"),
+        (("--python", ""), "--python is empty"),
+        (("--python", "/bin/ls"), "it is no Python"),
+        (("--python", "/nowhere/python"), "/nowhere/python"),
+        (("-v", "-q"), "-v and -q exclude each other"),
+    ],
+)
+def test_wrong_usage_ends_before_anything_starts(arguments: tuple[str, ...], words: str) -> None:
+    done = smoke(*arguments)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+    assert done.stdout == ""
+
+
+def test_a_fault_that_is_none_is_wrong_usage() -> None:
+    done = smoke(environ={"DDPDOCTOR_SMOKE_FAULT": "rank 1"})
+    assert done.returncode == 2
+    assert "DDPDOCTOR_SMOKE_FAULT" in done.stderr
+
+
+def test_quiet_is_one_line_where_all_is_well() -> None:
+    done = smoke("--nproc", "1", "--stages", "barrier", "-q", "--strict")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("OK  1 rank met over gloo on CPU. 6 stages passed")
+    assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_ranks_and_says_so(number: signal.Signals) -> None:
+    running = start("--nproc", "2", *SHORT, environ=fault(1, "all_reduce", "sleep"))
+    until(lambda: any("patient/start.py" in line for line in ours().values()))
+    time.sleep(1)
+    running.send_signal(number)
+    stdout, stderr = running.communicate(timeout=30)
+    assert running.returncode == 128 + number
+    assert stdout == ""
+    assert stderr.splitlines()[-1] == "Stopped. The ranks were ended; nothing is left running."
+    assert not ours()
+
+
+def test_a_reader_that_goes_away_changes_nothing_but_the_report() -> None:
+    running = start("--nproc", "1", "--stages", "barrier")
+    assert running.stdout is not None
+    running.stdout.close()
+    assert running.wait(60) in (0, 141)
+    assert running.stderr is not None
+    assert "Traceback" not in running.stderr.read()
+    assert not ours()
+
+
+def test_on_a_terminal_a_table_comes_and_goes() -> None:
+    here, there = pty.openpty()
+    with os.fdopen(there, "w") as file:
+        running = subprocess.Popen(
+            command("smoke", "--nproc", "2", *SHORT),
+            env=plain_environ() | ENVIRON | {"TERM": "xterm"},
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+        )
+    shown = ""
+    with suppress(OSError):
+        while text := os.read(here, 100_000):
+            shown += text.decode(errors="replace")
+    os.close(here)
+    stdout, _ = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert stdout.startswith("OK")
+    assert "starting" in shown
+    assert "2 ranks over gloo" in shown
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h")
+
+
+def start(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command("smoke", *arguments),
+        env=plain_environ() | ENVIRON | (environ or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until(wanted: Callable[[], bool], seconds: float = 30) -> None:
+    """Waits until that comes true."""
+    end = time.monotonic() + seconds
+    while not wanted():
+        assert time.monotonic() < end
+        time.sleep(0.05)
