@@ -15,7 +15,17 @@ STAGES: Final = (
     "all_reduce",
     "broadcast",
     "all_gather",
+    "sampler",
     "training",
+    "one process",
+    "accumulation",
+    "parameters",
+    "sync_batchnorm",
+    "amp",
+    "checkpoint",
+    "model split",
+    "p2p",
+    "apex",
     "shutdown",
 )
 """All of them, in their order; `smoke/patient/ddpdoctor_smoke/stages` has the code. A test compares the two."""
@@ -38,6 +48,7 @@ class Fault(msgspec.Struct, frozen=True):
     rank: int
     stage: str
     kind: str
+    when: str = "begin"
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,6 +66,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float = STAGE_SECONDS
     import_seconds: float = IMPORT_SECONDS
     launched: Launched | None = None
+    first_rank: int | None = None
+    """On this host; None: every host has as many."""
     gpus: int = 0
     fault: Fault | None = None
 
@@ -63,7 +76,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Those of this host."""
         if self.launched is not None:
             return [self.launched.rank]
-        return [self.node_rank * self.nproc + local for local in range(self.nproc)]
+        first = self.node_rank * self.nproc if self.first_rank is None else self.first_rank
+        return [first + local for local in range(self.nproc)]
 
     def seconds_for(self, stage: str) -> float:
         return self.import_seconds if stage == STAGES[0] else self.seconds

@@ -5,22 +5,60 @@ import os
 import signal
 import time
 
+INSTEAD = {"all_reduce": "broadcast", "broadcast": "all_reduce", "all_gather": "all_reduce", "barrier": "all_reduce"}
+"""What is called in another one's place."""
+
 
 class Faults:
-    """fault: {"rank", "stage", "kind"} or None. kinds: raise, exit, kill, stop, sleep, other-collective, shape; and seed,
-    sampler, drift, which the stages ask for by `wanted`."""
+    """fault: {"rank", "stage", "kind", "when"} or None; one: the rank.
+
+    kinds
+        raise, exit, kill, stop, sleep      when "begin": as the stage begins; when "call": once the rank has said what it
+                                            is about to do, and doesn't do it
+        other-collective                    another one in place of the stage's first; where DDP makes them, one too many
+        shape                               the first collective's tensor is longer; where DDP makes them, the model is wider
+        seed, sampler                       (sampler, training) the sampler has another seed; isn't a DistributedSampler
+        drift                               (training, parameters) after a step something is added to the parameters
+    """
 
     def __init__(self, fault, one):
         self.fault = fault if fault and int(fault["rank"]) == one.rank else None
+        self.one = one
         self.struck = False
 
     def wanted(self, kind):
-        """Whether this rank is to do that wrong; for faults that only the stage itself can commit."""
-        return self.fault is not None and self.fault["kind"] == kind
+        """Whether this rank is to do that wrong in the present stage."""
+        return self.fault is not None and self.fault["stage"] == self.one.stage and self.fault["kind"] == kind
 
-    def begin(self, stage):
+    def begin(self):
         """At the beginning of a stage."""
-        if not self.fault or self.fault["stage"] != stage:
+        self._end_or_wait("begin")
+
+    def called(self):
+        """After the words and before the deed."""
+        self._end_or_wait("call")
+
+    def one_too_many(self):
+        """Whether a collective is to be called that nobody else calls; once."""
+        if self.struck or not self.wanted("other-collective"):
+            return False
+        self.struck = True
+        return True
+
+    def instead(self, op, tensor):
+        """What is called, and with what, in place of a collective."""
+        if self.struck or self.fault is None:
+            return op, tensor
+        if self.wanted("shape") and tensor is not None:
+            self.struck = True
+            return op, tensor.new_ones(tensor.numel() + 3)
+        if self.wanted("other-collective"):
+            self.struck = True
+            return INSTEAD[op], self.one.torch.ones(1, device=self.one.device) if tensor is None else tensor
+        return op, tensor
+
+    def _end_or_wait(self, when):
+        if self.fault is None or self.fault["stage"] != self.one.stage or self.fault.get("when", "begin") != when:
             return
         kind = self.fault["kind"]
         if kind == "raise":
@@ -34,15 +72,3 @@ class Faults:
         if kind == "sleep":
             print("this rank sleeps now", flush=True)
             time.sleep(3600)
-
-    def before(self, stage, op, tensor):
-        """Before a collective: which one is called with what."""
-        if not self.fault or self.fault["stage"] != stage or self.struck or tensor is None:
-            return op, tensor
-        if self.fault["kind"] == "shape":
-            self.struck = True
-            return op, tensor.new_ones(tensor.numel() + 3)
-        if self.fault["kind"] == "other-collective":
-            self.struck = True
-            return "broadcast" if op != "broadcast" else "all_reduce", tensor
-        return op, tensor

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 from ddpdoctor_smoke.doctor import Doctor, die_with_the_parent
 from ddpdoctor_smoke.faults import Faults
@@ -38,20 +39,46 @@ class Rank:
         self.backend = order.backend
         self.folder = order.folder
         self.faults = Faults(order.get("fault"), self)
-        self.torch = None
-        self.dist = None
-        self.device = None
+        self.torch: Any = None
+        self.dist: Any = None
+        self.device: Any = None
         self.stage = ""
         self.kept = {}
         """What one stage leaves to a later one: name to object. Emptied before the process group is destroyed."""
 
-    def step(self, words, tensor=None, op=""):
-        """Says what comes next within the stage; of a collective (`op`) also the type and shape of its tensor, so that ranks
-        which differ are found. Gives the tensor."""
-        op, tensor = self.faults.before(self.stage, op, tensor)
-        calls = "" if tensor is None else "%s %s%s" % (op or words, str(tensor.dtype)[6:], list(tensor.shape))
+    def step(self, words, calls=""):
+        """Says what comes next within the stage. calls: a collective with type and shape, as `call_of` writes it, so that ranks
+        which differ are found."""
+        if self.dist is not None and self.dist.is_initialized() and self.faults.one_too_many():
+            self.collective(words, "all_reduce", self.torch.ones(1, device=self.device))
         self.doctor.say(step=words, calls=calls)
+        self.faults.called()
+
+    def collective(self, words, op, tensor=None, *more):
+        """Announces and calls dist.`op`(tensor, *more), or dist.`op`() without a tensor. Gives the tensor."""
+        wanted, (op, tensor) = op, self.faults.instead(op, tensor)
+        if op != wanted:
+            more = (0,) if op == "broadcast" else ()
+        self.step(words, call_of(op, tensor))
+        if tensor is not None:
+            getattr(self.dist, op)(tensor, *more)
+        elif self.device.type == "cuda":
+            getattr(self.dist, op)(device_ids=[self.device.index])
+        else:
+            getattr(self.dist, op)()
         return tensor
+
+    def gather(self, words, tensor):
+        """Announces and calls an all_gather. Gives every rank's tensor, stacked in the order of the ranks, on the CPU."""
+        tensor = tensor.to(self.device).contiguous()
+        op, tensor = self.faults.instead("all_gather", tensor)
+        self.step(words, call_of(op, tensor))
+        found = [self.torch.empty_like(tensor) for _ in range(self.world_size)]
+        if op == "all_gather":
+            self.dist.all_gather(found, tensor)
+        else:
+            getattr(self.dist, op)(tensor)
+        return self.torch.stack(found).cpu()
 
     def say(self, **facts):
         """Facts for the doctor, beside the stages'."""
@@ -82,6 +109,7 @@ def run_rank(order):
                 wrong=isinstance(error, Wrong),
                 culprits=getattr(error, "culprits", []),
                 missing=getattr(error, "name", None) or "",
+                stack=stack_of(error),
                 memory=most_memory(),
             )
             # Not the exception itself: its traceback holds the stage's tensors, and DDP objects that die late may hang.
@@ -93,12 +121,17 @@ def run_stage(one, name, stage):
     one.stage = name
     began = time.monotonic()
     one.doctor.say(stage=name, state="begun")
-    one.faults.begin(name)
+    one.faults.begin()
     try:
         words, state = stage(one) or "", "passed"
     except NotHere as reason:
         words, state = str(reason), "not tested"
     one.doctor.say(stage=name, state=state, seconds=round(time.monotonic() - began, 4), words=words)
+
+
+def call_of(op, tensor):
+    """ "all_reduce float32[1048576]"."""
+    return op if tensor is None else "%s %s%s" % (op, str(tensor.dtype)[6:], list(tensor.shape))
 
 
 def prepare():
@@ -121,6 +154,22 @@ def words_of(error):
     message = str(error).split("\nException raised from ", 1)[0]
     text = " ".join(line.strip() for line in message.splitlines() if line.strip())[:1000]
     return text if isinstance(error, (Wrong, NotHere)) else "%s: %s" % (type(error).__name__, text)
+
+
+def stack_of(error):
+    """Where it was raised, the innermost call first: "all_reduce (torch/distributed/distributed_c10d.py:2810)"."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)[-12:]
+    return ["%s (%s:%d)" % (one.name, short(one.filename), one.lineno or 0) for one in reversed(frames)]
+
+
+def short(path):
+    """From its package on."""
+    for folder in ("site-packages/", "dist-packages/"):
+        if folder in path:
+            return path.rpartition(folder)[2]
+    return "/".join(path.rsplit("/", 2)[-2:])
 
 
 def most_memory():

@@ -1,7 +1,18 @@
 """The stages by name. Each is a function of a `rank.Rank`; what it returns is a word for the table, what it raises its end:
 NotHere, Wrong, or anything."""
 
-from ddpdoctor_smoke.stages import beginning, collectives, ending, scaling, training
+from ddpdoctor_smoke.stages import (
+    beginning,
+    checkpointing,
+    collectives,
+    ending,
+    fused,
+    gpus,
+    precision,
+    sampling,
+    scaling,
+    training,
+)
 
 STAGES = {
     "import": beginning.import_torch,
@@ -12,7 +23,17 @@ STAGES = {
     "all_reduce": collectives.all_reduce,
     "broadcast": collectives.broadcast,
     "all_gather": collectives.all_gather,
+    "sampler": sampling.sampler,
     "training": training.train,
+    "one process": training.one_process,
+    "accumulation": training.accumulation,
+    "parameters": training.parameters,
+    "sync_batchnorm": precision.sync_batchnorm,
+    "amp": precision.amp,
+    "checkpoint": checkpointing.checkpoint,
+    "model split": gpus.model_split,
+    "p2p": gpus.p2p,
+    "apex": fused.apex,
     "shutdown": ending.shut_down,
 }
 """In the order in which they are run."""

@@ -5,7 +5,6 @@ import os
 from datetime import timedelta
 
 from ddpdoctor_smoke.orders import TORCH_WAITS
-from ddpdoctor_smoke.rank import NotHere
 
 
 def import_torch(one):
@@ -24,9 +23,14 @@ def set_device(one):
     if one.backend != "nccl":
         one.device = torch.device("cpu")
         return "cpu"
-    torch.cuda.set_device(one.local_rank)
-    one.device = torch.device("cuda", one.local_rank)
+    number = one.local_rank
+    if one.order.get("launched") is not None and torch.cuda.device_count() == 1:
+        # A launcher may let each rank see nothing but its own GPU.
+        number = 0
+    torch.cuda.set_device(number)
+    one.device = torch.device("cuda", number)
     torch.zeros(1, device=one.device)
+    torch.cuda.synchronize()
     name = "%s, %s" % (one.device, torch.cuda.get_device_name(one.device))
     one.say(device=name)
     return name
@@ -53,8 +57,3 @@ def process_group(one):
     one.step("init_process_group")
     store = one.kept.pop("store")
     one.dist.init_process_group(one.backend, store=store, rank=one.rank, world_size=one.world_size, timeout=limit(one))
-
-
-def needs_ranks(one, least):
-    if one.world_size < least:
-        raise NotHere("needs %d ranks" % least)

@@ -1,14 +1,16 @@
 """The clean end."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
+import gc
+
 
 def shut_down(one):
-    """A DDP object that dies after destroy_process_group hangs (torch 2.13 with gloo), so that all go before."""
-    import gc
-
+    """A DDP object that dies after destroy_process_group hangs (torch 2.13 with gloo), so that all go before: also those in
+    cycles, as DDP makes them."""
     one.kept.clear()
     gc.collect()
-    one.step("barrier before the end")
-    one.dist.barrier()
+    one.collective("barrier before the end", "barrier")
+    if one.device.type == "cuda":
+        one.torch.cuda.synchronize()
     one.step("destroy_process_group")
     one.dist.destroy_process_group()

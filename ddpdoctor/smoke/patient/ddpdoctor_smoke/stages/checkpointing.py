@@ -1,0 +1,137 @@
+"""A checkpoint: saved by one rank, loaded by all, each tensor where it belongs."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+import ctypes
+import inspect
+import os
+from contextlib import suppress
+
+from ddpdoctor_smoke.rank import Wrong
+from ddpdoctor_smoke.stages.comparing import broadcast_bytes, checksum, how_known, named, odd_ones, tell_all
+from ddpdoctor_smoke.stages.training import trained
+
+NAME = "checkpoint.pt"
+
+
+def checkpoint(one):
+    """Rank 0 saves model and optimizer into its folder; after a barrier all load the file with map_location, and only tensors
+    (weights_only). Each tensor is on the rank's own device and equals rank 0's bit by bit.
+
+    A rank that doesn't see rank 0's folder, as on another host, is sent the file and loads its own copy; the words say so.
+    On GPUs no rank may have got a context on a GPU that isn't its own by loading; the doctor is told on which ones each rank
+    has one, and how much memory. GPU: not run on one yet.
+    """
+    torch = one.torch
+    run = trained(one)
+    before = contexts(torch) if one.device.type == "cuda" else None
+    path, copied = saved(one, {"model": run.model.module.state_dict(), "optimizer": run.optimizer.state_dict()})
+    more = {"weights_only": True} if knows_weights_only(torch) else {}
+    one.step("torch.load")
+    loaded = torch.load(path, map_location=one.device, **more)
+    elsewhere = misplaced(loaded, one.device)
+    run.model.module.load_state_dict(loaded["model"])
+    run.optimizer.load_state_dict(loaded["optimizer"])
+    elsewhere += misplaced(run.optimizer.state_dict(), one.device)
+    row = [checksum(torch, tensor) for tensor in tensors_of(loaded)]
+    judge(one, one.gather("checksums of what every rank loaded", torch.tensor(row)).tolist())
+    told = "; ".join(elsewhere[:3]) + extra_contexts(one, before)
+    wrong = [text and (rank, text) for rank, text in enumerate(tell_all(one, "where every rank's tensors are", told))]
+    wrong = [found for found in wrong if found]
+    if wrong:
+        raise Wrong("rank %d: %s" % wrong[0], [rank for rank, _ in wrong])
+    return "%d tensors on %d ranks%s%s" % (
+        len(row),
+        one.world_size,
+        ", weights_only" if more else "",
+        "; %s loaded a copy, since rank 0's folder is not theirs" % named(copied) if copied else "",
+    )
+
+
+def saved(one, content):
+    """Rank 0's file, or a copy of it; and the ranks that needed one."""
+    torch = one.torch
+    path = os.path.join(one.folder, NAME)
+    if one.rank == 0:
+        one.step("torch.save")
+        torch.save(content, path)
+    shared = os.fsdecode(broadcast_bytes(one, "the file's path", os.fsencode(path) if one.rank == 0 else None))
+    one.collective("barrier after saving", "barrier")
+    seen = one.gather("who sees the file", torch.tensor([int(os.path.isfile(shared))])).tolist()
+    copied = [rank for rank, (there,) in enumerate(seen) if not there]
+    if not copied:
+        return shared, copied
+    data = None
+    if one.rank == 0:
+        with open(path, "rb") as file:
+            data = file.read()
+    data = broadcast_bytes(one, "the file", data)
+    if one.rank in copied:
+        shared = os.path.join(one.folder, "rank%d-%s" % (one.rank, NAME))
+        with open(shared, "wb") as file:
+            file.write(data)
+    return shared, copied
+
+
+def knows_weights_only(torch):
+    """1.13 has it, and can't load a float with it."""
+    return "weights_only" in inspect.signature(torch.load).parameters and not torch.__version__.startswith("1.")
+
+
+def tensors_of(content):
+    """All tensors in dicts and lists, in their order."""
+    if hasattr(content, "data_ptr"):
+        return [content]
+    if isinstance(content, dict):
+        content = content.values()
+    elif not isinstance(content, (list, tuple)):
+        return []
+    return [tensor for part in content for tensor in tensors_of(part)]
+
+
+def misplaced(content, device):
+    """The devices, in words, of tensors that aren't where they belong. The number of steps may stay on the CPU: torch's own
+    optimizers keep it there."""
+    found = {str(tensor.device) for tensor in tensors_of(content) if tensor.device != device and tensor.dim()}
+    return ["loaded tensors are on %s and not on %s" % (where, device) for where in sorted(found)]
+
+
+def judge(one, rows):
+    """rows: each rank's checksums, by tensor. Raises Wrong."""
+    culprits = odd_ones([tuple(row) for row in rows])
+    if culprits:
+        raise Wrong(
+            "%s loaded other numbers than the others (%s)" % (named(culprits), how_known(one.world_size)), culprits
+        )
+
+
+# --- GPUs: who holds a context where ----------------------------------------------------------------------------------
+
+
+def extra_contexts(one, before):
+    """Tells the doctor; gives the contexts that this rank has got since then on GPUs that aren't its own, in words."""
+    if before is None:
+        return ""
+    torch = one.torch
+    held = contexts(torch)
+    used = {str(gpu): torch.cuda.memory_reserved(gpu) for gpu in range(torch.cuda.device_count())}
+    one.say(contexts=held, gpu_memory={gpu: size for gpu, size in used.items() if size})
+    more = [gpu for gpu in held if gpu not in before and gpu != one.device.index]
+    if not more:
+        return ""
+    return "loading made a context on GPU %d, which isn't its own: several hundred MiB there" % more[0]
+
+
+def contexts(torch):
+    """The GPUs, by torch's number, on which this process has a context: cuDevicePrimaryCtxGetState(3) of the driver. Asking
+    makes none. Empty where libcuda can't be asked, as on ROCm."""
+    found = []
+    with suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        for number in range(torch.cuda.device_count()):
+            device, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+            if driver.cuDeviceGet(ctypes.byref(device), number):
+                continue
+            failed = driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
+            if not failed and active.value:
+                found.append(number)
+    return found

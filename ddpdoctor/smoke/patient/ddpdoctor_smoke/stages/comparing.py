@@ -1,0 +1,94 @@
+"""What the ranks compare, and how they agree on who is wrong: each sees all ranks' values and comes to the same."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from collections import Counter
+
+MOST_NAMED = 8
+TEXT_BYTES = 400
+
+
+def odd_ones(values):
+    """The ranks whose value isn't the most frequent one. Where there are as many of two kinds, as with two ranks that differ,
+    the kind of the lowest rank is the reference, rank 0's among them.
+
+    values: one a rank, hashable.
+    """
+    counts = Counter(values)
+    most = max(counts.values())
+    reference = next(value for value in values if counts[value] == most)
+    return [rank for rank, value in enumerate(values) if value != reference]
+
+
+def not_all(culprits, world_size):
+    """Nobody is to blame for what all have in common."""
+    return culprits if len(culprits) < world_size else []
+
+
+def named(ranks):
+    """ "rank 3", "ranks 1 and 3", "all ranks"."""
+    if not ranks:
+        return "all ranks"
+    words = [str(rank) for rank in ranks[:MOST_NAMED]]
+    if len(ranks) > MOST_NAMED:
+        return "ranks %s and %d more" % (", ".join(words), len(ranks) - MOST_NAMED)
+    if len(words) == 1:
+        return "rank " + words[0]
+    return "ranks %s and %s" % (", ".join(words[:-1]), words[-1])
+
+
+def how_known(world_size):
+    """Why those and not the others."""
+    return "rank 0 counts as right where two differ" if world_size == 2 else "most ranks agree with each other"
+
+
+def deviation(found, expected):
+    """The largest difference between two lists of tensors, in parts of the largest number that was expected in that tensor;
+    tensors of nearly nothing are measured by a thousandth of the largest number of all. Infinite where one isn't finite."""
+    sizes = [float(one.detach().abs().max()) if one.numel() else 0.0 for one in expected]
+    least = max(sizes) / 1000
+    worst = 0.0
+    for one, other, size in zip(found, expected, sizes):
+        if not one.numel():
+            continue
+        difference = float((one.detach() - other.detach()).abs().max())
+        scale = max(size, least)
+        part = difference / scale if scale else (0.0 if difference == 0.0 else float("inf"))
+        worst = max(worst, part) if part == part else float("inf")
+    return worst
+
+
+def beyond(values, tolerance):
+    """Ranks whose deviation is more than that, or isn't a number."""
+    return [rank for rank, value in enumerate(values) if not value <= tolerance]
+
+
+def checksum(torch, tensor):
+    """A number of its bits and their places: two tensors that differ anywhere give different ones, all but surely. Without
+    overflow for up to 65536 elements; beyond, it wraps around."""
+    same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    bits = tensor.detach().reshape(-1).contiguous().view(same_size).to(torch.int64)
+    places = torch.arange(1, bits.numel() + 1, device=bits.device, dtype=torch.int64)
+    return int((bits % 2147483647 * (places * 7919 % 65537 + 1)).sum())
+
+
+def tell_all(one, words, text):
+    """Every rank's text, by rank, cut to TEXT_BYTES."""
+    torch = one.torch
+    data = text.encode("utf-8", "replace")[:TEXT_BYTES]
+    row = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
+    if data:
+        row[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+    rows = one.gather(words, row)
+    return [bytes(found.tolist()).rstrip(b"\0").decode("utf-8", "ignore") for found in rows]
+
+
+def broadcast_bytes(one, words, data):
+    """Rank 0's bytes, on all ranks. data: None on the others."""
+    torch = one.torch
+    length = torch.tensor([len(data) if one.rank == 0 else 0], dtype=torch.int64, device=one.device)
+    length = one.collective(words + ": its length", "broadcast", length, 0)
+    if one.rank == 0:
+        content = torch.tensor(list(data), dtype=torch.uint8, device=one.device)
+    else:
+        content = torch.empty(int(length), dtype=torch.uint8, device=one.device)
+    return bytes(one.collective(words, "broadcast", content, 0).cpu().tolist())

@@ -1,0 +1,143 @@
+"""Several GPUs in one process: a model over two of them, and copies between all pairs. Not run on GPUs yet."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+import socket
+import zlib
+
+from ddpdoctor_smoke.rank import NotHere, Wrong
+from ddpdoctor_smoke.stages.comparing import beyond, deviation, named, not_all, tell_all
+from ddpdoctor_smoke.stages.training import (
+    BATCH,
+    data_of,
+    gradients,
+    model_of,
+    number_type,
+    parallel,
+    tolerance,
+    within,
+)
+
+COPIED = 1024 * 1024
+"""Numbers of four bytes."""
+
+
+def model_split(one):
+    """A model whose layers are on two GPUs, in DDP: one step gives the gradients of one process with all batches; tolerance as
+    there. Rank i of a host takes its own GPU and the one as many places on as the host has ranks. Not run on GPUs yet."""
+    if one.device.type != "cuda":
+        raise NotHere("a model over two GPUs needs two GPUs a rank; these ranks run on the CPU")
+    places = hosts(one)
+    for rank, (host, gpus) in enumerate(places):
+        ranks = sum(other == host for other, _ in places)
+        if gpus < 2 * ranks:
+            raise NotHere(
+                "needs two GPUs a rank: rank %d sees %d for the %d rank%s of its host"
+                % (rank, gpus, ranks, "s" if ranks > 1 else "")
+            )
+    ranks = sum(host == places[one.rank][0] for host, _ in places)
+    other = one.torch.device("cuda", one.device.index + ranks)
+    return split_over(one, [one.device, other])
+
+
+def split_over(one, devices):
+    """The step, over these two devices. Raises Wrong."""
+    torch = one.torch
+    x, y = (tensor.to(device=one.device) for tensor in data_of(one, BATCH * one.world_size))
+    mine = slice(one.rank * BATCH, (one.rank + 1) * BATCH)
+    whole = model_of(one)
+    torch.nn.functional.mse_loss(whole(x), y).backward()
+    model = parallel(one, split(one, devices), "DistributedDataParallel() over %s and %s" % tuple(devices))
+    one.step("a step on both")
+    found = model(x[mine])
+    torch.nn.functional.mse_loss(found, y[mine].to(found.device)).backward()
+    expected = [gradient.to(found.device) for gradient in gradients(whole)]
+    got = [gradient.to(found.device) for gradient in gradients(model)]
+    row = torch.tensor([deviation(got, expected)], dtype=torch.float64)
+    apart = one.gather("every rank's gradients", row)[:, 0].tolist()
+    culprits = beyond(apart, tolerance(one))
+    if culprits:
+        culprits = not_all(culprits, one.world_size)
+        raise Wrong(
+            "gradients of a model over two GPUs differ on %s by %.2g of the largest from those of one process; %g are allowed"
+            % (named(culprits), max(apart), tolerance(one)),
+            culprits,
+        )
+    return "%s and %s on rank %d, gradients of one process %s" % (*devices, one.rank, within(one))
+
+
+def split(one, devices):
+    """The same model as elsewhere, its layers on two devices."""
+    torch = one.torch
+    layers = model_of(one)
+
+    class Split(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def __init__(self):
+            super().__init__()
+            self.first = layers[:2].to(devices[0])
+            self.second = layers[2:].to(devices[1])
+
+        def forward(self, x):
+            return self.second(self.first(x.to(devices[0])).to(devices[1]))
+
+    return Split().to(dtype=number_type(one))
+
+
+def p2p(one):
+    """Random numbers from each GPU to each other one, compared bit by bit. One rank of each host does it for all GPUs that it
+    sees, the others wait: it gets contexts on all of them, which is why this comes after the checkpoint. Not run on GPUs yet.
+    """
+    if one.device.type != "cuda":
+        raise NotHere("copies between GPUs need two GPUs; these ranks run on the CPU")
+    places = hosts(one)
+    if max(gpus for _, gpus in places) < 2:
+        raise NotHere("copies between GPUs need two GPUs that one rank sees")
+    hosts_seen = [host for host, _ in places]
+    told = ""
+    if hosts_seen.index(hosts_seen[one.rank]) == one.rank and places[one.rank][1] > 1:
+        told = copies(one, [one.torch.device("cuda", number) for number in range(places[one.rank][1])])
+    results = tell_all(one, "every host's copies between GPUs", told)
+    wrong = [(rank, text[1:]) for rank, text in enumerate(results) if text.startswith("!")]
+    if wrong:
+        raise Wrong("rank %d, copying between the GPUs of its host: %s" % wrong[0], [rank for rank, _ in wrong])
+    said = ["%s (rank %d)" % (text, rank) for rank, text in enumerate(results) if text]
+    return said[0] + (" and %d more hosts" % (len(said) - 1) if len(said) > 1 else "")
+
+
+def copies(one, devices):
+    """Between all pairs, both ways. Words for the table; beginning with "!" where a copy differs."""
+    torch = one.torch
+    dice = torch.Generator().manual_seed(2)
+    pattern = torch.randint(-(2**31), 2**31 - 1, (COPIED,), generator=dice, dtype=torch.int32)
+    wrong, direct, pairs = [], 0, 0
+    for source in devices:
+        there = pattern.to(source)
+        for target in devices:
+            if target.index == source.index:
+                continue
+            one.step("from %s to %s" % (source, target))
+            here = torch.zeros(COPIED, dtype=torch.int32, device=target)
+            here.copy_(there)
+            pairs += 1
+            direct += source.type == "cuda" and torch.cuda.can_device_access_peer(source, target)
+            differing = int((here.cpu() != pattern).sum())
+            if differing:
+                wrong.append("%s to %s: %d of %d numbers differ" % (source, target, differing, COPIED))
+    if wrong:
+        return "!%s%s" % ("; ".join(wrong[:3]), "; and %d more pairs" % (len(wrong) - 3) if len(wrong) > 3 else "")
+    return "%d copies of %d MiB, %d by P2P" % (pairs, COPIED // 2**18, direct)
+
+
+def hosts(one):
+    """For each rank: a number that ranks of a host have in common, and how many GPUs it sees."""
+    name = "%s %s" % (boot(), socket.gethostname())
+    row = [zlib.crc32(name.encode("utf-8", "replace")), one.torch.cuda.device_count()]
+    return [tuple(found) for found in one.gather("every rank's host and GPUs", one.torch.tensor(row)).tolist()]
+
+
+def boot():
+    """This start of this machine's kernel: containers of one machine share it, two machines of one name don't."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

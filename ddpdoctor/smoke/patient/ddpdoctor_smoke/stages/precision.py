@@ -1,0 +1,126 @@
+"""SyncBatchNorm, and training in mixed precision."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from ddpdoctor_smoke.rank import NotHere, Wrong
+from ddpdoctor_smoke.stages.comparing import beyond, deviation, named, not_all
+from ddpdoctor_smoke.stages.training import (
+    BATCH,
+    FEATURES,
+    HIDDEN,
+    TARGETS,
+    all_the_same,
+    data_of,
+    gradients,
+    model_of,
+    optimizer_of,
+    parallel,
+)
+
+SYNC_TOLERANCE = 1e-3
+"""float32: the statistics are summed up in another order, and their gradients cancel each other out for the most part."""
+
+AMP_STEPS = 4
+AMP_TOLERANCE = 0.05
+"""Of the loss in full precision: 8 bits of mantissa (bfloat16), a few layers."""
+
+
+def sync_batchnorm(one):
+    """Statistics and gradients of one step are those of BatchNorm over all ranks' batches in one process. GPU only, and not
+    run on one yet."""
+    if one.device.type != "cuda":
+        raise NotHere("torch has SyncBatchNorm for GPUs only")
+    if one.world_size < 2:
+        raise NotHere("needs two ranks: with one it is BatchNorm")
+    torch = one.torch
+    torch.backends.cuda.matmul.allow_tf32 = False
+    x, y = (tensor.to(device=one.device, dtype=torch.float32) for tensor in data_of(one, BATCH * one.world_size))
+    mine = slice(one.rank * BATCH, (one.rank + 1) * BATCH)
+    whole = normalised(one)
+    torch.nn.functional.mse_loss(whole(x), y).backward()
+    model = parallel(one, torch.nn.SyncBatchNorm.convert_sync_batchnorm(normalised(one)))
+    one.step("a step with SyncBatchNorm")
+    torch.nn.functional.mse_loss(model(x[mine]), y[mine]).backward()
+    found = [*gradients(model), model.module[1].running_mean, model.module[1].running_var]
+    expected = [*gradients(whole), whole[1].running_mean, whole[1].running_var]
+    row = torch.tensor([deviation(found, expected)], dtype=torch.float64)
+    apart = one.gather("every rank's statistics and gradients", row)[:, 0].tolist()
+    culprits = beyond(apart, SYNC_TOLERANCE)
+    if culprits:
+        culprits = not_all(culprits, one.world_size)
+        raise Wrong(
+            "SyncBatchNorm on %s differs from BatchNorm over all batches by %.2g of the largest; %g are allowed"
+            % (named(culprits), max(apart), SYNC_TOLERANCE),
+            culprits,
+        )
+    return "equals BatchNorm over all ranks' batches within %g" % SYNC_TOLERANCE
+
+
+def normalised(one):
+    nn = one.torch.nn
+    one.torch.manual_seed(0)
+    # No bias before a BatchNorm: its gradient is nothing but rounding.
+    layers = [nn.Linear(FEATURES, HIDDEN, bias=False), nn.BatchNorm1d(HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, TARGETS)]
+    return nn.Sequential(*layers).to(one.device)
+
+
+def amp(one):
+    """Training in torch.autocast: bfloat16 on CPU; on GPUs float16 with a GradScaler, not run on one yet. It really computes in
+    that type, its first loss is that of full precision within 5 %, the loss falls, all ranks' parameters are equal at the end.
+    """
+    torch = one.torch
+    kind = torch.float16 if one.device.type == "cuda" else torch.bfloat16
+    scaler = scaler_of(torch) if one.device.type == "cuda" else None
+    x, y = data_of(one, BATCH * one.world_size)
+    mine = slice(one.rank * BATCH, (one.rank + 1) * BATCH)
+    x, y = (tensor[mine].to(device=one.device, dtype=torch.float32) for tensor in (x, y))
+    plain = model_of(one, torch.float32)
+    with torch.no_grad():
+        expected = float(torch.nn.functional.mse_loss(plain(x), y))
+    model = parallel(one, plain)
+    optimizer = optimizer_of(one, model)
+    losses = []
+    for number in range(AMP_STEPS):
+        one.step("step %d of %d in %s" % (number + 1, AMP_STEPS, str(kind)[6:]))
+        with torch.autocast(one.device.type, dtype=kind):
+            found = model(x)
+            loss = torch.nn.functional.mse_loss(found.float(), y)
+        if found.dtype != kind:
+            raise Wrong(
+                "torch.autocast computed in %s and not in %s" % (str(found.dtype)[6:], str(kind)[6:]), [one.rank]
+            )
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    rows = one.gather("every rank's losses", torch.tensor([*losses, expected], dtype=torch.float64))
+    judge_amp(one, rows, str(kind)[6:])
+    all_the_same(one, model.module, "the parameters, trained in mixed precision,")
+    return "%s%s" % (str(kind)[6:], "" if scaler is None else " with GradScaler")
+
+
+def scaler_of(torch):
+    """torch.amp.GradScaler, where it is (2.3); the other one complains there."""
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cuda", init_scale=1024.0)
+    return torch.cuda.amp.GradScaler(init_scale=1024.0)
+
+
+def judge_amp(one, rows, kind):
+    """rows: each rank's losses, and its first in full precision. Raises Wrong."""
+    full = rows[:, -1]
+    culprits = beyond(((rows[:, 0] - full).abs() / full).tolist(), AMP_TOLERANCE)
+    if culprits:
+        rank = culprits[0]
+        culprits = not_all(culprits, one.world_size)
+        raise Wrong(
+            "in %s the loss is %.4g on rank %d, in full precision %.4g" % (kind, rows[rank, 0], rank, full[rank]),
+            culprits,
+        )
+    first, last = float(rows[:, 0].mean()), float(rows[:, -2].mean())
+    if not last < first:
+        raise Wrong("the loss doesn't fall in %s: %.4g, then %.4g" % (kind, first, last))

@@ -1,0 +1,104 @@
+"""Who trains on which samples."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from ddpdoctor_smoke.rank import NotHere, Wrong
+from ddpdoctor_smoke.stages.comparing import how_known, named, odd_ones
+
+SEED = 0
+WRONG_SEED = 1
+EPOCHS = 2
+EACH = 8
+"""Samples a rank and epoch, in the stage "sampler"."""
+
+
+def sampler_of(one, samples):
+    """This rank's sampler, as training uses it. samples: anything with a length."""
+    from torch.utils.data import DistributedSampler, SequentialSampler
+
+    if one.faults.wanted("sampler"):
+        return SequentialSampler(samples)
+    seed = WRONG_SEED if one.faults.wanted("seed") else SEED
+    return DistributedSampler(samples, num_replicas=one.world_size, rank=one.rank, seed=seed)
+
+
+def shares(world_size, samples, seed=SEED):
+    """The indices of each rank in each epoch, as DistributedSampler gives them: [epoch][rank]."""
+    from torch.utils.data import DistributedSampler
+
+    samplers: list[DistributedSampler] = [  # type: ignore[type-arg]
+        DistributedSampler(samples, num_replicas=world_size, rank=rank, seed=seed) for rank in range(world_size)
+    ]
+    found: list[list[list[int]]] = []
+    for epoch in range(EPOCHS):
+        for one in samplers:
+            one.set_epoch(epoch)
+        found.append([list(one) for one in samplers])
+    return found
+
+
+def sampler(one):
+    """DistributedSampler gives each sample to one rank, and another order in another epoch.
+
+    All ranks see all ranks' indices. The seed of most ranks counts (rank 0's where two differ); a rank whose indices aren't
+    those of that seed and its own place is to blame.
+    """
+    if one.world_size < 2:
+        raise NotHere("needs two ranks: with one there is nothing to divide")
+    samples = range(EACH * one.world_size)
+    mine = sampler_of(one, samples)
+    row = [getattr(mine, "seed", SEED)]
+    for epoch in range(EPOCHS):
+        if hasattr(mine, "set_epoch"):
+            mine.set_epoch(epoch)
+        indices = list(mine)
+        row += [len(indices), *indices[:EACH]]
+    rows = one.gather("every rank's samples", one.torch.tensor(row, dtype=one.torch.int64)).tolist()
+    judge(rows, one.world_size)
+    return "%d ranks, %d samples" % (one.world_size, len(samples))
+
+
+def judge(rows, world_size):
+    """rows: each rank's seed, then for each epoch how many indices it has, and the first EACH of them. Raises Wrong."""
+    seeds = [row[0] for row in rows]
+    odd = odd_ones(seeds)
+    seed = next(seeds[rank] for rank in range(world_size) if rank not in odd)
+    samples = range(EACH * world_size)
+    right = shares(world_size, samples, seed)
+    taken = [
+        [row[1 + epoch * (EACH + 1) + 1 : 1 + (epoch + 1) * (EACH + 1)] for row in rows] for epoch in range(EPOCHS)
+    ]
+    culprits = [
+        rank
+        for rank, row in enumerate(rows)
+        if any(
+            row[1 + epoch * (EACH + 1)] != len(right[epoch][rank]) or taken[epoch][rank] != right[epoch][rank]
+            for epoch in range(EPOCHS)
+        )
+    ]
+    if culprits:
+        raise Wrong(blame(culprits, rows, seed, world_size), culprits)
+    for epoch in range(EPOCHS):
+        once = [index for share in taken[epoch] for index in share]
+        if sorted(once) != list(samples):
+            raise Wrong(
+                "DistributedSampler gave %d of %d samples in epoch %d, some of them more than once"
+                % (len(set(once)), len(samples), epoch)
+            )
+    if taken[0] == taken[1]:
+        raise Wrong("DistributedSampler gave the same order again after set_epoch")
+
+
+def blame(culprits, rows, seed, world_size):
+    """What is wrong with the first of them, in words."""
+    first = culprits[0]
+    count = rows[first][1]
+    if rows[first][0] != seed:
+        why = "its sampler has the seed %d, the others' %d (%s)" % (rows[first][0], seed, how_known(world_size))
+    elif count != EACH:
+        why = "it takes %d samples an epoch rather than its share of %d, as without a DistributedSampler" % (
+            count,
+            EACH,
+        )
+    else:
+        why = "they aren't the share of its rank"
+    return "%s would train on samples of other ranks: %s" % (named(culprits), why)
