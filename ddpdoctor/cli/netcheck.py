@@ -10,6 +10,7 @@ import typer
 from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
+    from ddpdoctor.facts.smoke import Smoke
     from ddpdoctor.findings import Finding
     from ddpdoctor.netcheck.ends import End
 
@@ -115,6 +116,7 @@ def netcheck(
         return
     from ddpdoctor.cli.looking import refuse_what_is_no_python
     from ddpdoctor.netcheck.ends import Wishes
+    from ddpdoctor.netcheck.purpose import Netcheck
     from ddpdoctor.netcheck.run import run
     from ddpdoctor.probes.patient.choice import choose_python
     from ddpdoctor.report.netcheck_progress import make_view
@@ -128,7 +130,7 @@ def netcheck(
         options=options,
         token=token,
         wait=wait,
-        quick=quick,
+        purpose=Netcheck(quick=quick),
         strict=strict,
         python=path,
         chosen_by=chosen_by,
@@ -139,9 +141,9 @@ def netcheck(
     finally:
         view.close()
     if as_json:
-        _print_json(end, verbose=verbose)
+        print_json(end, verbose=verbose)
     else:
-        _print(end, matrix=matrix, verbose=verbose, quiet=quiet)
+        print_report(end, matrix=matrix, verbose=verbose, quiet=quiet)
     for note in end.notes:
         typer.echo(note, err=True)
     if matrix and end.part is not None:
@@ -159,23 +161,26 @@ def _options(*, wait: float, quick: bool, python: str | None, strict: bool) -> t
     )
 
 
-def _print_json(end: End, *, verbose: bool) -> None:
+def print_json(end: End, *, verbose: bool, command: str = "netcheck", smoke: Smoke | None = None) -> None:
+    """smoke: what a training came to, on node 0 that of all nodes."""
     from ddpdoctor.examination import Verdict
     from ddpdoctor.report.contract import build_report, to_json
 
     report = build_report(
-        "netcheck",
+        command,
         end.examinations,
         end.problems,
         with_facts=verbose,
         fleet=end.fleet,
         seconds=end.seconds,
         of_all=Verdict(end.part.verdict) if end.part else Verdict.UNKNOWN if end.exit_code == 2 else None,
+        smoke=smoke,
     )
     print(to_json(report))
 
 
-def _print(end: End, *, matrix: bool, verbose: bool, quiet: bool) -> None:
+def print_report(end: End, *, matrix: bool = False, verbose: bool, quiet: bool, smoke: Smoke | None = None) -> None:
+    """smoke: as for `print_json`."""
     from ddpdoctor.report.netcheck_terminal import show_alone, show_part, show_verdict
     from ddpdoctor.report.terminal import make_console
 
@@ -188,11 +193,12 @@ def _print(end: End, *, matrix: bool, verbose: bool, quiet: bool) -> None:
             examinations=end.examinations,
             meeting=end.meeting,
             matrix=matrix,
+            smoke=smoke,
             verbose=verbose,
             quiet=quiet,
         )
     elif end.part is not None:
-        show_part(console, end.part, examination=end.examinations[0], verbose=verbose, quiet=quiet)
+        show_part(console, end.part, examination=end.examinations[0], smoke=smoke, verbose=verbose, quiet=quiet)
     else:
         show_alone(
             console,

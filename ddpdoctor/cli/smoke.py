@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
+
 if TYPE_CHECKING:
     from ddpdoctor.examination import Examination
     from ddpdoctor.facts.snapshot import Snapshot
+    from ddpdoctor.netcheck.job import Job
     from ddpdoctor.smoke.conducting import Wishes
     from ddpdoctor.smoke.orders import Fault
     from ddpdoctor.smoke.plan import SmokePlan
+
+WAIT = 60.0
+"""Seconds."""
 
 FAULT_VARIABLE = "DDPDOCTOR_SMOKE_FAULT"
 """For tests: one rank misbehaves, {"rank", "stage", "kind"}."""
@@ -71,6 +77,23 @@ def smoke(
             rich_help_panel=_JOB,
         ),
     ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            envvar=TOKEN_VARIABLE,
+            show_envvar=False,
+            help="Let in only hosts that give the same, as with netcheck.",
+            show_default=False,
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=1, max=86400, metavar="SECONDS", help="For hosts that aren't there yet.", rich_help_panel=_JOB
+        ),
+    ] = WAIT,
     backend: Annotated[
         str, typer.Option(metavar="nccl|gloo|auto", help="Default: NCCL where there are GPUs.", show_default=False)
     ] = "auto",
@@ -152,6 +175,23 @@ def smoke(
         scaling=scaling,
         fault=_fault(),
     )
+    options = _options(wishes, stages=stages, python=python, wait=wait, strict=strict)
+    job = _job_with_others(wishes, options)
+    if job is not None:
+        from ddpdoctor.cli.smoke_hosts import print_end, train_with_others
+
+        end = train_with_others(
+            job,
+            wishes,
+            options=options,
+            chosen_by=chosen_by,
+            stages_given=bool(stages),
+            token=token,
+            wait=wait,
+            strict=strict,
+        )
+        print_end(end, job, as_json=as_json, verbose=verbose, quiet=quiet)
+        raise typer.Exit(end.exit_code)
     snapshot = look(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
     plan = smoke_plan(snapshot, nproc, backend)
     examination = _train(wishes, plan, snapshot, python)
@@ -189,6 +229,42 @@ def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, python: str | No
     from ddpdoctor.facts.snapshot import GROUPS
 
     return with_host(examination, look(begin(python), GROUPS))
+
+
+def _job_with_others(wishes: Wishes, options: tuple[str, ...]) -> Job | None:
+    """The job that others take part in, None where this host trains alone. options: what a command for another host takes
+    over."""
+    from ddpdoctor.netcheck.job import Flags, JobError
+    from ddpdoctor.smoke.joining import joint_job, silent_rank
+
+    flags = Flags(
+        master=wishes.master, port=wishes.port, nnodes=wishes.nnodes, node_rank=wishes.node_rank, options=options
+    )
+    if silent := silent_rank(flags, wishes.nproc, os.environ):
+        typer.echo(f"Local rank {silent}: local rank 0 speaks for this node.", err=True)
+        raise typer.Exit(0)
+    try:
+        job = joint_job(flags, wishes.nproc, os.environ)
+    except JobError as error:
+        raise typer.BadParameter(str(error)) from error
+    if job is not None and wishes.scaling:
+        raise typer.BadParameter("--scaling is for one host, and without a launcher: it starts other numbers of ranks")
+    return job
+
+
+def _options(
+    wishes: Wishes, *, stages: list[str] | None, python: str | None, wait: float, strict: bool
+) -> tuple[str, ...]:
+    """What a command for another host takes over: all that isn't the default, as `facts.meeting.Meeting.options`."""
+    return (
+        *([f"--nproc {wishes.nproc}"] if wishes.nproc is not None else []),
+        *([f"--backend {wishes.backend}"] if wishes.backend != "auto" else []),
+        *([f"--timeout {wishes.timeout:g}"] if wishes.timeout is not None else []),
+        *([f"--stages {','.join(stages)}"] if stages else []),
+        *([f"--wait {wait:g}"] if wait != WAIT else []),
+        *([f"--python {python}"] if python else []),
+        *(["--strict"] if strict else []),
+    )
 
 
 def _stages(names: list[str] | None) -> tuple[str, ...]:

@@ -63,6 +63,12 @@ class Meeting(Facts, frozen=True, kw_only=True):
     allocated: Annotated[int, Source("SLURM_JOB_NUM_NODES")] = 0
     """Nodes of the Slurm job that this process is part of; 0 outside of one."""
     conflicts: Annotated[tuple[Conflict, ...], Source("flags and the launchers' settings")] = ()
+    command: Annotated[str, Source("the command line")] = "netcheck"
+    """What is run on all nodes, "netcheck" or "smoke"."""
+    nproc: Annotated[int | None, Source("--nproc")] = None
+    """Ranks that smoke shall run on this node; None: nobody said."""
+    launched: Annotated[bool, Source("the launcher's settings")] = False
+    """Each node of the meeting is one rank that a launcher has started, and several of them may be on one host."""
     options: Annotated[tuple[str, ...], Source("the command line")] = ()
     """What else was asked for and holds for the other nodes, too: "--wait 300", "--quick"."""
     token: Annotated[bool, Source("--token, the launcher's job id, node 0")] = False

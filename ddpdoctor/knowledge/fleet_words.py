@@ -31,15 +31,16 @@ def called(node: Node) -> str:
     return node.host or f"node {node.rank}"
 
 
-def names_by_rank(hosts: Mapping[int, str]) -> dict[int, str]:
-    """Hostnames by rank, each once: machines made from one image may all be called "localhost"."""
+def names_by_rank(hosts: Mapping[int, str], seat: str = "node") -> dict[int, str]:
+    """Hostnames by rank, each once: machines made from one image may all be called "localhost", and a launcher may have
+    started several here. seat: what each of them is, "node" or "rank"."""
     count = Counter(hosts.values())
-    return {rank: f"{host} (node {rank})" if host and count[host] > 1 else host for rank, host in hosts.items()}
+    return {rank: f"{host} ({seat} {rank})" if host and count[host] > 1 else host for rank, host in hosts.items()}
 
 
 def bare_host(node: Node) -> str:
     """Its hostname as itself has it."""
-    return node.host.removesuffix(f" (node {node.rank})")
+    return node.host.removesuffix(f" (node {node.rank})").removesuffix(f" (rank {node.rank})")
 
 
 def names(nodes: Iterable[Node], most: int = 5) -> str:

@@ -1,4 +1,4 @@
-"""The one place where a command for `ddpdoctor netcheck` on some node is written. Pure.
+"""The one place where a command for `ddpdoctor netcheck`, or smoke, on some node is written. Pure.
 
 Where the nodes show each other a token, a command has dots in its place: it travels between nodes and stands in reports that
 are kept. Only what is printed for a person at a terminal has the token itself; see `with_token`.
@@ -18,7 +18,7 @@ DEFAULT_PORT = 29500
 TOKEN_VARIABLE = "DDPDOCTOR_TOKEN"
 """The environment variable that --token is read from. Unlike a command line, other users of the host can't read it."""
 
-OPTIONS = ("--wait", "--quick", "--python", "--strict")
+OPTIONS = ("--nproc", "--backend", "--timeout", "--stages", "--wait", "--quick", "--python", "--strict")
 """Those that a command for another node takes over from the one that was typed here."""
 
 DOTS = "..."
@@ -39,16 +39,28 @@ def netcheck_command(
     more: options, each with its value, that win over what was given here ("--wait 300").
     master, port: to meet there and not at the same place. nnodes: None, if only the way to the master is to be looked at.
     """
-    words = ["ddpdoctor netcheck --master-addr", shlex.quote(master or meeting.master)]
+    # A node sends this, too.
+    name = "smoke" if meeting.command == "smoke" else "netcheck"
+    command = f"{by_launcher(meeting)}ddpdoctor {name} --master-addr"
+    words = [command, shlex.quote(master or meeting.master)]
     port = port or meeting.port
     if port not in (0, DEFAULT_PORT):
         words.append(f"--master-port {port}")
-    if nnodes is not None:
+    if nnodes is not None and not meeting.launched:
         words.append(f"--nnodes {nnodes}")
         words += [] if rank is None else [f"--node-rank {rank}"]
-    if meeting.token:
+    if meeting.token and not meeting.launched:
         words.insert(0, f"{TOKEN_VARIABLE}={DOTS}")
     return " ".join([*words, *options(meeting, more)])
+
+
+def by_launcher(meeting: Meeting) -> str:
+    """How the launcher starts all ranks, in front of the command that each of them is; "" by hand, or where it isn't known."""
+    if not meeting.launched or not meeting.nnodes:
+        return ""
+    return {"Slurm": f"srun --ntasks={meeting.nnodes} ", "Open MPI": f"mpirun -np {meeting.nnodes} "}.get(
+        meeting.launcher, ""
+    )
 
 
 def options(meeting: Meeting, more: Sequence[str] = ()) -> list[str]:

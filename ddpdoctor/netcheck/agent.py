@@ -99,12 +99,13 @@ async def attend(
     heard: Callable[[Waiting], None],
     own: str = "",
     limits: Limits | None = None,
+    command: str = "netcheck",
 ) -> Part:
     """Goes through the whole test on a connection that the hub has greeted us on; closes it in the end.
 
     manifest, told as which node we were let in, gives this host's Snapshot as JSON, deflated by zlib; it may take its
     time. carry_out does one order at a time; what it raises becomes the order's answer; cancelled with ENOUGH, it may still
-    give one. own: `Hub.own`, where the hub is ours. When attend is cancelled, the hub is told; the cancellation's message,
+    give one. own: `Hub.own`, where the hub is ours. command: what this node was started for. When attend is cancelled, the hub is told; the cancellation's message,
     "its user: Ctrl-C" where it has none, says by whom or what.
 
     Raises:
@@ -113,7 +114,7 @@ async def attend(
         LeftBehindError: it fell silent, or says that it goes on without us.
         HubStopped: it says that there will be no verdict.
     """
-    agent = _Agent(connection, token, carry_out, heard, limits or Limits())
+    agent = _Agent(connection, token, carry_out, heard, limits or Limits(), command)
     try:
         welcome = await agent.enter(job, own or secrets.token_hex(16))
         return await agent.serve(manifest(welcome), welcome.wait)
@@ -141,7 +142,9 @@ class _Agent:
         carry_out: Callable[[Order], Awaitable[Answer]],
         heard: Callable[[Waiting], None],
         limits: Limits,
+        command: str,
     ) -> None:
+        self._command = command
         self._greeting: Greeting = connection.greeting
         self._writer = connection.writer
         self._lines = Lines(connection.reader)
@@ -162,6 +165,7 @@ class _Agent:
             host=socket.gethostname(),
             node_rank=job.node_rank,
             nnodes=job.nnodes,
+            command=self._command,
         )
         self._say(hello)
         if not is_version(greeting.ddpdoctor):
@@ -275,7 +279,7 @@ class _Agent:
                         f"nothing was heard of node 0 for {limits.quiet:g} s: is it still running there?"
                     )
         except LineError as error:
-            raise HubGone(f"{error} by node 0: netcheck was stopped or killed there") from error
+            raise HubGone(f"{error} by node 0: {self._command} was stopped or killed there") from error
         finally:
             reading.cancel()
 

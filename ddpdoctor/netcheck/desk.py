@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -15,6 +15,8 @@ from ddpdoctor.netcheck import collectives, counters, measuring
 from ddpdoctor.netcheck.dialling import dial
 from ddpdoctor.netcheck.messages import (
     Answer,
+    Cannot,
+    Collect,
     Count,
     Dial,
     Measure,
@@ -32,10 +34,19 @@ class Desk:
     """What this node has to go by: its own facts, the address by which the others meet it, and the patient.
 
     address: asked when the node is to listen, since node 0 knows its own only when the others have come. python: the
-    patient's interpreter; `environ`: the settings that a rank started now would inherit.
+    patient's interpreter; `environ`: the settings that a rank started now would inherit. quick: no collectives were wanted
+    here.
     """
 
-    def __init__(self, snapshot: Snapshot, address: Callable[[], str], python: str, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        address: Callable[[], str],
+        python: str,
+        environ: Mapping[str, str],
+        *,
+        quick: bool = False,
+    ) -> None:
         self._snapshot = snapshot
         self._address = address
         self._python = python
@@ -43,6 +54,8 @@ class Desk:
         self._listeners = Listeners(measuring.serve)
         # Every peer costs some, and a soft limit is no firewall.
         allow_files(PLENTY)
+        self._quick = quick
+        self._collected = False
         self._run = ""
         self._node = -1
 
@@ -69,7 +82,19 @@ class Desk:
             return msgspec.structs.replace(counters.count(self._address()), errors=self._listeners.errors)
         if isinstance(order, Measure):
             return await measuring.measure(order, self._run, self._node)
-        return await collectives.collect(order, python=self._python, environ=self._environ)
+        if isinstance(order, Collect):
+            self._collected = True
+            return await collectives.collect(order, python=self._python, environ=self._environ)
+        return Cannot(why="this node was started for netcheck")
+
+    def told(self, snapshot: Snapshot) -> Snapshot:
+        """What it found out concerns all nodes, and node 0 has it."""
+        return snapshot
+
+    def in_vain(self) -> Iterator[str]:
+        """What was asked for here, and node 0 decided otherwise."""
+        if self._quick and self._collected:
+            yield "--quick has no effect here: node 0 runs without it"
 
     async def close(self) -> None:
         """Listens no more."""

@@ -13,17 +13,18 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import Job
 from ddpdoctor.netcheck.messages import Part, Waiting
+from ddpdoctor.netcheck.purpose import Purpose
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for. wait: seconds for nodes that aren't there yet; token: as given; python: the patient's;
+    """What the user asked for. purpose: what the nodes meet for; wait: seconds for nodes that aren't there yet; token: as given; python: the patient's;
     options: those of them that a command for another node takes over, "--wait 300"."""
 
     job: Job
+    purpose: Purpose
     options: tuple[str, ...]
     token: str | None
     wait: float
-    quick: bool
     strict: bool
     python: str
     chosen_by: str

@@ -17,6 +17,7 @@ from ddpdoctor.netcheck.messages import (
     MOST_ANSWER,
     MOST_FACTS,
     MOST_MET,
+    MOST_RUN,
     Answer,
     Cannot,
     Collect,
@@ -36,6 +37,8 @@ from ddpdoctor.netcheck.messages import (
     Ping,
     Place,
     Pong,
+    Rehearse,
+    Rehearsed,
     Stopped,
     encode,
 )
@@ -59,6 +62,7 @@ _ANSWERS: Final[dict[type[Order], type[Answer]]] = {
     Count: Counted,
     Measure: Measured,
     Collect: Collected,
+    Rehearse: Rehearsed,
 }
 _DECODER = msgspec.json.Decoder(Pong | Leaving | Manifest | Answer)
 _MOST_UNANSWERED: Final = 64
@@ -144,7 +148,7 @@ class Guest:
         self._compared = 0
         self._unanswered: dict[int, float] = {}
         self._farewell_said = False
-        self._expected: tuple[type[Answer], asyncio.Future[Answer | None]] | None = None
+        self._expected: tuple[Order, asyncio.Future[Answer | None]] | None = None
 
     @property
     def joined(self) -> bool:
@@ -171,7 +175,7 @@ class Guest:
         """Sends the order as this line. The future gives the answer, or None where the guest is lost before."""
         assert self._expected is None or self._expected[1].done(), "one order at a time"
         future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
-        self._expected = _ANSWERS[type(order)], future
+        self._expected = order, future
         self.send(line)
         return future
 
@@ -179,9 +183,12 @@ class Guest:
         """Bytes that its next line may have: no more than what it is to say takes."""
         if self.facts is None:
             return MOST_FACTS
-        asked = self._expected is not None and not self._expected[1].done()
-        met = asked and self._expected is not None and self._expected[0] is Dialled
-        return MOST_ANSWER + (MOST_MET * self._nnodes if met else 0)
+        if self._expected is None or self._expected[1].done():
+            return MOST_ANSWER
+        order = self._expected[0]
+        if isinstance(order, Rehearse):
+            return MOST_ANSWER + MOST_RUN * order.nproc
+        return MOST_ANSWER + (MOST_MET * self._nnodes if isinstance(order, Dial) else 0)
 
     async def receive(self, line: bytes) -> None:
         """Takes one line of the guest.
@@ -251,7 +258,8 @@ class Guest:
     def _answered(self, answer: Answer) -> None:
         if self._expected is None or self._expected[1].done():
             raise GuestError(f"it answered {type(answer).__name__} where nothing was asked")
-        kind, future = self._expected
+        order, future = self._expected
+        kind = _ANSWERS[type(order)]
         if not isinstance(answer, (kind, Cannot)):
             raise GuestError(f"it answered {type(answer).__name__} where {kind.__name__} was expected")
         if isinstance(answer, Opened):

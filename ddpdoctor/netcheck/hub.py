@@ -50,7 +50,7 @@ class Hub:
     """Listens at the master's own addresses (numeric) and port. hosts: the launcher's host names by node rank, or ().
 
     changed: called whenever somebody came, went or was refused. own: what node 0's own agent says in its Hello, so that
-    rank 0 is its.
+    rank 0 is its. command: what all must have been started for. seat: what each of them is called, "node" or "rank".
     """
 
     def __init__(
@@ -62,6 +62,8 @@ class Hub:
         hosts: Sequence[str] = (),
         changed: Callable[[], None] = lambda: None,
         limits: Limits | None = None,
+        command: str = "netcheck",
+        seat: str = "node",
     ) -> None:
         self.nnodes = nnodes
         self.guests: dict[int, Guest] = {}
@@ -70,6 +72,8 @@ class Hub:
         self.own = secrets.token_hex(16)
         self._limits = limits or Limits()
         self._hosts = hosts
+        self._command = command
+        self._seat = seat
         self.changed = changed
         self._door = Door(addresses, port, token, self._limits, self._enter, self._note_refused, self._stir)
         self._run = secrets.token_hex(16)
@@ -100,6 +104,11 @@ class Hub:
     def run(self) -> str:
         """What the nodes of this run show each other."""
         return self._run
+
+    @property
+    def names(self) -> dict[int, str]:
+        """What to call each guest."""
+        return names_by_rank({rank: guest.host for rank, guest in self.guests.items()}, self._seat)
 
     @property
     def strangers(self) -> tuple[str, ...]:
@@ -143,13 +152,14 @@ class Hub:
 
     def _missing(self) -> tuple[str, ...]:
         """Who is waited for, as the others are told: the first few."""
-        hosts = names_by_rank({rank: guest.host for rank, guest in self.guests.items()})
+        hosts = self.names
         late = tuple(f"the facts of {hosts[guest.rank]}" for guest in self._late()[:MOST_MISSING])
         return (*self._absent(), *late)
 
     def _absent(self) -> tuple[str, ...]:
         absent = self.absent()
-        names = [f"node {one.rank} ({one.host})" if one.host else f"node {one.rank}" for one in absent[:MOST_MISSING]]
+        seats = [f"{self._seat} {one.rank}" for one in absent[:MOST_MISSING]]
+        names = [f"{seat} ({one.host})" if one.host else seat for seat, one in zip(seats, absent, strict=False)]
         more = (f"{len(absent) - MOST_MISSING} more",) if len(absent) > MOST_MISSING else ()
         return (*names, *more)
 
@@ -331,6 +341,9 @@ class Hub:
                 nnodes=hello.nnodes,
             )
 
+        if hello.command != self._command:
+            text = f"node 0 runs ddpdoctor {self._command}, and this node another command: run the same on all nodes"
+            return refuse("command", text)
         if hello.nnodes is not None and hello.nnodes != self.nnodes:
             text = f"--nnodes is {hello.nnodes} here and {self.nnodes} on node 0: it must be the same on all nodes"
             return refuse("nnodes", text)

@@ -65,6 +65,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What all nodes of this job know and those of others don't; "" by hand. See `tokens` for what it is worth."""
     store_running: bool = False
     """torchrun's own store holds the master's port already."""
+    launched: bool = False
+    """Each of its nodes is a rank that a launcher has started, as this process is one; see `rank_job_of`."""
+    machines: int | None = None
+    """Of a launched one: on how many hosts its ranks are; None: it isn't known."""
 
 
 class _Said(msgspec.Struct, frozen=True):
@@ -101,8 +105,45 @@ def job_of(flags: Flags, environ: Mapping[str, str]) -> Job:
         conflicts=(*conflicts, *place.conflicts),
         hosts=_hosts(nnodes, node_rank, launch, environ),
         job_id=_job_id(launch, place, environ),
-        store_running=_is(launch, "torchrun") and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        store_running=_own_store(launch, environ),
     )
+
+
+def rank_job_of(flags: Flags, environ: Mapping[str, str]) -> Job | None:
+    """The job in which this very process is one rank of several, since torchrun, MPI or Slurm has started it as that; None
+    where none of them has. Its nodes are its ranks. Raises JobError where there can't be such a job."""
+    launch = launchers.current_launch(environ)
+    if launch is None or _is(launch, "Kubernetes", "settings") or launch.rank is None or (launch.world_size or 1) < 2:
+        return None
+    assert launch.world_size
+    if launch.rank >= launch.world_size or launch.world_size > MOST_NODES:
+        raise JobError(f"{_said_by(launch)}; at most {MOST_NODES} can be tested, and they are counted from 0")
+    alone = launch.local_world_size == launch.world_size
+    # Where all ranks are on this host, they can always meet at the loopback.
+    hosts = _slurm_list(launch, environ) or ("127.0.0.1" if alone else "")
+    try:
+        place = meeting_place(flags.master, flags.port, hosts, environ)
+    except PlaceError as error:
+        raise JobError(str(error)) from None
+    machines = _settled(_node_counts(flags, launch, environ), [])
+    return Job(
+        master=place.host,
+        port=place.port,
+        nnodes=launch.world_size,
+        counted_by=launch.launcher,
+        node_rank=launch.rank,
+        local_rank=launch.local_rank,
+        launcher=launch.launcher,
+        conflicts=(*_stale_ranks(launch, None, environ), *place.conflicts),
+        job_id=_job_id(launch, place, environ),
+        store_running=_own_store(launch, environ),
+        launched=True,
+        machines=1 if alone else machines.value if machines else None,
+    )
+
+
+def _own_store(launch: Launch | None, environ: Mapping[str, str]) -> bool:
+    return _is(launch, "torchrun") and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _is(launch: Launch | None, *names: str) -> bool:

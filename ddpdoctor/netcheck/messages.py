@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.fleet import Link
+from ddpdoctor.facts.smoke import RankRun
 from ddpdoctor.findings import Finding
 from ddpdoctor.registry import NotTested
 
@@ -28,12 +29,19 @@ MOST_FACTS: Final = 256 * 1024
 """Bytes of a line with the facts of one node, deflated: real ones have some ten kilobytes."""
 
 MOST_ANSWER: Final = 64 * 1024
-"""Bytes of any other line from an agent, but for what it met: that grows with the nodes."""
+"""Bytes of any other line from an agent, but for what it met and what its ranks came to: these grow with their number."""
 
 MOST_MET: Final = 768
 """Bytes of what was met at one node."""
 
+MOST_RUN: Final = 8 * 1024
+"""Bytes of what one rank of a smoke training came to."""
+
 MOST_NODES: Final = 4096
+MOST_RANKS: Final = 65536
+MOST_RANKS_HERE: Final = 256
+"""On one host."""
+MOST_STAGES: Final = 64
 MOST_PORTS: Final = 10
 """On which a node listens at one address."""
 KINDS: Final = 3
@@ -50,6 +58,9 @@ Number = Annotated[int, Meta(gt=-(2**62), lt=2**62)]
 Rank = Annotated[int, Meta(ge=0, lt=MOST_NODES)]
 Seconds = Annotated[float, Meta(gt=0, le=600)]
 """More than any phase takes."""
+Patience = Annotated[float, Meta(gt=0, le=86400)]
+"""What a stage of a training may take, by the user's own word."""
+JobRank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
 
 
 ENOUGH: Final = "node 0 has had enough"
@@ -83,6 +94,8 @@ class Hello(Message, frozen=True):
     node_rank: Number | None
     """None: the hub gives it one, in order of arrival."""
     nnodes: Number | None
+    command: Annotated[str, Meta(max_length=20)] = "netcheck"
+    """What it was started for."""
 
 
 class Welcome(Message, frozen=True):
@@ -99,7 +112,7 @@ class Welcome(Message, frozen=True):
 
 class TurnedAway(Message, frozen=True):
     """Hub: the agent isn't let in. `code`: "version", "token", "duplicate-rank", "rank-out-of-range", "full", "nnodes",
-    "closed"."""
+    "closed", "command"."""
 
     code: str
     text: str
@@ -258,6 +271,35 @@ class Collected(Message, frozen=True):
     hung: bool = False
 
 
+class Rehearse(Message, frozen=True):
+    """Hub: run your ranks of the smoke training, `first_rank` and the `nproc` - 1 behind it, and watch them. Their store is
+    at master and port. seconds: what a stage may take, import_seconds: what the first one may. node_rank, nnodes: of those
+    that take part."""
+
+    backend: Annotated[str, Meta(pattern="^(gloo|nccl)$")]
+    first_rank: JobRank
+    nproc: Annotated[int, Meta(ge=1, le=MOST_RANKS_HERE)]
+    world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    node_rank: Rank
+    nnodes: Annotated[int, Meta(ge=1, le=MOST_NODES)]
+    master: Annotated[str, Meta(max_length=255)]
+    port: PortNumber
+    stages: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MOST_STAGES)]
+    seconds: Patience
+    import_seconds: Patience
+
+
+class Rehearsed(Message, frozen=True):
+    """Agent: what its ranks came to, each in at most MOST_RUN bytes. began: its own time.time(). problem: why they could not
+    even be started."""
+
+    runs: Annotated[tuple[RankRun, ...], Meta(max_length=MOST_RANKS_HERE)]
+    began: float
+    torch: Annotated[str, Meta(max_length=64)] = ""
+    problem: Annotated[str, Meta(max_length=1000)] = ""
+    extra_contexts: Annotated[tuple[Annotated[str, Meta(max_length=200)], ...], Meta(max_length=MOST_RANKS_HERE)] = ()
+
+
 class Enough(Message, frozen=True):
     """Hub: end the order that you are carrying out, and answer. It has failed elsewhere, and would wait in vain."""
 
@@ -290,8 +332,8 @@ class Part(Message, frozen=True):
     """The phases and the outcome of the others, as sentences."""
 
 
-Order = Open | Dial | Count | Measure | Collect
-Answer = Opened | Dialled | Counted | Measured | Collected | Cannot
+Order = Open | Dial | Count | Measure | Collect | Rehearse
+Answer = Opened | Dialled | Counted | Measured | Collected | Rehearsed | Cannot
 FromHub = Greeting | Welcome | TurnedAway | Ping | Stopped | Waiting | Order | Enough | Part
 FromAgent = Hello | Pong | Leaving | Manifest | Answer
 

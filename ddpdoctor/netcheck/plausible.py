@@ -78,7 +78,7 @@ _TYPED: Final[dict[type[msgspec.Struct], dict[str, str]]] = {
     Driver: {"kernel_version": "a version", "nvml_driver_version": "a version"},
     RdmaPort: {"device": "a word", "counters": "a word", "interfaces": "an interface's name"},
     Gid: {"gid": _ADDRESS, "interface": "an interface's name"},
-    Meeting: {"master": _PLACE, "refusal": "a word", "own_python": "a path"},
+    Meeting: {"master": _PLACE, "command": "a word", "refusal": "a word", "own_python": "a path"},
     Attempt: {"address": _ADDRESS},
     Conflict: {"name": "a setting's name", "other_name": "a setting's name"},
     Setting: {"name": "a setting's name"},

@@ -1,4 +1,4 @@
-"""One run of netcheck on one node, from its own facts to its end."""
+"""One run of netcheck, or of what else needs all nodes, on one node: from its own facts to its end."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ from ddpdoctor.knowledge.netcheck_command import netcheck_command, with_token
 from ddpdoctor.netcheck import tokens
 from ddpdoctor.netcheck.agent import AgentError, LeftBehindError, TurnedAwayError, attend
 from ddpdoctor.netcheck.arriving import Connection, arrive, look_at_master
+from ddpdoctor.netcheck.company import Company
 from ddpdoctor.netcheck.conductor import Conductor
-from ddpdoctor.netcheck.desk import Desk
 from ddpdoctor.netcheck.door import Limits
 from ddpdoctor.netcheck.ends import Audience, End, Wishes
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import RANK_FLAG, allocated_nodes
 from ddpdoctor.netcheck.judging import (
     examination_of,
-    judge,
     judged_phases,
     not_met,
     of_one_side,
@@ -47,9 +46,9 @@ from ddpdoctor.netcheck.judging import (
     whole,
     with_fleet,
 )
-from ddpdoctor.netcheck.manifests import GROUPS
-from ddpdoctor.netcheck.messages import Answer, Collect, Order, Part, Welcome
+from ddpdoctor.netcheck.messages import Answer, Order, Part, Welcome
 from ddpdoctor.netcheck.names import UnknownNameError, destinations
+from ddpdoctor.netcheck.purpose import Worker
 from ddpdoctor.netcheck.standing import hub_addresses, met_at, warning
 from ddpdoctor.netcheck.threads import in_thread
 from ddpdoctor.probes.context import Context
@@ -106,24 +105,29 @@ class _Node:
     def __init__(self, wishes: Wishes, audience: Audience) -> None:
         self._wishes = wishes
         self._job = wishes.job
+        self._purpose = wishes.purpose
         self._audience = audience
         self._began = time.monotonic()
         self._token = tokens.token_of(wishes.job, wishes.token)
-        self._collected = False
+        self._workers: list[Worker] = []
         self._misled = False
         """The master's name can't lead all nodes to node 0."""
         self.in_touch: Callable[[], bool] = lambda: False
         """Whether there are other nodes that hear of it when this one ends."""
-        self._meeting = Meeting(
-            master=self._job.master,
-            port=self._job.port,
-            nnodes=self._job.nnodes,
-            node_rank=self._job.node_rank,
-            launcher=self._job.launcher,
-            allocated=allocated_nodes(os.environ),
-            conflicts=self._job.conflicts,
-            options=wishes.options,
-            token=bool(self._token),
+        self._meeting = self._purpose.meeting(
+            Meeting(
+                master=self._job.master,
+                port=self._job.port,
+                nnodes=self._job.nnodes,
+                node_rank=self._job.node_rank,
+                launcher=self._job.launcher,
+                allocated=allocated_nodes(os.environ),
+                conflicts=self._job.conflicts,
+                command=self._purpose.command,
+                launched=self._job.launched,
+                options=wishes.options,
+                token=bool(self._token),
+            )
         )
         self._environ = dict(os.environ) | {"MASTER_ADDR": self._job.master, "MASTER_PORT": str(self._job.port)}
 
@@ -180,10 +184,11 @@ class _Node:
                 with suppress(RuntimeError):  # The loop has been closed meanwhile.
                     self._loop.call_soon_threadsafe(self._network.set_result, context.facts(Network))
 
-        snapshot = take_snapshot(context, GROUPS, done)
-        if not isinstance(snapshot.environment, Environment) or self._job.nnodes is None:
+        snapshot = take_snapshot(context, self._purpose.groups, done)
+        hosts = self._job.machines or self._job.nnodes
+        if not isinstance(snapshot.environment, Environment) or hosts is None:
             return snapshot
-        told = Setting(NNODES_FLAG, str(self._job.nnodes), "netcheck's command line")
+        told = Setting(NNODES_FLAG, str(hosts), f"{self._purpose.command}'s command line")
         environment = msgspec.structs.replace(snapshot.environment, settings=(told, *snapshot.environment.settings))
         return msgspec.structs.replace(snapshot, environment=environment)
 
@@ -233,7 +238,7 @@ class _Node:
         self._audience.meeting(self._meeting)
 
     def _alone(self, snapshot: Snapshot, problems: Sequence[str] = ()) -> End:
-        examinations = judge([msgspec.structs.replace(snapshot, meeting=self._meeting)])
+        examinations = self._purpose.judge([msgspec.structs.replace(snapshot, meeting=self._meeting)])
         verdict = overall(examinations)
         if verdict is not Verdict.FAIL and not problems:
             problems = not_met(self._meeting)
@@ -286,8 +291,8 @@ class _Node:
         """What was asked for here, and node 0 decided otherwise."""
         if self._wishes.strict and part.exit_code == 0 and Verdict(part.verdict) is Verdict.WARN:
             yield "--strict has no effect here: node 0 runs without it, and the exit code is the same on all nodes"
-        if self._wishes.quick and self._collected:
-            yield "--quick has no effect here: node 0 runs without it"
+        for one in self._workers:
+            yield from one.in_vain()
 
     async def _attend(
         self,
@@ -297,21 +302,19 @@ class _Node:
         address: Callable[[], str] | None = None,
     ) -> tuple[Part, Snapshot]:
         """own, address: of node 0, which alone knows them from its hub."""
-        desk: list[Desk] = []
-        welcomes: list[Welcome] = []
+        workers = self._workers
 
         async def manifest(welcome: Welcome) -> bytes:
             self._meeting = msgspec.structs.replace(self._meeting, joined=True, node_rank=welcome.node_rank)
             snapshot = await looking
-            welcomes.append(welcome)
-            one = Desk(snapshot, address or (lambda: connection.own_address), self._wishes.python, self._environ)
+            own_address = address or (lambda: connection.own_address)
+            one = self._purpose.worker(snapshot, own_address, self._wishes.python, self._environ)
             one.welcome(welcome)
-            desk.append(one)
+            workers.append(one)
             return zlib.compress(msgspec.json.encode(msgspec.structs.replace(snapshot, meeting=self._meeting)))
 
         async def carry_out(order: Order) -> Answer:
-            self._collected |= isinstance(order, Collect)
-            return await desk[0].carry_out(order)
+            return await workers[0].carry_out(order)
 
         try:
             part = await attend(
@@ -322,12 +325,16 @@ class _Node:
                 carry_out=carry_out,
                 heard=lambda waiting: self._audience.waiting(waiting, self._useful_command),
                 own=own,
-                limits=Limits(wait=max(Limits().wait, self._wishes.wait)),
+                limits=Limits(wait=max(Limits().wait, self._wishes.wait), test=self._purpose.seconds),
+                command=self._purpose.command,
             )
         finally:
-            for one in desk:
+            for one in workers:
                 await one.close()
-        return part, msgspec.structs.replace(await looking, meeting=self._meeting)
+        snapshot = msgspec.structs.replace(await looking, meeting=self._meeting)
+        for one in workers:
+            snapshot = one.told(snapshot)
+        return part, snapshot
 
     async def _as_node_0(self, looking: asyncio.Future[Snapshot], standing: Sequence[str]) -> End:
         made_up = not self._token and not all(tokens.trusted(one) for one in standing)
@@ -348,13 +355,12 @@ class _Node:
                 f"{standing[0]} is no private address, so only nodes that know the token {self._token} are let in. The same "
                 f"token goes on every node, on this one too when it runs again: {self._shown_command(0)}"
             )
+        company = Company(hub)
         conductor = Conductor(
-            hub,
+            company,
             wait=self._wishes.wait,
-            quick=self._wishes.quick,
-            master=self._job.master,
-            store_port=hub.port,
             command=self._command,
+            programme=self._purpose.programme(company, self._job.master, self._store_port(hub)),
         )
         way: list[Meeting] = []
         own = asyncio.ensure_future(self._own_part(hub, standing[0], looking, way))
@@ -379,6 +385,10 @@ class _Node:
             with suppress(asyncio.CancelledError, Exception):
                 await own
 
+    def _store_port(self, hub: Hub) -> int:
+        """Where the job's own ranks find the store."""
+        return self._job.port if self._job.launched else hub.port
+
     def _command(self, rank: int) -> str:
         """What to type on the node of that rank, with dots for the token."""
         return netcheck_command(self._meeting, self._job.nnodes, rank)
@@ -396,7 +406,8 @@ class _Node:
         """The hub on the first of the ports that is free; None and the system's words where none is."""
         job, error = self._job, ""
         for port in self._ports():
-            hub = Hub(standing, port, job.nnodes or 1, self._token, job.hosts)
+            seat = "rank" if job.launched else "node"
+            hub = Hub(standing, port, job.nnodes or 1, self._token, job.hosts, command=self._purpose.command, seat=seat)
             try:
                 await hub.open()
             except OSError as failure:
@@ -415,7 +426,7 @@ class _Node:
     async def _verdict(self, hub: Hub, fleet: Fleet, snapshots: dict[int, Snapshot], joined_at: float) -> End:
         ranks = [one.rank for one in fleet.nodes]
         shown = [with_fleet(snapshots[rank], fleet, rank) for rank in ranks]
-        examinations = await in_thread(lambda: judge(shown))
+        examinations = await in_thread(lambda: self._purpose.judge(shown))
         final = msgspec.structs.replace(fleet, phases=judged_phases(fleet, examinations))
         verdict, problems = whole(final, examinations)
         code = verdict.exit_code(strict=self._wishes.strict)

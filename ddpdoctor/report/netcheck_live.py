@@ -35,8 +35,8 @@ _SHELL_WORDS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 class LiveView(Progress):
     """Redraws itself until `close`, which leaves nothing of it on the screen."""
 
-    def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock)
+    def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic, command: str = "netcheck") -> None:
+        super().__init__(clock, command)
         console = Console(file=file, markup=False, emoji=False, highlight=False)
         self._live = Live(
             _Drawing(self),
@@ -51,7 +51,7 @@ class LiveView(Progress):
 
     def say(self, text: str) -> None:
         # Wrapped by the terminal and not by rich, so that a command in it can be copied.
-        self._live.console.print(Text(f"ddpdoctor netcheck: {text}"), soft_wrap=True)
+        self._live.console.print(Text(f"ddpdoctor {self.title}: {text}"), soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()
@@ -87,7 +87,7 @@ class _Command:
 def drawing(progress: Progress) -> Iterator[Text | Hanging | _Command]:
     """At most some twenty lines, whatever the number of nodes. Only a command may be wrapped, which can't be copied when it
     is cut, and why the master isn't met."""
-    yield _row("netcheck", _where(progress), "bold")
+    yield _row(progress.title, _where(progress), "bold")
     if progress.past:
         yield _row("done", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in progress.past), "green")
     if progress.phase:

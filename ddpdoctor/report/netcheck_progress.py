@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 import msgspec
 
-from ddpdoctor.knowledge.fleet_words import names_by_rank
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.wording import listed, plural
 
@@ -32,6 +31,7 @@ PHASES = {
     "links": "latency and bandwidth, pair by pair",
     "gloo": "torch's own store, and an all_reduce with gloo",
     "nccl": "an all_reduce with NCCL on the GPUs",
+    "smoke": "all ranks train, stage by stage",
 }
 
 _OURS = "ddpdoctor"
@@ -72,7 +72,8 @@ class Seat(msgspec.Struct, frozen=True):
 class Progress:
     """What is known so far; both views read it, from a thread of their own."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, command: str = "netcheck") -> None:
+        self.title = command
         self._clock = clock
         self.began = clock()
         self.met: Meeting | None = None
@@ -99,7 +100,7 @@ class Progress:
 
     def hub(self, hub: Hub, command: Callable[[int], str] | None = None) -> None:
         self.nnodes = hub.nnodes
-        names = names_by_rank({rank: guest.host for rank, guest in hub.guests.items()})
+        names = hub.names
         self.seats = tuple(
             Seat(rank, names[rank], guest.facts is not None, guest.lost) for rank, guest in sorted(hub.guests.items())
         )
@@ -187,8 +188,8 @@ class View(Protocol):
 class Lines(Progress):
     """For a log: a line on `file` when something changes, at most every few seconds; nothing in the first one."""
 
-    def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock)
+    def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic, command: str = "netcheck") -> None:
+        super().__init__(clock, command)
         self._file = file
         self._said = ""
         self._said_at = -_BETWEEN_SECONDS
@@ -199,7 +200,7 @@ class Lines(Progress):
 
     def say(self, text: str) -> None:
         with suppress(OSError, ValueError):
-            print(f"ddpdoctor netcheck: {text}", file=self._file, flush=True)
+            print(f"ddpdoctor {self.title}: {text}", file=self._file, flush=True)
 
     def close(self) -> None:
         self._closed.set()
@@ -216,7 +217,7 @@ class Lines(Progress):
             return ""
         self._repeated = self._repeated + 1 if again else 0
         self._said, self._said_at = text, seconds
-        return f"ddpdoctor netcheck, {seconds:.0f} s: {text}"
+        return f"ddpdoctor {self.title}, {seconds:.0f} s: {text}"
 
     def _watch(self) -> None:
         while not self._closed.wait(0.2):
@@ -228,14 +229,14 @@ class Lines(Progress):
                     return
 
 
-def make_view(file: TextIO = sys.stderr) -> View:
+def make_view(file: TextIO = sys.stderr, command: str = "netcheck") -> View:
     """The live view on a terminal that can move its cursor, else lines."""
     if file.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
         # Here and not above: rich takes its time to load.
         from ddpdoctor.report.netcheck_live import LiveView
 
-        return LiveView(file)
-    return Lines(file)
+        return LiveView(file, command=command)
+    return Lines(file, command=command)
 
 
 def names(seats: Sequence[Seat], most: int) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.findings import Severity
 from ddpdoctor.netcheck.messages import Part
 from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
@@ -34,6 +35,9 @@ from ddpdoctor.report.netcheck_words import (
     who_listens,
 )
 from ddpdoctor.report.plain import one_line, plain
+from ddpdoctor.report.smoke_terminal import show_stages
+from ddpdoctor.report.smoke_words import not_tested as stages_not_tested
+from ddpdoctor.report.smoke_words import shown_stages
 from ddpdoctor.report.summary import summary
 from ddpdoctor.report.terminal import (
     STYLES,
@@ -62,12 +66,14 @@ def show_verdict(
     examinations: Sequence[Examination],
     meeting: Meeting,
     matrix: bool = False,
+    smoke: Smoke | None = None,
     verbose: bool = False,
     quiet: bool = False,
 ) -> None:
     """The whole, on node 0: the worst first, then who came, how far it went, and each finding with its node and its fix.
 
-    examinations: one for each of the fleet's nodes, in its order. `quiet`: a line a finding and the verdict.
+    examinations: one for each of the fleet's nodes, in its order. smoke: what their training came to. `quiet`: a line a
+    finding and the verdict.
     """
     names = names_of(fleet, examinations)
     found = folded(examinations, names, verbose=verbose)
@@ -75,6 +81,7 @@ def show_verdict(
         _show_headline(console, *headline(fleet, examinations))
         _show_head(console, fleet, meeting)
         _show_phases(console, fleet, warned_phases(examinations))
+        _show_stages(console, smoke, examinations)
     if matrix:
         show_matrix(console, fleet)
     if quiet:
@@ -93,12 +100,13 @@ def show_part(
     part: Part,
     *,
     examination: Examination,
+    smoke: Smoke | None = None,
     verbose: bool = False,
     quiet: bool = False,
 ) -> None:
     """This node's part, on a node that isn't node 0.
 
-    examination: this node's own, made of the part's results and of its Snapshot.
+    examination: this node's own, made of the part's results and of its Snapshot. smoke: what its own ranks came to.
     """
     own = examination.findings
     verdict = Verdict(part.verdict)
@@ -111,10 +119,23 @@ def show_part(
             _show_headline(console, Verdict.UNKNOWN, f"No verdict on {host}: not a single check could be judged")
         elif examination.verdict is Verdict.OK:
             _show_headline(console, verdict, _nothing_here(verdict, host))
+        _show_stages(console, smoke, [examination])
         _show_own(console, examination, verbose=verbose)
         _show_whole(console, part, told={finding_line(one) for one in own})
     word = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict])
     console.print(Hanging(Text(""), word.append("is the verdict on all nodes; node 0 prints the whole.", "bold"), 0))
+
+
+def _show_stages(console: Console, smoke: Smoke | None, examinations: Sequence[Examination]) -> None:
+    """Ranks by stages, where there was a training."""
+    if smoke is not None and shown_stages(smoke):
+        blamed = {finding.rank for one in examinations for _, _, finding in one.findings if finding.rank is not None}
+        show_stages(console, smoke, blamed)
+        if untested := stages_not_tested(smoke):
+            console.print(Text("Not tested here", "bold magenta"))
+            for reason, stages in untested.items():
+                console.print(Hanging(Text(""), Text(f"{one_line(reason)}: ").append(", ".join(stages), "dim"), 2))
+            console.print()
 
 
 def _nothing_here(verdict: Verdict, host: str) -> str:

@@ -17,7 +17,7 @@ from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck import guests
 from ddpdoctor.netcheck.agent import HubGone, TurnedAwayError
-from ddpdoctor.netcheck.conductor import Conductor
+from ddpdoctor.netcheck.company import Company
 from ddpdoctor.netcheck.lines import harmless
 from ddpdoctor.netcheck.messages import (
     MOST_FACTS,
@@ -48,6 +48,7 @@ from ddpdoctor.netcheck.messages import (
     Welcome,
     encode,
 )
+from ddpdoctor.netcheck.network_programme import NetworkProgramme
 from ddpdoctor.netcheck.tokens import proof
 from tests.hub_company import HERE, QUICK, TOKEN, Client, agent, agents, client, counts, hub, manifest, run
 from tests.own_memory import peak, start_over
@@ -223,14 +224,14 @@ def test_an_answer_of_another_kind_loses_its_node(answer: object, order: object)
 def test_a_node_speaks_of_its_own_link_alone() -> None:
     """Node 1 measures the link to node 2, and says that the one between 0 and 3 is bad."""
 
-    class Asked(Conductor):
-        async def _ask(self, orders, kind, seconds):  # type: ignore[no-untyped-def]
+    class Asked(Company):
+        async def ask(self, orders, kind, seconds):  # type: ignore[no-untyped-def]
             return {1: Measured(link=Link(a=said[0], b=said[1], round_trip=9.0, error="slow"))}
 
     class There:
         guests = {rank: type("Guest", (), {"lost": ""})() for rank in range(4)}  # noqa: RUF012
 
-    led = Asked(There(), wait=1, quick=True, master="n", store_port=1, command=str)  # type: ignore[arg-type]
+    led = NetworkProgramme(Asked(There()), quick=True, master="n", store_port=1)  # type: ignore[arg-type]
     peers = {2: Peer(2, "n2", ())}
     said = (0, 3)
     assert asyncio.run(led._measured([(1, 2)], peers)) == []

@@ -10,14 +10,14 @@ from itertools import combinations
 import pytest
 
 from ddpdoctor.facts.fleet import Collective, Fleet, Link, Node, Reach
-from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.netcheck.conductor import Conductor
+from ddpdoctor.netcheck.company import Company
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.messages import Peer
+from ddpdoctor.netcheck.network_programme import NetworkProgramme
 from tests.fixture_hosts import healthy_facts, to_snapshot
 
 
-class Sluggish(Conductor):
+class Sluggish(NetworkProgramme):
     """Whose every measurement takes its time and says something else than the one before."""
 
     looks = 0
@@ -30,15 +30,13 @@ class Sluggish(Conductor):
 
 
 def test_second_looks_end_however_many_links_stand_out() -> None:
-    led = Sluggish(
-        Hub(["127.0.0.1"], 0, 9, ""), wait=1, quick=True, master="n1", store_port=1, command=lambda rank: str(rank)
-    )
+    led = Sluggish(Company(Hub(["127.0.0.1"], 0, 9, "")), quick=True, master="n1", store_port=1)
     found = [Link(a=a, b=b, round_trip=0.1, forth=5.0, back=5.0) for a, b in combinations(range(9), 2)]
     asyncio.run(led._look_again(found, {}, Fleet(), time.monotonic() + 0.12))
     assert 1 <= led.looks <= 3
 
 
-class OnGpus(Conductor):
+class OnGpus(NetworkProgramme):
     """Of two GPU nodes, whose collectives always pass."""
 
     ran: tuple[str, ...] = ()
@@ -47,7 +45,7 @@ class OnGpus(Conductor):
     def _no_sense(self, reach: Sequence[Reach]) -> str:
         return ""
 
-    def _nodes_there(self, snapshots: Mapping[int, Snapshot]) -> list[Node]:
+    def _nodes_there(self) -> list[Node]:
         return [
             Node(rank=rank, host=f"n{rank}", address=f"10.0.0.{rank}", torch="2.13.0+cu130", nccl=version)
             for rank, version in enumerate(self.nccls)
@@ -72,12 +70,12 @@ UNREACHED = Reach(kind="nccl", addresses=("172.17.0.1", "172.17.0.1"), ports=(1,
 def test_nccl_is_not_waited_for_where_it_is_known_to_fail(
     nccls: tuple[str, str], reach: tuple[Reach, ...], reason: str
 ) -> None:
-    led = OnGpus(
-        Hub(["127.0.0.1"], 0, 2, ""), wait=1, quick=False, master="n0", store_port=1, command=lambda rank: str(rank)
-    )
+    company = Company(Hub(["127.0.0.1"], 0, 2, ""))
+    led = OnGpus(company, quick=False, master="n0", store_port=1)
     led.nccls = nccls
     gpus = to_snapshot(healthy_facts("h100x8-bare-metal"))
     good = [Link(a=0, b=1, round_trip=0.0001, forth=9000.0, back=9000.0)]
-    asyncio.run(led._collectives(reach, good, {0: gpus, 1: gpus}))
+    company.snapshots = {0: gpus, 1: gpus}
+    asyncio.run(led._collectives(reach, good))
     assert led.ran == (("gloo",) if reason else ("gloo", "nccl"))
-    assert [one.reason for one in led._phases] == ([reason] if reason else [])
+    assert [one.reason for one in company.phases] == ([reason] if reason else [])

@@ -49,7 +49,8 @@ def hub(
         for rank in range(came)
     }
     absent = tuple(Absent(rank=rank) for rank in range(came, nnodes))
-    return cast(Hub, SimpleNamespace(nnodes=nnodes, guests=guests, absent=lambda: absent))
+    names = {rank: guest.host for rank, guest in guests.items()}
+    return cast(Hub, SimpleNamespace(nnodes=nnodes, guests=guests, names=names, absent=lambda: absent))
 
 
 def command(rank: int) -> str:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from ddpdoctor.netcheck.conductor import MOST_ROUNDS, PAIR_SECONDS, ROUNDS_SECONDS
+from ddpdoctor.netcheck.network_programme import MOST_ROUNDS, PAIR_SECONDS, ROUNDS_SECONDS
 from ddpdoctor.netcheck.schedule import rounds
 
 

@@ -1,0 +1,157 @@
+"""`ddpdoctor smoke` where others take part: several hosts, or the ranks that a launcher has started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import typer
+
+from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.netcheck.ends import End, Wishes
+from ddpdoctor.netcheck.hub import Hub
+from ddpdoctor.netcheck.job import Job
+from ddpdoctor.netcheck.messages import Waiting
+from ddpdoctor.netcheck.run import run
+from ddpdoctor.smoke.joining import starter
+from ddpdoctor.smoke.orders import IMPORT_SECONDS, STAGE_SECONDS, Launched
+from ddpdoctor.smoke.programme import Terms
+from ddpdoctor.smoke.purpose import SmokePurpose
+from ddpdoctor.smoke.rehearsing import Share
+
+if TYPE_CHECKING:
+    from ddpdoctor.facts.meeting import Meeting
+    from ddpdoctor.smoke import conducting
+    from ddpdoctor.smoke.watching import Watch
+
+ENGINE = "torch.distributed.elastic"
+
+
+def train_with_others(
+    job: Job,
+    wishes: conducting.Wishes,
+    *,
+    options: tuple[str, ...],
+    chosen_by: str,
+    stages_given: bool,
+    token: str | None,
+    wait: float,
+    strict: bool,
+) -> End:
+    """Meets the others, trains, and comes to the same verdict on all."""
+    audience = _Audience(silent=job.launched and job.node_rank != 0)
+    share = Share(
+        nproc=wishes.nproc,
+        backend=wishes.backend,
+        stages=wishes.stages if stages_given else None,
+        timeout=wishes.timeout,
+        launched=Launched(job.node_rank or 0, job.local_rank or 0) if job.launched else None,
+        store_running=job.store_running,
+        fault=wishes.fault,
+    )
+    terms = Terms(
+        backend=wishes.backend,
+        stages=wishes.stages,
+        seconds=wishes.timeout or STAGE_SECONDS,
+        import_seconds=wishes.timeout or IMPORT_SECONDS,
+        python=wishes.python,
+        launcher=job.launcher if job.launched else "",
+        engine=starter(job) if job.launched else ENGINE,
+    )
+    try:
+        return run(
+            Wishes(
+                job=job,
+                purpose=SmokePurpose(share, terms, audience.heard),
+                options=options,
+                token=token,
+                wait=wait,
+                strict=strict,
+                python=wishes.python,
+                chosen_by=chosen_by,
+            ),
+            audience,
+        )
+    finally:
+        audience.close()
+
+
+def print_end(end: End, job: Job, *, as_json: bool, verbose: bool, quiet: bool) -> None:
+    """On the first node the whole, on the others their part; of the ranks that a launcher has started only those speak
+    besides the first that have no part of its verdict."""
+    if job.launched and not end.meeting.hosts_the_store:
+        if end.part is None:
+            for line in _why_alone(end):
+                typer.echo(f"rank {job.node_rank}: {line}", err=True)
+        return
+    from ddpdoctor.cli import netcheck
+
+    smoke = end.examinations[0].snapshot.smoke if end.examinations else None
+    smoke = smoke if isinstance(smoke, Smoke) else None
+    if as_json:
+        netcheck.print_json(end, verbose=verbose, command="smoke", smoke=smoke)
+    else:
+        netcheck.print_report(end, verbose=verbose, quiet=quiet, smoke=smoke)
+    for note in end.notes:
+        typer.echo(note, err=True)
+
+
+def _why_alone(end: End) -> list[str]:
+    found = [
+        f"{severity.value.upper()}  {check.slug}: {finding.summary}"
+        for one in end.examinations
+        for check, severity, finding in one.findings
+        if severity.value != "info"
+    ]
+    return found or list(end.problems)
+
+
+class _Audience:
+    """First who comes, then how far this host's own ranks are. silent: neither, since another process of the same launcher
+    tells it on the same terminal."""
+
+    def __init__(self, *, silent: bool) -> None:
+        from ddpdoctor.report import netcheck_progress
+
+        self._silent = silent
+        self._meeting = None if silent else netcheck_progress.make_view(sys.stderr, "smoke")
+        self._ranks: Callable[[Watch], None] | None = None
+        self._close: Callable[[], None] = lambda: None
+
+    def meeting(self, meeting: Meeting) -> None:
+        if self._meeting is not None:
+            self._meeting.meeting(meeting)
+
+    def hub(self, hub: Hub, command: Callable[[int], str] | None = None) -> None:
+        if self._meeting is not None:
+            self._meeting.hub(hub, command)
+
+    def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
+        if self._meeting is not None:
+            self._meeting.waiting(waiting, command)
+
+    def say(self, text: str) -> None:
+        if not self._silent:
+            typer.echo(f"ddpdoctor smoke: {text}", err=True)
+
+    def heard(self, watch: Watch) -> None:
+        if self._silent:
+            return
+        if self._ranks is None:
+            from ddpdoctor.report import smoke_progress
+
+            self._end_meeting()
+            view = smoke_progress.make_view()
+            self._ranks, self._close = view.heard, view.close
+        self._ranks(watch)
+
+    def close(self) -> None:
+        """The report comes now."""
+        self._end_meeting()
+        self._close()
+
+    def _end_meeting(self) -> None:
+        if self._meeting is not None:
+            self._meeting.close()
+            self._meeting = None

@@ -1,0 +1,227 @@
+"""The smoke training of several hosts, as node 0 leads it: who runs which ranks, and one account of what all came to."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.fleet import Passed
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, Stage, State
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.netcheck.company import ALONE, Company, Gathered
+from ddpdoctor.netcheck.messages import MOST_RANKS, Answer, Cannot, Order, Rehearse, Rehearsed
+from ddpdoctor.netcheck.standing import met_at
+from ddpdoctor.smoke.plan import SmokePlan, smoke_plan
+from ddpdoctor.wording import listed, plural
+
+ENDING_SECONDS: Final = 30.0
+"""For the start and the end of the ranks, beside their stages."""
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What node 0 was told. launcher: who started each rank, "" where each host starts its own. alone: no such rank has
+    another host's beside it."""
+
+    backend: str
+    stages: tuple[str, ...]
+    seconds: float
+    import_seconds: float
+    python: str
+    launcher: str = ""
+    one_host: bool = False
+    engine: str = ""
+
+
+class SmokeProgramme:
+    """master, store_port: where the ranks find their store, which node 0's own are to have."""
+
+    def __init__(self, company: Company, terms: Terms, *, master: str, store_port: int) -> None:
+        self._company = company
+        self._terms = terms
+        self._master = master
+        self._store_port = store_port
+        self._smoke = Smoke()
+
+    async def go(self) -> None:
+        company, hub = self._company, self._company.hub
+        if len(company.there) < 2:
+            company.not_tested("smoke", ALONE)
+            return
+        if len(company.there) < hub.nnodes:
+            company.not_tested("smoke", f"it needs all {hub.nnodes} {'ranks' if self._terms.launcher else 'nodes'}")
+            return
+        began = time.monotonic()
+        plans, backend = self._plans()
+        orders = self._orders(plans, backend)
+        await hub.close_door()
+        hub.announce("smoke")
+        longest = self._terms.import_seconds + len(self._terms.stages) * self._terms.seconds + ENDING_SECONDS
+        answers = await hub.ask(orders, longest, _failed)
+        self._smoke = self._account(orders, answers, plans, backend, time.monotonic() - began)
+        passed = not self._smoke.problem and all(one.ending is Ending.FINISHED for one in self._smoke.ranks)
+        company.ended("smoke", Passed.PASS if passed else Passed.FAIL, began, _how_far(self._smoke))
+
+    def told(self, gathered: Gathered) -> Gathered:
+        with_smoke = {rank: msgspec.structs.replace(one, smoke=self._smoke) for rank, one in gathered.snapshots.items()}
+        return msgspec.structs.replace(gathered, snapshots=with_smoke)
+
+    def _plans(self) -> tuple[dict[int, SmokePlan], str]:
+        """How many ranks each node runs; and the backend of all: NCCL where every node has GPUs."""
+        snapshots = self._company.snapshots
+        backend = self._terms.backend
+        if backend == "auto":
+            own = {smoke_plan(snapshots[rank], None, "auto").backend for rank in self._company.there}
+            backend = own.pop() if len(own) == 1 else "gloo"
+        plans = {
+            rank: smoke_plan(snapshots[rank], 1 if self._terms.launcher else _wanted(snapshots[rank]), backend)
+            for rank in self._company.there
+        }
+        return plans, backend
+
+    def _orders(self, plans: Mapping[int, SmokePlan], backend: str) -> dict[int, Order]:
+        world_size = sum(plan.nproc for plan in plans.values())
+        if world_size > MOST_RANKS:
+            raise ValueError(f"{world_size} ranks are more than {MOST_RANKS}")
+        orders: dict[int, Order] = {}
+        first = 0
+        for place, rank in enumerate(sorted(plans)):
+            orders[rank] = Rehearse(
+                backend=backend,
+                first_rank=first,
+                nproc=plans[rank].nproc,
+                world_size=world_size,
+                node_rank=place,
+                nnodes=len(plans),
+                master=self._master if self._terms.launcher else met_at(self._company.hub, self._master),
+                port=self._store_port,
+                stages=self._terms.stages,
+                seconds=self._terms.seconds,
+                import_seconds=self._terms.import_seconds,
+            )
+            first += plans[rank].nproc
+        return orders
+
+    def _account(
+        self,
+        orders: Mapping[int, Order],
+        answers: Mapping[int, Answer],
+        plans: Mapping[int, SmokePlan],
+        backend: str,
+        seconds: float,
+    ) -> Smoke:
+        runs: list[RankRun] = []
+        problems: list[str] = []
+        began = {
+            rank: answer.began - self._company.hub.guests[rank].offset
+            for rank, answer in answers.items()
+            if isinstance(answer, Rehearsed)
+        }
+        for rank, order in orders.items():
+            assert isinstance(order, Rehearse)
+            guest, answer = self._company.hub.guests[rank], answers.get(rank)
+            # Times count from the first node's start, by node 0's clock.
+            later = began.get(rank, 0.0) - min(began.values(), default=0.0)
+            runs += runs_of(order, answer, rank, _host(self._company.snapshots[rank], guest.host), guest.lost, later)
+            if isinstance(answer, Rehearsed) and answer.problem:
+                problems.append(f"{guest.host}: {answer.problem}")
+            elif isinstance(answer, Cannot):
+                problems.append(f"{guest.host}: {answer.why}")
+        return Smoke(
+            ranks=tuple(sorted(runs, key=lambda run: run.rank)),
+            world_size=sum(plan.nproc for plan in plans.values()),
+            nnodes=self._hosts(len(plans)),
+            backend=backend,
+            chosen=self._chosen(plans, backend),
+            engine=self._terms.engine,
+            stages=self._terms.stages,
+            deadline=self._terms.seconds,
+            seconds=round(seconds, 3),
+            problem="; ".join(problems)[:1000],
+            torch=next((one.torch for one in answers.values() if isinstance(one, Rehearsed) and one.torch), ""),
+            python=self._terms.python,
+        )
+
+    def _hosts(self, nodes: int) -> int:
+        if not self._terms.launcher:
+            return nodes
+        guests = self._company.hub.guests
+        return len({_host(self._company.snapshots[rank], guests[rank].host) for rank in self._company.there})
+
+    def _chosen(self, plans: Mapping[int, SmokePlan], backend: str) -> str:
+        count = sum(plan.nproc for plan in plans.values())
+        where = f"on {'GPU' if backend == 'nccl' else 'CPU'} over {backend}"
+        if self._terms.launcher:
+            return f"{count} ranks as {self._terms.launcher} started them, {where}"
+        numbers = Counter(plan.nproc for plan in plans.values())
+        if len(numbers) == 1:
+            return f"{count} ranks {where}, {plural(next(iter(numbers)), 'rank')} on each of {len(plans)} hosts"
+        names = self._company.hub.guests
+        each = listed((f"{plan.nproc} on {names[rank].host}" for rank, plan in plans.items()), most=8)
+        return f"{count} ranks {where}: {each}"
+
+
+def _wanted(snapshot: Snapshot) -> int | None:
+    return snapshot.meeting.nproc if isinstance(snapshot.meeting, Meeting) else None
+
+
+def _host(snapshot: Snapshot, name: str) -> str:
+    """The name of the machine, without what tells several ranks on it apart."""
+    network = snapshot.network
+    return name.partition(" (")[0] if isinstance(network, Unknown) else network.hostname or name.partition(" (")[0]
+
+
+def _failed(answer: Answer) -> bool:
+    """Whether the others' ranks would wait in vain after this."""
+    return not isinstance(answer, Rehearsed) or any(one.ending is not Ending.FINISHED for one in answer.runs)
+
+
+def _how_far(smoke: Smoke) -> str:
+    finished = [one for one in smoke.ranks if one.ending is Ending.FINISHED]
+    if not finished:
+        return f"none of {plural(len(smoke.ranks), 'rank')} came to the end"
+    passed = sum(stage.state is State.PASSED for stage in finished[0].stages)
+    untested = len(smoke.stages) - passed
+    rest = f", {untested} can't be tested here" if untested else ""
+    return f"{len(finished)} of {plural(len(smoke.ranks), 'rank')} passed {plural(passed, 'stage')}{rest}"
+
+
+def runs_of(
+    order: Rehearse, answer: Answer | None, node: int, host: str, lost: str = "", later: float = 0.0
+) -> Sequence[RankRun]:
+    """What the ranks of one node came to: those that it was told to run, and no others, whatever it says.
+
+    node: its rank in the meeting. lost: how it went away. later: seconds between the run's beginning and its own.
+    """
+    told = {one.rank: one for one in answer.runs} if isinstance(answer, Rehearsed) else {}
+    runs = []
+    for local, rank in enumerate(range(order.first_rank, order.first_rank + order.nproc)):
+        one = told.get(rank)
+        if one is None:
+            words = answer.why if isinstance(answer, Cannot) else f"{host} was {lost}" if lost else ""
+            not_run = tuple(Stage(name=name, state=State.NOT_RUN) for name in order.stages)
+            one = RankRun(
+                rank=rank, local_rank=local, host=host, ending=Ending.NEVER_CAME, stages=not_run, words=words[:600]
+            )
+        runs.append(
+            msgspec.structs.replace(
+                one,
+                host=host,
+                node=node,
+                stages=_known(one.stages, order.stages),
+                ended_after=round(one.ended_after + max(0.0, later), 3),
+                culprits=tuple(other for other in one.culprits if 0 <= other < order.world_size),
+            )
+        )
+    return runs
+
+
+def _known(stages: Sequence[Stage], planned: Sequence[str]) -> tuple[Stage, ...]:
+    """Those that were planned, each once and in their order."""
+    told = {one.name: one for one in stages}
+    return tuple(told.get(name, Stage(name=name, state=State.NOT_RUN)) for name in planned)

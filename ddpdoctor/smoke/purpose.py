@@ -1,0 +1,73 @@
+"""`ddpdoctor smoke` over several nodes: they meet as for netcheck, and then train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.examination import Examination
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.netcheck.company import Company, Programme
+from ddpdoctor.netcheck.judging import judge
+from ddpdoctor.netcheck.manifests import GROUPS
+from ddpdoctor.netcheck.purpose import Worker
+from ddpdoctor.registry import Result
+from ddpdoctor.smoke.programme import SmokeProgramme, Terms
+from ddpdoctor.smoke.rehearsing import Rehearser, Share
+from ddpdoctor.smoke.watching import Watch
+
+FAMILIES: Final = ("join", "compare", "smoke")
+NOT_MET: Final = ("network", "join")
+"""Where nobody was met, the host's own network may say why."""
+
+LEAST_SECONDS: Final = 3600.0
+"""That the others give node 0, whose --timeout they don't know."""
+
+
+class SmokePurpose:
+    """share: of this node; terms: of node 0, which count for all. heard: as for `running.run`."""
+
+    command: str = "smoke"
+    groups: Sequence[str] = GROUPS
+
+    def __init__(self, share: Share, terms: Terms, heard: Callable[[Watch], None] = lambda watch: None) -> None:
+        self._share = share
+        self._terms = terms
+        self._heard = heard
+        self.seconds = max(LEAST_SECONDS, 2 * (terms.import_seconds + len(terms.stages) * terms.seconds))
+
+    def meeting(self, meeting: Meeting) -> Meeting:
+        return msgspec.structs.replace(meeting, nproc=self._share.nproc)
+
+    def programme(self, company: Company, master: str, store_port: int) -> Programme:
+        return SmokeProgramme(company, self._terms, master=master, store_port=store_port)
+
+    def worker(self, snapshot: Snapshot, address: Callable[[], str], python: str, environ: Mapping[str, str]) -> Worker:
+        return Rehearser(self._share, python, environ, self._heard)
+
+    def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
+        """Each node's own findings: of a rank on the node that runs it, of the whole on node 0."""
+        met = any(isinstance(one.smoke, Smoke) and one.smoke.ranks for one in snapshots)
+        joined = met or any(isinstance(one.meeting, Meeting) and one.meeting.joined for one in snapshots)
+        return [own_part(one) for one in judge(snapshots, FAMILIES if joined else NOT_MET)]
+
+
+def own_part(examination: Examination) -> Examination:
+    """It without what the family smoke says of the ranks of other nodes, whose facts lie in every node's."""
+    snapshot = examination.snapshot
+    if not isinstance(snapshot.smoke, Smoke) or not isinstance(snapshot.meeting, Meeting):
+        return examination
+    node = snapshot.meeting.node_rank
+    own = {one.rank for one in snapshot.smoke.ranks if one.node == node}
+
+    def mine(result: Result) -> Result:
+        if result.check.family != "smoke":
+            return result
+        kept = (one for one in result.findings if (node == 0 if one.rank is None else one.rank in own))
+        return msgspec.structs.replace(result, findings=tuple(kept))
+
+    return msgspec.structs.replace(examination, results=tuple(map(mine, examination.results)))

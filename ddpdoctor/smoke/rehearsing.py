@@ -1,0 +1,164 @@
+"""A node's share of a smoke training over several hosts: runs the ranks that node 0 orders, and says what they came to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.smoke import RankRun, Smoke
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.netcheck.messages import MOST_RUN, Answer, Cannot, Rehearse, Rehearsed, Welcome
+from ddpdoctor.netcheck.messages import Order as AnyOrder
+from ddpdoctor.redaction import redact_facts
+from ddpdoctor.smoke.orders import Fault, Launched, Order
+from ddpdoctor.smoke.running import run
+from ddpdoctor.smoke.watching import Watch
+
+SHORT, FRAMES = 80, 6
+"""Characters and frames of a rank that says too much."""
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What this node wishes. backend, stages, timeout: as given here, though node 0's count. launched: the rank that a
+    launcher has given to this process. store_running: its own store holds the master's port."""
+
+    nproc: int | None = None
+    backend: str = "auto"
+    stages: tuple[str, ...] | None = None
+    timeout: float | None = None
+    launched: Launched | None = None
+    local_world_size: int | None = None
+    store_running: bool = False
+    fault: Fault | None = None
+
+
+class Rehearser:
+    """heard: as for `running.run`."""
+
+    def __init__(
+        self, share: Share, python: str, environ: Mapping[str, str], heard: Callable[[Watch], None] = lambda watch: None
+    ) -> None:
+        self._share = share
+        self._python = python
+        self._environ = environ
+        self._heard = heard
+        self._order: Rehearse | None = None
+        self._own_part = Smoke()
+
+    def welcome(self, welcome: Welcome) -> None:
+        """Node 0 has let us in."""
+
+    async def carry_out(self, order: AnyOrder) -> Answer:
+        """Runs the ranks to their end; cancelled with ENOUGH, to the answer where they were."""
+        if not isinstance(order, Rehearse):
+            return Cannot(why="this node was started for smoke")
+        self._order = order
+        began = time.time()
+        ran = await run(self._own(order), python=self._python, environ=self._settings(order), heard=self._heard)
+        answer = Rehearsed(
+            runs=tuple(fitted(redact_facts(one)) for one in ran.runs),
+            began=began,
+            torch=ran.torch[:64],
+            problem=redact_facts(ran.problem)[:1000],
+        )
+        self._own_part = Smoke(
+            ranks=answer.runs,
+            world_size=order.world_size,
+            nnodes=order.nnodes,
+            backend=order.backend,
+            stages=order.stages,
+            deadline=order.seconds,
+            seconds=round(time.time() - began, 3),
+            problem=answer.problem,
+            torch=answer.torch,
+            python=self._python,
+        )
+        return answer
+
+    def told(self, snapshot: Snapshot) -> Snapshot:
+        """With what this node's own ranks came to."""
+        return msgspec.structs.replace(snapshot, smoke=self._own_part)
+
+    async def close(self) -> None:
+        """Nothing of it is left once the order is carried out."""
+
+    def in_vain(self) -> Iterator[str]:
+        """Flags that node 0 was started without."""
+        share, order = self._share, self._order
+        if order is None:
+            return
+        if share.backend not in ("auto", order.backend):
+            yield f"--backend {share.backend} has no effect here: node 0 runs with {order.backend}"
+        if share.timeout is not None and share.timeout != order.seconds:
+            yield f"--timeout {share.timeout:g} has no effect here: node 0 gives each stage {order.seconds:g} s"
+        if share.stages is not None and share.stages != order.stages:
+            yield "--stages has no effect here: node 0 says which are run"
+
+    def _own(self, order: Rehearse) -> Order:
+        return Order(
+            nproc=order.nproc,
+            first_rank=order.first_rank,
+            world_size=order.world_size,
+            nnodes=order.nnodes,
+            node_rank=order.node_rank,
+            master=order.master,
+            port=order.port,
+            backend=order.backend,
+            stages=order.stages,
+            seconds=order.seconds,
+            import_seconds=order.import_seconds,
+            launched=self._share.launched,
+            fault=self._share.fault,
+        )
+
+    def _settings(self, order: Rehearse) -> dict[str, str]:
+        """What a rank would inherit. One that a launcher started reads there where its store is: torchrun has said so, and
+        for the others it is what their training script would be told."""
+        launched = self._share.launched
+        if launched is None or self._share.store_running:
+            return dict(self._environ)
+        told = {
+            "RANK": launched.rank,
+            "LOCAL_RANK": launched.local_rank,
+            "WORLD_SIZE": order.world_size,
+            "MASTER_ADDR": order.master,
+            "MASTER_PORT": order.port,
+        }
+        if self._share.local_world_size is not None:
+            told["LOCAL_WORLD_SIZE"] = self._share.local_world_size
+        return {**self._environ, **{name: str(value) for name, value in told.items()}}
+
+
+def _no_words(run: RankRun) -> RankRun:
+    stages = tuple(msgspec.structs.replace(one, words=one.words[:SHORT]) for one in run.stages)
+    return msgspec.structs.replace(run, stages=stages)
+
+
+def _few_frames(run: RankRun) -> RankRun:
+    return msgspec.structs.replace(run, stack=tuple(one[: 2 * SHORT] for one in run.stack[:FRAMES]))
+
+
+def _short_words(run: RankRun) -> RankRun:
+    short = {name: getattr(run, name)[: 2 * SHORT] for name in ("words", "last_line", "calls", "step", "device")}
+    return msgspec.structs.replace(run, culprits=run.culprits[:SHORT], **short)
+
+
+def _no_stages(run: RankRun) -> RankRun:
+    stages = tuple(msgspec.structs.replace(one, words="") for one in run.stages)
+    return msgspec.structs.replace(run, stages=stages)
+
+
+_SHORTER: Final = (_no_words, _few_frames, _short_words, _no_stages)
+"""What goes first where it is too much."""
+
+
+def fitted(run: RankRun) -> RankRun:
+    """It, in at most MOST_RUN bytes of JSON."""
+    for shorten in _SHORTER:
+        if len(msgspec.json.encode(run)) < MOST_RUN:
+            break
+        run = shorten(run)
+    return run
