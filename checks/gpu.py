@@ -14,6 +14,7 @@ from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, torch_version
 from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 from ddpdoctor.knowledge.root import by_root
+from ddpdoctor.knowledge.sharing import one_gpu_each, one_gpu_for_all
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import human, listed, plural
 
@@ -63,7 +64,8 @@ def nproc_exceeds_gpus(
     counted = None if isinstance(torch, Unknown) or isinstance(torch.device_count, Unknown) else torch.device_count
     if counted:
         visible = counted
-    requires(not (visible == 1 and _one_each(environment)), "Slurm gives each rank a GPU of its own")
+    requires(not (visible == 1 and one_gpu_each(environment)), "Slurm gives each rank a GPU of its own")
+    requires(not one_gpu_for_all(seen, plan), "one GPU is visible to all ranks: see duplicate-gpu")
     if plan.nproc <= visible:
         if not counted:
             known(environment)  # it may hide some
@@ -111,15 +113,6 @@ def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch
         ),
         severity=WARN,
     )
-
-
-def _one_each(environment: Maybe[Environment]) -> bool:
-    """Whether Slurm shows each task a GPU of its own, so that seeing one is as it should be."""
-    if isinstance(environment, Unknown) or "SLURM_PROCID" not in environment:
-        return False
-    own = "SLURM_GPUS_PER_TASK" in environment or "SLURM_GPU_BIND" in environment
-    step = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS")
-    return own or len(step.split(",")) > 1
 
 
 @check(

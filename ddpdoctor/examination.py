@@ -7,6 +7,7 @@ from enum import Enum
 
 import msgspec
 
+from ddpdoctor.advice import with_advice
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.snapshot import Snapshot
@@ -40,7 +41,11 @@ class Examination(msgspec.Struct, frozen=True):
     def findings(self) -> list[tuple[Check, Severity, Finding]]:
         """Worst first; among equals in the checks' order."""
         found = [
-            (result.check, finding.severity or result.check.severity, finding)
+            (
+                result.check,
+                finding.severity or result.check.severity,
+                with_advice(result.check, finding, self.results),
+            )
             for result in self.results
             for finding in result.findings
         ]

@@ -48,6 +48,8 @@ class Finding(msgspec.Struct, frozen=True):
     summary: one line, plain words, with the figures.
     cause: why it is so here; empty means the "Why" of the check's own page.
     severity: None means the check's own.
+    said: words of a program that failed, if the finding rests on such. Checks that know them by their log signs are named
+    with it.
     """
 
     summary: str
@@ -56,3 +58,4 @@ class Finding(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...] = ()
     severity: Severity | None = None
     rank: int | None = None
+    said: str = ""

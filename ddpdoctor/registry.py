@@ -135,6 +135,19 @@ def all_checks() -> tuple[Check, ...]:
     return tuple(sorted(_registered.values(), key=lambda one: one.family))
 
 
+LEAST_SIGN = 12
+"""Characters of a log sign by which alone a check is named: a shorter one may stand in any text."""
+
+
+def checks_that_say(text: str) -> tuple[Check, ...]:
+    """The checks with a log sign in that text, those with the longest first."""
+    longest = {
+        one: max((len(sign.text) for sign in one.log_signs if sign.text in text), default=0) for one in all_checks()
+    }
+    fitting = [one for one, length in longest.items() if length >= LEAST_SIGN]
+    return tuple(sorted(fitting, key=lambda one: -longest[one]))
+
+
 class UnknownSelection(ValueError):
     """A slug or family that doesn't exist, with the nearest ones."""
 

@@ -29,6 +29,25 @@ def listed(items: Iterable[object], most: int = 5) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def spans(numbers: Iterable[int]) -> list[str]:
+    """Three and more in a row as one: [0, 1, 2, 5] is ["0-2", "5"], and [0, 1] is ["0", "1"]."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [
+        text for run in runs for text in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run])
+    ]
+
+
+def ranks_named(ranks: Iterable[int]) -> str:
+    """ "rank 3", "ranks 0 and 2", "ranks 0-6 and 9"."""
+    numbers = sorted(set(ranks))
+    return f"rank{'' if len(numbers) == 1 else 's'} {listed(spans(numbers))}"
+
+
 def plural(count: int, noun: str, many: str = "") -> str:
     """ "1 GPU", "8 GPUs"."""
     return f"{count} {noun if count == 1 else many or noun + 's'}"

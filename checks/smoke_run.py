@@ -1,0 +1,190 @@
+"""What surrounds a smoke training: whether it could be started, and what it left behind."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.smoke import Smoke, State
+from ddpdoctor.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.installing import install_torch
+from ddpdoctor.knowledge.smoke_blame import NO_SMOKE, any_began
+from ddpdoctor.knowledge.smoke_words import short
+from ddpdoctor.registry import check, requires
+from ddpdoctor.wording import in_patient, listed, pip_install, plural
+
+MISSING = re.compile(r"No module named '([\w.]+)'")
+
+
+@check("smoke-not-started", severity=FAIL)
+def smoke_not_started(
+    smoke: Smoke,
+    patient: Maybe[Patient],
+    driver: Maybe[Driver],
+    gpus: Maybe[Gpus],
+    pci: Maybe[Pci],
+    machine: Maybe[Machine],
+    packages: Maybe[Packages],
+) -> Iterator[Finding]:
+    """The ranks of the smoke training could not even be started.
+
+    ## What breaks
+    torchrun fails on this host in the same way: not a single rank gets so far as to run a line of the training script.
+
+    ## Why
+    The Python that was chosen has no torch, or one without `torch.distributed` (some builds for Jetson and macOS); or it is
+    broken, is stopped by a limit, or can't write its temporary files.
+
+    ## Fix
+    Install torch into that very Python, or name the right one with `--python`; activate its environment, so that it is
+    found by itself.
+    """
+    requires(smoke.ranks or smoke.problem, NO_SMOKE)
+    if any_began(smoke):
+        return
+    words = smoke.problem or "no rank was ever heard of"
+    who = patient if isinstance(patient, Patient) else Patient(python=smoke.python or "python3", chosen_by="--python")
+    yield Finding(
+        summary=short(f"No rank could be started: {words}"),
+        cause=f"It is {who.python} that was to run them." if smoke.python else "",
+        evidence=(
+            told(smoke, "problem", words),
+            told(smoke, "python", f"Python: {who.python}"),
+            told(smoke, "engine", f"started by {smoke.engine}"),
+        ),
+        fixes=_how_to_start(words, who, (driver, gpus, pci, machine, packages)),
+        said=words,
+    )
+
+
+def _how_to_start(
+    words: str,
+    patient: Patient,
+    host: tuple[Maybe[Driver], Maybe[Gpus], Maybe[Pci], Maybe[Machine], Maybe[Packages]],
+) -> tuple[Fix, ...]:
+    by_hand = Fix(
+        "See what the same says when it is started by hand",
+        (in_patient(patient, "-c", "import torch.distributed.run"),),
+    )
+    missing = MISSING.search(words)
+    module = missing[1].partition(".")[0] if missing else ""
+    if module == "torch":
+        driver, gpus, pci, machine, packages = host
+        if all(isinstance(one, Unknown) for one in (driver, gpus, pci)):
+            install = Fix("Install torch into that Python", (pip_install(patient, "torch"),))
+        else:
+            install = install_torch(patient, driver, gpus, pci, machine, packages)
+        other = Fix("Or name the Python in which training runs with `--python`, if it is another one")
+        return install, other
+    if module:
+        return Fix(f"Install {module} into that Python", (pip_install(patient, module),)), by_hand
+    check_it = Fix("See what is wrong with that Python", (f"ddpdoctor check --python {shlex.quote(patient.python)}",))
+    return check_it, by_hand
+
+
+@check("smoke-leftovers", severity=WARN)
+def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
+    """The smoke training left something behind that could not be removed.
+
+    ## What breaks
+    A process that is left holds memory, a GPU or a port; what is left in /dev/shm takes memory of the host. The next run
+    may fail for it.
+
+    ## Why
+    A process inside a system call, mostly in a driver or a network file system, ends only when that call returns. Files
+    stay where a process that would remove them was killed.
+
+    ## Fix
+    End the process (`kill -9`); if it stays, what it waits for must be mended, or the host restarted. Remove the files.
+    """
+    requires(smoke.ranks or smoke.problem, NO_SMOKE)
+    left = smoke.leftovers
+    found = [
+        plural(len(left.processes), "process", "processes") if left.processes else "",
+        plural(len(left.ports), "listening port") if left.ports else "",
+        f"{plural(len(left.shared_memory), 'file')} in /dev/shm" if left.shared_memory else "",
+        plural(len(left.files), "other file") if left.files else "",
+    ]
+    if not any(found):
+        return
+    yield Finding(
+        summary=f"The smoke training left {listed(filter(None, found))} behind",
+        evidence=tuple(
+            told(smoke, "leftovers", f"{what}: {short(str(one), 200)}")
+            for what, items in (
+                ("process", left.processes),
+                ("port", left.ports),
+                ("in /dev/shm", left.shared_memory),
+                ("file", left.files),
+            )
+            for one in items[:8]
+        ),
+        fixes=tuple(_remove(smoke)),
+    )
+
+
+def _remove(smoke: Smoke) -> Iterator[Fix]:
+    left = smoke.leftovers
+    pids = [pid for one in left.processes if (pid := one.partition(" ")[0]).isdigit()]
+    if pids:
+        yield Fix("End what is left", (f"kill -9 {' '.join(pids)}",))
+        yield Fix("If one stays, see where in the kernel it waits", (f"cat /proc/{pids[0]}/wchan",))
+    if left.ports:
+        yield Fix("See who listens there", tuple(f"ss -ltnp 'sport = :{port}'" for port in left.ports[:4]))
+    files = [f"/dev/shm/{one.removeprefix('/dev/shm/')}" for one in left.shared_memory] + list(left.files)
+    if files:
+        yield Fix("Remove the files", (f"rm -r -- {shlex.join(files[:16])}",))
+    if not (pids or left.ports or files):
+        yield Fix("See which processes are left", ("ps -ef",))
+
+
+@check("gpu0-extra-contexts", severity=FAIL)
+def gpu0_extra_contexts(smoke: Smoke) -> Iterator[Finding]:
+    """Ranks hold a context on a GPU that isn't theirs, mostly on GPU 0.
+
+    ## What breaks
+    Each such context takes some 300 to 500 MB. GPU 0 runs out of memory with a model that fits on all others, and
+    `nvidia-smi` shows every rank on it.
+
+    ## Why
+    A rank touched `cuda:0`: `torch.load()` without `map_location` restores tensors where they were saved, and before
+    `torch.cuda.set_device(local_rank)` every call means GPU 0. In the smoke training itself neither happens, so that
+    something else in that Python does it: sitecustomize.py, a .pth file, a library that is loaded at the start.
+
+    ## Fix
+    `torch.cuda.set_device(local_rank)` first of all, and `torch.load(path, map_location="cpu")`.
+    """
+    requires(smoke.ranks, NO_SMOKE)
+    requires(smoke.backend == "nccl", "the smoke training ran on the CPU")
+    requires(
+        any(one.name == "checkpoint" and one.state is State.PASSED for run in smoke.ranks for one in run.stages),
+        "the stage checkpoint was not run",
+    )
+    extra = smoke.extra_contexts
+    if not extra:
+        return
+    ranks = sorted({int(found[1]) for one in extra if (found := re.match(r"rank (\d+)\b", one))})
+    yield Finding(
+        summary=short(f"{plural(len(extra), 'context')} on GPUs of other ranks: {listed(extra, most=3)}"),
+        evidence=tuple(told(smoke, "extra_contexts", one) for one in extra[:16]),
+        fixes=(
+            Fix("Call torch.cuda.set_device(local_rank) before anything else that touches CUDA"),
+            Fix('Load checkpoints with torch.load(path, map_location="cpu")'),
+            Fix(
+                "See what that Python loads at its start",
+                (
+                    f"{shlex.quote(smoke.python or 'python')} -X importtime -c pass 2>&1 | grep -iE 'torch|cuda|cupy|custom'",
+                ),
+            ),
+        ),
+        rank=ranks[0] if len(ranks) == 1 else None,
+    )

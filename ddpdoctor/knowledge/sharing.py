@@ -1,0 +1,24 @@
+"""When ranks share a GPU. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.visible import VisibleGpu
+
+
+def one_gpu_each(environment: Maybe[Environment]) -> bool:
+    """Whether Slurm shows each task a GPU of its own, so that seeing one is as it should be."""
+    if isinstance(environment, Unknown) or "SLURM_PROCID" not in environment:
+        return False
+    own = "SLURM_GPUS_PER_TASK" in environment or "SLURM_GPU_BIND" in environment
+    step = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS")
+    return own or len(step.split(",")) > 1
+
+
+def one_gpu_for_all(seen: Sequence[VisibleGpu], plan: Plan) -> bool:
+    """Whether several ranks are planned where each can see one and the same whole GPU."""
+    return len(seen) == 1 and seen[0].slice is None and plan.nproc > 1
