@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import signal
 import sys
 import time
 import zlib
@@ -16,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.cli.stopping import SIGNALS, Stopped, ignore_signals, stop_on_signals
+from ddpdoctor.cli.until_stopped import until_stopped
 from ddpdoctor.examination import Verdict, overall
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment, Setting
@@ -73,30 +72,12 @@ def run(wishes: Wishes, audience: Audience) -> End:
 
 
 async def _until_stopped(work: Coroutine[Any, Any, End], in_touch: Callable[[], bool]) -> End:
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(work)
-    received: list[int] = []
-
-    def stop(number: int) -> None:
-        received.append(number)
-        task.cancel("its user: Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
-
-    for number in SIGNALS:
-        loop.add_signal_handler(number, stop, number)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if not received:
-            raise
-        stopped = Stopped(128 + received[0])
+    def said() -> str:
         # Their verdict may have been on its way already.
         told = "; if the test was still going on, the other nodes were told" if in_touch() else ""
-        stopped.text = f"Stopped. There is no verdict here{told}."
-        raise stopped from None
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
-        (ignore_signals if received else stop_on_signals)()
+        return f"Stopped. There is no verdict here{told}."
+
+    return await until_stopped(work, said)
 
 
 class _Node:
@@ -432,8 +413,7 @@ class _Node:
         code = verdict.exit_code(strict=self._wishes.strict)
         seconds = time.monotonic() - joined_at
         lines = (*part_lines(final, examinations), *problems)
-        await hub.dismiss(parts(dict(zip(ranks, examinations, strict=True)), lines, verdict, code))
-        return End(
+        end = End(
             exit_code=code,
             meeting=self._meeting,
             examinations=tuple(examinations),
@@ -442,3 +422,6 @@ class _Node:
             problems=problems,
             token=self._token,
         )
+        self._audience.verdict(end)
+        await hub.dismiss(parts(dict(zip(ranks, examinations, strict=True)), lines, verdict, code))
+        return end

@@ -28,7 +28,7 @@ class Traces:
     def __init__(self, folder: str, shared: str = SHARED) -> None:
         self._folder = folder
         self._shared = shared
-        self._before = frozenset(_files(shared))
+        self._before = frozenset(own_files(shared))
         self._mapped: set[tuple[int, int]] = set()
         """Device and inode of shared memory that they mapped."""
         self._sockets: dict[int, int] = {}
@@ -38,16 +38,18 @@ class Traces:
         """What these hold now; of each what can be read."""
         sockets: set[int] = set()
         for pid in pids:
-            self._mapped |= set(_mapped(pid, self._shared))
-            sockets |= set(_sockets(pid))
-        self._sockets |= {inode: port for inode, port in _listening().items() if inode in sockets}
+            self._mapped |= set(mapped_memory(pid, self._shared))
+            sockets |= set(sockets_of(pid))
+        self._sockets |= {inode: port for inode, port in listening_sockets().items() if inode in sockets}
 
     def clear_up(self) -> Leftovers:
         """Ends and removes what is surely ours, once all should have ended; gives what is left then."""
         return Leftovers(
             processes=tuple(f"{pid} {_command(pid)}" for pid in self._end_processes()),
             shared_memory=tuple(self._free_memory()),
-            ports=tuple(sorted({port for inode, port in _listening().items() if self._sockets.get(inode) == port})),
+            ports=tuple(
+                sorted({port for inode, port in listening_sockets().items() if self._sockets.get(inode) == port})
+            ),
             files=(self._folder,) if os.path.lexists(self._folder) else (),
         )
 
@@ -72,24 +74,29 @@ class Traces:
                     found.append(pid)
         return found
 
-    def _free_memory(self) -> Iterator[str]:
+    def _free_memory(self) -> list[str]:
         """Names of what is new, ours by its name, and used by nobody; what our processes had mapped is removed."""
-        new = {key: name for key, name in _files(self._shared).items() if key not in self._before}
-        if not new:
-            return
-        used = {key for pid in _pids() for key in _mapped(pid, self._shared)}
-        for key, name in new.items():
-            if key in used:
-                continue
-            if key in self._mapped:
+        until = time.monotonic() + ENDING_SECONDS
+        while True:
+            unused = self._unused()
+            for key in unused.keys() & self._mapped:
                 with suppress(OSError):
-                    Path(self._shared, name).unlink()
-                    continue
-            if key in self._mapped or OURS.match(name):
-                yield printable(name)
+                    Path(self._shared, unused[key]).unlink()
+            left = [name for key, name in self._unused().items() if key in self._mapped or OURS.match(name)]
+            # Another job of this user may be about to use, or to remove, what is its own.
+            if not left or time.monotonic() > until:
+                return sorted(printable(name) for name in left)
+            time.sleep(0.1)
+
+    def _unused(self) -> dict[tuple[int, int], str]:
+        """What appeared in the meantime and is mapped by nobody whom we can see."""
+        new = {key: name for key, name in own_files(self._shared).items() if key not in self._before}
+        used = {key for pid in _pids() for key in mapped_memory(pid, self._shared)} if new else set()
+        still = own_files(self._shared) if new else {}
+        return {key: name for key, name in new.items() if key not in used and key in still}
 
 
-def _files(folder: str) -> Mapping[tuple[int, int], str]:
+def own_files(folder: str) -> Mapping[tuple[int, int], str]:
     """This user's own files there, by device and inode."""
     found: dict[tuple[int, int], str] = {}
     with suppress(OSError), os.scandir(folder) as entries:
@@ -105,7 +112,7 @@ def _pids() -> list[int]:
     return [int(one.name) for one in os.scandir("/proc") if one.name.isdigit()]
 
 
-def _mapped(pid: int, folder: str) -> Iterator[tuple[int, int]]:
+def mapped_memory(pid: int, folder: str) -> Iterator[tuple[int, int]]:
     """Device and inode of the files in that folder that a process has mapped, also removed ones."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
@@ -118,7 +125,7 @@ def _mapped(pid: int, folder: str) -> Iterator[tuple[int, int]]:
             yield os.makedev(int(major, 16), int(minor, 16)), int(parts[4])
 
 
-def _sockets(pid: int) -> Iterator[int]:
+def sockets_of(pid: int) -> Iterator[int]:
     """Inodes of its sockets."""
     with suppress(OSError):
         for one in Path(f"/proc/{pid}/fd").iterdir():
@@ -128,7 +135,7 @@ def _sockets(pid: int) -> Iterator[int]:
                     yield int(target[8:-1])
 
 
-def _listening() -> dict[int, int]:
+def listening_sockets() -> dict[int, int]:
     """Inode and port of all TCP sockets that listen in this network namespace."""
     found: dict[int, int] = {}
     for name in ("tcp", "tcp6"):

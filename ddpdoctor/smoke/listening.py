@@ -25,11 +25,12 @@ Take = Callable[[socket.socket], Coroutine[Any, Any, None]]
 class Ears:
     """Hears what the processes of one run say, and tells the watch. Abstract sockets: no file is needed, and none is left."""
 
-    def __init__(self, watch: Watch, news: Callable[[], None]) -> None:
-        """news: called whenever the watch has heard something."""
+    def __init__(self, watch: Watch, news: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+        """news: called whenever the watch has heard something. failed: with what one of us raised, which is a bug."""
         self.channel = f"ddpdoctor-smoke-{secrets.token_hex(16)}"
         self._watch = watch
         self._news = news
+        self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
         self._most_lines = 8 * len(watch.ranks) + 32
         self._clock = time.time() - time.monotonic()
@@ -56,7 +57,12 @@ class Ears:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
 
     async def _accept(self, listener: socket.socket, take: Take) -> None:
         loop = asyncio.get_running_loop()
@@ -76,7 +82,7 @@ class Ears:
     async def _take_messages(self, one: socket.socket) -> None:
         who: object = None
         pid = _credentials(one)[0]
-        latest = time.monotonic()
+        latest = self._watch.began
         with one:
             while packet := await _received(one, MOST_MESSAGE):
                 message = _decoded(packet)
@@ -101,13 +107,10 @@ class Ears:
         self._news()
 
     def _introduced(self, who: object, pid: int) -> object:
-        """Nobody speaks for a rank that has spoken already."""
+        """Who it is from now on: a rank, "engine", "server", or "" for nobody whom we know."""
         if isinstance(who, int) and not isinstance(who, bool):
-            rank = self._watch.ranks.get(who)
-            if rank is None or rank.pid:
-                return ""
-            rank.pid = pid
-        return who if isinstance(who, (int, str)) else ""
+            return who if self._watch.introduced(who, pid) else ""
+        return who if isinstance(who, str) else ""
 
     def _moment(self, message: Mapping[str, Any], latest: float) -> float:
         """When it was said: we may be late to hear it. Not before what was said before, and not in the future."""

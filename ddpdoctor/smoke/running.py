@@ -84,10 +84,10 @@ class _Run:
         self._heard = heard
         self._watch = Watch(order, time.monotonic())
         self._news = asyncio.Event()
-        self._ears = Ears(self._watch, self._tell)
+        self._ears = Ears(self._watch, self._tell, self._fail)
         self._keeper = Keeper(self._watch, self._tell)
         self._late: list[Heard] = []
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._mapped: set[int] = set()
 
     async def run(self) -> Ran:
@@ -140,7 +140,11 @@ class _Run:
         try:
             self._heard(self._watch)
         except Exception as error:
-            self._failure = error
+            self._fail(error)
+        self._news.set()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
         self._news.set()
 
     def _note_mappings(self) -> None:
@@ -219,7 +223,7 @@ class _Run:
     async def _ask(self, ranks: Sequence[Heard]) -> None:
         found = await ask({one.pid: one for one in ranks})
         for one in ranks:
-            if one.failed_at is None:
+            if one.failed_at is None and (found[one.pid].frames or one.gone_at is None):
                 _settle([one], found[one.pid])
 
     async def _ask_the_engine(self, ranks: Sequence[Heard]) -> None:

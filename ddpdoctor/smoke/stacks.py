@@ -70,7 +70,8 @@ async def ask(asked: Mapping[int, Voice]) -> dict[int, Stack]:
 
 
 def _stack(pid: int, frames: tuple[str, ...], spied: tuple[str, ...], letter: str) -> Stack:
-    state = process_state(pid)
+    # One that ended since it was asked has been ended.
+    state = "" if letter != "Z" and _state(pid) in ("Z", "") else process_state(pid)
     if frames:
         return Stack(frames, "faulthandler", state)
     if spied:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -14,6 +13,7 @@ from ddpdoctor.smoke.orders import Order
 
 MOST_WORDS: Final = 1000
 MOST_FIGURES: Final = 256
+MOST_ENDS: Final = 4096
 MOST_NUMBER: Final = 1 << 62
 
 MOST_CALLS: Final = 16
@@ -21,12 +21,6 @@ MOST_CALLS: Final = 16
 
 PROCESS_END: Final = "the end of its process"
 """The step of a rank that has passed all its stages."""
-
-CONSEQUENCES: Final = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|recvValue failed|sendBytes failed|failed to recv"
-    r"|Connection refused|remote process exited|NCCL communicator was aborted|DistNetworkError|DistStoreError"
-)
-"""In the words of a rank that failed because another one had gone."""
 
 BY_ITSELF: Final = (Ending.RAISED, Ending.WRONG, Ending.EXITED, Ending.KILLED)
 """How a rank ends that nobody else has ended."""
@@ -63,7 +57,19 @@ class Watch:
         self.oom_kills = 0
         """Processes that the kernel killed for want of memory meanwhile."""
 
+        self._ends: dict[int, tuple[object, float]] = {}
+        """By pid: how children of the server ended, and when. It may be heard before they are."""
+
     # --- what is heard --------------------------------------------------------------------------------------------------
+
+    def introduced(self, rank: int, pid: int) -> bool:
+        """A process says that it is this rank. Nobody speaks for one that has spoken already."""
+        one = self.ranks.get(rank)
+        if one is None or one.pid:
+            return False
+        one.pid = pid
+        self._settle(one)
+        return True
 
     def hear(self, rank: int, message: Mapping[str, Any], now: float) -> None:
         """One message of a rank. What isn't understood is passed over: a newer or broken patient may say anything."""
@@ -128,11 +134,18 @@ class Watch:
 
     def hear_server(self, message: Mapping[str, Any], now: float) -> None:
         """One message of the process that the ranks are forked from: a child of it has ended."""
+        pid = message.get("ended")
+        if isinstance(pid, int) and len(self._ends) < MOST_ENDS:
+            self._ends[pid] = message.get("status"), now
         for one in self.ranks.values():
-            if one.pid and one.pid == message.get("ended"):
-                self._exit_code(one, message.get("status"))
-                if one.gone_at is None or one.gone_at > now:
-                    one.gone_at = now
+            self._settle(one)
+
+    def _settle(self, one: Heard) -> None:
+        """What the server has told of its process. Our own moment is when we came to hear of it."""
+        if one.pid in self._ends:
+            code, moment = self._ends.pop(one.pid)
+            self._exit_code(one, code)
+            one.gone_at = min(moment, one.gone_at or moment)
 
     def _exit_code(self, one: Heard | None, code: object) -> None:
         """The first that is told; of an engine that has lost its ranks' parent the codes mean nothing."""
@@ -356,11 +369,6 @@ class Watch:
     def _stage_over_at(self, one: Heard) -> float:
         moments = (one.failed_at, one.gone_at, self.ended_at)
         return min((moment for moment in moments if moment is not None), default=one.since)
-
-
-def is_consequence(words: str) -> bool:
-    """Whether these are the words of one whom another one's end has ended."""
-    return bool(CONSEQUENCES.search(words))
 
 
 def signal_name(number: int) -> str:

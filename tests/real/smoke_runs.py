@@ -1,0 +1,112 @@
+"""Real smoke trainings for tests, with a count of all that they have while they run and of what is there afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.facts.smoke import Leftovers, RankRun
+from ddpdoctor.smoke.leftovers import listening_sockets, mapped_memory, own_files, sockets_of
+from ddpdoctor.smoke.orders import Fault, Order
+from ddpdoctor.smoke.running import Ran, run
+from tests.command import plain_environ
+
+STAGES = (
+    "import",
+    "device",
+    "rendezvous",
+    "process group",
+    "barrier",
+    "all_reduce",
+    "training",
+    "shutdown",
+)
+
+
+class Estate:
+    """All that the processes of one job have: their environment carries its mark, their temporary files go to its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self.mark = secrets.token_hex(8)
+        self.environ = plain_environ() | {"TMPDIR": os.fspath(folder), "DDPDOCTOR_TEST": self.mark}
+        self.ports: dict[int, int] = {}
+        self.shared: set[tuple[int, int]] = set()
+        self.most_processes = 0
+
+    def pids(self) -> list[int]:
+        found = []
+        for one in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if f"DDPDOCTOR_TEST={self.mark}".encode() in (one / "environ").read_bytes():
+                    found.append(int(one.name))
+        return found
+
+    def look(self) -> list[int]:
+        """Takes note of what they have now."""
+        pids = self.pids()
+        self.most_processes = max(self.most_processes, len(pids))
+        listening = listening_sockets()
+        for pid in pids:
+            self.ports |= {inode: listening[inode] for inode in sockets_of(pid) if inode in listening}
+            self.shared |= set(mapped_memory(pid, "/dev/shm"))
+        return pids
+
+    async def watched(self, work: Coroutine[Any, Any, Ran]) -> Ran:
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            self.look()
+            await asyncio.wait({task}, timeout=1.0)
+        return task.result()
+
+    def left(self) -> dict[str, object]:
+        """What is still there, by kind."""
+        found = {
+            "processes": [(pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in self.pids()],
+            "ports": [port for inode, port in self.ports.items() if listening_sockets().get(inode) == port],
+            "shared memory": [name for key, name in own_files("/dev/shm").items() if key in self.shared],
+            "files": sorted(one.name for one in self.folder.iterdir()),
+        }
+        return {kind: some for kind, some in found.items() if some}
+
+    def left_after(self, seconds: float) -> dict[str, object]:
+        """The same, as soon as there is nothing, or then."""
+        until = time.monotonic() + seconds
+        while True:
+            left: dict[str, object] = {"an end": "that is going on"}
+            with suppress(OSError):
+                left = self.left()
+            if not left or time.monotonic() > until:
+                return left
+            time.sleep(0.05)
+
+
+def order(fault: Fault | None = None, nproc: int = 3, seconds: float = 5.0, stages: tuple[str, ...] = STAGES) -> Order:
+    return Order(nproc=nproc, world_size=nproc, fault=fault, seconds=seconds, stages=stages)
+
+
+async def train(estate: Estate, one: Order, python: str = sys.executable, **settings: str) -> Ran:
+    """One run, with nothing left behind."""
+    ran = await estate.watched(run(one, python=python, environ=estate.environ | settings))
+    assert estate.left_after(1.0) == {}
+    assert ran.leftovers == Leftovers(), ran.leftovers
+    return ran
+
+
+def by_rank(ran: Ran) -> dict[int, RankRun]:
+    return {one.rank: one for one in ran.runs}
+
+
+def wait_for(what: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it didn't come"
+        time.sleep(0.02)

@@ -1,0 +1,145 @@
+"""One rank of three does what ranks do: how it ended, where, and with which words, is told right and in time, and nothing is
+left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddpdoctor.facts.smoke import Ending, RankRun, State
+from ddpdoctor.smoke.orders import Fault
+from ddpdoctor.smoke.running import Ran
+from tests.real.smoke_runs import STAGES, Estate, by_rank, order, train
+
+SECONDS = 6.0
+"""What a stage may take."""
+
+BEGINNING = ("import", "device", "rendezvous", "process group", "shutdown")
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A fault of rank 1 and what must be said of it. stack: a function of our own, or of torch, that must be in it."""
+
+    fault: Fault
+    ending: Ending
+    exit_code: int | None = None
+    words: str = ""
+    last_line: str = ""
+    stack: str = ""
+    process_state: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.fault.kind} at {self.fault.stage}"
+
+
+def case(kind: str, stage: str, ending: Ending, when: str = "begin", **expected: object) -> Case:
+    return Case(Fault(1, stage, kind, when), ending, **expected)  # type: ignore[arg-type]
+
+
+ENDS = (
+    case("raise", "import", Ending.RAISED, exit_code=1, words="RuntimeError: a fault for a test", stack="_end_or_wait"),
+    case("exit", "process group", Ending.EXITED, exit_code=7),
+    case("kill", "training", Ending.KILLED, "call", exit_code=-9),
+    case("raise", "training", Ending.RAISED, "call", exit_code=1, words="RuntimeError: a fault for a test"),
+    case("kill", "import", Ending.KILLED, exit_code=-9),
+    case("exit", "shutdown", Ending.EXITED, exit_code=7),
+)
+HANGS = (
+    case("sleep", "all_reduce", Ending.HUNG, "call", last_line="this rank sleeps now", stack="_end_or_wait"),
+    case("stop", "training", Ending.HUNG, "call", process_state="stopped"),
+    case("sleep", "rendezvous", Ending.HUNG, last_line="this rank sleeps now", stack="_end_or_wait"),
+    case("sleep", "shutdown", Ending.HUNG, last_line="this rank sleeps now", stack="_end_or_wait"),
+)
+
+
+def run_all(cases: tuple[Case, ...], folder: Path) -> dict[str, tuple[Estate, Ran]]:
+    """Side by side: they mostly wait."""
+
+    async def go() -> dict[str, tuple[Estate, Ran]]:
+        estates = [Estate(folder / str(number)) for number in range(len(cases))]
+        rans = await asyncio.gather(
+            *(
+                train(estate, order(one.fault, seconds=SECONDS, stages=stages_of(one)))
+                for estate, one in zip(estates, cases, strict=True)
+            )
+        )
+        return {str(one): (estate, ran) for one, estate, ran in zip(cases, estates, rans, strict=True)}
+
+    return asyncio.run(go())
+
+
+def stages_of(one: Case) -> tuple[str, ...]:
+    return STAGES if one.fault.stage not in BEGINNING else BEGINNING
+
+
+def must_be(one: Case, ran: Ran) -> None:
+    ranks = by_rank(ran)
+    culprit = ranks[1]
+    assert ran.problem == ""
+    assert culprit.ending is one.ending
+    assert culprit.exit_code == one.exit_code
+    assert culprit.last is not None
+    assert culprit.last.name == one.fault.stage
+    assert culprit.last.state is (State.HUNG if one.ending is Ending.HUNG else State.FAILED)
+    assert culprit.words == one.words
+    assert culprit.last_line == one.last_line
+    assert culprit.process_state == one.process_state
+    if one.stack:
+        assert any(one.stack in frame for frame in culprit.stack), culprit.stack
+    for other in (ranks[0], ranks[2]):
+        # What they came to is the consequence: none of them ended by itself, or without a word.
+        assert other.ending in (Ending.RAISED, Ending.ENDED, Ending.HUNG), (other.ending, other.exit_code)
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_is_told_from_those_that_end_with_it(tmp_path: Path) -> None:
+    found = run_all(ENDS, tmp_path)
+    for one in ENDS:
+        estate, ran = found[str(one)]
+        must_be(one, ran)
+        assert estate.most_processes >= 5, one  # The engine, its tracker and server, and ranks: they have been counted.
+    assert any(estate.ports for estate, _ in found.values())
+    assert any(estate.shared for estate, _ in found.values())
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_in_time_with_its_stack(tmp_path: Path) -> None:
+    found = run_all(HANGS, tmp_path)
+    for one in HANGS:
+        _, ran = found[str(one)]
+        must_be(one, ran)
+        culprit = by_rank(ran)[1]
+        assert culprit.last is not None
+        assert SECONDS <= culprit.last.seconds <= SECONDS + 3
+        for other in (by_rank(ran)[0], by_rank(ran)[2]):
+            assert other.ending in (Ending.HUNG, Ending.ENDED)
+            assert waits_in_torch(other), other
+
+
+def waits_in_torch(one: RankRun) -> bool:
+    return one.stack_source == "faulthandler" and any("torch/distributed" in frame for frame in one.stack)
+
+
+CUSTOM = """
+import ctypes, json, os, socket, sys, threading, time
+
+def begin():
+    while "RANK" not in os.environ:
+        time.sleep(0.01)
+    if os.environ["RANK"] == "1":
+        {action}
+
+if sys.argv and len(sys.argv) > 1 and sys.argv[1].startswith("{{"):
+    CHANNEL = json.loads(sys.argv[1])["channel"]
+os.register_at_fork(after_in_child=lambda: threading.Thread(target=begin, daemon={daemon}).start())
+"""
+"""As a package of the user would: code that every Python of theirs runs. In rank 1 it does more than it should."""
+
+
+def custom(folder: Path, action: str, *, daemon: bool = True) -> dict[str, str]:
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(CUSTOM.format(action=action, daemon=daemon))
+    return {"PYTHONPATH": str(folder)}
