@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.cli.stopping import Stopped
 from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -189,30 +190,30 @@ def smoke(
             token=token,
             wait=wait,
             strict=strict,
+            shown=lambda end: print_end(end, job, as_json=as_json, verbose=verbose, quiet=quiet),
         )
-        print_end(end, job, as_json=as_json, verbose=verbose, quiet=quiet)
         raise typer.Exit(end.exit_code)
     snapshot = look(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
     plan = smoke_plan(snapshot, nproc, backend)
-    examination = _train(wishes, plan, snapshot, python)
-    if as_json:
-        _print_json(examination, verbose=verbose)
-    else:
-        from ddpdoctor.report.smoke_terminal import show_smoke
-        from ddpdoctor.report.terminal import make_console
+    examination = _train(wishes, plan, snapshot)
+    from ddpdoctor.smoke.judging import needs_a_look, verdict_of
 
-        show_smoke(make_console(sys.stdout), examination, verbose=verbose, quiet=quiet)
-    from ddpdoctor.smoke.judging import verdict_of
-
+    if needs_a_look(examination):
+        try:
+            examination = _with_host(examination, python)
+        except Stopped as stopped:
+            _print(examination, as_json=as_json, verbose=verbose, quiet=quiet)
+            stopped.text = "Stopped while this host was looked at for the cause; the ranks had ended before."
+            raise
+    _print(examination, as_json=as_json, verbose=verbose, quiet=quiet)
     raise typer.Exit(verdict_of(examination).exit_code(strict=strict))
 
 
-def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, python: str | None) -> Examination:
-    """The training, unless it is known beforehand that it can't be run; where something failed, with a look at the host."""
-    from ddpdoctor.examination import Verdict
+def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot) -> Examination:
+    """The training, unless it is known beforehand that it can't be run."""
     from ddpdoctor.report.smoke_progress import make_view
     from ddpdoctor.smoke.conducting import train
-    from ddpdoctor.smoke.judging import before, judge, verdict_of, with_host
+    from ddpdoctor.smoke.judging import before, judge
 
     hindered = before(snapshot, plan)
     if hindered is not None:
@@ -222,11 +223,14 @@ def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, python: str | No
         facts = train(wishes, plan, view.heard)
     finally:
         view.close()
-    examination = judge(snapshot, facts)
-    if verdict_of(examination) in (Verdict.OK, Verdict.WARN):
-        return examination
+    return judge(snapshot, facts)
+
+
+def _with_host(examination: Examination, python: str | None) -> Examination:
+    """With the whole `check` of this host."""
     from ddpdoctor.cli.looking import begin, look
     from ddpdoctor.facts.snapshot import GROUPS
+    from ddpdoctor.smoke.judging import with_host
 
     return with_host(examination, look(begin(python), GROUPS))
 
@@ -291,6 +295,16 @@ def _fault() -> Fault | None:
         return msgspec.json.decode(text, type=Fault)
     except msgspec.DecodeError as error:
         raise typer.BadParameter(f"{FAULT_VARIABLE}: {error}") from error
+
+
+def _print(examination: Examination, *, as_json: bool, verbose: bool, quiet: bool) -> None:
+    if as_json:
+        _print_json(examination, verbose=verbose)
+        return
+    from ddpdoctor.report.smoke_terminal import show_smoke
+    from ddpdoctor.report.terminal import make_console
+
+    show_smoke(make_console(sys.stdout), examination, verbose=verbose, quiet=quiet)
 
 
 def _print_json(examination: Examination, *, verbose: bool) -> None:

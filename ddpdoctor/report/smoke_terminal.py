@@ -10,7 +10,7 @@ from rich.text import Text
 from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.findings import Severity
-from ddpdoctor.registry import Why
+from ddpdoctor.registry import Result, Why
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.smoke_marks import MEANINGS, Column, Mark, columns, symbol
 from ddpdoctor.report.smoke_marks import STYLES as MARK_STYLES
@@ -62,15 +62,15 @@ def show_smoke(console: Console, examination: Examination, *, verbose: bool = Fa
             _show_row(console, label, text)
         console.print()
         if shown_stages(facts):
-            show_stages(console, facts, culprits(examination))
+            show_stages(console, facts, culprits(facts))
         if verbose:
             _show_ranks(console, facts)
         show_scaling(console, facts, examination.snapshot)
         show_found(console, own)
         if verbose or not own:
-            _show_accounts(console, facts, culprits(examination))
+            _show_accounts(console, facts, culprits(facts))
         if host_results(examination):
-            _show_host(console, examination, host, verbose=verbose)
+            _show_host(console, examination, host)
         _show_not_tested(console, examination, verbose=verbose)
     _show_last(console, examination, [*own, *host])
 
@@ -150,10 +150,11 @@ def _show_legend(console: Console, table: Sequence[Column], missed: Sequence[str
 
 def _show_ranks(console: Console, facts: Smoke) -> None:
     """Each rank in a line, for -v."""
+    blamed = culprits(facts)
     for one in facts.ranks:
         where = f"{one_line(one.host)} pid {one.pid}" if one.pid else one_line(one.host)
         memory = f", at most {human(one.memory)}" if one.memory else ""
-        text = f"{where}, {one_line(one.device)}{memory}: {ending_text(one)}"
+        text = f"{where}, {one_line(one.device)}{memory}: {ending_text(one, blamed)}"
         console.print(Hanging(Text(f"rank {one.rank}", "dim"), Text(text), _MARGIN))
     if facts.ranks:
         console.print()
@@ -175,14 +176,18 @@ def _show_accounts(console: Console, facts: Smoke, blamed: Collection[int]) -> N
 # --- what was found ---------------------------------------------------------------------------------------------------------
 
 
-def _show_host(console: Console, examination: Examination, found: Sequence[Found], *, verbose: bool) -> None:
+def _show_host(console: Console, examination: Examination, found: Sequence[Found]) -> None:
     """What else is wrong on this host, which may be the cause."""
     results = host_results(examination)
     console.print(Text("What `ddpdoctor check` finds on this host", "bold"))
     if found:
         console.print()
         show_found(console, found)
-        return
+    else:
+        _show_nothing(console, results)
+
+
+def _show_nothing(console: Console, results: Sequence[Result]) -> None:
     done = sum(one.passed for one in results)
     unknown = sum(one.not_tested is not None and one.not_tested.why is not Why.NOT_APPLICABLE for one in results)
     rest = f", {unknown} could not be tested" if unknown else ""
@@ -195,7 +200,7 @@ def _show_not_tested(console: Console, examination: Examination, *, verbose: boo
     if stages:
         console.print(Text("Not tested here", "bold magenta"))
         for reason, names in stages.items():
-            console.print(Hanging(Text(""), Text(f"{reason}: ").append(", ".join(names), "dim"), 2))
+            console.print(Hanging(Text(""), Text(f"{', '.join(names)}: ").append(reason, "dim"), 2))
         console.print()
     results = [*own_results(examination), *(host_results(examination) if verbose else ())]
     reasons: dict[Why, dict[str, list[str]]] = {why: {} for why in Why}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Collection, Mapping, Sequence
 
 from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, State
+from ddpdoctor.knowledge.smoke_blame import Kind, blame, lost_another
+from ddpdoctor.knowledge.smoke_words import signal_name
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.smoke_marks import Mark, ranks_text
 from ddpdoctor.report.summary import summary
 from ddpdoctor.smoke.judging import nothing_ran, own_findings, smoke_of, verdict_of
-from ddpdoctor.smoke.watching import is_consequence
 from ddpdoctor.wording import listed, plural
 
-_PASSED, _RAISED = "training", (Ending.RAISED, Ending.WRONG)
+_TRAINING = "training"
 _MOST_FRAMES = 4
 
 
@@ -29,6 +29,11 @@ def headline(examination: Examination) -> str:
         return f"{found[0][2].summary}{more}"
     if verdict_of(examination) is Verdict.FAIL:
         return _what_failed(facts)
+    return what_was_done(facts)
+
+
+def what_was_done(facts: Smoke) -> str:
+    """ "4 ranks on 2 hosts trained over gloo on CPU in 9.3 s; 16 stages passed, 4 could not be tested here"."""
     done, idle = len(passed(facts)), len(_untested_names(facts))
     rest = f", {idle} could not be tested here" if idle else ""
     return f"{_who_did_what(facts)} in {facts.seconds:.1f} s; {plural(done, 'stage')} passed{rest}"
@@ -36,7 +41,7 @@ def headline(examination: Examination) -> str:
 
 def _who_did_what(facts: Smoke) -> str:
     hosts = f" on {facts.nnodes} hosts" if facts.nnodes > 1 else ""
-    did = "trained" if _PASSED in passed(facts) else "met"
+    did = "trained" if _TRAINING in passed(facts) else "met"
     return f"{plural(facts.world_size, 'rank')}{hosts} {did} over {facts.backend} on {device_word(facts)}"
 
 
@@ -52,7 +57,7 @@ def device_word(facts: Smoke) -> str:
 def _what_failed(facts: Smoke) -> str:
     """Where no check says more."""
     for name in facts.stages:
-        fates = fates_at(facts, name, ())
+        fates = fates_at(facts, name, culprits(facts))
         if fates:
             return f"{name}: {fates}"
     return facts.problem or "not every rank came to its end"
@@ -86,9 +91,12 @@ def _engine(facts: Smoke) -> str:
 # --- how far each rank came -------------------------------------------------------------------------------------------------
 
 
-def culprits(examination: Examination) -> frozenset[int]:
-    """The ranks that the findings name."""
-    return frozenset(finding.rank for _, _, finding in own_findings(examination) if finding.rank is not None)
+def culprits(facts: Smoke) -> frozenset[int]:
+    """The ranks whose fault it was, as far as that can be told: all that failed alike, none where all wait alike."""
+    found = blame(facts.ranks)
+    if found is None or found.kind is Kind.TOGETHER:
+        return frozenset()
+    return frozenset(one.rank for one in found.culprits)
 
 
 def marks(facts: Smoke, blamed: Collection[int]) -> dict[int, dict[str, Mark]]:
@@ -102,16 +110,7 @@ _MARKS = {State.PASSED: Mark.PASSED, State.NOT_RUN: Mark.NOT_RUN, State.NOT_TEST
 def _mark(one: RankRun, state: State, blamed: Collection[int]) -> Mark:
     if state in _MARKS:
         return _MARKS[state]
-    return Mark.FAILED if one.rank in blamed or _failed_itself(one) else Mark.WAITED
-
-
-def _failed_itself(one: RankRun) -> bool:
-    """Whether it wasn't another one that made it fail."""
-    if one.ending is Ending.WRONG and one.culprits:
-        return one.rank in one.culprits
-    if one.ending in _RAISED:
-        return not is_consequence(one.words)
-    return one.ending in (Ending.EXITED, Ending.KILLED)
+    return Mark.FAILED if one.rank in blamed else Mark.WAITED
 
 
 def shown_stages(facts: Smoke) -> list[str]:
@@ -192,7 +191,7 @@ def fates_at(facts: Smoke, name: str, blamed: Collection[int]) -> str:
         for stage in one.stages:
             if stage.name == name and stage.state in (State.FAILED, State.HUNG):
                 first = _mark(one, stage.state, blamed) is Mark.FAILED
-                (fates if first else later).setdefault(_fate(one, first=first), []).append(one.rank)
+                (fates if first else later).setdefault(_fate(one, blamed=first), []).append(one.rank)
     return "; ".join(f"{ranks_text(ranks)} {fate}" for fate, ranks in _both(fates, later))
 
 
@@ -200,39 +199,32 @@ def _both(first: Mapping[str, list[int]], then: Mapping[str, list[int]]) -> list
     return [*first.items(), *then.items()]
 
 
-def _fate(one: RankRun, *, first: bool) -> str:
+def _fate(one: RankRun, *, blamed: bool) -> str:
+    """What became of it. blamed: it is one of those whose fault it was."""
     if one.ending is Ending.KILLED:
-        return f"was killed by {signal_name(one.exit_code)}"
+        return f"was killed by {signal_name(one.exit_code or 0)}"
     if one.ending is Ending.EXITED:
         return f"exited with code {one.exit_code}"
     if one.ending is Ending.HUNG:
-        return "hung" if first else "waited till the time was up"
+        return "hung" if blamed else "waited till the time was up"
     if one.ending is Ending.ENDED:
-        return "was ended in it" if first else "waited"
+        return "was ended in it" if blamed else "waited"
     if one.ending is Ending.WRONG:
-        return "had a wrong result" if first else "noticed"
-    return "raised" if first else "failed with it"
-
-
-def signal_name(exit_code: int | None) -> str:
-    """-9 is "SIGKILL"."""
-    try:
-        return signal.Signals(-(exit_code or 0)).name
-    except ValueError:
-        return "a signal"
+        return "had a wrong result" if blamed else "noticed"
+    return "lost another rank" if lost_another(one) else "raised"
 
 
 # --- each rank --------------------------------------------------------------------------------------------------------------
 
 
-def ending_text(one: RankRun) -> str:
+def ending_text(one: RankRun, blamed: Collection[int]) -> str:
     """ "raised in all_reduce after 3.1 s"."""
     if one.ending is Ending.NEVER_CAME:
         return "was never heard of"
     if one.ending is Ending.FINISHED:
         return f"finished after {one.ended_after:.1f} s"
     where = f" in {one_line(one.last.name)}" if one.last else ""
-    return f"{_fate(one, first=_failed_itself(one) or one.ending is Ending.HUNG)}{where} after {one.ended_after:.1f} s"
+    return f"{_fate(one, blamed=one.rank in blamed)}{where} after {one.ended_after:.1f} s"
 
 
 def accounts(facts: Smoke, blamed: Collection[int]) -> list[tuple[str, tuple[str, ...]]]:
@@ -240,19 +232,17 @@ def accounts(facts: Smoke, blamed: Collection[int]) -> list[tuple[str, tuple[str
     said: dict[tuple[str, ...], list[RankRun]] = {}
     for one in facts.ranks:
         if one.ending is not Ending.FINISHED:
-            said.setdefault(_account(one), []).append(one)
-    in_order = sorted(
-        said.items(), key=lambda item: not any(_failed_itself(one) or one.rank in blamed for one in item[1])
-    )
+            said.setdefault(_account(one, blamed=one.rank in blamed), []).append(one)
+    in_order = sorted(said.items(), key=lambda item: not any(one.rank in blamed for one in item[1]))
     return [(ranks_text([one.rank for one in ranks], 16), lines) for lines, ranks in in_order if lines]
 
 
-def _account(one: RankRun) -> tuple[str, ...]:
+def _account(one: RankRun, *, blamed: bool) -> tuple[str, ...]:
     if one.ending is Ending.NEVER_CAME:
         return ("was never heard of",)
     where = f"in {one.last.name}" if one.last else "before its first stage"
     lines = [
-        f"{_fate(one, first=_failed_itself(one) or one.ending is Ending.HUNG)} {where}: {one.words}".rstrip(": "),
+        f"{_fate(one, blamed=blamed)} {where}: {one.words}".rstrip(": "),
         f"at: {one.step}" if one.step else "",
         f"the last line that it printed: {one.last_line}" if one.last_line else "",
         f"{one.process_state}" if one.process_state else "",

@@ -11,7 +11,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.smoke import Ending, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import FAIL, WARN, Finding, Severity
-from ddpdoctor.registry import Check, Result, all_checks
+from ddpdoctor.registry import Check, Result, all_checks, checks_that_say
 from ddpdoctor.smoke.plan import SmokePlan
 
 FAMILY = "smoke"
@@ -37,21 +37,13 @@ def judge(snapshot: Snapshot, facts: Smoke) -> Examination:
 
 
 def with_host(examination: Examination, host: Snapshot) -> Examination:
-    """The same with all that `check` has to say of this host; first what fits the words of the ranks."""
+    """The same with all that `check` has to say of this host; first what the ranks' words are a sign of."""
     whole = msgspec.structs.replace(host, smoke=examination.snapshot.smoke)
     others = examine(whole, examination.plan.nproc, [one for one in all_checks() if one.family != FAMILY])
-    fitting = _fitting(examination)
-    results = sorted(others.results, key=lambda one: one.check.slug not in fitting)
+    said = "\n".join(finding.said for _, _, finding in own_findings(examination))
+    place = {one.slug: number for number, one in enumerate(checks_that_say(said))}
+    results = sorted(others.results, key=lambda one: place.get(one.check.slug, len(place)))
     return Examination(whole, examination.plan, (*examination.results, *results))
-
-
-def _fitting(examination: Examination) -> frozenset[str]:
-    """Slugs of checks by whose signs the ranks' words go."""
-    facts = smoke_of(examination)
-    said = [text for one in facts.ranks for text in (one.words, one.last_line) if text]
-    return frozenset(
-        one.slug for one in all_checks() if any(sign.text in text for sign in one.log_signs for text in said)
-    )
 
 
 def smoke_of(examination: Examination) -> Smoke:
@@ -85,6 +77,11 @@ def _is_own(check: Check) -> bool:
 def nothing_ran(facts: Smoke) -> bool:
     """Not one rank was heard of."""
     return all(one.ending is Ending.NEVER_CAME for one in facts.ranks)
+
+
+def needs_a_look(examination: Examination) -> bool:
+    """Whether something was run and failed, or could not even be run: the host may say why."""
+    return bool(smoke_of(examination).ranks) and verdict_of(examination) in (Verdict.FAIL, Verdict.UNKNOWN)
 
 
 def verdict_of(examination: Examination) -> Verdict:

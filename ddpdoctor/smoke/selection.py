@@ -11,8 +11,12 @@ from ddpdoctor.smoke.orders import STAGES
 ALWAYS: Final = ("import", "device", "rendezvous", "process group", "shutdown")
 """The frame of every run."""
 
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {}
-"""A stage, to the ones whose results it takes up."""
+NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "one process": ("training",),
+    "parameters": ("training",),
+    "checkpoint": ("training",),
+}
+"""A stage, to those whose results it takes up."""
 
 
 class UnknownStageError(ValueError):

@@ -49,7 +49,6 @@ def smoke(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.
 def test_a_healthy_run_of_two_ranks() -> None:
     done = smoke("--nproc", "2", "--json", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
     told = json.loads(done.stdout)
     jsonschema.validate(told, json.loads(SCHEMA_FILE.read_text()))
     assert told["command"] == "smoke"
