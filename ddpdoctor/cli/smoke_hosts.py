@@ -38,9 +38,10 @@ def train_with_others(
     token: str | None,
     wait: float,
     strict: bool,
+    shown: Callable[[End], None],
 ) -> End:
-    """Meets the others, trains, and comes to the same verdict on all."""
-    audience = _Audience(silent=job.launched and job.node_rank != 0)
+    """Meets the others, trains, and comes to the same verdict on all. shown: prints how it ended here."""
+    audience = _Audience(shown, launched=job.launched, silent=job.launched and job.node_rank != 0)
     share = Share(
         nproc=wishes.nproc,
         backend=wishes.backend,
@@ -60,7 +61,7 @@ def train_with_others(
         engine=starter(job) if job.launched else ENGINE,
     )
     try:
-        return run(
+        end = run(
             Wishes(
                 job=job,
                 purpose=SmokePurpose(share, terms, audience.heard),
@@ -75,6 +76,9 @@ def train_with_others(
         )
     finally:
         audience.close()
+    if not audience.has_shown:
+        shown(end)
+    return end
 
 
 def print_end(end: End, job: Job, *, as_json: bool, verbose: bool, quiet: bool) -> None:
@@ -109,11 +113,15 @@ def _why_alone(end: End) -> list[str]:
 
 class _Audience:
     """First who comes, then how far this host's own ranks are. silent: neither, since another process of the same launcher
-    tells it on the same terminal."""
+    tells it on the same terminal. launched: the first of them shows the report before the others hear of it, since their
+    exit codes make the launcher end it."""
 
-    def __init__(self, *, silent: bool) -> None:
+    def __init__(self, shown: Callable[[End], None], *, launched: bool, silent: bool) -> None:
         from ddpdoctor.report import netcheck_progress
 
+        self.has_shown = False
+        self._shown = shown
+        self._launched = launched
         self._silent = silent
         self._meeting = None if silent else netcheck_progress.make_view(sys.stderr, "smoke")
         self._ranks: Callable[[Watch], None] | None = None
@@ -130,6 +138,13 @@ class _Audience:
     def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
         if self._meeting is not None:
             self._meeting.waiting(waiting, command)
+
+    def verdict(self, end: End) -> None:
+        if self._launched:
+            self.close()
+            self._shown(end)
+            sys.stdout.flush()
+            self.has_shown = True
 
     def say(self, text: str) -> None:
         if not self._silent:

@@ -184,6 +184,8 @@ class Fleet(Facts, frozen=True, kw_only=True):
     """All nodes of a job, in the order of their ranks. `nodes` is empty where nobody looked further than one host."""
 
     nodes: Annotated[tuple[Node, ...], Source("the nodes' own words")] = ()
+    seat: Annotated[str, Source("the launcher's settings")] = "node"
+    """What each of them is called: "rank" where each is one that a launcher has started."""
     expected: Annotated[int, Source("--nnodes, the launcher's settings")] = 0
     absent: Annotated[tuple[Absent, ...], Source("who joined the hub")] = ()
     doubles: Annotated[tuple[Double, ...], Source("who joined the hub")] = ()

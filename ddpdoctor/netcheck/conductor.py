@@ -38,6 +38,7 @@ class Conductor:
         await self._programme.go()
         fleet = Fleet(
             nodes=tuple(map(company.node, company.members)),
+            seat=self._hub.seat,
             expected=self._hub.nnodes,
             absent=tuple(msgspec.structs.replace(one, command=self._command(one.rank)) for one in self._hub.absent()),
             doubles=tuple(self._hub.doubles),

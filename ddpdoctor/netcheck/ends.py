@@ -60,6 +60,9 @@ class Audience(Protocol):
     def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
         """Other nodes: what the fleet does and whom it waits for. command: what to type on the node of a rank."""
 
+    def verdict(self, end: End) -> None:
+        """Node 0: this is how it ends; next, the others are told."""
+
     def say(self, text: str) -> None:
         """A line that stays."""
 

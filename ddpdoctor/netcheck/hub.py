@@ -73,7 +73,7 @@ class Hub:
         self._limits = limits or Limits()
         self._hosts = hosts
         self._command = command
-        self._seat = seat
+        self.seat = seat
         self.changed = changed
         self._door = Door(addresses, port, token, self._limits, self._enter, self._note_refused, self._stir)
         self._run = secrets.token_hex(16)
@@ -108,7 +108,7 @@ class Hub:
     @property
     def names(self) -> dict[int, str]:
         """What to call each guest."""
-        return names_by_rank({rank: guest.host for rank, guest in self.guests.items()}, self._seat)
+        return names_by_rank({rank: guest.host for rank, guest in self.guests.items()}, self.seat)
 
     @property
     def strangers(self) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ class Hub:
 
     def _absent(self) -> tuple[str, ...]:
         absent = self.absent()
-        seats = [f"{self._seat} {one.rank}" for one in absent[:MOST_MISSING]]
+        seats = [f"{self.seat} {one.rank}" for one in absent[:MOST_MISSING]]
         names = [f"{seat} ({one.host})" if one.host else seat for seat, one in zip(seats, absent, strict=False)]
         more = (f"{len(absent) - MOST_MISSING} more",) if len(absent) > MOST_MISSING else ()
         return (*names, *more)

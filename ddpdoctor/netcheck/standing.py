@@ -46,7 +46,7 @@ def warning(job: Job, network: Network) -> str:
     """What is wrong with the master's name on each node, told before anybody waits: it means that node itself, or this
     is node 0 and it means another host. "" where nothing is, or it isn't known."""
     master = network.master
-    if not isinstance(master, Resolution) or not master.addresses or (job.nnodes or 1) < 2:
+    if not isinstance(master, Resolution) or not master.addresses or (job.machines or job.nnodes or 1) < 2:
         return ""
     own = own_address(network)
     if means_each_node_itself(master, network):

@@ -21,6 +21,7 @@ from ddpdoctor.wording import listed, plural
 if TYPE_CHECKING:
     from ddpdoctor.facts.fleet import Absent
     from ddpdoctor.facts.meeting import Meeting
+    from ddpdoctor.netcheck.ends import End
     from ddpdoctor.netcheck.hub import Hub
     from ddpdoctor.netcheck.messages import Waiting
 
@@ -117,6 +118,9 @@ class Progress:
             self.phase, self.phase_began = waiting.phase, self._clock()
         self.waited_for, self.first = waiting.waited_for, waiting.first
 
+    def verdict(self, end: End) -> None:
+        """It is printed when all have been told."""
+
 
 def absent_name(one: Absent) -> str:
     """ "node 2", "node 2 (gpu07)"."""
@@ -177,6 +181,9 @@ class View(Protocol):
 
     def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
         """What the hub tells all nodes: the phase, and who is waited for. command: as for `hub`."""
+
+    def verdict(self, end: End) -> None:
+        """Node 0: this is how it ends; next, the others are told."""
 
     def say(self, text: str) -> None:
         """A line that stays on the screen."""

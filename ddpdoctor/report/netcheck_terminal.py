@@ -37,7 +37,7 @@ from ddpdoctor.report.netcheck_words import (
 from ddpdoctor.report.plain import one_line, plain
 from ddpdoctor.report.smoke_terminal import show_stages
 from ddpdoctor.report.smoke_words import not_tested as stages_not_tested
-from ddpdoctor.report.smoke_words import shown_stages
+from ddpdoctor.report.smoke_words import shown_stages, what_was_done
 from ddpdoctor.report.summary import summary
 from ddpdoctor.report.terminal import (
     STYLES,
@@ -78,7 +78,8 @@ def show_verdict(
     names = names_of(fleet, examinations)
     found = folded(examinations, names, verbose=verbose)
     if not quiet:
-        _show_headline(console, *headline(fleet, examinations))
+        done = what_was_done(smoke) if smoke is not None and smoke.ranks else ""
+        _show_headline(console, *headline(fleet, examinations, done))
         _show_head(console, fleet, meeting)
         _show_phases(console, fleet, warned_phases(examinations))
         _show_stages(console, smoke, examinations)
@@ -268,7 +269,7 @@ def _show_headline(console: Console, verdict: Verdict, text: str) -> None:
 
 def _show_head(console: Console, fleet: Fleet, meeting: Meeting) -> None:
     _show_row(console, "master", met_at(meeting, fleet))
-    _show_row(console, "nodes", who_came(fleet, meeting))
+    _show_row(console, f"{fleet.seat}s", who_came(fleet, meeting))
     rows, rest = node_rows(fleet)
     if rows:
         _show_table(console, rows)

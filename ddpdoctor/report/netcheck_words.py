@@ -10,6 +10,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.findings import Severity
+from ddpdoctor.knowledge.fleet_words import bare_host
 from ddpdoctor.knowledge.version_agreement import versions_compared
 from ddpdoctor.netcheck.judging import whole
 from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
@@ -35,8 +36,11 @@ def names_of(fleet: Fleet, examinations: Sequence[Examination]) -> list[str]:
 NOTHING_BETWEEN = "with one node nothing between nodes was tested: run it with the job's --nnodes on all of them"
 
 
-def headline(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Verdict, str]:
-    """The verdict and the one sentence that must be seen first: the worst finding, or what was fine and what not tested."""
+def headline(fleet: Fleet, examinations: Sequence[Examination], done: str = "") -> tuple[Verdict, str]:
+    """The verdict and the one sentence that must be seen first: the worst finding, or what was fine and what not tested.
+
+    done: what was fine, where it isn't just that the nodes met.
+    """
     verdict, problems = whole(fleet, examinations)
     found = folded(examinations, names_of(fleet, examinations))
     if verdict in (Verdict.FAIL, Verdict.WARN):
@@ -46,7 +50,9 @@ def headline(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Verdict
         return verdict, next(iter(problems), _NOT_JUDGED)
     if fleet.expected == 1:
         return verdict, f"Nothing wrong was found on this host alone; {NOTHING_BETWEEN}"
-    text = f"{len(fleet.nodes)} of {plural(max(fleet.expected, len(fleet.nodes)), 'node')} met, and nothing wrong was found"
+    if done:
+        return verdict, done
+    text = f"{len(fleet.nodes)} of {plural(max(fleet.expected, len(fleet.nodes)), fleet.seat)} met, and nothing wrong was found"
     return verdict, "; ".join([text, *untested(fleet)])
 
 
@@ -79,7 +85,7 @@ def outcome(fleet: Fleet, examinations: Sequence[Examination]) -> str:
 
 def counts(fleet: Fleet, examinations: Sequence[Examination]) -> str:
     """ "14 checks passed on every node, 3 could not be tested, 9 had nothing to look at." """
-    where = " on every node" if len(examinations) > 1 else ""
+    where = f" on every {fleet.seat}" if len(examinations) > 1 else ""
     unknown = {slug for some in reasons(examinations, names_of(fleet, examinations)).values() for slug in some}
     idle = sum(map(len, idle_reasons(examinations).values()))
     return (
@@ -93,7 +99,7 @@ def counts(fleet: Fleet, examinations: Sequence[Examination]) -> str:
 
 def met_at(meeting: Meeting, fleet: Fleet) -> str:
     """ "n0 (10.9.0.1), port 29500"."""
-    first = [fleet.nodes[0].host, fleet.nodes[0].address] if fleet.nodes else []
+    first = [bare_host(fleet.nodes[0]), fleet.nodes[0].address] if fleet.nodes else []
     also = ", ".join(one for one in first if one and one != meeting.master)
     return f"{meeting.master}{f' ({also})' if also else ''}, port {meeting.port}"
 
@@ -123,7 +129,7 @@ def node_rows(fleet: Fleet) -> tuple[list[tuple[str, ...]], str]:
     sentences = []
     if alike:
         interface, torch, nccl = most
-        sentences.append(f"{alike} nodes alike: {interface}, torch {torch}, NCCL {nccl}")
+        sentences.append(f"{alike} {fleet.seat}s alike: {interface}, torch {torch}, NCCL {nccl}")
     if left > 0:
         sentences.append(f"{left} more that differ")
     return rows[:_MOST_ROWS], "; ".join(sentences)
@@ -158,10 +164,10 @@ def phase_text(phase: Phase, fleet: Fleet) -> str:
     if phase.reason or phase.passed is Passed.NOT_TESTED:
         return phase.reason
     if phase.name == "join":
-        return f"{len(fleet.nodes)} of {max(fleet.expected, len(fleet.nodes))} nodes came"
+        return f"{len(fleet.nodes)} of {max(fleet.expected, len(fleet.nodes))} {fleet.seat}s came"
     if phase.name == "compare":
         present = [node for node in fleet.nodes if not node.lost]
-        return f"{listed([*versions_compared(present), 'settings', 'clocks'])} of {plural(len(present), 'node')}"
+        return f"{listed([*versions_compared(present), 'settings', 'clocks'])} of {plural(len(present), fleet.seat)}"
     if phase.name == "reach":
         return _ways(fleet)
     if phase.name == "links":
