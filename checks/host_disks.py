@@ -66,10 +66,10 @@ def disk_full(disks: Disks) -> Iterator[Finding]:
         group = [one for one in group if one.total and not one.read_only_mount]
         short = [one for one in group if one.free < _floors(one)[1]]
         if short:
-            yield _short_of("space", short, f"{human(short[0].free)} of {human(short[0].total)} free")
+            yield _short_of("space", short, f"{human(short[0].free)} of {human(short[0].total)} free", disks)
         scarce = [one for one in group if _counts_inodes(one) and one.inodes_free < INODES_WANTED]
         if scarce:
-            yield _short_of("inodes", scarce, f"{scarce[0].inodes_free} of {scarce[0].inodes_total} inodes free")
+            yield _short_of("inodes", scarce, f"{scarce[0].inodes_free} of {scarce[0].inodes_total} inodes free", disks)
     for disk in disks.folders:
         if not disk.writable and disk.purpose in ("working folder", "temporary files", "Triton cache"):
             yield _not_writable(disk)
@@ -80,7 +80,7 @@ def _counts_inodes(disk: Disk) -> bool:
     return disk.inodes_total > 0 and not disk.file_system.startswith("fuse")
 
 
-def _short_of(what: str, disks: Sequence[Disk], figures: str) -> Finding:
+def _short_of(what: str, disks: Sequence[Disk], figures: str, others: Disks) -> Finding:
     first = disks[0]
     fails = any(one.free < _floors(one)[0] for one in disks) if what == "space" else True
     where = first.mount or first.path
@@ -89,20 +89,47 @@ def _short_of(what: str, disks: Sequence[Disk], figures: str) -> Finding:
     else:
         look = f"du -x --inodes --max-depth=2 {shlex.quote(where)} 2>/dev/null | sort -n | tail -n 20"
     fixes = [Fix("See what takes the room, and remove what nobody needs", (look,))]
-    moves = {"temporary files": "TMPDIR", "Hugging Face cache": "HF_HOME", "torch cache": "TORCH_HOME"}
-    variables = [moves[one.purpose] for one in disks if one.purpose in moves]
-    if variables:
-        fixes.append(
-            Fix(
-                f"Or set {listed(variables)} to {'a folder' if len(variables) == 1 else 'folders'} on a larger file system"
+    movable = [one for one in disks if one.purpose in MOVES]
+    for one in movable:
+        variable, name = MOVES[one.purpose]
+        roomy = _with_room(one, others)
+        if roomy:
+            folder = shlex.quote(f"{roomy.path.rstrip('/')}/{name}")
+            fixes.append(
+                Fix(
+                    f"Or let {variable} lead to a folder with room, {human(roomy.free)} free",
+                    (f"mkdir -p {folder} && export {variable}={folder}",),
+                    appliable=True,
+                )
             )
-        )
+        else:
+            fixes.append(Fix(f"Or set {variable} to a folder on a larger file system"))
     return Finding(
         summary=f"{where} is short of {what}: {figures}; on it: {listed([one.purpose for one in disks], 3)}"[:160],
         evidence=tuple(_seen(one, figures) for one in disks),
         fixes=tuple(fixes),
         severity=FAIL if fails else WARN,
     )
+
+
+MOVES = {
+    "temporary files": ("TMPDIR", "tmp"),
+    "Hugging Face cache": ("HF_HOME", "huggingface"),
+    "torch cache": ("TORCH_HOME", "torch-cache"),
+}
+"""What can lie elsewhere: the variable that says where, and a name for the folder there."""
+
+
+def _with_room(short: Disk, disks: Disks) -> Disk | None:
+    """The working folder or the home, where it has the room that this one lacks, and inodes."""
+    for one in disks.folders:
+        elsewhere = (one.mount, one.total) != (short.mount, short.total) and one.writable
+        inodes = not _counts_inodes(one) or one.inodes_free >= 10 * INODES_WANTED
+        # What it lacks it shall have twice: its own purpose needs room, too.
+        room = one.free >= 2 * max(_floors(short)[1], _floors(one)[1])
+        if one.purpose in ("working folder", "home") and elsewhere and inodes and room:
+            return one
+    return None
 
 
 def _not_writable(disk: Disk) -> Finding:

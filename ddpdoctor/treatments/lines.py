@@ -14,6 +14,7 @@ _EXPORT = re.compile(rf"export((?: +{_NAME}={_VALUE})+)")
 _ASSIGNMENT = re.compile(rf" +({_NAME})=({_VALUE})")
 _UNSET = re.compile(rf"unset((?: +{_NAME})+)")
 _LIMIT = re.compile(r"ulimit (-[nul]) (?:\d+|unlimited|\$\(ulimit -H[nul]\))")
+_FOLDER = re.compile(rf"mkdir -p ({_VALUE}) && export ({_NAME})=\1(?![^ ;])")
 _COMMENT = re.compile(r"\s*(?:#.*)?")
 
 
@@ -25,11 +26,12 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def lines_of(command: str) -> tuple[Line, ...]:
-    """A fix's command as statements: `export`s and `unset`s of plain values, `ulimit`s; empty where it is anything else."""
+    """A fix's command as statements: `export`s and `unset`s of plain values, also of a folder that is made for it, and
+    `ulimit`s; empty where it is anything else."""
     found: list[Line] = []
     rest = command
     while True:
-        statement = _EXPORT.match(rest) or _UNSET.match(rest) or _LIMIT.match(rest)
+        statement = _statement(rest)
         if statement is None:
             return ()
         found += _statements(statement)
@@ -43,10 +45,14 @@ def lines_of(command: str) -> tuple[Line, ...]:
 
 def keys_of_line(line: str) -> set[str]:
     """What a line of a settings file sets; a comment may stand behind it."""
-    statement = _EXPORT.match(line) or _UNSET.match(line) or _LIMIT.match(line)
+    statement = _statement(line)
     if statement is None or not _COMMENT.fullmatch(line, statement.end()):
         return set()
     return {one.key for one in _statements(statement)}
+
+
+def _statement(text: str) -> re.Match[str] | None:
+    return _EXPORT.match(text) or _UNSET.match(text) or _LIMIT.match(text) or _FOLDER.match(text)
 
 
 def _statements(found: re.Match[str]) -> Iterator[Line]:
@@ -56,5 +62,7 @@ def _statements(found: re.Match[str]) -> Iterator[Line]:
     elif found.re is _UNSET:
         for name in found[1].split():
             yield Line(name, f"unset {name}")
+    elif found.re is _FOLDER:
+        yield Line(found[2], found[0])
     else:
         yield Line(f"ulimit {found[1]}", found[0])

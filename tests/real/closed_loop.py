@@ -1,0 +1,344 @@
+"""Illnesses for the closed loop: how each is made, and what is to become of it. The README's table is made of the same list.
+
+Each is made, judged and mended in one bash, so that what a fix exports or unsets counts from then on, as in a user's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from tests.command import ROOT
+from tests.real.namespaces import network
+from tests.real.netcheck_hosts import sudo_shim
+
+
+class Done(msgspec.Struct, frozen=True):
+    """How one command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Shell:
+    """A bash that a user sits at, in a folder of their own.
+
+    around: what stands before `bash` on its command line: namespaces, another user.
+    """
+
+    def __init__(self, folder: Path, around: Sequence[str] = ()) -> None:
+        self.folder = folder / "home"
+        self.folder.mkdir()
+        self._said = folder / "said"
+        self._said.mkdir()
+        shims = folder / "shims"
+        shims.mkdir()
+        sudo_shim(shims)
+        ours = shims / "ddpdoctor"
+        ours.write_text(
+            f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m ddpdoctor "$@"\n'
+        )
+        ours.chmod(0o755)
+        binaries = Path(sys.executable).parent
+        environ = {
+            "PATH": f"{shims}:{binaries}:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "VIRTUAL_ENV": sys.prefix,
+            "LANG": "C.UTF-8",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        self._bash = subprocess.Popen(
+            [*around, "bash", "--noprofile", "--norc"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=self.folder,
+            env=environ,
+            text=True,
+        )
+
+    def do(self, command: str) -> Done:
+        """Runs it in this shell, word for word, to its end."""
+        assert self._bash.stdin
+        assert self._bash.stdout
+        out, err = self._said / "out", self._said / "err"
+        print(
+            f"{{ {command}\n}} </dev/null >{shlex.quote(str(out))} 2>{shlex.quote(str(err))}; echo done $?",
+            file=self._bash.stdin,
+        )
+        self._bash.stdin.flush()
+        line = self._bash.stdout.readline()
+        assert line.startswith("done "), f"the shell ended at: {command}"
+        return Done(int(line.split()[1]), out.read_text(errors="replace"), err.read_text(errors="replace"))
+
+    def close(self) -> None:
+        assert self._bash.stdin
+        self._bash.stdin.close()
+        try:
+            self._bash.wait(10)
+        except subprocess.TimeoutExpired:
+            self._bash.kill()
+            self._bash.wait()
+
+
+@contextmanager
+def at_home(folder: Path) -> Iterator[Shell]:
+    """On this host as it is."""
+    shell = Shell(folder)
+    try:
+        yield shell
+    finally:
+        shell.close()
+
+
+@contextmanager
+def with_mounts(folder: Path) -> Iterator[Shell]:
+    """In a mount namespace, where what it mounts is nobody else's."""
+    shell = Shell(folder, ["unshare", "--mount"])
+    try:
+        yield shell
+    finally:
+        shell.close()
+
+
+USER = ("setpriv", "--reuid=65533", "--regid=65533", "--clear-groups", "--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override", "--bounding-set=-all,+dac_override")  # fmt: skip
+"""A user whom limits bind, and who may read all files, since the interpreter may lie in root's home."""
+
+
+@contextmanager
+def as_user(folder: Path) -> Iterator[Shell]:
+    """As another user than root, whom no limit of processes binds."""
+    shell = Shell(folder, USER)
+    try:
+        yield shell
+    finally:
+        shell.close()
+
+
+@contextmanager
+def on_a_node(folder: Path) -> Iterator[Shell]:
+    """On n1, one of two hosts that have a network, names and files of their own."""
+    with network("n1", "n2") as (first, _):
+        # Files that `ip netns exec` mounts over /etc/hosts and others are this shell's for as long as it lives.
+        shell = Shell(folder, first.command())
+        try:
+            yield shell
+        finally:
+            shell.close()
+
+
+class Illness(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table.
+
+    slug: what `check` must find. made: bash lines that make a healthy shell ill, as the README shows them. options: of
+    `check`. fix: which of the printed fixes is carried out, from 0. carried_out: its commands, `...` for what differs from
+    host to host. job: a command that fails while it is ill and works afterwards; "" where only smoke says so. says: what
+    the job, or without one smoke, prints while it is ill; "" where smoke passes all the same. note: for the README.
+    """
+
+    name: str
+    slug: str
+    made: str
+    carried_out: str
+    options: str = ""
+    fix: int = 0
+    job: str = ""
+    says: str = ""
+    note: str = ""
+    place: Callable[[Path], AbstractContextManager[Shell]] = at_home
+    prepared: str = ""
+    """Bash lines for what a healthy user has, too."""
+
+
+SAVE_PINNED = """
+import sys, torch
+torch.serialization.location_tag = lambda storage: "".join(["cuda:", "3"])
+torch.save(torch.nn.Linear(4, 4).state_dict(), sys.argv[1])
+"""
+LOAD = "import torch; torch.load('ckpt.pt')"
+JOIN = (
+    "import datetime, torch.distributed as d; "
+    "d.init_process_group('gloo', rank=0, world_size=1, timeout=datetime.timedelta(seconds=3))"
+)
+LOADER = (
+    "import torch; data = torch.zeros(64, 2 ** 20); "
+    "list(torch.utils.data.DataLoader(data, batch_size=16, num_workers=2))"
+)
+MANY_BATCHES = "import torch; list(torch.utils.data.DataLoader(range(1000), num_workers=2))"
+SAVE = "import tempfile, torch; torch.save(torch.zeros(2 ** 20), tempfile.mkdtemp() + '/ckpt.pt')"
+LISTEN = "import socket, time; s = socket.socket(); s.bind(('', 29713)); s.listen(); print('listening', flush=True); time.sleep(99)"
+
+
+def python(code: str) -> str:
+    return f"python -c {shlex.quote(code)}"
+
+
+def listener() -> str:
+    """A process in the background that listens on MASTER_PORT, from the moment at which the line is done."""
+    return f"{python(LISTEN)} > listener & until grep -q listening listener; do sleep 0.02; done"
+
+
+ILLNESSES = (
+    Illness(
+        name="an interface's name of another host",
+        slug="gloo-ifname-not-found",
+        made="export GLOO_SOCKET_IFNAME=eth9",
+        carried_out="export GLOO_SOCKET_IFNAME=eth0",
+        says="Unable to find address for: eth9",
+        place=on_a_node,
+    ),
+    Illness(
+        name="the hostname means the loopback",
+        slug="hostname-resolves-loopback",
+        prepared="export MASTER_ADDR=n2 MASTER_PORT=29500 NNODES=2",
+        made="sed 's/.* n1$/127.0.1.1 n1/' /etc/hosts > hosts; cp hosts /etc/hosts",
+        carried_out="{ sed ... /etc/hosts; echo '10.77.0.11 n1'; } > ~/hosts.new; sudo cp ~/hosts.new /etc/hosts",
+        place=on_a_node,
+    ),
+    Illness(
+        name="a left-over process holds the port",
+        slug="port-in-use",
+        prepared="export MASTER_ADDR=127.0.0.1 MASTER_PORT=29713",
+        made=listener(),
+        carried_out="ps -o pid,user,lstart,args -p ...; kill ...",
+        job=python(JOIN),
+        says="EADDRINUSE",
+        place=on_a_node,
+    ),
+    Illness(
+        name="another job holds the port",
+        slug="port-in-use",
+        prepared="export MASTER_ADDR=127.0.0.1 MASTER_PORT=29713",
+        made=listener(),
+        fix=1,
+        carried_out="export MASTER_PORT=$(...)",
+        job=python(JOIN),
+        says="EADDRINUSE",
+        place=on_a_node,
+    ),
+    Illness(
+        name="a blank behind the master's address",
+        slug="launcher-env-inconsistent",
+        prepared="export MASTER_ADDR=127.0.0.1 MASTER_PORT=29713",
+        made="export MASTER_ADDR='127.0.0.1 '",
+        carried_out="export MASTER_ADDR=127.0.0.1",
+        job=python(JOIN),
+        says="127.0.0.1 ",
+        place=on_a_node,
+    ),
+    Illness(
+        name="a misspelt setting",
+        slug="setting-misspelt",
+        made="export GLOO_SOCKET_IFNAM=lo",
+        carried_out="unset GLOO_SOCKET_IFNAM; export GLOO_SOCKET_IFNAME=lo",
+    ),
+    Illness(
+        name="a value that torch rejects",
+        slug="setting-invalid",
+        made="export TORCH_DISTRIBUTED_DEBUG=verbose",
+        carried_out="unset TORCH_DISTRIBUTED_DEBUG",
+        says="must be OFF, INFO, or DETAIL",
+    ),
+    Illness(
+        name="a setting left over from debugging",
+        slug="setting-dangerous",
+        made="export CUDA_LAUNCH_BLOCKING=1",
+        carried_out="unset CUDA_LAUNCH_BLOCKING",
+    ),
+    Illness(
+        name="a stale settings file, of a torchrun job's environment",
+        slug="torchelastic-leftover",
+        prepared="export MASTER_ADDR=127.0.0.1 MASTER_PORT=29713",
+        made="echo 'export TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_MAX_RESTARTS=0' > job.env; source job.env",
+        carried_out="unset TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE",
+        job=python(JOIN),
+        says="timed out",
+        place=on_a_node,
+    ),
+    Illness(
+        name="a stale rendezvous file",
+        slug="stale-file-init",
+        prepared="export DIST_URL=file://$PWD/meeting",
+        made="echo left over > meeting",
+        carried_out="rm -- .../meeting",
+    ),
+    Illness(
+        name="too many threads",
+        slug="omp-threads",
+        options="--nproc 2",
+        prepared="export OMP_NUM_THREADS=1",
+        made="export OMP_NUM_THREADS=64",
+        carried_out="export OMP_NUM_THREADS=...",
+    ),
+    Illness(
+        name="few open files",
+        slug="nofile-limit",
+        options="--nproc 2",
+        prepared="ulimit -S -n 4096",
+        made="ulimit -S -n 256",
+        carried_out="ulimit -n ...",
+        job=python(MANY_BATCHES),
+        says="Too many open files",
+    ),
+    Illness(
+        name="few processes",
+        slug="pids-limit",
+        options="--nproc 2",
+        made="ulimit -S -u 60",
+        carried_out="ulimit -u $(ulimit -Hu)",
+        place=as_user,
+    ),
+    Illness(
+        name="a small /dev/shm",
+        slug="shm-too-small",
+        options="--nproc 2",
+        prepared="mount -t tmpfs -o size=2g none /dev/shm",
+        made="mount -o remount,size=16m /dev/shm",
+        carried_out="sudo mount -o remount,size=...g /dev/shm",
+        job=python(LOADER),
+        says="No space left on device",
+        place=with_mounts,
+    ),
+    Illness(
+        name="no room for temporary files",
+        slug="disk-full",
+        prepared="mkdir scratch; export TMPDIR=$PWD/scratch",
+        made="mount -t tmpfs -o size=1m none scratch",
+        fix=1,
+        carried_out="mkdir -p .../tmp && export TMPDIR=.../tmp",
+        job=python(SAVE),
+        says="failed writing file",
+        place=with_mounts,
+    ),
+    Illness(
+        name="a checkpoint pinned to a GPU",
+        slug="ckpt-device-pin",
+        options="--checkpoint ckpt.pt",
+        prepared=python("import torch; torch.save(torch.nn.Linear(4, 4).state_dict(), 'ckpt.pt')"),
+        made=f"{python(SAVE_PINNED)} ckpt.pt",
+        carried_out="ddpdoctor fix-checkpoint ckpt.pt",
+        job=python(LOAD),
+        says="Attempting to deserialize object on a CUDA device",
+    ),
+    Illness(
+        name="a file of your own called torch.py",
+        slug="torch-shadowed",
+        made="echo 'print(1)' > torch.py",
+        carried_out="mv .../torch.py .../my_torch.py",
+        says="torch-shadowed",
+    ),
+    Illness(
+        name="the working folder was deleted and made anew",
+        slug="working-folder-gone",
+        prepared="mkdir work; cd work",
+        made='rm -r "$PWD"; mkdir "$PWD"',
+        carried_out='cd "$PWD"',
+    ),
+)

@@ -1,0 +1,62 @@
+"""The closed loop: a healthy shell, an illness, its name, the printed fix carried out word for word, and a training that runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.closed_loop import ILLNESSES, Done, Illness, Shell
+
+pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "setpriv")]
+
+
+def found(shell: Shell, illness: Illness) -> list[dict[str, Any]]:
+    """What `check` finds of that slug; nothing must have kept it from judging."""
+    ended = shell.do(f"ddpdoctor check --json --select {illness.slug} {illness.options}")
+    assert ended.stdout, ended.stderr
+    report = json.loads(ended.stdout)
+    unjudged = [one["reason"] for one in report["not_tested"] if one["why"] != "not-applicable"]
+    assert not unjudged, unjudged
+    return [one for one in report["findings"] if one["slug"] == illness.slug]
+
+
+def smoke(shell: Shell) -> Done:
+    return shell.do("ddpdoctor smoke --nproc 2 --json")
+
+
+def matches(commands: list[str], pattern: str) -> bool:
+    wanted = ".*".join(map(re.escape, pattern.split("...")))
+    return re.fullmatch(wanted, "; ".join(commands), re.DOTALL) is not None
+
+
+@pytest.mark.parametrize("illness", ILLNESSES, ids=lambda one: one.name.replace(" ", "-"))
+def test_found_fixed_and_proved(illness: Illness, tmp_path: Path) -> None:
+    with illness.place(tmp_path) as shell:
+        if illness.prepared:
+            assert shell.do(illness.prepared).code == 0
+        assert found(shell, illness) == []
+        assert shell.do(illness.made).code == 0
+        finding = found(shell, illness)[0]
+        hurts(shell, illness)
+        commands = finding["fixes"][illness.fix]["commands"]
+        assert matches(commands, illness.carried_out), commands
+        for one in commands:
+            ended = shell.do(one)
+            assert ended.code == 0, f"{one}: {ended.stderr}"
+        assert found(shell, illness) == []
+        if illness.job:
+            assert shell.do(illness.job).code == 0
+        trained = smoke(shell)
+        assert trained.code == 0, trained.stdout[-4000:] + trained.stderr
+
+
+def hurts(shell: Shell, illness: Illness) -> None:
+    """What a job says while the illness is there."""
+    if illness.says:
+        ended = shell.do(illness.job) if illness.job else smoke(shell)
+        assert ended.code != 0
+        assert illness.says in ended.stdout + ended.stderr
