@@ -10,6 +10,7 @@ import os
 import sys
 
 if __name__ == "__main__":
+    before = set(sys.modules)
     # A training script doesn't see this file's folder, and nothing in there may stand in for a module of the library.
     here = os.path.dirname(os.path.abspath(__file__))
     if not getattr(sys.flags, "safe_path", False):
@@ -18,4 +19,4 @@ if __name__ == "__main__":
 
     from ddpdoctor_smoke.engine import main
 
-    main()
+    main(before)

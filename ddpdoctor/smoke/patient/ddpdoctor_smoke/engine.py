@@ -1,12 +1,14 @@
 """torch's elastic engine, the one behind torchrun, with ranks that are forked from a server which has imported torch."""
 # mypy: allow-untyped-defs, allow-untyped-calls, no-warn-return-any
 
+import errno
 import gc
 import importlib
 import multiprocessing
 import os
 import sys
 from contextlib import suppress
+from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 
 from ddpdoctor_smoke import orders
 from ddpdoctor_smoke.doctor import Doctor, die_with_the_parent, tell_of_children
@@ -18,10 +20,12 @@ FOR_RANKS = ("torch.nn.parallel", "torch.utils.data", "torch._dynamo")
 RENDEZVOUS_SECONDS = 60
 
 
-def main():
-    """Runs this host's ranks to their end. Exit code 0: all finished."""
+def main(before):
+    """Runs this host's ranks to their end. Exit code 0: all finished. before: the names of the modules that Python itself
+    imports when it starts."""
     die_with_the_parent()
     order = orders.read(sys.argv[1])
+    order["hidden"] = hidden_modules(before)
     prepare()
     launched = order.get("launched")
     if launched is not None:
@@ -37,9 +41,43 @@ def main():
         doctor.end_with_the_doctor()
         launch(order)
     except BaseException as error:
-        doctor.say(failures=failures_of(error), error=words_of(error), missing=getattr(error, "name", None) or "")
+        doctor.say(
+            failures=failures_of(error),
+            error=words_of(error) + where_there_is_no_room(error),
+            missing=getattr(error, "name", None) or "",
+        )
         raise SystemExit(1) from None
     doctor.say(finished=True)
+
+
+def hidden_modules(before):
+    """What a script in this folder would import in place of modules of the library, as words. We have imported those modules
+    from the library, so that `import torch` doesn't show it here."""
+    if getattr(sys.flags, "safe_path", False):
+        return ""
+    for name in sorted(set(sys.modules) - before):
+        loader = getattr(sys.modules[name], "__loader__", None)
+        if "." in name or not isinstance(loader, (SourceFileLoader, ExtensionFileLoader)):
+            continue  # Those that are built in or frozen into Python can't be hidden.
+        for path in (name + ".py", os.path.join(name, "__init__.py")):
+            if os.path.isfile(path):
+                with suppress(OSError):
+                    path = os.path.join(os.getcwd(), path)
+                return (
+                    "%s hides Python's own module %s: every script in this folder would import it instead. "
+                    "Give it another name" % (path, name)
+                )
+    return ""
+
+
+def where_there_is_no_room(error):
+    """The kernel doesn't say it."""
+    if getattr(error, "errno", None) != errno.ENOSPC or getattr(error, "filename", None):
+        return ""
+    with suppress(OSError):
+        if not os.statvfs("/dev/shm").f_bavail:
+            return ": /dev/shm is full, where the semaphores of multiprocessing lie"
+    return ""
 
 
 def launch(order):

@@ -46,6 +46,11 @@ class Rank:
         self.kept = {}
         """What one stage leaves to a later one: name to object. Emptied before the process group is destroyed."""
 
+    @property
+    def on_gpu(self):
+        """Since the stage "device"."""
+        return self.device.type == "cuda"
+
     def step(self, words, calls=""):
         """Says what comes next within the stage. calls: a collective with type and shape, as `call_of` writes it, so that ranks
         which differ are found."""
@@ -62,7 +67,7 @@ class Rank:
         self.step(words, call_of(op, tensor))
         if tensor is not None:
             getattr(self.dist, op)(tensor, *more)
-        elif self.device.type == "cuda":
+        elif self.on_gpu:
             getattr(self.dist, op)(device_ids=[self.device.index])
         else:
             getattr(self.dist, op)()

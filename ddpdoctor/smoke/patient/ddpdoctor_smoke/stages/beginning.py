@@ -8,6 +8,8 @@ from ddpdoctor_smoke.orders import TORCH_WAITS
 
 
 def import_torch(one):
+    if one.order.get("hidden"):
+        raise ImportError(one.order.hidden)
     import torch
     import torch.distributed
 

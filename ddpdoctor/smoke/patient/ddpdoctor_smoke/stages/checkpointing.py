@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 
 from ddpdoctor_smoke.rank import Wrong
-from ddpdoctor_smoke.stages.comparing import broadcast_bytes, checksum, how_known, named, odd_ones, tell_all
+from ddpdoctor_smoke.stages.comparing import broadcast_bytes, checksum, named, not_all, tell_all
 from ddpdoctor_smoke.stages.training import trained
 
 NAME = "checkpoint.pt"
@@ -23,8 +23,10 @@ def checkpoint(one):
     """
     torch = one.torch
     run = trained(one)
-    before = contexts(torch) if one.device.type == "cuda" else None
-    path, copied = saved(one, {"model": run.model.module.state_dict(), "optimizer": run.optimizer.state_dict()})
+    before = contexts(torch) if one.on_gpu else None
+    content = {"model": run.model.module.state_dict(), "optimizer": run.optimizer.state_dict()}
+    sums = [checksum(torch, tensor) for tensor in tensors_of(content)]
+    path, copied = saved(one, content)
     more = {"weights_only": True} if knows_weights_only(torch) else {}
     one.step("torch.load")
     loaded = torch.load(path, map_location=one.device, **more)
@@ -32,16 +34,16 @@ def checkpoint(one):
     run.model.module.load_state_dict(loaded["model"])
     run.optimizer.load_state_dict(loaded["optimizer"])
     elsewhere += misplaced(run.optimizer.state_dict(), one.device)
-    row = [checksum(torch, tensor) for tensor in tensors_of(loaded)]
-    judge(one, one.gather("checksums of what every rank loaded", torch.tensor(row)).tolist())
+    row = torch.tensor([sums, [checksum(torch, tensor) for tensor in tensors_of(loaded)]])
+    judge(one, one.gather("checksums of what every rank loaded", row).tolist())
     told = "; ".join(elsewhere[:3]) + extra_contexts(one, before)
     wrong = [text and (rank, text) for rank, text in enumerate(tell_all(one, "where every rank's tensors are", told))]
     wrong = [found for found in wrong if found]
     if wrong:
         raise Wrong("rank %d: %s" % wrong[0], [rank for rank, _ in wrong])
-    return "%d tensors on %d ranks%s%s" % (
-        len(row),
-        one.world_size,
+    return "%d tensors on %s%s%s" % (
+        len(sums),
+        "%d ranks" % one.world_size if one.world_size > 1 else "one rank",
         ", weights_only" if more else "",
         "; %s loaded a copy, since rank 0's folder is not theirs" % named(copied) if copied else "",
     )
@@ -96,12 +98,12 @@ def misplaced(content, device):
 
 
 def judge(one, rows):
-    """rows: each rank's checksums, by tensor. Raises Wrong."""
-    culprits = odd_ones([tuple(row) for row in rows])
+    """rows: each rank's checksums by tensor, of what it has and of what it loaded. Raises Wrong."""
+    written = rows[0][0]
+    culprits = [rank for rank, (_, loaded) in enumerate(rows) if loaded != written]
     if culprits:
-        raise Wrong(
-            "%s loaded other numbers than the others (%s)" % (named(culprits), how_known(one.world_size)), culprits
-        )
+        culprits = not_all(culprits, one.world_size)
+        raise Wrong("what %s loaded isn't what rank 0 saved, bit by bit" % named(culprits), culprits)
 
 
 # --- GPUs: who holds a context where ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ def shut_down(one):
     one.kept.clear()
     gc.collect()
     one.collective("barrier before the end", "barrier")
-    if one.device.type == "cuda":
+    if one.on_gpu:
         one.torch.cuda.synchronize()
     one.step("destroy_process_group")
     one.dist.destroy_process_group()

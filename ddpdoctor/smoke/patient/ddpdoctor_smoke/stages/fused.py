@@ -16,15 +16,15 @@ def apex(one):
     """FusedLayerNorm with its gradients, three steps of FusedAdam, and multi_tensor_l2norm: equal to LayerNorm, AdamW and the
     norm of torch within 1e-4 of the largest number (float32). Kernels that Apex was built without aren't tested. GPU only, and
     not run on one yet."""
-    if one.device.type != "cuda":
+    if not one.on_gpu:
         raise NotHere("Apex's fused kernels need GPUs; these ranks run on the CPU")
     here = {name: why_not(modules) for name, (modules, _) in KERNELS.items()}
     told = tell_all(one, "what every rank has of Apex", "\n".join("%s=%s" % item for item in sorted(here.items())))
     missing = [dict(line.partition("=")[::2] for line in text.splitlines()) for text in told]
     names = [name for name in KERNELS if not any(rank.get(name, "it isn't known") for rank in missing)]
     if not names:
-        rank = next(number for number, found in enumerate(missing) if any(found.values()) or not found)
-        raise NotHere("Apex has no fused kernels here: %s (rank %d)" % (next(iter(missing[rank].values()), ""), rank))
+        rank, why = next((rank, why) for rank, found in enumerate(missing) for why in found.values() if why)
+        raise NotHere("no fused kernels of Apex on rank %d: %s" % (rank, why))
     found = []
     for name in names:
         one.step("%s of Apex and of torch" % name)
@@ -54,6 +54,8 @@ def why_not(modules):
         try:
             importlib.import_module(module)
         except Exception as error:
+            if getattr(error, "name", None) == "apex":
+                return "Apex is not installed"
             return (str(error).splitlines() or [type(error).__name__])[0][:100]
     return ""
 

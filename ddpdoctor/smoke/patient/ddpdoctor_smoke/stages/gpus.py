@@ -24,7 +24,7 @@ COPIED = 1024 * 1024
 def model_split(one):
     """A model whose layers are on two GPUs, in DDP: one step gives the gradients of one process with all batches; tolerance as
     there. Rank i of a host takes its own GPU and the one as many places on as the host has ranks. Not run on GPUs yet."""
-    if one.device.type != "cuda":
+    if not one.on_gpu:
         raise NotHere("a model over two GPUs needs two GPUs a rank; these ranks run on the CPU")
     places = hosts(one)
     for rank, (host, gpus) in enumerate(places):
@@ -36,6 +36,7 @@ def model_split(one):
             )
     ranks = sum(host == places[one.rank][0] for host, _ in places)
     other = one.torch.device("cuda", one.device.index + ranks)
+    all_can_use(one, [other])
     return split_over(one, [one.device, other])
 
 
@@ -86,15 +87,16 @@ def p2p(one):
     """Random numbers from each GPU to each other one, compared bit by bit. One rank of each host does it for all GPUs that it
     sees, the others wait: it gets contexts on all of them, which is why this comes after the checkpoint. Not run on GPUs yet.
     """
-    if one.device.type != "cuda":
+    if not one.on_gpu:
         raise NotHere("copies between GPUs need two GPUs; these ranks run on the CPU")
     places = hosts(one)
     if max(gpus for _, gpus in places) < 2:
         raise NotHere("copies between GPUs need two GPUs that one rank sees")
-    hosts_seen = [host for host, _ in places]
-    told = ""
-    if hosts_seen.index(hosts_seen[one.rank]) == one.rank and places[one.rank][1] > 1:
-        told = copies(one, [one.torch.device("cuda", number) for number in range(places[one.rank][1])])
+    names = [host for host, _ in places]
+    first = names.index(names[one.rank]) == one.rank and places[one.rank][1] > 1
+    devices = [one.torch.device("cuda", number) for number in range(places[one.rank][1])] if first else []
+    all_can_use(one, devices)
+    told = copies(one, devices) if first else ""
     results = tell_all(one, "every host's copies between GPUs", told)
     wrong = [(rank, text[1:]) for rank, text in enumerate(results) if text.startswith("!")]
     if wrong:
@@ -109,11 +111,9 @@ def copies(one, devices):
     dice = torch.Generator().manual_seed(2)
     pattern = torch.randint(-(2**31), 2**31 - 1, (COPIED,), generator=dice, dtype=torch.int32)
     wrong, direct, pairs = [], 0, 0
-    for source in devices:
+    for number, source in enumerate(devices):
         there = pattern.to(source)
-        for target in devices:
-            if target.index == source.index:
-                continue
+        for target in devices[:number] + devices[number + 1 :]:
             one.step("from %s to %s" % (source, target))
             here = torch.zeros(COPIED, dtype=torch.int32, device=target)
             here.copy_(there)
@@ -125,6 +125,25 @@ def copies(one, devices):
     if wrong:
         return "!%s%s" % ("; ".join(wrong[:3]), "; and %d more pairs" % (len(wrong) - 3) if len(wrong) > 3 else "")
     return "%d copies of %d MiB, %d by P2P" % (pairs, COPIED // 2**18, direct)
+
+
+def all_can_use(one, devices):
+    """Raises NotHere where a rank can't use GPUs beside its own: in compute mode "exclusive process", or full of another
+    job, they are no fault of training."""
+    why = ""
+    for device in devices:
+        try:
+            one.torch.zeros(1, device=device)
+        except RuntimeError as error:
+            why = "%s can't be used by rank %d, too: %s" % (
+                device,
+                one.rank,
+                (str(error).splitlines() or [""])[0][:200],
+            )
+            break
+    reasons = [text for text in tell_all(one, "which GPUs every rank can use", why) if text]
+    if reasons:
+        raise NotHere(reasons[0])
 
 
 def hosts(one):

@@ -14,10 +14,11 @@ from ddpdoctor_smoke.stages.training import (
     model_of,
     optimizer_of,
     parallel,
+    tolerance,
 )
 
-SYNC_TOLERANCE = 1e-3
-"""float32: the statistics are summed up in another order, and their gradients cancel each other out for the most part."""
+LOOSER = 10
+"""Times the tolerance of training is SyncBatchNorm's: gradients of statistics cancel each other out for the most part."""
 
 AMP_STEPS = 4
 AMP_TOLERANCE = 0.05
@@ -25,14 +26,14 @@ AMP_TOLERANCE = 0.05
 
 
 def sync_batchnorm(one):
-    """Statistics and gradients of one step are those of BatchNorm over all ranks' batches in one process. GPU only, and not
-    run on one yet."""
-    if one.device.type != "cuda":
+    """Statistics and gradients of one step are those of BatchNorm over all ranks' batches in one process, within 1e-3 of the
+    largest number (float32; 0.1 where TF32 is forced upon it). GPU only, and not run on one yet."""
+    if not one.on_gpu:
         raise NotHere("torch has SyncBatchNorm for GPUs only")
     if one.world_size < 2:
         raise NotHere("needs two ranks: with one it is BatchNorm")
     torch = one.torch
-    torch.backends.cuda.matmul.allow_tf32 = False
+    most = LOOSER * tolerance(one)
     x, y = (tensor.to(device=one.device, dtype=torch.float32) for tensor in data_of(one, BATCH * one.world_size))
     mine = slice(one.rank * BATCH, (one.rank + 1) * BATCH)
     whole = normalised(one)
@@ -44,15 +45,15 @@ def sync_batchnorm(one):
     expected = [*gradients(whole), whole[1].running_mean, whole[1].running_var]
     row = torch.tensor([deviation(found, expected)], dtype=torch.float64)
     apart = one.gather("every rank's statistics and gradients", row)[:, 0].tolist()
-    culprits = beyond(apart, SYNC_TOLERANCE)
+    culprits = beyond(apart, most)
     if culprits:
         culprits = not_all(culprits, one.world_size)
         raise Wrong(
             "SyncBatchNorm on %s differs from BatchNorm over all batches by %.2g of the largest; %g are allowed"
-            % (named(culprits), max(apart), SYNC_TOLERANCE),
+            % (named(culprits), max(apart), most),
             culprits,
         )
-    return "equals BatchNorm over all ranks' batches within %g" % SYNC_TOLERANCE
+    return "equals BatchNorm over all ranks' batches within %g" % most
 
 
 def normalised(one):
@@ -68,8 +69,8 @@ def amp(one):
     that type, its first loss is that of full precision within 5 %, the loss falls, all ranks' parameters are equal at the end.
     """
     torch = one.torch
-    kind = torch.float16 if one.device.type == "cuda" else torch.bfloat16
-    scaler = scaler_of(torch) if one.device.type == "cuda" else None
+    kind = torch.float16 if one.on_gpu else torch.bfloat16
+    scaler = scaler_of(torch) if one.on_gpu else None
     x, y = data_of(one, BATCH * one.world_size)
     mine = slice(one.rank * BATCH, (one.rank + 1) * BATCH)
     x, y = (tensor[mine].to(device=one.device, dtype=torch.float32) for tensor in (x, y))

@@ -44,21 +44,25 @@ def sampler(one):
     """
     if one.world_size < 2:
         raise NotHere("needs two ranks: with one there is nothing to divide")
-    samples = range(EACH * one.world_size)
-    mine = sampler_of(one, samples)
+    row = one.torch.tensor(samples_of(one), dtype=one.torch.int64)
+    judge(one.gather("every rank's samples", row).tolist(), one.world_size)
+    return "%d ranks, %d samples" % (one.world_size, EACH * one.world_size)
+
+
+def samples_of(one):
+    """This rank's seed, then for each epoch how many indices it has, and the first EACH of them."""
+    mine = sampler_of(one, range(EACH * one.world_size))
     row = [getattr(mine, "seed", SEED)]
     for epoch in range(EPOCHS):
         if hasattr(mine, "set_epoch"):
             mine.set_epoch(epoch)
         indices = list(mine)
         row += [len(indices), *indices[:EACH]]
-    rows = one.gather("every rank's samples", one.torch.tensor(row, dtype=one.torch.int64)).tolist()
-    judge(rows, one.world_size)
-    return "%d ranks, %d samples" % (one.world_size, len(samples))
+    return row
 
 
 def judge(rows, world_size):
-    """rows: each rank's seed, then for each epoch how many indices it has, and the first EACH of them. Raises Wrong."""
+    """rows: of each rank, as `samples_of` has them. Raises Wrong."""
     seeds = [row[0] for row in rows]
     odd = odd_ones(seeds)
     seed = next(seeds[rank] for rank in range(world_size) if rank not in odd)

@@ -1,6 +1,8 @@
 """Training with DistributedDataParallel, and what must be true of it."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
+import os
+
 from ddpdoctor_smoke.rank import NotHere, Wrong
 from ddpdoctor_smoke.stages.comparing import (
     beyond,
@@ -26,7 +28,7 @@ CPU_TOLERANCE = 1e-9
 GPU_TOLERANCE = 1e-4
 """float32: likewise with some 1e-7 each."""
 TF32_TOLERANCE = 1e-2
-"""float32 where TF32 can't be switched off (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, set in NVIDIA's images): 10 bits of mantissa."""
+"""float32 where a setting forces TF32 upon it, as in NVIDIA's images: 10 bits of mantissa."""
 
 
 class Trained:
@@ -42,16 +44,19 @@ class Trained:
 
 
 def number_type(one):
-    """float64 where a GPU isn't needed to be fast."""
-    return one.torch.float64 if one.device.type == "cpu" else one.torch.float32
+    """float32 on GPUs, as training has it; float64 on the CPU, where rounding hides nothing."""
+    return one.torch.float32 if one.on_gpu else one.torch.float64
 
 
 def tolerance(one):
     """How far results may be apart that are the same but for the order of sums; see `deviation`."""
-    if one.device.type == "cpu":
+    if not one.on_gpu:
         return CPU_TOLERANCE
-    one.torch.backends.cuda.matmul.allow_tf32 = False
-    return TF32_TOLERANCE if one.torch.backends.cuda.matmul.allow_tf32 else GPU_TOLERANCE
+    matmul = one.torch.backends.cuda.matmul
+    matmul.allow_tf32 = False
+    # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE is torch's setting, and it shows here; the other one is cuBLAS's.
+    forced = matmul.allow_tf32 or os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
+    return TF32_TOLERANCE if forced else GPU_TOLERANCE
 
 
 def within(one):
@@ -91,7 +96,7 @@ def parallel(one, model, words="DistributedDataParallel()"):
     kind = str(parameters[0].dtype)[6:]
     one.step(words, "DistributedDataParallel %s[%d]" % (kind, every))
     devices = {parameter.device for parameter in parameters}
-    alone = [one.device] if one.device.type == "cuda" and len(devices) == 1 else None
+    alone = [one.device] if one.on_gpu and len(devices) == 1 else None
     return one.torch.nn.parallel.DistributedDataParallel(model, device_ids=alone)
 
 
