@@ -7,7 +7,7 @@ from enum import Enum
 
 import msgspec
 
-from ddpdoctor.wording import plural
+from ddpdoctor.wording import plural, ranks_named, spans
 
 
 class Mark(Enum):
@@ -41,7 +41,7 @@ STYLES = {
 MEANINGS = {
     Mark.PASSED: "passed",
     Mark.FAILED: "failed",
-    Mark.WAITED: "still in it",
+    Mark.WAITED: "waited, or fell with another",
     Mark.NOT_TESTED: "not tested here",
     Mark.NOT_RUN: "not run",
 }
@@ -51,6 +51,7 @@ _MOST_ALONE = 8
 """Up to so many ranks each has a column of its own."""
 _MOST_COLUMNS = 6
 _WIDEST = 14
+_MOST_SPANS = 5
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -108,9 +109,6 @@ def ranges(ranks: Sequence[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
-def ranks_text(ranks: Sequence[int], most: int = 24) -> str:
-    """ "rank 3", "ranks 0-2,5", and where that is long "12 ranks"."""
-    text = ranges(ranks)
-    if len(text) > most:
-        return plural(len(ranks), "rank")
-    return f"rank{'' if len(ranks) == 1 else 's'} {text}"
+def ranks_text(ranks: Sequence[int]) -> str:
+    """ "rank 3", "ranks 0-2 and 5", and where that is long "12 ranks"."""
+    return ranks_named(ranks) if len(spans(sorted(ranks))) <= _MOST_SPANS else plural(len(ranks), "rank")

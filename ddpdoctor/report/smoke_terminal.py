@@ -163,10 +163,9 @@ def _show_ranks(console: Console, facts: Smoke) -> None:
 def _show_accounts(console: Console, facts: Smoke, blamed: Collection[int]) -> None:
     """What the ranks that failed or hung have to say, the first of each kind: what no finding tells is told here."""
     for ranks, lines in accounts(facts, blamed)[:_MOST_ACCOUNTS]:
-        label = Text(ranks, "bold red")
+        console.print(Text(ranks, "bold"), soft_wrap=True)
         for line in lines:
-            console.print(Hanging(label, Text(line), max(_MARGIN, len(ranks) + 2)))
-            label = Text("")
+            console.print(Hanging(Text(""), Text(line), 2))
         console.print()
     if facts.problem:
         _show_row(console, "engine", facts.problem)

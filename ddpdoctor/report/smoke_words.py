@@ -234,7 +234,7 @@ def accounts(facts: Smoke, blamed: Collection[int]) -> list[tuple[str, tuple[str
         if one.ending is not Ending.FINISHED:
             said.setdefault(_account(one, blamed=one.rank in blamed), []).append(one)
     in_order = sorted(said.items(), key=lambda item: not any(one.rank in blamed for one in item[1]))
-    return [(ranks_text([one.rank for one in ranks], 16), lines) for lines, ranks in in_order if lines]
+    return [(ranks_text([one.rank for one in ranks]), lines) for lines, ranks in in_order if lines]
 
 
 def _account(one: RankRun, *, blamed: bool) -> tuple[str, ...]:

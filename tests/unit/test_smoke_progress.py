@@ -77,7 +77,7 @@ def test_the_table_shows_who_is_where_and_for_how_long() -> None:
         "  barrier     ✓ ▸ ✓",
         "  all_reduce  ▸ · ▸",
         "  rank 1: barrier  20 s of 30",
-        "  ranks 0,2: all_reduce, all_reduce of 4 MiB  20 s of 30",
+        "  ranks 0 and 2: all_reduce, all_reduce of 4 MiB  20 s of 30",
     ]
 
 
@@ -113,11 +113,11 @@ def test_a_log_gets_a_line_only_when_something_takes_long() -> None:
     clock.now += 4
     assert lines.due() == ""
     clock.now += 2
-    assert lines.due() == "ddpdoctor smoke, 6 s: ranks 0-1: import (for 6 s)"
+    assert lines.due() == "ddpdoctor smoke, 6 s: ranks 0 and 1: import (for 6 s)"
     clock.now += 5
     assert lines.due() == ""
     clock.now += 6
-    assert lines.due() == "ddpdoctor smoke, 17 s: ranks 0-1: import (for 17 s)"
+    assert lines.due() == "ddpdoctor smoke, 17 s: ranks 0 and 1: import (for 17 s)"
     passes(watch, 0, "barrier", clock.now)
     assert lines.due() == ""
     clock.now += 6

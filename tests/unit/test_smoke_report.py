@@ -78,7 +78,7 @@ def test_a_killed_rank_is_marked_and_the_others_are_not() -> None:
     lines = text.splitlines()
     assert lines[0].startswith("FAIL  rank 1 on node07 was killed by SIGKILL in all_reduce")
     assert (
-        "  all_reduce  … ✗ … …   0.53 s  rank 1 was killed by SIGKILL; rank 0 lost another rank; ranks 2-3 waited"
+        "  all_reduce  … ✗ … …   0.53 s  rank 1 was killed by SIGKILL; rank 0 lost another rank; ranks 2 and 3 waited"
         in report(one, width=120).splitlines()
     )
     assert any(line.startswith("  all_reduce  … ✗ … …   0.53 s  rank 1 was killed by") for line in lines)
@@ -149,7 +149,7 @@ def test_many_ranks_are_told_by_what_became_of_them() -> None:
     lines = report(examined_smoke(smoke_of_ranks(64, fates), result("x", finding))).splitlines()
     assert "        rank  0-6,8-63 7  slowest" in lines
     assert "  all_reduce  ✓        ✗   1.13 s  rank 7 hung" in lines
-    assert any(line.startswith("  training    …        ·   1.13 s  ranks 0-6,8-63 waited") for line in lines)
+    assert any(line.startswith("  training    …        ·   1.13 s  ranks 0-6 and 8-63 waited") for line in lines)
 
 
 def test_columns_never_take_more_room_than_there_is() -> None:
@@ -167,7 +167,7 @@ def test_columns_never_take_more_room_than_there_is() -> None:
 def test_ranks_are_written_as_ranges() -> None:
     assert ranges([3, 0, 1, 2, 5]) == "0-3,5"
     assert ranks_text([4]) == "rank 4"
-    assert ranks_text([0, 1]) == "ranks 0-1"
+    assert ranks_text([1, 0]) == "ranks 0 and 1"
     assert ranks_text(range(0, 64, 2)) == "32 ranks"
 
 
