@@ -149,6 +149,8 @@ def torch_import_broken(
         slugs = ["container-no-gpu"]
     if slugs:
         cause = f"This is what {listed(slugs)} {'looks' if len(slugs) == 1 else 'look'} into."
+    if hiding := _hiding(line):
+        cause = f"{hiding} hides Python's own module of that name: Python looks in the script's folder and PYTHONPATH first."
     yield Finding(
         summary=summary if len(summary) <= 160 else summary[:157] + "...",
         cause=cause,
@@ -161,9 +163,22 @@ def torch_import_broken(
     )
 
 
+def _hiding(line: str) -> str:
+    """The file that was taken for a module of the library, by the last line of the traceback; "" where none was."""
+    named = re.search(
+        r"cannot import name '[^']+' from (?:partially initialized module )?'(\w+)' \((/[^)]+/(\w+)\.py)\)", line
+    )
+    if not named or named[1] != named[3] or re.search(r"/lib\d*/python3", named[2]):
+        return ""
+    return named[2]
+
+
 def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]:
     missing = re.search(r"No module named '([A-Za-z0-9_]+)'", line)
-    if torch.found_through == "PYTHONPATH":
+    if hiding := _hiding(line):
+        to = f"{hiding.removesuffix('.py')}_of_mine.py"
+        yield Fix("Give that file another name, and change what imports it", (shlex.join(["mv", hiding, to]),))
+    elif torch.found_through == "PYTHONPATH":
         yield Fix("PYTHONPATH brings this torch; try the one without it", ("unset PYTHONPATH",))
     elif torch.found_through:
         yield Fix("The working folder brings this torch; start from another folder", ("cd ~",))

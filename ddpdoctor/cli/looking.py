@@ -30,8 +30,13 @@ CheckpointOption = Annotated[
 ]
 
 
-def begin(python: str | None, *, quick: bool = False, checkpoints: Sequence[str] = ()) -> Context:
-    """Chooses the patient and has it import torch at once: that takes longest, and all else happens meanwhile."""
+def begin(
+    python: str | None, *, quick: bool = False, checkpoints: Sequence[str] = (), patience: float | None = None
+) -> Context:
+    """Chooses the patient and has it import torch at once: that takes longest, and all else happens meanwhile.
+
+    patience: seconds for that import, if not the usual ones.
+    """
     if python is not None and not python.strip():
         raise typer.BadParameter("--python is empty; is the variable in it set?")
     if not all(one.strip() for one in checkpoints):
@@ -39,7 +44,7 @@ def begin(python: str | None, *, quick: bool = False, checkpoints: Sequence[str]
     path, chosen_by = choose_python(python, os.environ)
     context = Context(path, chosen_by, quick=quick, checkpoints=tuple(checkpoints))
     if not quick:
-        threading.Thread(target=ask, args=(context, "torch"), daemon=True).start()
+        threading.Thread(target=ask, args=(context, "torch", patience), daemon=True).start()
     return context
 
 

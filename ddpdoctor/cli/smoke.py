@@ -28,6 +28,9 @@ FAULT_VARIABLE = "DDPDOCTOR_SMOKE_FAULT"
 HEADING = ("patient", "machine", "container")
 """Groups of facts for the first lines of the report."""
 
+IMPORT_AGAIN_SECONDS = 20.0
+"""For a look at an import of torch that hung before."""
+
 _JOB = "Several hosts"
 
 
@@ -227,12 +230,13 @@ def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot) -> Examination:
 
 
 def _with_host(examination: Examination, python: str | None) -> Examination:
-    """With the whole `check` of this host."""
+    """With the whole `check` of this host. Where no rank was heard of, the import of torch was waited for already."""
     from ddpdoctor.cli.looking import begin, look
     from ddpdoctor.facts.snapshot import GROUPS
-    from ddpdoctor.smoke.judging import with_host
+    from ddpdoctor.smoke.judging import nothing_ran, smoke_of, with_host
 
-    return with_host(examination, look(begin(python), GROUPS))
+    patience = IMPORT_AGAIN_SECONDS if nothing_ran(smoke_of(examination)) else None
+    return with_host(examination, look(begin(python, patience=patience), GROUPS))
 
 
 def _job_with_others(wishes: Wishes, options: tuple[str, ...]) -> Job | None:
