@@ -159,9 +159,9 @@ def _first_small(sentence: str) -> str:
 
 def _together(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
     first = found.first
-    who = (
-        f"all {len(found.culprits)} ranks" if len(found.culprits) == smoke.world_size else named(found.culprits, smoke)
-    )
+    who = named(found.culprits, smoke)
+    if len(found.culprits) == smoke.world_size:
+        who = "both ranks" if smoke.world_size == 2 else f"all {smoke.world_size} ranks"
     hosts = list(dict.fromkeys(one.host for one in found.culprits))
     between = f"between {listed(hosts, most=4)}" if smoke.nnodes > 1 else "between the ranks"
     return Finding(

@@ -28,7 +28,10 @@ def with_advice(of: Check, finding: Finding, results: Iterable[Result]) -> Findi
         return finding
     first = tuple(_found(by_slug[one.slug]) for one in found[:MOST] if by_slug[one.slug].findings[0].fixes)
     which = listed(f"`{one.slug}`" for one in named)
-    known = Fix(f"This is what {which} says", tuple(f"ddpdoctor explain {one.slug}" for one in named))
+    known = Fix(
+        f"This is what {which} {'say' if len(named) > 1 else 'says'}",
+        tuple(f"ddpdoctor explain {one.slug}" for one in named),
+    )
     fixes = (*first, known, *finding.fixes) if found else (*finding.fixes, known)
     return msgspec.structs.replace(finding, fixes=fixes)
 
