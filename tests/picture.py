@@ -1,11 +1,12 @@
 """Makes the README's pictures: real reports of sick hosts, as a terminal shows them.
 
-    python -m tests.picture docs/report.svg docs/netcheck.svg
+    python -m tests.picture docs/report.svg docs/netcheck.svg docs/smoke.svg
 
 report.svg: this host in a shell with a few illnesses, which are real while it runs: a 64 MiB /dev/shm in a mount namespace
 of its own, a low limit of open files, a setting that nothing reads and one that names an interface which isn't there.
-netcheck.svg: three hosts out of network namespaces, one with a packet filter. Both need root. The patient is the active
-environment.
+netcheck.svg: three hosts out of network namespaces, one with a packet filter. Both need root.
+smoke.svg: four ranks on this host, of which one, by the tests' own fault, sleeps where the others go on.
+The patient is the active environment.
 """
 
 from __future__ import annotations
@@ -58,7 +59,16 @@ def sick_fleet() -> tuple[str, str]:
     return shlex.join(["ddpdoctor", "netcheck", *given, "--node-rank", "0"]), ended[0].stdout
 
 
-PICTURES = {"report.svg": sick_host, "netcheck.svg": sick_fleet}
+def sick_training() -> tuple[str, str]:
+    """The same of smoke."""
+    fault = {"DDPDOCTOR_SMOKE_FAULT": '{"rank": 2, "stage": "training", "kind": "sleep"}'}
+    given = ("smoke", "--nproc", "4", "--timeout", "10")
+    environ = plain_environ() | fault | TERMINAL
+    done = subprocess.run(command(*given), env=environ, capture_output=True, text=True, check=False)
+    return shlex.join(["ddpdoctor", *given]), done.stdout
+
+
+PICTURES = {"report.svg": sick_host, "netcheck.svg": sick_fleet, "smoke.svg": sick_training}
 
 
 def main() -> None:

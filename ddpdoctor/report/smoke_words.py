@@ -16,6 +16,8 @@ from ddpdoctor.wording import listed, plural
 
 _TRAINING = "training"
 _MOST_FRAMES = 4
+_LONG_START = 1.0
+"""Seconds."""
 
 
 def headline(examination: Examination) -> str:
@@ -83,9 +85,21 @@ def head(examination: Examination) -> list[tuple[str, str]]:
 def _engine(facts: Smoke) -> str:
     if not facts.ranks:
         return ""
+    began = _began_after(facts)
+    first = f", {began:.1f} s of it until torch was imported and the ranks began" if began >= _LONG_START else ""
+    took = f"; {facts.seconds:.1f} s in all{first}" if facts.seconds else ""
     limit = f"; a stage may take {facts.deadline:g} s" if facts.deadline else ""
-    took = f"; {facts.seconds:.1f} s in all" if facts.seconds else ""
     return f"{facts.engine}{took}{limit}"
+
+
+def _began_after(facts: Smoke) -> float:
+    """Seconds until the first rank began its first stage."""
+    began = [
+        one.ended_after - sum(stage.seconds for stage in one.stages)
+        for one in facts.ranks
+        if one.ending is not Ending.NEVER_CAME
+    ]
+    return min((one for one in began if 0 < one < facts.seconds), default=0.0)
 
 
 # --- how far each rank came -------------------------------------------------------------------------------------------------
