@@ -17,7 +17,7 @@ from ddpdoctor.facts.smoke import Smoke, State
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import install_torch
-from ddpdoctor.knowledge.smoke_blame import NO_SMOKE, any_began
+from ddpdoctor.knowledge.smoke_blame import NO_SMOKE, not_started
 from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.registry import check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install, plural
@@ -49,12 +49,15 @@ def smoke_not_started(
     found by itself.
     """
     requires(smoke.ranks or smoke.problem, NO_SMOKE)
-    if any_began(smoke):
+    missing = not_started(smoke)
+    if smoke.ranks and not missing:
         return
     words = smoke.problem or "no rank was ever heard of"
+    some = len(missing) < len(smoke.ranks)
+    where = f" on {listed(dict.fromkeys(one.host for one in missing), most=3)}" if some else ""
     who = patient if isinstance(patient, Patient) else Patient(python=smoke.python or "python3", chosen_by="--python")
     yield Finding(
-        summary=short(f"No rank could be started: {words}"),
+        summary=short(f"No rank could be started{where}: {words}"),
         cause=f"It is {who.python} that was to run them." if smoke.python else "",
         evidence=(
             told(smoke, "problem", words),
@@ -62,6 +65,7 @@ def smoke_not_started(
             told(smoke, "engine", f"started by {smoke.engine}"),
         ),
         fixes=_how_to_start(words, who, (driver, gpus, pci, machine, packages)),
+        rank=missing[0].rank if some else None,
         said=words,
     )
 

@@ -79,9 +79,10 @@ def blame(ranks: Sequence[RankRun]) -> Blame | None:
 NO_SMOKE: Final = "no smoke training was run"
 
 
-def any_began(smoke: Smoke) -> bool:
-    """Whether a rank was ever heard of."""
-    return any(one.ending is not Ending.NEVER_CAME for one in smoke.ranks)
+def not_started(smoke: Smoke) -> tuple[RankRun, ...]:
+    """The ranks of hosts on which none was ever heard of, where it is known that they could not be started."""
+    began = {one.node for one in smoke.ranks if one.ending is not Ending.NEVER_CAME}
+    return tuple(one for one in smoke.ranks if one.node not in began) if smoke.problem or not began else ()
 
 
 def blame_for(smoke: Smoke, *kinds: Kind) -> Blame | None:
@@ -91,7 +92,7 @@ def blame_for(smoke: Smoke, *kinds: Kind) -> Blame | None:
         NotApplicable: there was none, or it ended for another reason, so that nothing is known of these.
     """
     requires(smoke.ranks or smoke.problem, NO_SMOKE)
-    requires(any_began(smoke), "not a single rank was started")
+    requires(smoke.ranks and not not_started(smoke), "ranks could not be started: see smoke-not-started")
     found = blame(smoke.ranks)
     requires(found is None or found.kind in kinds, "the smoke training ended early for another reason")
     return found

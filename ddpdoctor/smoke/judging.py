@@ -38,12 +38,16 @@ def judge(snapshot: Snapshot, facts: Smoke) -> Examination:
 
 def with_host(examination: Examination, host: Snapshot) -> Examination:
     """The same with all that `check` has to say of this host; first what the ranks' words are a sign of."""
-    whole = msgspec.structs.replace(host, smoke=examination.snapshot.smoke)
-    others = examine(whole, examination.plan.nproc, [one for one in all_checks() if one.family != FAMILY])
-    said = "\n".join(finding.said for _, _, finding in own_findings(examination))
+    was = examination.snapshot
+    whole = msgspec.structs.replace(host, smoke=was.smoke, meeting=was.meeting, fleet=was.fleet)
+    everything = examine(whole, examination.plan.nproc, all_checks())
+    said = "\n".join(finding.said for _, _, finding in own_findings(everything))
     place = {one.slug: number for number, one in enumerate(checks_that_say(said))}
-    results = sorted(others.results, key=lambda one: place.get(one.check.slug, len(place)))
-    return Examination(whole, examination.plan, (*examination.results, *results))
+    results = sorted(
+        everything.results,
+        key=lambda one: (one.check.family != FAMILY, place.get(one.check.slug, len(place))),
+    )
+    return Examination(whole, examination.plan, tuple(results))
 
 
 def smoke_of(examination: Examination) -> Smoke:
