@@ -137,10 +137,13 @@ def on_a_node(folder: Path) -> Iterator[Shell]:
 class Illness(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table.
 
-    slug: what `check` must find. made: bash lines that make a healthy shell ill, as the README shows them. options: of
-    `check`. fix: which of the printed fixes is carried out, from 0. carried_out: its commands, `...` for what differs from
-    host to host. job: a command that fails while it is ill and works afterwards; "" where only smoke says so. says: what
-    the job, or without one smoke, prints while it is ill; "" where smoke passes all the same. note: for the README.
+    slug: what `check` must find. made: bash lines that make a healthy shell ill; words: the same for the README, where the
+    lines themselves say too little. options: of `check`. fix: which of the printed fixes is carried out, from 0.
+    carried_out: its commands, `...` for what differs from host to host.
+
+    smoke_says: what smoke prints while it is ill; "" where it passes all the same. Then job is a command that fails
+    while it is ill and works afterwards, job_words the same for the README, and job_says what it prints; without a job the
+    illness costs time alone, or bites on several hosts, which harmless says.
     """
 
     name: str
@@ -149,9 +152,12 @@ class Illness(msgspec.Struct, frozen=True, kw_only=True):
     carried_out: str
     options: str = ""
     fix: int = 0
+    words: str = ""
+    smoke_says: str = ""
     job: str = ""
-    says: str = ""
-    note: str = ""
+    job_words: str = ""
+    job_says: str = ""
+    harmless: str = ""
     place: Callable[[Path], AbstractContextManager[Shell]] = at_home
     prepared: str = ""
     """Bash lines for what a healthy user has, too."""
@@ -173,6 +179,14 @@ LOADER = (
 )
 MANY_BATCHES = "import torch; list(torch.utils.data.DataLoader(range(1000), num_workers=2))"
 SAVE = "import tempfile, torch; torch.save(torch.zeros(2 ** 20), tempfile.mkdtemp() + '/ckpt.pt')"
+MEET = (
+    "import os, datetime, torch.distributed as d; "
+    "d.init_process_group('gloo', os.environ['DIST_URL'], rank=0, world_size=1, timeout=datetime.timedelta(seconds=3))"
+)
+THREADS = (
+    "import threading, time; all = [threading.Thread(target=time.sleep, args=(1,)) for _ in range(80)]; "
+    "[one.start() for one in all]"
+)
 LISTEN = "import socket, time; s = socket.socket(); s.bind(('', 29713)); s.listen(); print('listening', flush=True); time.sleep(99)"
 
 
@@ -191,7 +205,7 @@ ILLNESSES = (
         slug="gloo-ifname-not-found",
         made="export GLOO_SOCKET_IFNAME=eth9",
         carried_out="export GLOO_SOCKET_IFNAME=eth0",
-        says="Unable to find address for: eth9",
+        smoke_says="Unable to find address for: eth9",
         place=on_a_node,
     ),
     Illness(
@@ -199,7 +213,9 @@ ILLNESSES = (
         slug="hostname-resolves-loopback",
         prepared="export MASTER_ADDR=n2 MASTER_PORT=29500 NNODES=2",
         made="sed 's/.* n1$/127.0.1.1 n1/' /etc/hosts > hosts; cp hosts /etc/hosts",
+        words="`/etc/hosts`: `127.0.1.1 n1`, in a job over two nodes",
         carried_out="{ sed ... /etc/hosts; echo '10.77.0.11 n1'; } > ~/hosts.new; sudo cp ~/hosts.new /etc/hosts",
+        harmless="bites on several hosts alone",
         place=on_a_node,
     ),
     Illness(
@@ -207,9 +223,11 @@ ILLNESSES = (
         slug="port-in-use",
         prepared="export MASTER_ADDR=127.0.0.1 MASTER_PORT=29713",
         made=listener(),
+        words="a listener on `MASTER_PORT`",
         carried_out="ps -o pid,user,lstart,args -p ...; kill ...",
         job=python(JOIN),
-        says="EADDRINUSE",
+        job_words="`init_process_group`",
+        job_says="EADDRINUSE",
         place=on_a_node,
     ),
     Illness(
@@ -218,9 +236,11 @@ ILLNESSES = (
         prepared="export MASTER_ADDR=127.0.0.1 MASTER_PORT=29713",
         made=listener(),
         fix=1,
+        words="a listener on `MASTER_PORT`",
         carried_out="export MASTER_PORT=$(...)",
         job=python(JOIN),
-        says="EADDRINUSE",
+        job_words="`init_process_group`",
+        job_says="EADDRINUSE",
         place=on_a_node,
     ),
     Illness(
@@ -230,7 +250,8 @@ ILLNESSES = (
         made="export MASTER_ADDR='127.0.0.1 '",
         carried_out="export MASTER_ADDR=127.0.0.1",
         job=python(JOIN),
-        says="127.0.0.1 ",
+        job_words="`init_process_group`",
+        job_says="127.0.0.1 ",
         place=on_a_node,
     ),
     Illness(
@@ -238,28 +259,32 @@ ILLNESSES = (
         slug="setting-misspelt",
         made="export GLOO_SOCKET_IFNAM=lo",
         carried_out="unset GLOO_SOCKET_IFNAM; export GLOO_SOCKET_IFNAME=lo",
+        harmless="what it asks for isn't done",
     ),
     Illness(
         name="a value that torch rejects",
         slug="setting-invalid",
         made="export TORCH_DISTRIBUTED_DEBUG=verbose",
         carried_out="unset TORCH_DISTRIBUTED_DEBUG",
-        says="must be OFF, INFO, or DETAIL",
+        smoke_says="must be OFF, INFO, or DETAIL",
     ),
     Illness(
         name="a setting left over from debugging",
         slug="setting-dangerous",
         made="export CUDA_LAUNCH_BLOCKING=1",
         carried_out="unset CUDA_LAUNCH_BLOCKING",
+        harmless="costs time alone, on GPUs",
     ),
     Illness(
         name="a stale settings file, of a torchrun job's environment",
         slug="torchelastic-leftover",
         prepared="export MASTER_ADDR=127.0.0.1 MASTER_PORT=29713",
         made="echo 'export TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_MAX_RESTARTS=0' > job.env; source job.env",
+        words="`source job.env`, with `TORCHELASTIC_USE_AGENT_STORE=True` in it",
         carried_out="unset TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE",
         job=python(JOIN),
-        says="timed out",
+        job_words="`init_process_group`",
+        job_says="timed out",
         place=on_a_node,
     ),
     Illness(
@@ -268,6 +293,9 @@ ILLNESSES = (
         prepared="export DIST_URL=file://$PWD/meeting",
         made="echo left over > meeting",
         carried_out="rm -- .../meeting",
+        job=python(MEET),
+        job_words="`init_process_group`",
+        job_says="Error",
     ),
     Illness(
         name="too many threads",
@@ -276,6 +304,7 @@ ILLNESSES = (
         prepared="export OMP_NUM_THREADS=1",
         made="export OMP_NUM_THREADS=64",
         carried_out="export OMP_NUM_THREADS=...",
+        harmless="costs time alone",
     ),
     Illness(
         name="few open files",
@@ -285,7 +314,8 @@ ILLNESSES = (
         made="ulimit -S -n 256",
         carried_out="ulimit -n ...",
         job=python(MANY_BATCHES),
-        says="Too many open files",
+        job_words="a DataLoader with workers",
+        job_says="Too many open files",
     ),
     Illness(
         name="few processes",
@@ -293,6 +323,9 @@ ILLNESSES = (
         options="--nproc 2",
         made="ulimit -S -u 60",
         carried_out="ulimit -u $(ulimit -Hu)",
+        job=python(THREADS),
+        job_words="80 threads",
+        job_says="can't start new thread",
         place=as_user,
     ),
     Illness(
@@ -303,7 +336,8 @@ ILLNESSES = (
         made="mount -o remount,size=16m /dev/shm",
         carried_out="sudo mount -o remount,size=...g /dev/shm",
         job=python(LOADER),
-        says="No space left on device",
+        job_words="a DataLoader with workers",
+        job_says="No space left on device",
         place=with_mounts,
     ),
     Illness(
@@ -314,7 +348,8 @@ ILLNESSES = (
         fix=1,
         carried_out="mkdir -p .../tmp && export TMPDIR=.../tmp",
         job=python(SAVE),
-        says="failed writing file",
+        job_words="`torch.save` to a temporary folder",
+        job_says="failed writing file",
         place=with_mounts,
     ),
     Illness(
@@ -323,16 +358,18 @@ ILLNESSES = (
         options="--checkpoint ckpt.pt",
         prepared=python("import torch; torch.save(torch.nn.Linear(4, 4).state_dict(), 'ckpt.pt')"),
         made=f"{python(SAVE_PINNED)} ckpt.pt",
+        words="saved as from `cuda:3`",
         carried_out="ddpdoctor fix-checkpoint ckpt.pt",
         job=python(LOAD),
-        says="Attempting to deserialize object on a CUDA device",
+        job_words="`torch.load`",
+        job_says="Attempting to deserialize object on a CUDA device",
     ),
     Illness(
         name="a file of your own called torch.py",
         slug="torch-shadowed",
         made="echo 'print(1)' > torch.py",
         carried_out="mv .../torch.py .../my_torch.py",
-        says="torch-shadowed",
+        smoke_says="torch-shadowed",
     ),
     Illness(
         name="the working folder was deleted and made anew",
@@ -340,5 +377,6 @@ ILLNESSES = (
         prepared="mkdir work; cd work",
         made='rm -r "$PWD"; mkdir "$PWD"',
         carried_out='cd "$PWD"',
+        smoke_says="?",
     ),
 )

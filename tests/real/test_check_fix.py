@@ -1,0 +1,226 @@
+"""`ddpdoctor check --fix` from end to end: applied, proved by the checks and by a real training, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.checkpoints import on, pins, save
+from tests.command import ROOT, command, ddpdoctor, plain_environ
+
+SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())
+OURS = ("check", "--fix", "--python", sys.executable)
+ILL = {"GLOO_SOCKET_IFNAME": "eth99", "CUDA_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "1000"}
+CHOSEN = ("--select", "gloo-ifname-not-found,setting-dangerous,omp-threads,ckpt-device-pin", "--nproc", "2")
+
+
+@pytest.fixture
+def pinned(tmp_path: Path) -> Path:
+    import torch
+
+    return save(torch.nn.Linear(4, 4).state_dict(), tmp_path / "ckpt.pt", on("cuda:3"))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in folder.iterdir()}
+
+
+def by_slug(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {one["slug"]: (one["state"], one["reason"]) for one in report["treatments"]}
+
+
+def test_settings_and_a_checkpoint_are_fixed_and_confirmed(pinned: Path) -> None:
+    folder = pinned.parent
+    ended = ddpdoctor(
+        *OURS, *CHOSEN, "--checkpoint", "ckpt.pt", "--yes", "--json", environ=ILL, cwd=folder, timeout=110
+    )
+    report = json.loads(ended.stdout)
+    jsonschema.Draft202012Validator(SCHEMA).validate(report)
+    confirmed = ("confirmed", "its check passes now, and smoke passed")
+    assert by_slug(report) == dict.fromkeys(
+        ("gloo-ifname-not-found", "setting-dangerous", "omp-threads", "ckpt-device-pin"), confirmed
+    )
+    assert report["findings"] == []
+    assert ended.returncode == 0
+    assert set(pins(pinned)) == {"cpu"}
+    script = '. ./ddpdoctor-settings.sh; echo "$GLOO_SOCKET_IFNAME ${CUDA_LAUNCH_BLOCKING-unset} $OMP_NUM_THREADS"'
+    sourced = subprocess.run(["bash", "-c", script], env=ILL, cwd=folder, capture_output=True, text=True, check=True)
+    interface, blocking, threads = sourced.stdout.rstrip("\n").split(" ")
+    assert interface != "eth99"
+    assert blocking == "unset"
+    assert int(threads) < 1000
+    # And back again.
+    ddpdoctor("fix-checkpoint", "--undo", pinned)
+    assert set(pins(pinned)) == {"cuda:3"}
+
+
+def test_a_dry_run_shows_it_all_and_changes_nothing(pinned: Path) -> None:
+    before = files(pinned.parent)
+    arguments = (*OURS, *CHOSEN, "--checkpoint", "ckpt.pt", "--dry-run")
+    ended = ddpdoctor(*arguments, environ=ILL, cwd=pinned.parent)
+    assert ended.returncode == 1
+    assert ended.stdout.count("WOULD APPLY") == 4
+    report = json.loads(ddpdoctor(*arguments, "--json", environ=ILL, cwd=pinned.parent).stdout)
+    jsonschema.Draft202012Validator(SCHEMA).validate(report)
+    assert {state for state, _ in by_slug(report).values()} == {"would-apply"}
+    assert files(pinned.parent) == before
+
+
+def test_without_a_terminal_and_a_yes_nothing_is_applied(tmp_path: Path) -> None:
+    ended = ddpdoctor(*OURS, *CHOSEN, environ=ILL, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "Nothing was applied: there is no terminal to ask on." in ended.stderr
+    assert "ddpdoctor check --fix --yes" in ended.stderr
+    assert files(tmp_path) == {}
+
+
+def test_what_is_left_to_you_is_said_with_its_command(tmp_path: Path) -> None:
+    """A rendezvous file: whether a job still uses it, only the user knows."""
+    (tmp_path / "meeting").write_text("left over")
+    environ = {"DIST_URL": f"file://{tmp_path}/meeting"}
+    ended = ddpdoctor(*OURS, "--select", "stale-file-init", "--yes", environ=environ, cwd=tmp_path)
+    assert "LEFT TO YOU" in ended.stdout
+    assert f"rm -- {tmp_path}/meeting" in ended.stdout
+    assert set(files(tmp_path)) == {"meeting"}
+
+
+def test_a_checkpoint_that_may_not_be_changed_is_left_with_the_reason(pinned: Path) -> None:
+    (pinned.parent / "link.pt").symlink_to(pinned.name)
+    arguments = (*OURS, "--select", "ckpt-device-pin", "--checkpoint", "link.pt", "--yes", "--json")
+    ended = ddpdoctor(*arguments, cwd=pinned.parent)
+    (state, reason) = by_slug(json.loads(ended.stdout))["ckpt-device-pin"]
+    assert state == "left-to-you"
+    assert "symbolic link" in reason
+    assert ended.returncode == 1
+    assert set(pins(pinned)) == {"cuda:3"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--yes"], "--yes goes with --fix"),
+        (["--dry-run"], "--dry-run goes with --fix"),
+        (["--fix", "--json"], "add --yes"),
+        (["--fix", "--markdown"], "exclude each other"),
+        (["--fix", "--snapshot", "x.json"], "--snapshot"),
+    ],
+)
+def test_options_that_contradict_each_other(arguments: list[str], words: str) -> None:
+    ended = ddpdoctor("check", *arguments)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+
+
+class Terminal:
+    """A user at a terminal: reads what is shown, and answers."""
+
+    def __init__(self, arguments: tuple[str, ...], folder: Path) -> None:
+        self._controller, terminal = pty.openpty()
+        self.process = subprocess.Popen(
+            command(*arguments),
+            env=plain_environ() | {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "200"} | ILL,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            cwd=folder,
+            start_new_session=True,
+        )
+        os.close(terminal)
+        self.shown = ""
+
+    def until(self, words: str, seconds: float = 60) -> None:
+        """Reads on until these are shown."""
+        start, ends = len(self.shown), time.monotonic() + seconds
+        while words not in self.shown[start:]:
+            assert select.select([self._controller], [], [], max(0, ends - time.monotonic()))[0], self.shown
+            try:
+                chunk = os.read(self._controller, 65536)
+            except OSError:
+                chunk = b""
+            assert chunk, f"it ended without {words!r}: {self.shown}"
+            self.shown += chunk.decode()
+
+    def type(self, text: str) -> None:
+        os.write(self._controller, text.encode())
+
+    def end(self, seconds: float = 90) -> int:
+        with suppress(OSError):
+            while select.select([self._controller], [], [], seconds)[0]:
+                chunk = os.read(self._controller, 65536)
+                if not chunk:
+                    break
+                self.shown += chunk.decode()
+        return self.process.wait(10)
+
+    def close(self) -> None:
+        os.close(self._controller)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def at_a_terminal(*arguments: str, folder: Path) -> Iterator[Terminal]:
+    one = Terminal(arguments, folder)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_each_fix_is_asked_for(tmp_path: Path) -> None:
+    with at_a_terminal(*OURS, "-q", *CHOSEN, folder=tmp_path) as user:
+        user.until("[1/2/N]")  # gloo's: another interface, or none
+        user.type("2\n")
+        user.until("Apply it? [y/N]")
+        user.type("\n")
+        user.until("Apply it? [y/N]")
+        user.type("what?\n")
+        user.until("Apply it? [y/N]")
+        user.type("n\n")
+        code = user.end()
+    assert "source ./ddpdoctor-settings.sh" in user.shown
+    assert "you said no" in user.shown
+    lines = (tmp_path / "ddpdoctor-settings.sh").read_text().splitlines()[2:]
+    assert [one.partition("  #")[0] for one in lines] == ["unset GLOO_SOCKET_IFNAME"]
+    assert user.shown.count("CONFIRMED") == 1
+    assert "NOT CONFIRMED" not in user.shown
+    # What was left alone are warnings.
+    assert code == 0
+
+
+def test_ctrl_c_in_a_question_changes_nothing(tmp_path: Path) -> None:
+    with at_a_terminal(*OURS, "-q", *CHOSEN, folder=tmp_path) as user:
+        user.until("[1/2/N]")
+        user.type("1\n")
+        user.until("Apply it? [y/N]")
+        user.process.send_signal(signal.SIGINT)
+        assert user.end() == 130
+    assert "Stopped. Nothing was changed." in user.shown
+    assert files(tmp_path) == {}
+
+
+def test_ctrl_c_during_the_proof_says_what_was_written(tmp_path: Path) -> None:
+    with at_a_terminal(*OURS, "-q", "--yes", *CHOSEN, folder=tmp_path) as user:
+        path = tmp_path / "ddpdoctor-settings.sh"
+        until = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        user.process.send_signal(signal.SIGINT)
+        assert user.end() == 130
+    assert "./ddpdoctor-settings.sh was written, and counts only where it is sourced" in user.shown
+    assert "Nothing was proved yet" in user.shown
