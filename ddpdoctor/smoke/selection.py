@@ -13,6 +13,7 @@ ALWAYS: Final = ("import", "device", "rendezvous", "process group", "shutdown")
 
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "one process": ("training",),
+    "accumulation": ("training",),
     "parameters": ("training",),
     "checkpoint": ("training",),
 }

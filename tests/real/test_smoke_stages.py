@@ -1,0 +1,142 @@
+"""Real smoke trainings on gloo, with all stages: healthy ones, and ranks that get their results wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddpdoctor.facts.smoke import Ending, State
+from ddpdoctor.smoke.orders import STAGES, Fault
+from ddpdoctor.smoke.running import Ran
+from tests.real.smoke_runs import Estate, by_rank, order, train
+
+pytestmark = pytest.mark.timeout(300)
+
+PATIENCE = 40.0
+"""What a stage may take where none hangs."""
+HANGING = 8.0
+"""The same where one does."""
+SIDE_BY_SIDE = 4
+
+NOT_ON_CPU = {
+    "sync_batchnorm": "torch has SyncBatchNorm for GPUs only",
+    "model split": "a model over two GPUs needs two GPUs a rank; these ranks run on the CPU",
+    "p2p": "copies between GPUs need two GPUs; these ranks run on the CPU",
+    "apex": "Apex's fused kernels need GPUs; these ranks run on the CPU",
+}
+SAID = {
+    "sampler": "ranks, ",
+    "training": "10 steps, loss 0.",
+    "one process": "same losses and parameters within 1e-09 (float64)",
+    "accumulation": "no_sync equals the whole batch within 1e-09 (float64)",
+    "parameters": "bit by bit",
+    "amp": "bfloat16",
+    "checkpoint": "9 tensors on ",
+}
+"""Of what was tested, in words."""
+
+
+def healthy(nproc: int, folder: Path, stages: tuple[str, ...] = STAGES) -> Ran:
+    return asyncio.run(train(Estate(folder), order(nproc=nproc, seconds=PATIENCE, stages=stages)))
+
+
+@pytest.mark.parametrize("nproc", [2, 4])
+def test_every_stage_passes_or_says_why_it_is_not_tested(nproc: int, tmp_path: Path) -> None:
+    ran = healthy(nproc, tmp_path / "run")
+    assert len(ran.runs) == nproc
+    for one in ran.runs:
+        assert one.ending is Ending.FINISHED, (one.words, one.stack)
+        assert [stage.name for stage in one.stages] == list(STAGES)
+        assert {stage.name: stage.words for stage in one.stages if stage.state is State.NOT_TESTED} == NOT_ON_CPU
+        assert {stage.state for stage in one.stages} == {State.PASSED, State.NOT_TESTED}
+        words = {stage.name: stage.words for stage in one.stages}
+        assert not [name for name, said in SAID.items() if said not in words[name]], words
+
+
+def test_stages_do_without_those_before_them(tmp_path: Path) -> None:
+    stages = tuple(name for name in STAGES if name not in ("training", "sampler", "amp", *NOT_ON_CPU))
+    for one in healthy(2, tmp_path / "run", stages).runs:
+        assert {stage.name: stage.state for stage in one.stages} == dict.fromkeys(stages, State.PASSED)
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A fault of one rank; the stage that finds it, the ranks that are to be named, and the words."""
+
+    fault: Fault
+    found_by: str
+    culprits: tuple[int, ...]
+    words: str
+    nproc: int = 3
+
+    def __str__(self) -> str:
+        return f"{self.fault.kind} of rank {self.fault.rank} of {self.nproc} at {self.fault.stage}"
+
+
+WRONG = (
+    Case(Fault(1, "sampler", "seed"), "sampler", (1,), "its sampler has the seed 1, the others' 0 (most ranks"),
+    Case(Fault(0, "sampler", "sampler"), "sampler", (0,), "it takes 24 samples an epoch rather than its share of 8"),
+    Case(Fault(0, "training", "sampler"), "one process", (0,), "at step 1 of 10", nproc=2),
+    Case(Fault(1, "training", "drift"), "one process", (1,), "at step 4 of 10"),
+    Case(Fault(0, "parameters", "drift"), "parameters", (0,), "of rank 0 are not the others': 0.weight (most ranks"),
+    Case(Fault(1, "parameters", "drift"), "parameters", (1,), "rank 0 counts as right where two differ", nproc=2),
+)
+
+
+OTHERWISE = (
+    Case(Fault(1, "all_reduce", "other-collective"), "all_reduce", (1,), "broadcast float32[1]"),
+    Case(Fault(1, "training", "other-collective"), "training", (1,), "all_reduce float32[1]"),
+    Case(Fault(1, "all_reduce", "shape"), "all_reduce", (1,), "all_reduce float32[4]"),
+    Case(Fault(1, "training", "shape"), "training", (1,), "DistributedDataParallel float64[696]"),
+    Case(Fault(2, "checkpoint", "other-collective"), "checkpoint", (2,), "all_reduce int64[1]"),
+)
+
+
+def called(run: Any, stage: str) -> str:
+    """The first collective that a rank called in that stage."""
+    return next(one.call for one in run.called if one.stage == stage)
+
+
+@pytest.fixture(scope="module")
+def sick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """All of them side by side: some do nothing but wait."""
+    folder = tmp_path_factory.mktemp("sick")
+    turns = asyncio.Semaphore(SIDE_BY_SIDE)
+
+    async def one(number: int, case: Case) -> Ran:
+        async with turns:
+            seconds = PATIENCE if case in WRONG else HANGING
+            return await train(Estate(folder / str(number)), order(case.fault, case.nproc, seconds, STAGES))
+
+    async def all_of_them() -> list[Ran]:
+        return await asyncio.gather(*(one(number, case) for number, case in enumerate(OTHERWISE + WRONG)))
+
+    return dict(zip(map(str, OTHERWISE + WRONG), asyncio.run(all_of_them()), strict=True))
+
+
+@pytest.mark.parametrize("case", WRONG, ids=str)
+def test_the_rank_whose_results_are_wrong_is_named_by_all(case: Case, sick: dict[str, Ran]) -> None:
+    ran = sick[str(case)]
+    for one in ran.runs:
+        assert one.ending is Ending.WRONG, (one.ending, one.words)
+        assert one.culprits == case.culprits
+        assert case.words in one.words
+        assert one.last is not None
+        assert (one.last.name, one.last.state) == (case.found_by, State.FAILED)
+    before = STAGES[: STAGES.index(case.found_by)]
+    assert {stage.state for stage in ran.runs[0].stages if stage.name in before} == {State.PASSED}
+
+
+@pytest.mark.parametrize("case", OTHERWISE, ids=str)
+def test_the_rank_that_calls_something_else_is_found_by_its_call(case: Case, sick: dict[str, Ran]) -> None:
+    ranks = by_rank(sick[str(case)])
+    assert {one.last.name for one in ranks.values() if one.last} == {case.found_by}
+    assert not [one.rank for one in ranks.values() if one.ending is Ending.FINISHED]
+    calls = {rank: called(one, case.found_by) for rank, one in ranks.items()}
+    (common, times), *_ = Counter(calls.values()).most_common()
+    assert times == case.nproc - 1
+    assert {rank: call for rank, call in calls.items() if call != common} == dict.fromkeys(case.culprits, case.words)
