@@ -18,6 +18,7 @@ import pytest
 
 from ddpdoctor import report
 from tests.command import command, ddpdoctor, plain_environ
+from tests.real.nvml import FakeNvidia
 
 SCHEMA_FILE = Path(report.__file__).parent / "report.schema.json"
 SHORT = ("--stages", "barrier,all_reduce")
@@ -127,11 +128,18 @@ def test_a_fault_that_is_none_is_wrong_usage() -> None:
     assert "DDPDOCTOR_SMOKE_FAULT" in done.stderr
 
 
-def test_quiet_is_one_line_where_all_is_well() -> None:
-    done = smoke("--nproc", "1", "--stages", "barrier", "-q", "--strict")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("OK  1 rank met over gloo on CPU. 6 stages passed")
-    assert done.stdout.count("\n") == 1
+def test_more_ranks_than_gpus_is_explained_and_nothing_is_started(fake_nvidia: FakeNvidia) -> None:
+    environ = fake_nvidia.environ(gpus=2, base=plain_environ() | ENVIRON)
+    done = smoke("--nproc", "4", environ=environ)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith("FAIL  4 ranks are planned on 2 GPUs")
+    assert "[duplicate-gpu]" in done.stdout
+    assert "plan     4 ranks on GPU over nccl (--nproc)" in done.stdout
+    assert "Nothing was started." in done.stdout
+    told = json.loads(smoke("--nproc", "4", "--json", environ=environ).stdout)
+    assert [one["slug"] for one in told["findings"]] == ["duplicate-gpu"]
+    assert told["smoke"]["ranks"] == []
+    assert told["verdict"] == "fail"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -161,7 +169,7 @@ def test_on_a_terminal_a_table_comes_and_goes() -> None:
     here, there = pty.openpty()
     with os.fdopen(there, "w") as file:
         running = subprocess.Popen(
-            command("smoke", "--nproc", "2", *SHORT),
+            command("smoke", "--nproc", "2", *SHORT, "-q", "--strict"),
             env=plain_environ() | ENVIRON | {"TERM": "xterm"},
             stdout=subprocess.PIPE,
             stderr=file,
@@ -174,7 +182,7 @@ def test_on_a_terminal_a_table_comes_and_goes() -> None:
     os.close(here)
     stdout, _ = running.communicate(timeout=60)
     assert running.returncode == 0
-    assert stdout.startswith("OK")
+    assert stdout == "OK  2 ranks met over gloo on CPU. 7 stages passed.\n"
     assert "starting" in shown
     assert "2 ranks over gloo" in shown
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h")
