@@ -19,7 +19,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What a person's machine can't do is skipped there, by name; in CI it runs, and fails. Fleets of hosts take all cores
     and measure each other, so that there is never more than one."""
     for item in items:
-        if item.path.name.startswith("test_netcheck_") and item.path.parent.name == "real":
+        fleets = ("test_netcheck_", "test_smoke_hosts", "test_smoke_launchers")
+        if item.path.name.startswith(fleets) and item.path.parent.name == "real":
             item.add_marker(pytest.mark.xdist_group("fleets"))
     if os.environ.get("CI"):
         return

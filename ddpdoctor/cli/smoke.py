@@ -28,8 +28,8 @@ FAULT_VARIABLE = "DDPDOCTOR_SMOKE_FAULT"
 HEADING = ("patient", "machine", "container")
 """Groups of facts for the first lines of the report."""
 
-IMPORT_AGAIN_SECONDS = 20.0
-"""For a look at an import of torch that hung before."""
+IMPORT_AGAIN_SECONDS = 10.0
+"""At least, for a look at an import of torch that hung before."""
 
 _JOB = "Several hosts"
 
@@ -203,7 +203,7 @@ def smoke(
 
     if needs_a_look(examination):
         try:
-            examination = _with_host(examination, python)
+            examination = _with_host(examination, python, timeout)
         except Stopped as stopped:
             _print(examination, as_json=as_json, verbose=verbose, quiet=quiet)
             stopped.text = "Stopped while this host was looked at for the cause; the ranks had ended before."
@@ -229,13 +229,16 @@ def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot) -> Examination:
     return judge(snapshot, facts)
 
 
-def _with_host(examination: Examination, python: str | None) -> Examination:
-    """With the whole `check` of this host. Where no rank was heard of, the import of torch was waited for already."""
+def _with_host(examination: Examination, python: str | None, timeout: float | None) -> Examination:
+    """With the whole `check` of this host. An import of torch that was waited for as long as the user would wait isn't
+    waited for much longer."""
     from ddpdoctor.cli.looking import begin, look
     from ddpdoctor.facts.snapshot import GROUPS
     from ddpdoctor.smoke.judging import nothing_ran, smoke_of, with_host
 
-    patience = IMPORT_AGAIN_SECONDS if nothing_ran(smoke_of(examination)) else None
+    facts = smoke_of(examination)
+    in_vain = timeout is not None and nothing_ran(facts) and facts.seconds >= timeout
+    patience = max(timeout, IMPORT_AGAIN_SECONDS) if timeout is not None and in_vain else None
     return with_host(examination, look(begin(python, patience=patience), GROUPS))
 
 

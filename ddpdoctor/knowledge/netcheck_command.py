@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from ddpdoctor.facts.meeting import Meeting
 
@@ -18,7 +20,8 @@ DEFAULT_PORT = 29500
 TOKEN_VARIABLE = "DDPDOCTOR_TOKEN"
 """The environment variable that --token is read from. Unlike a command line, other users of the host can't read it."""
 
-OPTIONS = ("--nproc", "--backend", "--timeout", "--stages", "--wait", "--quick", "--python", "--strict")
+OF_SMOKE = ("--nproc", "--backend", "--timeout", "--stages")
+OPTIONS = (*OF_SMOKE, "--wait", "--quick", "--python", "--strict")
 """Those that a command for another node takes over from the one that was typed here."""
 
 DOTS = "..."
@@ -52,6 +55,12 @@ def netcheck_command(
     if meeting.token and not meeting.launched:
         words.insert(0, f"{TOKEN_VARIABLE}={DOTS}")
     return " ".join([*words, *options(meeting, more)])
+
+
+def for_netcheck(meeting: Meeting) -> Meeting:
+    """The same meeting, for commands that test the network between its hosts, whatever was run there."""
+    kept = tuple(one for one in meeting.options if one.partition(" ")[0] not in OF_SMOKE)
+    return msgspec.structs.replace(meeting, command="netcheck", launched=False, options=kept)
 
 
 def by_launcher(meeting: Meeting) -> str:

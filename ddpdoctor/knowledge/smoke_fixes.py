@@ -11,7 +11,7 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import RankRun, Smoke
 from ddpdoctor.findings import Fix
 from ddpdoctor.knowledge.launchers import srun_netcheck
-from ddpdoctor.knowledge.netcheck_command import netcheck_command
+from ddpdoctor.knowledge.netcheck_command import for_netcheck, netcheck_command
 from ddpdoctor.knowledge.smoke_words import signal_name
 from ddpdoctor.wording import plural
 
@@ -139,6 +139,7 @@ def _netcheck(smoke: Smoke, meeting: Maybe[Meeting]) -> Fix:
     if not isinstance(meeting, Meeting) or not meeting.master:
         first = next((one.host for one in smoke.ranks if one.node == 0), "")
         meeting = Meeting(master=first)
+    meeting = for_netcheck(meeting)
     if meeting.launcher == "Slurm":
         without_token = Meeting(master=meeting.master, port=meeting.port, options=meeting.options)
         command = netcheck_command(without_token, None, None).removeprefix("ddpdoctor netcheck")

@@ -36,8 +36,8 @@ from ddpdoctor.report.netcheck_words import (
 )
 from ddpdoctor.report.plain import one_line, plain
 from ddpdoctor.report.smoke_terminal import show_stages
+from ddpdoctor.report.smoke_words import engine_text, shown_stages, what_was_done
 from ddpdoctor.report.smoke_words import not_tested as stages_not_tested
-from ddpdoctor.report.smoke_words import shown_stages, what_was_done
 from ddpdoctor.report.summary import summary
 from ddpdoctor.report.terminal import (
     STYLES,
@@ -80,7 +80,7 @@ def show_verdict(
     if not quiet:
         done = what_was_done(smoke) if smoke is not None and smoke.ranks else ""
         _show_headline(console, *headline(fleet, examinations, done))
-        _show_head(console, fleet, meeting)
+        _show_head(console, fleet, meeting, smoke)
         _show_phases(console, fleet, warned_phases(examinations))
         _show_stages(console, smoke, examinations)
     if matrix:
@@ -267,7 +267,7 @@ def _show_headline(console: Console, verdict: Verdict, text: str) -> None:
     console.print()
 
 
-def _show_head(console: Console, fleet: Fleet, meeting: Meeting) -> None:
+def _show_head(console: Console, fleet: Fleet, meeting: Meeting, smoke: Smoke | None) -> None:
     _show_row(console, "master", met_at(meeting, fleet))
     _show_row(console, f"{fleet.seat}s", who_came(fleet, meeting))
     rows, rest = node_rows(fleet)
@@ -275,6 +275,9 @@ def _show_head(console: Console, fleet: Fleet, meeting: Meeting) -> None:
         _show_table(console, rows)
     if rest:
         console.print(Hanging(Text(""), Text(one_line(rest)), _MARGIN))
+    if smoke is not None and smoke.ranks:
+        _show_row(console, "plan", smoke.chosen)
+        _show_row(console, "engine", engine_text(smoke))
     if fleet.strangers:
         _show_row(console, "refused", listed(fleet.strangers, most=4))
     console.print()

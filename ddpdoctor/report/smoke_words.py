@@ -77,12 +77,13 @@ def head(examination: Examination) -> list[tuple[str, str]]:
         ("patient", patient),
         ("GPUs", told.get("GPUs", "")),
         ("plan", facts.chosen),
-        ("engine", _engine(facts)),
+        ("engine", engine_text(facts)),
     ]
     return [(label, one_line(text)) for label, text in rows if text]
 
 
-def _engine(facts: Smoke) -> str:
+def engine_text(facts: Smoke) -> str:
+    """What started the ranks, how long it took and a stage may take."""
     if not facts.ranks:
         return ""
     began = _began_after(facts)

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.examination import Examination
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.smoke import Ending, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.company import Company, Programme
 from ddpdoctor.netcheck.judging import judge
@@ -21,8 +21,8 @@ from ddpdoctor.smoke.rehearsing import Rehearser, Share
 from ddpdoctor.smoke.watching import Watch
 
 FAMILIES: Final = ("join", "compare", "smoke")
-NOT_MET: Final = ("network", "join")
-"""Where nobody was met, the host's own network may say why."""
+MAY_SAY_WHY: Final = "network"
+"""Judged as well where the nodes didn't meet, or their training failed."""
 
 LEAST_SECONDS: Final = 3600.0
 """That the others give node 0, whose --timeout they don't know."""
@@ -51,9 +51,16 @@ class SmokePurpose:
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Each node's own findings: of a rank on the node that runs it, of the whole on node 0."""
-        met = any(isinstance(one.smoke, Smoke) and one.smoke.ranks for one in snapshots)
-        joined = met or any(isinstance(one.meeting, Meeting) and one.meeting.joined for one in snapshots)
-        return [own_part(one) for one in judge(snapshots, FAMILIES if joined else NOT_MET)]
+        well = all(_went_well(one) for one in snapshots)
+        return [own_part(one) for one in judge(snapshots, FAMILIES if well else (*FAMILIES, MAY_SAY_WHY))]
+
+
+def _went_well(snapshot: Snapshot) -> bool:
+    smoke = snapshot.smoke
+    if not isinstance(smoke, Smoke) or not smoke.ranks:
+        # The others aren't there, or aren't met.
+        return isinstance(snapshot.meeting, Meeting) and snapshot.meeting.joined
+    return all(one.ending is Ending.FINISHED for one in smoke.ranks)
 
 
 def own_part(examination: Examination) -> Examination:

@@ -58,13 +58,16 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Running:
-    """netcheck on one host, under way."""
+    """netcheck, or another command, on one host, under way."""
 
-    def __init__(self, host: Host, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, host: Host, arguments: Sequence[str], environ: Mapping[str, str], name: str = "netcheck"
+    ) -> None:
         self.host = host
+        self.name = name
         self.began = time.monotonic()
         self.process = subprocess.Popen(
-            host.command(*command("netcheck", *arguments)),
+            host.command(*command(name, *arguments)),
             env=plain_environ() | dict(environ),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -78,7 +81,7 @@ class Running:
         except subprocess.TimeoutExpired:
             self.process.kill()
             stdout, stderr = self.process.communicate()
-            raise AssertionError(f"netcheck hangs on {self.host.hostname}: {stderr}") from None
+            raise AssertionError(f"{self.name} hangs on {self.host.hostname}: {stderr}") from None
         return Ran(
             host=self.host.hostname,
             code=self.process.returncode,

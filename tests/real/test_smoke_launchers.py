@@ -1,0 +1,95 @@
+"""smoke as the ranks that real launchers start: srun on a cluster of two hosts, mpirun and torchrun on one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command import command
+from tests.real.namespaces import Host, network
+from tests.real.slurm import Slurm, slurm
+from tests.real.test_netcheck_launchers import launcher_environ, processes
+
+pytestmark = pytest.mark.root
+
+FEW = ("--stages", "all_reduce,training")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[Host]]:
+    with network("n1", "n2") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cluster(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with slurm(hosts, tmp_path_factory.mktemp("slurm")) as engine:
+        yield engine
+
+
+@pytest.mark.tool("slurmctld", "slurmd", "munged")
+def test_srun_two_tasks_on_each_of_two_hosts(cluster: Slurm, hosts: list[Host], tmp_path: Path) -> None:
+    place = [f"--{stream}={tmp_path}/%t.{stream}" for stream in ("output", "error")]
+    tasks = ["srun", "-N2", "--ntasks-per-node=2", *place]
+    done = cluster.run(*tasks, *command("smoke", "--json", *FEW), environ=launcher_environ(tmp_path), seconds=120)
+    assert done.returncode == 0, (tmp_path / "0.error").read_text() + (tmp_path / "0.output").read_text()
+    report = json.loads((tmp_path / "0.output").read_text())
+    assert report["verdict"] == "ok"
+    smoke = report["smoke"]
+    assert (smoke["engine"], smoke["world_size"], smoke["nnodes"]) == ("srun", 4, 2)
+    assert [(one["rank"], one["local_rank"], one["host"]) for one in smoke["ranks"]] == [
+        (0, 0, "n1"),
+        (1, 1, "n1"),
+        (2, 0, "n2"),
+        (3, 1, "n2"),
+    ]
+    assert [one["host"] for one in report["nodes"]] == [
+        f"{host} (rank {rank})" for rank, host in enumerate(["n1", "n1", "n2", "n2"])
+    ]
+    for rank in (1, 2, 3):
+        assert (tmp_path / f"{rank}.output").read_text() == ""
+        assert (tmp_path / f"{rank}.error").read_text() == ""
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Host]:
+    with network("n1") as (made,):
+        yield made
+
+
+@pytest.mark.tool("mpirun")
+def test_mpirun_names_the_rank_before_it_ends_all(alone: Host, tmp_path: Path) -> None:
+    """The exit codes of the others make mpirun kill rank 0, which must have said why by then."""
+    environ = launcher_environ(tmp_path)
+    environ["TERM"] = "dumb"
+    environ["DDPDOCTOR_SMOKE_FAULT"] = json.dumps({"rank": 2, "stage": "training", "kind": "kill"})
+    loopback = ["--mca", "oob_tcp_if_include", "lo", "--mca", "btl_tcp_if_include", "lo"]
+    run = ["mpirun", *loopback, "--oversubscribe", "-np", "4", *command("smoke", *FEW)]
+    done = subprocess.run(alone.command(*run), env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "rank 2 was killed by SIGKILL in training" in " ".join(done.stdout.split())
+    assert done.stdout.count("[smoke-rank-failed]") == 1, "rank 0 alone reports"
+    assert "4 ranks as Open MPI started them" in " ".join(done.stdout.split())
+    assert not processes(alone)
+
+
+def test_torchrun_whose_store_the_ranks_use(alone: Host, tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python"]
+    done = subprocess.run(
+        alone.command(*run, *command("smoke", "--json", *FEW)),
+        env=launcher_environ(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["verdict"], report["findings"]) == ("ok", [])
+    assert (report["smoke"]["engine"], report["smoke"]["world_size"]) == ("torchrun", 2)
+    assert not processes(alone)
+    assert not list(tmp_path.glob("ddpdoctor*"))
