@@ -25,7 +25,7 @@ ASKING_SECONDS: Final = 1.0
 """After which a process that could answer has done so: faulthandler needs no GIL."""
 QUIET_SECONDS: Final = 0.06
 """An answer to which nothing has been added for so long is whole."""
-PY_SPY_SECONDS: Final = 1.2
+PY_SPY_SECONDS: Final = 1.0
 
 MOST_FRAMES: Final = 12
 
@@ -59,13 +59,15 @@ async def ask(asked: Mapping[int, Voice]) -> dict[int, Stack]:
         voice.ask()
         with suppress(OSError):
             os.kill(pid, signal.SIGUSR1)
-    await _answered([voice for pid, voice in asked.items() if letters[pid] not in SILENT])
+    silent = [pid for pid in asked if letters[pid] in SILENT]
+    spying = asyncio.ensure_future(_spy(silent))
+    await _answered([voice for pid, voice in asked.items() if pid not in silent])
     frames = {pid: frames_of(voice.answer or b"") for pid, voice in asked.items()}
     for voice in asked.values():
         answer = voice.answer or b""
         begin = THREAD.search(answer)
         voice.answered(answer[: begin.start()] if begin else answer)
-    spied = await _spy([pid for pid, found in frames.items() if not found])
+    spied = await spying | await _spy([pid for pid, found in frames.items() if not found and pid not in silent])
     return {pid: _stack(pid, frames[pid], spied.get(pid, ()), letters[pid]) for pid in asked}
 
 

@@ -49,6 +49,8 @@ class Watch:
         """Of the process that the ranks are forked from."""
         self.engine_words = ""
         self.engine_missing = ""
+        self._blamed = False
+        """The engine says that a rank failed, not it."""
         self.engine_over = False
         self.killed = ""
         """What ended before its time, so that all ranks ended with it: "torch's engine was ended by SIGKILL"."""
@@ -89,7 +91,7 @@ class Watch:
         if isinstance(message.get("figures"), Mapping) and len(self.figures) < MOST_FIGURES:
             self.figures.append(message["figures"])
         if "memory" in message:
-            one.memory = int(_number(message["memory"]))
+            one.memory = int(_number(message["memory"])) or one.memory
         if message.get("finished") is True and one.finished_at is None:
             one.finished_at, one.step, one.calls = now, PROCESS_END, ""
 
@@ -127,6 +129,7 @@ class Watch:
         if isinstance(failures, Mapping):
             for rank, code in failures.items():
                 self._exit_code(self.ranks.get(int(rank)) if _is_number(rank) else None, code)
+            self._blamed |= bool(failures)
             self.engine_words = _text(message.get("error"))
             self.engine_missing = _text(message.get("missing"))
         if message.get("finished") is True or isinstance(failures, Mapping):
@@ -272,10 +275,10 @@ class Watch:
         endings = {self._ending(one, hung) for one in self.ranks.values()}
         if endings & {*BY_ITSELF, Ending.HUNG}:
             return ""
-        if self.killed:
-            return self.killed
-        if self.engine_words:
-            return self.engine_words
+        if self.engine_words and not self._blamed:
+            return self.engine_words  # Its server ends with it, and may be heard first.
+        if self.killed or self.engine_words:
+            return self.killed or self.engine_words
         if hung and Ending.NEVER_CAME in endings:
             seconds = self.order.seconds_for(self.order.stages[0])
             said = last_line(self.engine.output)

@@ -41,6 +41,7 @@ class Estate:
         self.ports: dict[int, int] = {}
         self.shared: set[tuple[int, int]] = set()
         self.most_processes = 0
+        self.files: set[str] = set()
 
     def pids(self) -> list[int]:
         found = []
@@ -54,16 +55,23 @@ class Estate:
         """Takes note of what they have now."""
         pids = self.pids()
         self.most_processes = max(self.most_processes, len(pids))
+        self.files |= {one.name for one in self.folder.iterdir()}
         listening = listening_sockets()
         for pid in pids:
             self.ports |= {inode: listening[inode] for inode in sockets_of(pid) if inode in listening}
             self.shared |= set(mapped_memory(pid, "/dev/shm"))
         return pids
 
-    async def watched(self, work: Coroutine[Any, Any, Ran]) -> Ran:
+    async def watched(
+        self, work: Coroutine[Any, Any, Ran], message: str = "", when: asyncio.Event | None = None
+    ) -> Ran:
+        """Its result. When that event comes it is cancelled with that message."""
         task = asyncio.ensure_future(work)
         while not task.done():
             self.look()
+            if when is not None and when.is_set():
+                task.cancel(message)
+                when = None
             await asyncio.wait({task}, timeout=1.0)
         return task.result()
 

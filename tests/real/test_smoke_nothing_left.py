@@ -1,0 +1,88 @@
+"""Whoever is ended, and however: soon after that nothing of a smoke training is there any more. What kills the engine, the
+ranks' parent or the keeper comes from a rank: see test_smoke_odd_ranks.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.command import command
+from tests.real.smoke_runs import Estate, wait_for
+
+SECONDS = 5.0
+"""Within which all must be over."""
+
+STAGES = "rendezvous,process group,all_reduce,shutdown"
+FAULT = '{"rank": 1, "stage": "all_reduce", "kind": "sleep"}'
+
+STOPPED = "Stopped. The ranks were ended; nothing is left running.\n"
+
+
+class End(msgspec.Struct, frozen=True):
+    """Which signal ends the doctor, and with what it ends then."""
+
+    number: signal.Signals
+    code: int
+    stderr: str
+
+
+ENDS = (
+    End(signal.SIGINT, 130, STOPPED),
+    End(signal.SIGTERM, 143, STOPPED),
+    End(signal.SIGKILL, -9, ""),
+)
+
+
+class Job:
+    """`ddpdoctor smoke` whose rank 1 sleeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.estate = Estate(folder)
+        self.doctor = subprocess.Popen(
+            command("smoke", "--nproc", "2", "--backend", "gloo", "--stages", STAGES),
+            env=self.estate.environ | {"DDPDOCTOR_SMOKE_FAULT": FAULT},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def waits(self) -> bool:
+        """Whether both ranks are there, with all that they need."""
+        assert self.doctor.poll() is None, self.doctor.communicate()
+        return sum(_uses_gloo(pid) for pid in self.estate.look()) == 2
+
+
+def _uses_gloo(pid: int) -> bool:
+    with suppress(OSError):
+        return any("gloo" in one.read_text() for one in Path(f"/proc/{pid}/task").glob("*/comm"))
+    return False
+
+
+@pytest.mark.slow
+def test_nothing_is_left_when_the_doctor_is_ended(short_path: Path) -> None:
+    jobs = [Job(short_path / end.number.name) for end in ENDS]
+    try:
+        for job, end in zip(jobs, ENDS, strict=True):
+            wait_for(job.waits, 60)
+            assert job.estate.files
+            assert job.estate.ports
+            os.kill(job.doctor.pid, end.number)
+            ended = time.monotonic()
+            if end.stderr:
+                os.kill(job.doctor.pid, end.number)  # An impatient second one.
+            _, stderr = job.doctor.communicate(timeout=30)
+            assert job.estate.left_after(SECONDS) == {}, end
+            assert time.monotonic() - ended < 2 * SECONDS
+            assert (job.doctor.returncode, stderr[-len(end.stderr) or len(stderr) :]) == (end.code, end.stderr)
+    finally:
+        for job in jobs:
+            job.doctor.kill()
+            job.doctor.communicate()

@@ -1,0 +1,267 @@
+"""What comes in from outside: a user's own code in the ranks, a killer, a Python that is none, an end that is ordered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpdoctor.facts.smoke import Ending, State
+from ddpdoctor.netcheck.messages import ENOUGH
+from ddpdoctor.smoke.orders import Fault
+from ddpdoctor.smoke.running import Ran, run
+from ddpdoctor.smoke.watching import PROCESS_END, Watch
+from tests.real.smoke_runs import Estate, by_rank, order, train
+
+SECONDS = 6.0
+STAGES = ("import", "device", "rendezvous", "process group", "all_reduce", "shutdown")
+SLEEPS = Fault(1, "all_reduce", "sleep")
+
+CUSTOM = r"""
+import gc, mmap, multiprocessing, os, signal, subprocess, sys, threading, time
+
+def ranks_doctor():
+    while True:
+        for one in gc.get_objects():
+            if type(one).__name__ == "Doctor" and getattr(one, "who", None) == 1:
+                return one
+        time.sleep(0.05)
+
+def wait_until_it_sleeps():
+    while True:
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        if frame is not None and frame.f_code.co_name == "_end_or_wait":
+            return
+        time.sleep(0.01)
+
+def act():
+    while "RANK" not in os.environ:
+        time.sleep(0.01)
+    if os.environ["RANK"] == "1":
+        main()
+
+os.register_at_fork(after_in_child=lambda: threading.Thread(target=act, daemon=DAEMON).start())
+"""
+"""As a package of the user would: code that each of their Pythons runs. In rank 1 `main` is called, in a thread."""
+
+FLOOD = r"""
+DAEMON = True
+def main():
+    with open("/dev/shm/nccl-" + os.environ["DDPDOCTOR_TEST"], "w+b") as file:
+        file.truncate(4096)
+        globals()["kept"] = mmap.mmap(file.fileno(), 4096)
+    for _ in range(200):
+        os.write(1, os.urandom(65536))
+    while True:
+        os.write(2, b"on and on " * 6000)
+"""
+JUNK = r"""
+DAEMON = True
+def main():
+    messages = ranks_doctor().messages
+    subprocess.Popen(["sleep", "600"], start_new_session=True, close_fds=False)
+    open("/dev/shm/nccl-" + os.environ["DDPDOCTOR_TEST"], "w").close()
+    for _ in range(300):
+        for junk in (
+            b"\xff\xfe", b"[]", b"{}", b"7", b"[" * 60000, b'{"stage": 1}', b'{"stage": "all_reduce", "state": []}',
+            b'{"memory": 1e400, "step": ["a"], "at": NaN}', b'{"memory": -5, "device": null}', b'{"who": 0, "finished": 1}',
+            b'{"stage": "apex", "state": "begun"}', b'{"step": "' + b"x" * 60000 + b'"}', b'{"figures": 7, "finished": "yes"}',
+        ):
+            messages.send(junk)
+"""
+STAYS = r"""
+DAEMON = False
+def main():
+    time.sleep(600)
+"""
+ABORTS = r"""
+DAEMON = False
+def main():
+    while threading.main_thread().is_alive():
+        time.sleep(0.02)
+    os.abort()
+"""
+SIGTERM = r"""
+DAEMON = True
+def main():
+    wait_until_it_sleeps()
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+NO_ENGINE = r"""
+DAEMON = True
+def main():
+    wait_until_it_sleeps()
+    os.kill(multiprocessing.parent_process().pid, signal.SIGKILL)
+"""
+NO_KEEPER = r"""
+DAEMON = True
+def main():
+    wait_until_it_sleeps()
+    engine = multiprocessing.parent_process().pid
+    with open(f"/proc/{engine}/stat") as stat:
+        keeper = int(stat.read().rpartition(")")[2].split()[1])
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    os.kill(keeper, signal.SIGKILL)
+"""
+NO_SERVER = r"""
+DAEMON = True
+def main():
+    wait_until_it_sleeps()
+    os.kill(os.getppid(), signal.SIGKILL)
+"""
+
+
+class Odd:
+    """Two ranks, of which rank 1 runs that, too."""
+
+    def __init__(self, folder: Path, main: str) -> None:
+        self.estate = Estate(folder / "files")
+        library = folder / "library"
+        library.mkdir()
+        (library / "sitecustomize.py").write_text(main + CUSTOM)
+        self.estate.environ["PYTHONPATH"] += f":{library}"
+
+    @property
+    def shared(self) -> Path:
+        return Path(f"/dev/shm/nccl-{self.estate.mark}")
+
+    def train(self, fault: Fault | None = None) -> Coroutine[Any, Any, Ran]:
+        one = order(fault, nproc=2, seconds=SECONDS, stages=STAGES)
+        return self.estate.watched(run(one, python=sys.executable, environ=self.estate.environ))
+
+
+@pytest.mark.slow
+def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
+    """Megabytes without a line, packets that are no messages, a process that outlives its rank's last word."""
+    flood, junk, stays, aborts = (
+        Odd(short_path / name, main)
+        for name, main in (("flood", FLOOD), ("junk", JUNK), ("stays", STAYS), ("aborts", ABORTS))
+    )
+
+    async def go() -> list[Ran]:
+        return await asyncio.gather(flood.train(SLEEPS), junk.train(), stays.train(), aborts.train())
+
+    hung, healthy, stayed, aborted = asyncio.run(go())
+    for one in (flood, junk, stays, aborts):
+        found = one.estate.left_after(1.0)
+        assert found == {}
+
+    culprit = by_rank(hung)[1]
+    assert culprit.ending is Ending.HUNG
+    assert culprit.last is not None
+    assert SECONDS <= culprit.last.seconds <= SECONDS + 3
+    assert "on and on" in culprit.last_line
+    assert len(culprit.last_line) <= 300
+    assert not flood.shared.exists()  # The rank had it mapped, so it is surely ours.
+
+    assert {one.ending for one in healthy.runs} == {Ending.FINISHED}
+    assert {stage.state for one in healthy.runs for stage in one.stages} == {State.PASSED}
+    assert all(0 < one.memory < 1 << 40 for one in healthy.runs)
+    # Nobody had it mapped when it was looked at: told, and left alone.
+    assert healthy.leftovers.shared_memory == (junk.shared.name,)
+    assert healthy.leftovers.processes == ()
+    junk.shared.unlink()
+
+    rank = by_rank(stayed)[1]
+    assert (rank.ending, rank.step) == (Ending.HUNG, PROCESS_END)
+    assert rank.last is not None
+    assert (rank.last.name, rank.last.state) == ("shutdown", State.HUNG)
+    assert rank.stack_source == "faulthandler"
+    assert by_rank(stayed)[0].ending is Ending.FINISHED
+
+    rank = by_rank(aborted)[1]
+    assert (rank.ending, rank.exit_code) == (Ending.KILLED, -6)
+    assert rank.last is not None
+    assert (rank.last.name, rank.last.state) == ("shutdown", State.FAILED)
+    assert any(frame.startswith("main (library/sitecustomize.py") for frame in rank.stack)
+    assert (rank.last_line, aborted.problem) == ("", "")
+
+
+@pytest.mark.slow
+def test_who_was_killed_is_told_from_those_who_died_of_it(short_path: Path) -> None:
+    term, engine, server, keeper = odd = [
+        Odd(short_path / name, main)
+        for name, main in (("term", SIGTERM), ("engine", NO_ENGINE), ("server", NO_SERVER), ("keeper", NO_KEEPER))
+    ]
+
+    async def go() -> list[Ran]:
+        return await asyncio.gather(*(one.train(SLEEPS) for one in odd))
+
+    by_sigterm, without_engine, without_server, without_keeper = asyncio.run(go())
+    for one in (term, engine, server, keeper):
+        assert one.estate.left_after(1.0) == {}
+    rank = by_rank(by_sigterm)[1]
+    assert (rank.ending, rank.exit_code, by_sigterm.problem) == (Ending.KILLED, -15, "")
+    assert without_engine.problem.startswith("torch's engine was ended by SIGKILL")
+    assert [one.ending for one in without_engine.runs] == [Ending.ENDED] * 2
+    assert without_server.problem == "the process that the ranks were forked from has ended"
+    assert [one.ending for one in without_server.runs] == [Ending.ENDED] * 2
+    assert without_keeper.problem == "the process of ddpdoctor that keeps the ranks was ended by SIGKILL"
+    assert [one.ending for one in without_keeper.runs] == [Ending.ENDED] * 2
+
+
+@pytest.mark.slow
+def test_enough_is_enough_and_what_is_known_is_told(short_path: Path) -> None:
+    """Another host has failed: this one's ranks are asked where they are, and ended. Any other end is no answer."""
+    answered, stopped = Estate(short_path / "answered"), Estate(short_path / "stopped")
+
+    async def cancelled(estate: Estate, message: str) -> Ran:
+        waiting = asyncio.Event()
+
+        def heard(watch: Watch) -> None:
+            if watch.ranks[0].stage == "all_reduce" and watch.ranks[0].steps:
+                waiting.set()
+
+        one = order(SLEEPS, nproc=2, seconds=60, stages=STAGES)
+        work = run(one, python=sys.executable, environ=estate.environ, heard=heard)
+        return await estate.watched(work, message, waiting)
+
+    async def go() -> list[Ran | BaseException]:
+        both = cancelled(answered, ENOUGH), cancelled(stopped, "its user: Ctrl-C")
+        return await asyncio.gather(*both, return_exceptions=True)
+
+    ran, end = asyncio.run(go())
+    assert isinstance(ran, Ran)
+    assert isinstance(end, asyncio.CancelledError)
+    for one in ran.runs:
+        assert (one.ending, one.stack_source) == (Ending.ENDED, "faulthandler")
+        assert one.last is not None
+        assert one.last.name == "all_reduce"
+    for estate in (answered, stopped):
+        assert estate.left_after(1.0) == {}
+
+
+def test_a_python_that_is_none_ends_at_once_with_its_words(short_path: Path) -> None:
+    complains = short_path / "complains"
+    complains.write_text("#!/bin/sh\necho no licence >&2\nexit 3\n")
+    crashes = short_path / "crashes"
+    crashes.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    for one in (complains, crashes):
+        one.chmod(0o755)
+    library = short_path / "library"
+    (library / "torch").mkdir(parents=True)
+    (library / "torch" / "__init__.py").write_text("import a_library_of_torch\n")
+    cases = (
+        (os.fspath(short_path / "nowhere"), "", f"{short_path}/nowhere: No such file or directory"),
+        (os.fspath(complains), "", 'the patient\'s Python ended with exit code 3; it last said "no licence"'),
+        (os.fspath(crashes), "", "the patient's Python ended by SIGSEGV"),
+        (sys.executable, "a_library_of_torch", "ModuleNotFoundError: No module named 'a_library_of_torch'"),
+    )
+
+    async def go() -> list[Ran]:
+        return await asyncio.gather(
+            *(
+                train(Estate(short_path / str(number)), order(nproc=2), python, PYTHONPATH=os.fspath(library))
+                for number, (python, _, _) in enumerate(cases)
+            )
+        )
+
+    for ran, (_, missing, words) in zip(asyncio.run(asyncio.wait_for(go(), 60)), cases, strict=True):
+        assert words in ran.problem
+        assert ran.missing == missing
+        assert [one.ending for one in ran.runs] == [Ending.NEVER_CAME] * 2
