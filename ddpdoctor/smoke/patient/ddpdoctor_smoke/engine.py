@@ -63,10 +63,7 @@ def hidden_modules(before):
             if os.path.isfile(path):
                 with suppress(OSError):
                     path = os.path.join(os.getcwd(), path)
-                return (
-                    "%s hides Python's own module %s: every script in this folder would import it instead. "
-                    "Give it another name" % (path, name)
-                )
+                return "%s hides Python's own module %s from every script in this folder; rename it" % (path, name)
     return ""
 
 
@@ -82,6 +79,10 @@ def where_there_is_no_room(error):
 
 def launch(order):
     """Raises what torch's engine raises: ChildFailedError where a rank failed."""
+    import torch.distributed
+
+    if not torch.distributed.is_available():
+        raise RuntimeError("this torch is built without torch.distributed")
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     alone = order.nnodes == 1 and not order.master
