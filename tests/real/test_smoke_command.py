@@ -17,8 +17,13 @@ import jsonschema
 import pytest
 
 from ddpdoctor import report
+from ddpdoctor.cli import smoke as command_module
+from ddpdoctor.cli.stopping import Stopped
+from ddpdoctor.examination import Examination
+from ddpdoctor.facts.smoke import Ending
 from tests.command import command, ddpdoctor, plain_environ
 from tests.real.nvml import FakeNvidia
+from tests.smokes import examined_smoke, rank_run, smoke_of_ranks
 
 SCHEMA_FILE = Path(report.__file__).parent / "report.schema.json"
 SHORT = ("--stages", "barrier,all_reduce")
@@ -153,6 +158,21 @@ def test_a_signal_ends_all_ranks_and_says_so(number: signal.Signals) -> None:
     assert stdout == ""
     assert stderr.splitlines()[-1] == "Stopped. The ranks were ended; nothing is left running."
     assert not ours()
+
+
+def test_stopped_while_the_host_is_looked_at_it_still_tells_what_the_training_came_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> Examination:
+        raise Stopped(130)
+
+    failed = smoke_of_ranks(2, {1: rank_run(1, Ending.KILLED, "training", exit_code=-9)})
+    monkeypatch.setattr(command_module, "_train", lambda *_: examined_smoke(failed))
+    monkeypatch.setattr(command_module, "_with_host", stopped)
+    with pytest.raises(Stopped) as raised:
+        command_module.smoke(nproc=2)
+    assert raised.value.text.startswith("Stopped while this host was looked at")
+    assert "rank 1 was killed by SIGKILL" in capsys.readouterr().out
 
 
 def test_a_reader_that_goes_away_changes_nothing_but_the_report() -> None:

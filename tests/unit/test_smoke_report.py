@@ -17,12 +17,23 @@ from ddpdoctor.facts.smoke import Ending, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.redaction import redact_facts
+from ddpdoctor.registry import all_checks
 from ddpdoctor.report.contract import Report, build_report, to_json
 from ddpdoctor.report.smoke_marks import Mark, columns, ranges, ranks_text
 from ddpdoctor.report.smoke_terminal import show_smoke
 from ddpdoctor.report.smoke_words import headline
 from ddpdoctor.report.terminal import make_console
-from ddpdoctor.smoke.judging import judge, verdict_of
+from ddpdoctor.smoke.judging import (
+    before,
+    host_findings,
+    judge,
+    needs_a_look,
+    own_findings,
+    verdict_of,
+    with_host,
+)
+from ddpdoctor.smoke.plan import SmokePlan
+from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, read_fixture, to_snapshot
 from tests.smokes import STAGES, examined_smoke, rank_run, result, smoke_of_ranks
 
 SCHEMA_FILE = Path(ddpdoctor.report.__file__).parent / "report.schema.json"
@@ -238,6 +249,31 @@ def test_what_check_finds_on_the_host_follows_and_mere_information_does_not() ->
     assert "good to know" not in text
     nothing = report(examined_smoke(killed(), result("x", KILLED), result("fine", family="host")))
     assert "Nothing that would explain it: 1 check passed." in nothing
+
+
+def test_what_the_ranks_words_are_a_sign_of_comes_first_of_the_host_s_findings() -> None:
+    host = fixture_snapshot(read_fixture(HOSTS / "shm-too-small" / "sick-docker-default.json"))
+    words = "RuntimeError: unable to open shared memory object </torch_1> in read-write mode"
+    facts = smoke_of_ranks(2, {1: rank_run(1, Ending.RAISED, "training", words=words)})
+    one = with_host(judge(Snapshot(host="node07"), facts), host)
+    assert host_findings(one)[0][0].slug == "shm-too-small"
+    assert [found[0].slug for found in own_findings(one)] == ["smoke-rank-failed"]
+    assert verdict_of(one) is Verdict.FAIL
+    everything = {check.slug for check in all_checks()}
+    assert {of.check.slug for of in one.results} >= {slug for slug in everything if not slug.startswith("smoke-")}
+
+
+def test_more_ranks_than_gpus_are_known_beforehand() -> None:
+    host = to_snapshot(healthy_facts("h100x8-bare-metal"))
+    assert before(host, SmokePlan(nproc=8, backend="nccl", chosen="8 ranks")) is None
+    assert before(host, SmokePlan(nproc=16, backend="gloo", chosen="16 ranks")) is None
+    hindered = before(host, SmokePlan(nproc=16, backend="nccl", chosen="16 ranks on GPU over nccl (--nproc)"))
+    assert hindered is not None
+    assert verdict_of(hindered) is Verdict.FAIL
+    assert not needs_a_look(hindered)
+    text = report(hindered)
+    assert text.startswith("FAIL  16 ranks are planned on 8 GPUs")
+    assert text.splitlines()[-2] == "FAIL  Nothing was started."
 
 
 def test_the_host_s_failures_do_not_make_the_training_fail() -> None:
