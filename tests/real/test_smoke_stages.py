@@ -82,7 +82,12 @@ WRONG = (
     Case(Fault(0, "sampler", "sampler"), "sampler", (0,), "it takes 24 samples an epoch rather than its share of 8"),
     Case(Fault(0, "training", "sampler"), "one process", (0,), "at step 1 of 10", nproc=2),
     Case(Fault(1, "training", "drift"), "one process", (1,), "at step 4 of 10"),
-    Case(Fault(0, "parameters", "drift"), "parameters", (0,), "of rank 0 are not the others': 0.weight (most ranks"),
+    Case(
+        Fault(0, "parameters", "drift"),
+        "parameters",
+        (0,),
+        "of rank 0 differ from the other ranks': 0.weight (most ranks",
+    ),
     Case(Fault(1, "parameters", "drift"), "parameters", (1,), "rank 0 counts as right where two differ", nproc=2),
 )
 

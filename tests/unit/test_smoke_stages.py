@@ -354,7 +354,7 @@ def test_parameters_that_drifted_apart() -> None:
         return torch.stack([row, row + torch.tensor([0, 1]), row])
 
     one = SimpleNamespace(world_size=3, torch=torch, gather=gather)
-    with pytest.raises(Wrong, match=r"of rank 1 are not the others': bias \(most ranks agree") as wrong:
+    with pytest.raises(Wrong, match=r"of rank 1 differ from the other ranks': bias \(most ranks agree") as wrong:
         training.all_the_same(one, module, "the parameters")
     assert wrong.value.culprits == [1]
 

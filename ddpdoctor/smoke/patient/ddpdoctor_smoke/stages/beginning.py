@@ -21,6 +21,7 @@ def import_torch(one):
 
 
 def set_device(one):
+    """This rank's GPU, with something on it; the CPU with gloo. GPU: not run on one yet."""
     torch = one.torch
     if one.backend != "nccl":
         one.device = torch.device("cpu")

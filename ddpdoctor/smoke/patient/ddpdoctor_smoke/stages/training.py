@@ -288,7 +288,7 @@ def all_the_same(one, module, what):
         reference = next(found for rank, found in enumerate(rows) if rank not in culprits)
         names = [name for name, a, b in zip(tensors, rows[culprits[0]], reference) if a != b]
         raise Wrong(
-            "%s of %s are not the others': %s (%s)"
+            "%s of %s differ from the other ranks': %s (%s)"
             % (what, named(culprits), ", ".join(names[:4]), how_known(one.world_size)),
             culprits,
         )
