@@ -158,6 +158,8 @@ class Illness(msgspec.Struct, frozen=True, kw_only=True):
     job_words: str = ""
     job_says: str = ""
     harmless: str = ""
+    thorough: bool = False
+    """Only with -m thorough: much like another."""
     place: Callable[[Path], AbstractContextManager[Shell]] = at_home
     prepared: str = ""
     """Bash lines for what a healthy user has, too."""
@@ -179,10 +181,6 @@ LOADER = (
 )
 MANY_BATCHES = "import torch; list(torch.utils.data.DataLoader(range(1000), num_workers=2))"
 SAVE = "import tempfile, torch; torch.save(torch.zeros(2 ** 20), tempfile.mkdtemp() + '/ckpt.pt')"
-MEET = (
-    "import os, datetime, torch.distributed as d; "
-    "d.init_process_group('gloo', os.environ['DIST_URL'], rank=0, world_size=1, timeout=datetime.timedelta(seconds=3))"
-)
 THREADS = (
     "import threading, time; all = [threading.Thread(target=time.sleep, args=(1,)) for _ in range(80)]; "
     "[one.start() for one in all]"
@@ -232,6 +230,7 @@ ILLNESSES = (
     ),
     Illness(
         name="another job holds the port",
+        thorough=True,
         slug="port-in-use",
         prepared="export MASTER_ADDR=127.0.0.1 MASTER_PORT=29713",
         made=listener(),
@@ -245,6 +244,7 @@ ILLNESSES = (
     ),
     Illness(
         name="a blank behind the master's address",
+        thorough=True,
         slug="launcher-env-inconsistent",
         prepared="export MASTER_ADDR=127.0.0.1 MASTER_PORT=29713",
         made="export MASTER_ADDR='127.0.0.1 '",
@@ -270,6 +270,7 @@ ILLNESSES = (
     ),
     Illness(
         name="a setting left over from debugging",
+        thorough=True,
         slug="setting-dangerous",
         made="export CUDA_LAUNCH_BLOCKING=1",
         carried_out="unset CUDA_LAUNCH_BLOCKING",
@@ -286,16 +287,6 @@ ILLNESSES = (
         job_words="`init_process_group`",
         job_says="timed out",
         place=on_a_node,
-    ),
-    Illness(
-        name="a stale rendezvous file",
-        slug="stale-file-init",
-        prepared="export DIST_URL=file://$PWD/meeting",
-        made="echo left over > meeting",
-        carried_out="rm -- .../meeting",
-        job=python(MEET),
-        job_words="`init_process_group`",
-        job_says="Error",
     ),
     Illness(
         name="too many threads",
@@ -318,13 +309,14 @@ ILLNESSES = (
         job_says="Too many open files",
     ),
     Illness(
-        name="few processes",
+        name="few threads",
+        thorough=True,
         slug="pids-limit",
         options="--nproc 2",
         made="ulimit -S -u 60",
         carried_out="ulimit -u $(ulimit -Hu)",
         job=python(THREADS),
-        job_words="80 threads",
+        job_words="a program with 80 threads",
         job_says="can't start new thread",
         place=as_user,
     ),
@@ -349,7 +341,7 @@ ILLNESSES = (
         carried_out="mkdir -p .../tmp && export TMPDIR=.../tmp",
         job=python(SAVE),
         job_words="`torch.save` to a temporary folder",
-        job_says="failed writing file",
+        job_says="unexpected pos",
         place=with_mounts,
     ),
     Illness(
@@ -377,6 +369,36 @@ ILLNESSES = (
         prepared="mkdir work; cd work",
         made='rm -r "$PWD"; mkdir "$PWD"',
         carried_out='cd "$PWD"',
-        smoke_says="?",
+        smoke_says="The working folder was deleted",
     ),
 )
+
+
+def table() -> str:
+    """The README's: a row an illness."""
+    rows = [
+        "| illness | made by | `check` says | the fix, carried out word for word | while it is ill |",
+        "|---|---|---|---|---|",
+    ]
+    for one in ILLNESSES:
+        cells = (
+            one.name + " \\*" * one.thorough,
+            one.words or _code(one.made),
+            f"`{one.slug}`",
+            _code(one.carried_out),
+            _while_ill(one),
+        )
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(rows)
+
+
+def _code(lines: str) -> str:
+    return f"`{lines}`"
+
+
+def _while_ill(one: Illness) -> str:
+    if one.smoke_says:
+        return f'smoke fails: "{one.smoke_says}"'
+    if one.job:
+        return f'{one.job_words} fails: "{one.job_says.strip()}"; smoke passes'
+    return f"smoke passes: {one.harmless}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.real.closed_loop import ILLNESSES, Done, Illness, Shell
 
@@ -33,7 +34,15 @@ def matches(commands: list[str], pattern: str) -> bool:
     return re.fullmatch(wanted, "; ".join(commands), re.DOTALL) is not None
 
 
-@pytest.mark.parametrize("illness", ILLNESSES, ids=lambda one: one.name.replace(" ", "-"))
+def each(*illnesses: Illness) -> list[ParameterSet]:
+    """Parameters, of which those that are much like another run with -m thorough alone."""
+    return [
+        pytest.param(one, id=one.name.replace(" ", "-"), marks=[pytest.mark.thorough] if one.thorough else [])
+        for one in illnesses
+    ]
+
+
+@pytest.mark.parametrize("illness", each(*ILLNESSES))
 def test_found_fixed_and_proved(illness: Illness, tmp_path: Path) -> None:
     with illness.place(tmp_path) as shell:
         if illness.prepared:
@@ -64,9 +73,7 @@ def hurts(shell: Shell, illness: Illness) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "illness", [one for one in ILLNESSES if not one.smoke_says], ids=lambda one: one.name.replace(" ", "-")
-)
+@pytest.mark.parametrize("illness", each(*(one for one in ILLNESSES if not one.smoke_says)))
 def test_smoke_passes_although_it_is_ill(illness: Illness, tmp_path: Path) -> None:
     """As the README says: smoke's own training needs nothing of what is broken."""
     with illness.place(tmp_path) as shell:
