@@ -12,7 +12,8 @@ from _pytest.mark.structures import ParameterSet
 
 from tests.real.closed_loop import ILLNESSES, Done, Illness, Shell
 
-pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "setpriv")]
+# Several trainings a test, on a machine that may run others beside it.
+pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "setpriv"), pytest.mark.timeout(300)]
 
 
 def found(shell: Shell, illness: Illness) -> list[dict[str, Any]]:
