@@ -13,6 +13,7 @@ from rich.text import Text
 from ddpdoctor.report.smoke_marks import STYLES, Mark, columns, symbol
 from ddpdoctor.report.smoke_progress import Progress, mark_of, places
 from ddpdoctor.smoke.watching import Watch
+from ddpdoctor.wording import plural
 
 _MOST_PLACES = 4
 _LOW = 12
@@ -58,7 +59,7 @@ def drawing(progress: Progress, width: int, height: int, encoding: str) -> Itera
         yield _cut(f"smoke  starting; the patient imports torch  {progress.seconds:.0f} s", "bold")
         return
     order = watch.order
-    yield _cut(f"smoke  {len(watch.ranks)} ranks over {order.backend}  {progress.seconds:.0f} s", "bold")
+    yield _cut(f"smoke  {plural(len(watch.ranks), 'rank')} over {order.backend}  {progress.seconds:.0f} s", "bold")
     there = places(progress)[: _MOST_PLACES if height > _LOW else 1]
     yield from _table(watch, width, max(1, height - len(there) - 4), encoding)
     for words, seconds, allowed in there:
