@@ -13,14 +13,14 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
-from ddpdoctor.facts.smoke import Smoke, State
+from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import install_torch
-from ddpdoctor.knowledge.smoke_blame import NO_SMOKE, not_started
+from ddpdoctor.knowledge.smoke_blame import NO_SMOKE, not_started, own_gpu
 from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.registry import check, requires
-from ddpdoctor.wording import in_patient, listed, pip_install, plural
+from ddpdoctor.wording import in_patient, listed, pip_install, plural, ranks_named
 
 MISSING = re.compile(r"No module named '([\w.]+)'")
 
@@ -169,17 +169,24 @@ def gpu0_extra_contexts(smoke: Smoke) -> Iterator[Finding]:
     """
     requires(smoke.ranks, NO_SMOKE)
     requires(smoke.backend == "nccl", "the smoke training ran on the CPU")
-    requires(
-        any(one.name == "checkpoint" and one.state is State.PASSED for run in smoke.ranks for one in run.stages),
-        "the stage checkpoint was not run",
-    )
-    extra = smoke.extra_contexts
+    told_theirs = [one for one in smoke.ranks if own_gpu(one) in one.contexts]
+    requires(told_theirs, "no rank has told on which GPUs it holds a context")
+    extra = [(one, number) for one in told_theirs for number in one.contexts if number != own_gpu(one)]
     if not extra:
         return
-    ranks = sorted({int(found[1]) for one in extra if (found := re.match(r"rank (\d+)\b", one))})
+    ranks = dict.fromkeys(one.rank for one, _ in extra)
+    gpus = sorted({number for _, number in extra})
     yield Finding(
-        summary=short(f"{plural(len(extra), 'context')} on GPUs of other ranks: {listed(extra, most=3)}"),
-        evidence=tuple(told(smoke, "extra_contexts", one) for one in extra[:16]),
+        summary=short(
+            f"{ranks_named(ranks)} {'hold' if len(ranks) > 1 else 'holds'} a context on {listed(f'cuda:{one}' for one in gpus)},"
+            " which is another rank's"
+        ),
+        evidence=tuple(
+            told(
+                smoke, "ranks", f"rank {one.rank} (pid {one.pid}), whose GPU is {one.device}, is on cuda:{number}, too"
+            )
+            for one, number in extra[:16]
+        ),
         fixes=(
             Fix("Call torch.cuda.set_device(local_rank) before anything else that touches CUDA"),
             Fix('Load checkpoints with torch.load(path, map_location="cpu")'),
@@ -190,5 +197,5 @@ def gpu0_extra_contexts(smoke: Smoke) -> Iterator[Finding]:
                 ),
             ),
         ),
-        rank=ranks[0] if len(ranks) == 1 else None,
+        rank=next(iter(ranks)) if len(ranks) == 1 else None,
     )

@@ -111,6 +111,9 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     """It was ended by SIGKILL, and meanwhile the kernel has killed a process of its cgroup for want of memory."""
     memory: int = 0
     """Bytes that it held at most (VmHWM); 0: not known."""
+    contexts: tuple[int, ...] = ()
+    """GPUs by torch's number on which it had a CUDA context, its own among them, when it had loaded the checkpoint; empty
+    where it didn't come to that, or the driver can't be asked."""
 
     @property
     def last(self) -> Stage | None:
@@ -183,6 +186,4 @@ class Smoke(Facts, frozen=True, kw_only=True):
     torch: Annotated[str, Source("torch.__version__")] = ""
     python: Annotated[str, Source("--python")] = ""
     leftovers: Annotated[Leftovers, Source("/proc, before and after")] = Leftovers()
-    extra_contexts: Annotated[tuple[str, ...], Source("NVML, during the stage checkpoint")] = ()
-    """Ranks with a context on a GPU that isn't theirs: "rank 3 (pid 4711) on GPU 0"."""
     scaling: Annotated[Scaling, Source("--scaling")] = Scaling()

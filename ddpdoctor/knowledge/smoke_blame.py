@@ -104,6 +104,12 @@ def stage_of(run: RankRun) -> str:
     return last.name if last else next((one.name for one in run.stages), "")
 
 
+def own_gpu(run: RankRun) -> int:
+    """Torch's number of its GPU; -1 on the CPU."""
+    found = re.match(r"cuda:(\d+)", run.device)
+    return int(found[1]) if found else -1
+
+
 def lost_another(run: RankRun) -> bool:
     """Whether a rank that failed has only words of one that lost another, or waited for it in vain."""
     if run.ending is Ending.RAISED:

@@ -297,7 +297,6 @@ class Rehearsed(Message, frozen=True):
     began: float
     torch: Annotated[str, Meta(max_length=64)] = ""
     problem: Annotated[str, Meta(max_length=1000)] = ""
-    extra_contexts: Annotated[tuple[Annotated[str, Meta(max_length=200)], ...], Meta(max_length=MOST_RANKS_HERE)] = ()
 
 
 class Enough(Message, frozen=True):

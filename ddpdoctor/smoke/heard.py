@@ -60,6 +60,7 @@ class Heard(Voice):
         self.culprits: tuple[int, ...] = ()
         self.missing = ""
         self.memory = 0
+        self.contexts: tuple[int, ...] = ()
         self.finished_at: float | None = None
         """It has said that it is through. Its process goes on until all of the host's ranks are."""
         self.failed_at: float | None = None

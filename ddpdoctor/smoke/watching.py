@@ -14,6 +14,7 @@ from ddpdoctor.smoke.orders import Order
 MOST_WORDS: Final = 1000
 MOST_FIGURES: Final = 256
 MOST_ENDS: Final = 4096
+MOST_GPUS: Final = 1024
 MOST_NUMBER: Final = 1 << 62
 
 MOST_CALLS: Final = 16
@@ -90,6 +91,8 @@ class Watch:
             self.torch = _text(message["torch"])
         if isinstance(message.get("figures"), Mapping) and len(self.figures) < MOST_FIGURES:
             self.figures.append(message["figures"])
+        if "contexts" in message:
+            one.contexts = tuple(_ranks(message["contexts"], MOST_GPUS))
         if "memory" in message:
             one.memory = int(_number(message["memory"])) or one.memory
         if message.get("finished") is True and one.finished_at is None:
@@ -316,11 +319,12 @@ class Watch:
             process_state=one.process_state,
             out_of_memory=bool(self.oom_kills) and ending is Ending.KILLED and one.exit_code == -signal.SIGKILL,
             memory=one.memory,
+            contexts=one.contexts,
         )
 
     def _over_at(self, one: Heard) -> float:
-        moments = (one.finished_at, one.failed_at, one.gone_at, self.ended_at)
-        return next((moment for moment in moments if moment is not None), one.since)
+        moments = (one.finished_at, one.failed_at)
+        return next((moment for moment in moments if moment is not None), self._stage_over_at(one))
 
     def _ending(self, one: Heard, hung: set[int]) -> Ending:
         if one.failed_at is not None:
@@ -400,6 +404,7 @@ def _is_number(text: object) -> bool:
     return isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10
 
 
-def _ranks(value: object, world_size: int) -> Iterable[int]:
+def _ranks(value: object, below: int) -> Iterable[int]:
+    """Ranks, or GPUs, of which there are so many."""
     found = value if isinstance(value, list) else []
-    return [one for one in found if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < world_size][:1024]
+    return [one for one in found if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < below][:1024]

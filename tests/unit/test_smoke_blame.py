@@ -19,6 +19,8 @@ from ddpdoctor.findings import Finding
 from ddpdoctor.knowledge.smoke_blame import Blame, Kind, at_the_end, blame
 from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.registry import Result, diagnose, find_check
+from ddpdoctor.smoke.orders import Order
+from ddpdoctor.smoke.watching import Watch
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 
 STAGES = ("import", "device", "rendezvous", "process group", "barrier", "all_reduce", "training", "shutdown")
@@ -512,3 +514,9 @@ def test_whatever_the_ranks_say_there_is_one_verdict(runs: list[RankRun]) -> Non
     assert len(findings) == (0 if finished else 1)
     assert all(one.rank is None or one.rank < len(ranks) for one in findings)
     assert all(one.evidence and one.fixes and len(one.summary) <= 160 for one in findings)
+
+
+def test_of_the_gpus_that_a_rank_is_on_only_numbers_are_believed() -> None:
+    watch = Watch(Order(nproc=1, world_size=1), 0.0)
+    watch.hear(0, {"contexts": [0, 3, -1, "1", True, 10**9]}, 1.0)
+    assert watch.runs("here")[0].contexts == (0, 3)
