@@ -8,13 +8,14 @@ from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, torch_version
 from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.knowledge.sharing import one_gpu_each, one_gpu_for_all
+from ddpdoctor.knowledge.sharing import on_the_cpu, one_gpu_each, one_gpu_for_all
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import human, listed, plural
 
@@ -34,7 +35,7 @@ def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
     ),
 )
 def nproc_exceeds_gpus(
-    gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch]
+    gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Maybe[Smoke]
 ) -> Iterator[Finding]:
     """More ranks are planned than there are visible GPUs.
 
@@ -48,6 +49,7 @@ def nproc_exceeds_gpus(
     ## Fix
     `torchrun --nproc-per-node=gpu` takes as many as there are; or widen CUDA_VISIBLE_DEVICES.
     """
+    requires(not on_the_cpu(smoke), "the ranks run on the CPU")
     # Where the bus shows a GPU that the driver doesn't, the driver's checks say so.
     if not gpus.devices and gpus.vendor is None and plan.source == "--nproc":
         yield from (lacking := tuple(_ranks_without_gpu(plan, environment, known(torch))))
@@ -123,7 +125,9 @@ def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch
         LogSign("invalid device ordinal", why="more ranks than GPUs say the same"),
     ),
 )
-def mig_multi_instance(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
+def mig_multi_instance(
+    gpus: Gpus, plan: Plan, environment: Maybe[Environment], smoke: Maybe[Smoke]
+) -> Iterator[Finding]:
     """Several ranks are planned on MIG slices.
 
     ## What breaks
@@ -138,6 +142,7 @@ def mig_multi_instance(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) 
     process a slice with gloo.
     """
     nvidia_gpus(gpus)
+    requires(not on_the_cpu(smoke), "the ranks run on the CPU")
     visible = visible_gpus(gpus, environment)
     slices = tuple(one for one in visible if one.slice is not None)
     requires(slices, "MIG is off, or no slice of it is visible")

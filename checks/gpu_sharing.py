@@ -13,7 +13,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import selector, visible_gpus
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned
-from ddpdoctor.knowledge.sharing import one_gpu_each, one_gpu_for_all
+from ddpdoctor.knowledge.sharing import on_the_cpu, one_gpu_each, one_gpu_for_all
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import plural, ranks_named
 
@@ -44,7 +44,7 @@ def duplicate_gpu(
     as the first that touches CUDA. To try out several ranks without as many GPUs: the backend gloo on the CPU.
     """
     backend = smoke.backend if isinstance(smoke, Smoke) else ""
-    requires(backend != "gloo", "the ranks run on the CPU")
+    requires(not on_the_cpu(smoke), "the ranks run on the CPU")
     requires(gpus.devices, "no GPU on this host")
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
     seen = visible_gpus(gpus, environment)

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.visible import VisibleGpu
+
+
+def on_the_cpu(smoke: Maybe[Smoke]) -> bool:
+    """Whether the planned ranks are those of a smoke training over gloo."""
+    return isinstance(smoke, Smoke) and smoke.backend == "gloo"
 
 
 def one_gpu_each(environment: Maybe[Environment]) -> bool:
