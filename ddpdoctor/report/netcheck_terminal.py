@@ -35,9 +35,8 @@ from ddpdoctor.report.netcheck_words import (
     who_listens,
 )
 from ddpdoctor.report.plain import one_line, plain
-from ddpdoctor.report.smoke_terminal import show_stages
-from ddpdoctor.report.smoke_words import engine_text, shown_stages, what_was_done
-from ddpdoctor.report.smoke_words import not_tested as stages_not_tested
+from ddpdoctor.report.smoke_terminal import show_stages, show_untested
+from ddpdoctor.report.smoke_words import culprits, engine_text, shown_stages, what_was_done
 from ddpdoctor.report.summary import summary
 from ddpdoctor.report.terminal import (
     STYLES,
@@ -130,13 +129,11 @@ def show_part(
 def _show_stages(console: Console, smoke: Smoke | None, examinations: Sequence[Examination]) -> None:
     """Ranks by stages, where there was a training."""
     if smoke is not None and shown_stages(smoke):
-        blamed = {finding.rank for one in examinations for _, _, finding in one.findings if finding.rank is not None}
-        show_stages(console, smoke, blamed)
-        if untested := stages_not_tested(smoke):
-            console.print(Text("Not tested here", "bold magenta"))
-            for reason, stages in untested.items():
-                console.print(Hanging(Text(""), Text(f"{one_line(reason)}: ").append(", ".join(stages), "dim"), 2))
-            console.print()
+        # Only who knows of all ranks can tell whose fault it was.
+        whole = len(smoke.ranks) == smoke.world_size
+        named = {finding.rank for one in examinations for _, _, finding in one.findings if finding.rank is not None}
+        show_stages(console, smoke, culprits(smoke) if whole else named)
+        show_untested(console, smoke)
 
 
 def _nothing_here(verdict: Verdict, host: str) -> str:

@@ -194,13 +194,19 @@ def _show_nothing(console: Console, results: Sequence[Result]) -> None:
     console.print()
 
 
+def show_untested(console: Console, facts: Smoke) -> None:
+    """The stages that can't be run here, by reason."""
+    stages = not_tested(facts)
+    if not stages:
+        return
+    console.print(Text("Not tested here", "bold magenta"))
+    for reason, names in stages.items():
+        console.print(Hanging(Text(""), Text(f"{', '.join(names)}: ").append(reason, "dim"), 2))
+    console.print()
+
+
 def _show_not_tested(console: Console, examination: Examination, *, verbose: bool) -> None:
-    stages = not_tested(smoke_of(examination))
-    if stages:
-        console.print(Text("Not tested here", "bold magenta"))
-        for reason, names in stages.items():
-            console.print(Hanging(Text(""), Text(f"{', '.join(names)}: ").append(reason, "dim"), 2))
-        console.print()
+    show_untested(console, smoke_of(examination))
     results = [*own_results(examination), *(host_results(examination) if verbose else ())]
     reasons: dict[Why, dict[str, list[str]]] = {why: {} for why in Why}
     for one in results:
