@@ -1,0 +1,394 @@
+"""What is heard of the ranks, and what is made of it. Times are seconds since the run began."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpdoctor.facts.smoke import Ending, RankRun, State
+from ddpdoctor.smoke.heard import MOST_ANSWERED, MOST_KEPT, Voice
+from ddpdoctor.smoke.orders import Launched, Order
+from ddpdoctor.smoke.watching import PROCESS_END, Watch
+
+STAGES = ("import", "device", "all_reduce", "shutdown")
+
+
+class Job:
+    """Two ranks (pids 100 and 101), a stage may take 10 s, the import 90."""
+
+    def __init__(self, **more: Any) -> None:
+        order = Order(**{"nproc": 2, "world_size": 2, "stages": STAGES, "seconds": 10.0, "import_seconds": 90.0} | more)
+        self.watch = Watch(order, 0.0)
+        self.engine_pid = self.watch.engine_pid = 99
+        for rank in self.watch.ranks:
+            assert self.watch.introduced(rank, 100 + rank)
+
+    def says(self, rank: int, now: float, **message: Any) -> Job:
+        self.watch.hear(rank, message, now)
+        return self
+
+    def in_stage(self, rank: int, stage: str, now: float, *steps: str) -> Job:
+        for before in STAGES[: STAGES.index(stage)]:
+            self.says(rank, now, stage=before, state="begun")
+            self.says(rank, now, stage=before, state="passed", seconds=0.1)
+        self.says(rank, now, stage=stage, state="begun")
+        for step in steps:
+            self.says(rank, now, step=step, calls=f"{step} float32[1]")
+        return self
+
+    def finishes(self, rank: int, now: float) -> Job:
+        self.in_stage(rank, "shutdown", now)
+        return self.says(rank, now, stage="shutdown", state="passed").says(rank, now, finished=True)
+
+    def fails(
+        self, rank: int, now: float, stage: str = "all_reduce", error: str = "ValueError: odd", **more: Any
+    ) -> Job:
+        return self.says(rank, now, stage=stage, state="failed", error=error, **more)
+
+    def exits(self, rank: int, now: float, code: int) -> Job:
+        self.watch.gone(rank, now + 0.01)
+        self.watch.hear_server({"ended": 100 + rank, "status": code}, now)
+        return self
+
+    def come_to(self, ended_at: float, *late: int) -> list[RankRun]:
+        self.watch.ended_at = ended_at
+        for rank in self.watch.ranks:
+            self.watch.gone(rank, ended_at + 0.1)
+        return list(self.watch.runs("node01", [self.watch.ranks[rank] for rank in late]))
+
+    def endings(self, ended_at: float, *late: int) -> list[Ending]:
+        return [one.ending for one in self.come_to(ended_at, *late)]
+
+
+def stage_of(one: RankRun, name: str) -> State:
+    return next(stage.state for stage in one.stages if stage.name == name)
+
+
+# --- how ranks end ------------------------------------------------------------------------------------------------------
+
+
+def test_all_is_well() -> None:
+    job = Job().finishes(0, 5).finishes(1, 6).exits(0, 7, 0).exits(1, 7, 0)
+    assert not job.watch.failed
+    ranks = job.come_to(8)
+    assert [one.ending for one in ranks] == [Ending.FINISHED] * 2
+    assert [stage.state for one in ranks for stage in one.stages] == [State.PASSED] * 8
+    assert [(one.exit_code, one.ended_after, one.step) for one in ranks] == [(None, 5.0, ""), (None, 6.0, "")]
+    assert job.watch.problem() == ""
+
+
+def test_who_raised_and_who_was_ended_for_it() -> None:
+    job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
+    job.fails(1, 2, stack=["f (a.py:1)"]).exits(1, 2.1, 1).exits(0, 2.3, -signal.SIGTERM)
+    assert job.watch.failed
+    ended, raised = job.come_to(3)
+    assert (raised.ending, raised.words, raised.exit_code) == (Ending.RAISED, "ValueError: odd", 1)
+    assert (raised.stack, raised.stack_source) == (("f (a.py:1)",), "its traceback")
+    assert stage_of(raised, "all_reduce") is State.FAILED
+    # The engine's SIGTERM, which follows on the first failure, is nobody's fault.
+    assert (ended.ending, ended.exit_code) == (Ending.ENDED, None)
+    assert stage_of(ended, "all_reduce") is State.HUNG
+
+
+def test_a_sigterm_that_came_first_was_somebody_else_s() -> None:
+    job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
+    job.exits(0, 2, -signal.SIGTERM).fails(1, 2.2, error="RuntimeError: Connection closed by peer")
+    assert [one.ending for one in job.come_to(3)] == [Ending.KILLED, Ending.RAISED]
+
+
+@pytest.mark.parametrize(
+    ("code", "ending"), [(7, Ending.EXITED), (0, Ending.EXITED), (-9, Ending.KILLED), (-15, Ending.KILLED)]
+)
+def test_who_goes_without_a_word_has_ended_by_itself(code: int, ending: Ending) -> None:
+    job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
+    job.watch.gone(1, 2)
+    assert job.watch.failed
+    assert job.watch.unexplained
+    job.watch.hear_server({"ended": 101, "status": code}, 1.9)
+    assert not job.watch.unexplained
+    other, one = job.come_to(3)
+    assert (other.ending, one.ending, one.exit_code) == (Ending.ENDED, ending, code)
+    assert one.ended_after == 1.9
+
+
+def test_who_goes_without_a_word_and_isn_t_explained_has_not_been_ended() -> None:
+    job = Job().in_stage(1, "all_reduce", 1)
+    job.watch.gone(1, 2)
+    one = job.come_to(7)[1]
+    assert (one.ending, one.exit_code) == (Ending.EXITED, None)
+    assert job.watch.problem() == ""
+
+
+def test_how_a_process_ended_may_be_known_before_it_was_heard_of() -> None:
+    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch.hear_server({"ended": 101, "status": -9}, 1)
+    watch.introduced(1, 101)
+    assert [one.ending for one in watch.runs("node01")] == [Ending.NEVER_CAME, Ending.KILLED]
+
+
+def test_the_engine_s_word_is_enough_where_no_one_else_knows() -> None:
+    """As with the method spawn, or when the rank died before its first word."""
+    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch.hear_engine({"failures": {"1": -9, "x": 3, "7": 1}, "error": "ChildFailedError: a table"})
+    assert watch.engine_over
+    assert [one.ending for one in watch.runs("node01")] == [Ending.NEVER_CAME, Ending.KILLED]
+    assert watch.problem() == ""
+
+
+def test_what_we_end_we_don_t_blame() -> None:
+    job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
+    job.watch.ended_at = 11.5
+    job.exits(0, 11.6, -9).exits(1, 11.6, -9)
+    job.watch.engine_ended(-9, 11.7)
+    job.watch.server_gone()
+    assert [one.ending for one in job.watch.runs("n", [job.watch.ranks[1]])] == [Ending.ENDED, Ending.HUNG]
+    assert job.watch.problem([job.watch.ranks[1]]) == ""
+    assert job.watch.killed == ""
+
+
+def test_a_rank_that_dies_after_its_last_word_hasn_t_finished() -> None:
+    job = Job().finishes(0, 5).finishes(1, 5).exits(1, 6, -6)
+    assert job.watch.failed
+    well, aborted = job.come_to(7)
+    assert (well.ending, aborted.ending, aborted.exit_code) == (Ending.FINISHED, Ending.KILLED, -6)
+    assert (stage_of(aborted, "shutdown"), aborted.step) == (State.FAILED, PROCESS_END)
+
+
+def test_a_rank_whose_process_stays_has_hung_in_its_last_stage() -> None:
+    job = Job().finishes(0, 5).finishes(1, 6).exits(0, 6.1, 0)
+    assert job.watch.late(15.9) == []
+    assert [one.rank for one in job.watch.late(16)] == [1]
+    well, stays = job.come_to(16, 1)
+    assert (well.ending, stays.ending, stays.step) == (Ending.FINISHED, Ending.HUNG, PROCESS_END)
+    assert stage_of(stays, "shutdown") is State.HUNG
+
+
+def test_memory_that_ran_out_is_told_of_the_rank_that_was_killed_alone() -> None:
+    job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1).exits(1, 2, -9)
+    job.watch.oom_kills = 1
+    assert [one.out_of_memory for one in job.come_to(3)] == [False, True]
+
+
+# --- why none could run ---------------------------------------------------------------------------------------------------
+
+
+def test_the_engine_s_own_failure_is_the_problem() -> None:
+    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch.server_gone()  # Heard first, though it follows.
+    watch.hear_engine({"failures": {}, "error": "ModuleNotFoundError: No module named 'torch'", "missing": "torch"})
+    assert (watch.problem(), watch.engine_missing) == ("ModuleNotFoundError: No module named 'torch'", "torch")
+    assert [one.ending for one in watch.runs("node01")] == [Ending.NEVER_CAME] * 2
+
+
+def killed_engine(watch: Watch) -> None:
+    watch.engine_ended(-9, 2)
+
+
+def killed_server(watch: Watch) -> None:
+    watch.server_gone()
+    # The engine can't know how its ranks ended, and makes it up.
+    watch.hear_engine({"failures": {"0": 255}, "error": "ChildFailedError: a table"})
+
+
+def killed_keeper(watch: Watch) -> None:
+    watch.keeper_ended("the keeper was ended by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("kill", "words"),
+    [
+        (killed_engine, "torch's engine was ended by SIGKILL"),
+        (killed_server, "the process that the ranks were forked from has ended"),
+        (killed_keeper, "the keeper was ended by SIGKILL"),
+    ],
+)
+def test_ranks_that_die_with_those_who_keep_them_are_not_to_blame(kill: Callable[[Watch], None], words: str) -> None:
+    job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
+    kill(job.watch)
+    for rank in (0, 1):
+        job.watch.gone(rank, 2.1)
+    assert not job.watch.unexplained
+    assert job.watch.problem() == words
+    assert job.endings(3) == [Ending.ENDED] * 2
+
+
+def test_a_rank_that_was_killed_before_the_engine_was_is_the_reason() -> None:
+    job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1).exits(1, 2, -9)
+    job.watch.engine_ended(-9, 2.2)
+    assert job.watch.problem() == ""
+    assert job.endings(3) == [Ending.ENDED, Ending.KILLED]
+
+
+def test_a_python_that_ends_at_once_is_told_with_its_last_line() -> None:
+    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch.print(None, b"loading\nno licence\n")
+    watch.engine_ended(3, 1)
+    assert watch.problem() == 'the patient\'s Python ended with exit code 3; it last said "no licence"'
+
+
+def test_nobody_came() -> None:
+    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES, seconds=10.0, import_seconds=90.0), 0.0)
+    assert watch.next_due() == 90
+    late = watch.late(90)
+    assert len(late) == 2
+    assert watch.problem(watch.held_up(late)) == "no rank had begun after 90 s"
+    assert {one.ending for one in watch.runs("n", late)} == {Ending.NEVER_CAME}
+
+
+def test_the_one_rank_of_a_launcher_tells_its_end_itself() -> None:
+    job = Job(nproc=1, launched=Launched(1, 0)).in_stage(1, "all_reduce", 1)
+    job.watch.engine_ended(-11, 2)
+    (one,) = job.come_to(3)
+    assert (one.rank, one.local_rank, one.ending, one.exit_code) == (1, 0, Ending.KILLED, -11)
+    assert job.watch.problem() == ""
+
+
+# --- when it is time to give up -------------------------------------------------------------------------------------------
+
+
+def test_each_stage_has_its_time_and_so_has_the_way_to_the_next() -> None:
+    job = Job()
+    assert job.watch.next_due() == 90
+    job.in_stage(0, "device", 20).in_stage(1, "import", 1)
+    assert job.watch.next_due() == 30
+    job.says(0, 25, stage="device", state="passed")
+    assert job.watch.next_due() == 35
+    assert job.watch.late(34.9) == []
+    assert [one.rank for one in job.watch.late(35)] == [0]
+
+
+def test_steps_don_t_prolong_a_stage() -> None:
+    job = Job().in_stage(0, "all_reduce", 1, "a").in_stage(1, "all_reduce", 1, "a")
+    job.says(0, 9, step="b")
+    assert [one.rank for one in job.watch.late(11)] == [0, 1]
+
+
+def test_who_is_about_to_be_late_is_held_up_too_and_who_is_ahead_waits_for_them() -> None:
+    job = Job(nproc=3, world_size=3).in_stage(0, "all_reduce", 1, "a", "b").in_stage(1, "all_reduce", 1.1, "a")
+    job.in_stage(2, "shutdown", 5)
+    late = job.watch.late(11)
+    assert [one.rank for one in late] == [0]
+    assert [one.rank for one in job.watch.held_up(late)] == [0, 1]
+    assert job.endings(11.5, 0, 1) == [Ending.HUNG, Ending.HUNG, Ending.ENDED]
+
+
+def test_a_hung_rank_s_time_is_counted_to_its_end() -> None:
+    job = Job().in_stage(0, "all_reduce", 1)
+    one = job.come_to(11.5, 0)[0]
+    assert next(stage.seconds for stage in one.stages if stage.name == "all_reduce") == 10.5
+    assert one.ended_after == 11.5
+
+
+def test_an_engine_that_doesn_t_end_after_its_ranks_is_late() -> None:
+    job = Job().finishes(0, 5).finishes(1, 5).exits(0, 6, 0).exits(1, 6, 0)
+    assert job.watch.next_due() == 16
+    assert not job.watch.engine_late(15.9)
+    assert job.watch.engine_late(16)
+    assert job.watch.problem() == "all ranks have ended, but torch's engine hasn't within 10 s"
+    assert job.endings(16) == [Ending.FINISHED] * 2
+
+
+# --- who says what ----------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_speaks_for_a_rank_that_has_spoken() -> None:
+    job = Job()
+    assert not job.watch.introduced(1, 4711)
+    assert not job.watch.introduced(7, 4711)
+    assert job.watch.ranks[1].pid == 101
+
+
+def test_what_is_printed_is_kept_from_its_end_and_shown_as_one_line() -> None:
+    job = Job()
+    job.watch.print(1, b"first\n" + b"x" * (3 * MOST_KEPT))
+    job.watch.print(1, b"\n\x1b[31mlast \xff\n\n")
+    job.watch.print(9, b"nobody's")
+    assert len(job.watch.ranks[1].output) == MOST_KEPT
+    assert job.come_to(1)[1].last_line == "?[31mlast \ufffd"
+    assert len(Job().watch.ranks[0].output) == 0
+
+
+def test_an_answer_isn_t_what_was_printed() -> None:
+    voice = Voice()
+    voice.print(b"before\n")
+    voice.ask()
+    voice.print(b"meanwhile\nThread ")
+    voice.print(b"x" * (2 * MOST_ANSWERED))
+    assert voice.answer is not None
+    assert len(voice.answer) == MOST_ANSWERED
+    voice.answered(b"meanwhile\n")
+    assert (voice.output, voice.answer) == (b"before\nmeanwhile\n", None)
+
+
+NASTY = [
+    None,
+    True,
+    -1,
+    0,
+    2.5,
+    float("nan"),
+    float("inf"),
+    10**400,
+    "",
+    "\ud800\x1b",
+    [],
+    [1, -1],
+    ["a", 7],
+    [None],
+    {},
+]
+NASTY += [{"0": -9}, {"1": "x"}, {"x": 1}, {"0": 10**400}, {"0": True}, {7: 7}, [[[]]], 100, 101, -9, "0", "1"]
+
+names = st.sampled_from(
+    [
+        "stage",
+        "state",
+        "step",
+        "calls",
+        "device",
+        "torch",
+        "memory",
+        "finished",
+        "error",
+        "wrong",
+        "culprits",
+        "missing",
+        "stack",
+        "seconds",
+        "words",
+        "figures",
+        "failures",
+        "ended",
+        "status",
+        "at",
+        "who",
+    ]
+)
+values = st.sampled_from([*NASTY, *STAGES, "begun", "passed", "failed", "not tested"])
+messages = st.dictionaries(names, values, max_size=5)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 7, "engine", "server"]), messages), max_size=12))
+def test_whatever_is_said_there_are_facts_in_the_end(said: list[tuple[object, Mapping[str, Any]]]) -> None:
+    job = Job()
+    for number, (who, message) in enumerate(said):
+        if who == "engine":
+            job.watch.hear_engine(message)
+        elif who == "server":
+            job.watch.hear_server(message, number)
+        else:
+            assert isinstance(who, int)
+            job.watch.hear(who, message, number)
+        job.watch.late(number)
+        job.watch.next_due()
+    late = job.watch.held_up(job.watch.late(1000))
+    for run in job.come_to(1001, *(one.rank for one in late)):
+        assert msgspec.json.decode(msgspec.json.encode(run), type=RankRun) == run
+        assert len(run.stages) == len(STAGES)
+    assert isinstance(job.watch.problem(late), str)
