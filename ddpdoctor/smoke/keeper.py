@@ -117,13 +117,15 @@ def is_tracker(pid: int) -> bool:
 
 
 def descendants(root: int) -> list[int]:
-    """All processes below that one, by /proc."""
+    """All processes below that one that have not ended, by /proc."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib takes longer to import than all of this)
         if name.isdigit():
             with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat") as stat:  # noqa: PTH123
                 # The name in brackets may hold anything.
-                parents[int(name)] = int(stat.read().rpartition(")")[2].split()[1])
+                state, parent = stat.read().rpartition(")")[2].split()[:2]
+                if state not in "ZX":
+                    parents[int(name)] = int(parent)
     found: list[int] = []
     layer = {root}
     while layer:

@@ -122,6 +122,8 @@ def short(path: str) -> str:
     for folder in ("site-packages/", "dist-packages/"):
         if folder in path:
             return printable(path.rpartition(folder)[2])
+    if not path.startswith("/"):
+        return printable(path)
     return printable("/".join(path.rsplit("/", 2)[-2:]))
 
 
