@@ -202,10 +202,14 @@ def _waited(fleet: Fleet) -> tuple[Evidence, ...]:
 
 def _by_srun(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
     """srun starts nothing on more nodes than the Slurm job has."""
+    if meeting.launched:
+        return (Fix("Let Slurm start all ranks again", (netcheck_command(meeting, fleet.expected, None),)),)
     nodes = min(fleet.expected, meeting.allocated or fleet.expected)
     # All tasks make the same token of the job's id, or take it from the same environment.
     without_token = msgspec.structs.replace(meeting, token=False)
-    command = srun_netcheck(nodes) + netcheck_command(without_token, None, None).removeprefix("ddpdoctor netcheck")
+    name = "smoke" if meeting.command == "smoke" else "netcheck"
+    same = netcheck_command(without_token, None, None).removeprefix(f"ddpdoctor {name}")
+    command = srun_netcheck(nodes, name) + same
     if nodes == fleet.expected:
         return (Fix("Let Slurm start it on all nodes", (command,)),)
     return (
@@ -265,6 +269,7 @@ def _refused(one: Double, seat: Absent | None, fleet: Fleet, meeting: Meeting) -
             Fix("Install the newer ddpdoctor on both", (one.text.partition(": ")[2].removesuffix(" on both"),)),
             Fix(f"Then run this on {one.host or one.address}, while it runs here again", (command,)),
         ),
+        "command": (Fix(f"Run this on {one.host or one.address}, while it runs here again", (command,)),),
         "closed": (
             one_node_more(more, meeting)
             if not fleet.absent
@@ -294,9 +299,9 @@ def _why_refused(one: Double, who: str, fleet: Fleet) -> str:
     return f"{who} came and was turned away: {first_words(one.text)}"
 
 
-def _why_lost(node: Node) -> str:
+def _why_lost(node: Node, meeting: Meeting) -> str:
     if STOPPED in node.lost:
-        return f"netcheck was {STOPPED}{node.lost.partition(STOPPED)[2]} on {called(node)}; nothing is known to be wrong there."
+        return f"{meeting.command} was {STOPPED}{node.lost.partition(STOPPED)[2]} on {called(node)}; nothing is known to be wrong there."
     if FACTS_LATE in node.lost:
         return f"Something that netcheck looks at hangs on {called(node)}, such as a GPU's driver: ddpdoctor check says what."
     return "Its process ended, the host went down, or the network between it and the master was cut."
@@ -312,7 +317,7 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
     others = f" (and {plural(len(lost) - 1, 'other')})" if len(lost) > 1 else ""
     return Finding(
         summary=f"{called(first)}{others} was {first.lost}"[:160],
-        cause=_why_lost(first),
+        cause=_why_lost(first, meeting),
         evidence=tuple(Evidence(f"{called(one)} ({one.address}): {one.lost}", HUB_CONNECTION) for one in lost),
         fixes=(
             *(() if stopped else killed),

@@ -202,6 +202,8 @@ def smoke(
     from ddpdoctor.smoke.judging import needs_a_look, verdict_of
 
     if needs_a_look(examination):
+        if not quiet:
+            _say_at_once(examination)
         try:
             examination = _with_host(examination, python, timeout)
         except Stopped as stopped:
@@ -227,6 +229,15 @@ def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot) -> Examination:
     finally:
         view.close()
     return judge(snapshot, facts)
+
+
+def _say_at_once(examination: Examination) -> None:
+    """What happened, before the look at the host, which takes seconds."""
+    from ddpdoctor.report.plain import one_line
+    from ddpdoctor.report.smoke_words import headline
+
+    text = one_line(headline(examination))
+    print(f"ddpdoctor smoke: {text}; this host is looked at for the cause", file=sys.stderr, flush=True)
 
 
 def _with_host(examination: Examination, python: str | None, timeout: float | None) -> Examination:

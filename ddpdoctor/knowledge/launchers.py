@@ -142,10 +142,10 @@ def in_slurm_batch_script(environment: Settings) -> bool:
     )
 
 
-def srun_netcheck(nodes: int) -> str:
-    """The command that starts netcheck once on each node. Without --ntasks the job's own number of tasks counts, and srun
-    passes over --ntasks-per-node where that doesn't fit."""
-    return f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 ddpdoctor netcheck"
+def srun_netcheck(nodes: int, command: str = "netcheck") -> str:
+    """The command that starts netcheck, or another command, once on each node. Without --ntasks the job's own number of
+    tasks counts, and srun passes over --ntasks-per-node where that doesn't fit."""
+    return f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 ddpdoctor {command}"
 
 
 def slurm_tasks_here(environment: Settings) -> int | None:

@@ -115,6 +115,11 @@ def _told(meeting: Meeting) -> tuple[str, tuple[Fix, ...]]:
         )
     if meeting.refusal == "token":
         return _other_token(meeting, nnodes)
+    if meeting.refusal == "command":
+        other = msgspec.structs.replace(meeting, command="netcheck" if meeting.command == "smoke" else "smoke")
+        return "All nodes of one test must be started with the same command.", (
+            Fix("Run this here, while it runs on node 0 again", (netcheck_command(other, nnodes, own),)),
+        )
     # Node 0, or this one, says which version to install, and where.
     told_to = meeting.turned_away.rpartition(": ")[2]
     version = _VERSION.search(told_to)

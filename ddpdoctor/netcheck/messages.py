@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.fleet import Link
-from ddpdoctor.facts.smoke import RankRun
+from ddpdoctor.facts.smoke import Leftovers, RankRun
 from ddpdoctor.findings import Finding
 from ddpdoctor.registry import NotTested
 
@@ -42,6 +42,7 @@ MOST_RANKS: Final = 65536
 MOST_RANKS_HERE: Final = 256
 """On one host."""
 MOST_STAGES: Final = 64
+MOST_LEFT: Final = 16
 MOST_PORTS: Final = 10
 """On which a node listens at one address."""
 KINDS: Final = 3
@@ -297,6 +298,8 @@ class Rehearsed(Message, frozen=True):
     began: float
     torch: Annotated[str, Meta(max_length=64)] = ""
     problem: Annotated[str, Meta(max_length=1000)] = ""
+    leftovers: Leftovers = Leftovers()
+    """At most MOST_LEFT of a kind."""
 
 
 class Enough(Message, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,16 +13,22 @@ import msgspec
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Passed
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, Stage, State
+from ddpdoctor.facts.smoke import Ending, Leftovers, RankRun, Smoke, Stage, State
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.company import ALONE, Company, Gathered
-from ddpdoctor.netcheck.messages import MOST_RANKS, Answer, Cannot, Order, Rehearse, Rehearsed
+from ddpdoctor.netcheck.messages import MOST_LEFT, MOST_RANKS, Answer, Cannot, Order, Rehearse, Rehearsed
+from ddpdoctor.netcheck.plausible import is_version
 from ddpdoctor.netcheck.standing import met_at
+from ddpdoctor.smoke.judging import before
 from ddpdoctor.smoke.plan import SmokePlan, smoke_plan
 from ddpdoctor.wording import listed, plural
 
 ENDING_SECONDS: Final = 30.0
 """For the start and the end of the ranks, beside their stages."""
+
+
+_IN_SHARED_MEMORY: Final = re.compile(r"(/dev/shm/)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
+_TEMPORARY: Final = re.compile(r"/([A-Za-z0-9_-][A-Za-z0-9_.-]*/)*ddpdoctor-smoke-[A-Za-z0-9_.-]+")
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +54,9 @@ class SmokeProgramme:
         self._master = master
         self._store_port = store_port
         self._smoke = Smoke()
+        self._hindered: dict[int, Smoke] = {}
+        """Plans that are known beforehand to fail, by node."""
+        self._left: dict[int, Leftovers] = {}
 
     async def go(self) -> None:
         company, hub = self._company, self._company.hub
@@ -58,6 +68,9 @@ class SmokeProgramme:
             return
         began = time.monotonic()
         plans, backend = self._plans()
+        if not self._terms.launcher and (hindered := self._foreseen(plans)):
+            company.not_tested("smoke", f"{hindered} can't run so many ranks")
+            return
         orders = self._orders(plans, backend)
         await hub.close_door()
         hub.announce("smoke")
@@ -68,8 +81,15 @@ class SmokeProgramme:
         company.ended("smoke", Passed.PASS if passed else Passed.FAIL, began, _how_far(self._smoke))
 
     def told(self, gathered: Gathered) -> Gathered:
-        with_smoke = {rank: msgspec.structs.replace(one, smoke=self._smoke) for rank, one in gathered.snapshots.items()}
+        with_smoke = {
+            rank: msgspec.structs.replace(one, smoke=self._hindered.get(rank) or self._with_its_own(rank))
+            for rank, one in gathered.snapshots.items()
+        }
         return msgspec.structs.replace(gathered, snapshots=with_smoke)
+
+    def _with_its_own(self, rank: int) -> Smoke:
+        """What all came to, with what was left on that node."""
+        return msgspec.structs.replace(self._smoke, leftovers=self._left.get(rank, Leftovers()))
 
     def _plans(self) -> tuple[dict[int, SmokePlan], str]:
         """How many ranks each node runs; and the backend of all: NCCL where every node has GPUs."""
@@ -83,6 +103,14 @@ class SmokeProgramme:
             for rank in self._company.there
         }
         return plans, backend
+
+    def _foreseen(self, plans: Mapping[int, SmokePlan]) -> str:
+        """The hosts whose plan is known to fail before anything is started; "" where there is none."""
+        company = self._company
+        for rank, plan in plans.items():
+            if before(company.snapshots[rank], plan) is not None:
+                self._hindered[rank] = Smoke(world_size=plan.nproc, backend=plan.backend, chosen=plan.chosen)
+        return listed((company.hub.guests[rank].host for rank in self._hindered), most=4)
 
     def _orders(self, plans: Mapping[int, SmokePlan], backend: str) -> dict[int, Order]:
         world_size = sum(plan.nproc for plan in plans.values())
@@ -116,7 +144,7 @@ class SmokeProgramme:
         seconds: float,
     ) -> Smoke:
         runs: list[RankRun] = []
-        problems: list[str] = []
+        problems: dict[int, str] = {}
         began = {
             rank: answer.began - self._company.hub.guests[rank].offset
             for rank, answer in answers.items()
@@ -128,10 +156,17 @@ class SmokeProgramme:
             # Times count from the first node's start, by node 0's clock.
             later = began.get(rank, 0.0) - min(began.values(), default=0.0)
             runs += runs_of(order, answer, rank, _host(self._company.snapshots[rank], guest.host), guest.lost, later)
-            if isinstance(answer, Rehearsed) and answer.problem:
-                problems.append(f"{guest.host}: {answer.problem}")
-            elif isinstance(answer, Cannot):
-                problems.append(f"{guest.host}: {answer.why}")
+            if isinstance(answer, Rehearsed):
+                self._left[rank] = believable(answer.leftovers)
+            if problem := _problem(answer):
+                problems[rank] = f"{guest.host}: {problem}"
+        # Who was only ended for the others' sake was started, or would have been.
+        runs = [
+            msgspec.structs.replace(one, ending=Ending.ENDED)
+            if one.ending is Ending.NEVER_CAME and problems and one.node not in problems and not one.words
+            else one
+            for one in runs
+        ]
         return Smoke(
             ranks=tuple(sorted(runs, key=lambda run: run.rank)),
             world_size=sum(plan.nproc for plan in plans.values()),
@@ -142,8 +177,10 @@ class SmokeProgramme:
             stages=self._terms.stages,
             deadline=self._terms.seconds,
             seconds=round(seconds, 3),
-            problem="; ".join(problems)[:1000],
-            torch=next((one.torch for one in answers.values() if isinstance(one, Rehearsed) and one.torch), ""),
+            problem="; ".join(problems.values())[:1000],
+            torch=next(
+                (one.torch for one in answers.values() if isinstance(one, Rehearsed) and is_version(one.torch)), ""
+            ),
             python=self._terms.python,
         )
 
@@ -174,6 +211,23 @@ def _host(snapshot: Snapshot, name: str) -> str:
     """The name of the machine, without what tells several ranks on it apart."""
     network = snapshot.network
     return name.partition(" (")[0] if isinstance(network, Unknown) else network.hostname or name.partition(" (")[0]
+
+
+def _problem(answer: Answer | None) -> str:
+    """Why a node could not even start its ranks."""
+    if isinstance(answer, Rehearsed):
+        return answer.problem
+    return answer.why if isinstance(answer, Cannot) else ""
+
+
+def believable(left: Leftovers) -> Leftovers:
+    """Without files that no training leaves: somebody is told to remove what is named here."""
+    return Leftovers(
+        processes=left.processes[:MOST_LEFT],
+        ports=tuple(one for one in left.ports if 0 < one < 65536)[:MOST_LEFT],
+        shared_memory=tuple(one for one in left.shared_memory if _IN_SHARED_MEMORY.fullmatch(one))[:MOST_LEFT],
+        files=tuple(one for one in left.files if _TEMPORARY.fullmatch(one))[:MOST_LEFT],
+    )
 
 
 def _failed(answer: Answer) -> bool:

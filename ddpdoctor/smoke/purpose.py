@@ -7,20 +7,22 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.examination import Examination
+from ddpdoctor.examination import Examination, examine
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import Ending, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.company import Company, Programme
-from ddpdoctor.netcheck.judging import judge
 from ddpdoctor.netcheck.manifests import GROUPS
 from ddpdoctor.netcheck.purpose import Worker
-from ddpdoctor.registry import Result
+from ddpdoctor.registry import Result, all_checks
+from ddpdoctor.smoke.judging import BEFORE
 from ddpdoctor.smoke.programme import SmokeProgramme, Terms
 from ddpdoctor.smoke.rehearsing import Rehearser, Share
 from ddpdoctor.smoke.watching import Watch
 
 FAMILIES: Final = ("join", "compare", "smoke")
+OF_A_HOST: Final = "smoke-leftovers"
+"""A check of the family smoke whose facts are each node's own."""
 MAY_SAY_WHY: Final = "network"
 """Judged as well where the nodes didn't meet, or their training failed."""
 
@@ -51,8 +53,19 @@ class SmokePurpose:
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Each node's own findings: of a rank on the node that runs it, of the whole on node 0."""
-        well = all(_went_well(one) for one in snapshots)
-        return [own_part(one) for one in judge(snapshots, FAMILIES if well else (*FAMILIES, MAY_SAY_WHY))]
+        families = FAMILIES if all(map(_went_well, snapshots)) else (*FAMILIES, MAY_SAY_WHY)
+        checks = [one for one in all_checks() if one.family in families or one.slug in BEFORE]
+        return [own_part(examine(one, _ranks_here(one), checks)) for one in snapshots]
+
+
+def _ranks_here(snapshot: Snapshot) -> int | None:
+    """How many ranks the node runs, or was to run; None where that was never settled."""
+    smoke, meeting = snapshot.smoke, snapshot.meeting
+    if not isinstance(smoke, Smoke) or not isinstance(meeting, Meeting):
+        return None
+    if not smoke.ranks:
+        return smoke.world_size or None
+    return sum(one.node == meeting.node_rank for one in smoke.ranks) or None
 
 
 def _went_well(snapshot: Snapshot) -> bool:
@@ -72,7 +85,7 @@ def own_part(examination: Examination) -> Examination:
     own = {one.rank for one in snapshot.smoke.ranks if one.node == node}
 
     def mine(result: Result) -> Result:
-        if result.check.family != "smoke":
+        if result.check.family != "smoke" or result.check.slug == OF_A_HOST:
             return result
         kept = (one for one in result.findings if (node == 0 if one.rank is None else one.rank in own))
         return msgspec.structs.replace(result, findings=tuple(kept))

@@ -8,15 +8,16 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.smoke import RankRun, Smoke
+from ddpdoctor.facts.smoke import Leftovers, RankRun, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.netcheck.messages import MOST_RUN, Answer, Cannot, Rehearse, Rehearsed, Welcome
+from ddpdoctor.netcheck.messages import MOST_LEFT, MOST_RUN, Answer, Cannot, Rehearse, Rehearsed, Welcome
 from ddpdoctor.netcheck.messages import Order as AnyOrder
 from ddpdoctor.redaction import redact_facts
 from ddpdoctor.smoke.orders import Fault, Launched, Order
 from ddpdoctor.smoke.running import run
 from ddpdoctor.smoke.watching import Watch
 
+LONGEST_PATH = 500
 SHORT, FRAMES = 80, 6
 """Characters and frames of a rank that says too much."""
 
@@ -63,6 +64,7 @@ class Rehearser:
             began=began,
             torch=ran.torch[:64],
             problem=redact_facts(ran.problem)[:1000],
+            leftovers=_few(redact_facts(ran.leftovers)),
         )
         self._own_part = Smoke(
             ranks=answer.runs,
@@ -75,6 +77,7 @@ class Rehearser:
             problem=answer.problem,
             torch=answer.torch,
             python=self._python,
+            leftovers=answer.leftovers,
         )
         return answer
 
@@ -132,6 +135,15 @@ class Rehearser:
         return {**self._environ, **{name: str(value) for name, value in told.items()}}
 
 
+def _few(left: Leftovers) -> Leftovers:
+    return Leftovers(
+        processes=tuple(one[: 2 * SHORT] for one in left.processes[:MOST_LEFT]),
+        ports=left.ports[:MOST_LEFT],
+        shared_memory=tuple(one for one in left.shared_memory if len(one) < LONGEST_PATH)[:MOST_LEFT],
+        files=tuple(one for one in left.files if len(one) < LONGEST_PATH)[:MOST_LEFT],
+    )
+
+
 def _no_words(run: RankRun) -> RankRun:
     stages = tuple(msgspec.structs.replace(one, words=one.words[:SHORT]) for one in run.stages)
     return msgspec.structs.replace(run, stages=stages)
@@ -142,8 +154,10 @@ def _few_frames(run: RankRun) -> RankRun:
 
 
 def _short_words(run: RankRun) -> RankRun:
-    short = {name: getattr(run, name)[: 2 * SHORT] for name in ("words", "last_line", "calls", "step", "device")}
-    return msgspec.structs.replace(run, culprits=run.culprits[:SHORT], **short)
+    names = ("words", "last_line", "calls", "step", "device", "process_state", "stack_source")
+    short: dict[str, object] = {name: getattr(run, name)[: 2 * SHORT] for name in names}
+    short["called"] = tuple(msgspec.structs.replace(one, call=one.call[:SHORT]) for one in run.called[-MOST_LEFT:])
+    return msgspec.structs.replace(run, culprits=run.culprits[:SHORT], contexts=run.contexts[:MOST_LEFT], **short)
 
 
 def _no_stages(run: RankRun) -> RankRun:
@@ -151,7 +165,13 @@ def _no_stages(run: RankRun) -> RankRun:
     return msgspec.structs.replace(run, stages=stages)
 
 
-_SHORTER: Final = (_no_words, _few_frames, _short_words, _no_stages)
+def _next_to_nothing(run: RankRun) -> RankRun:
+    return msgspec.structs.replace(
+        run, called=run.called[-2:], stack=run.stack[:2], culprits=run.culprits[:8], last_line=""
+    )
+
+
+_SHORTER: Final = (_no_words, _few_frames, _short_words, _no_stages, _next_to_nothing)
 """What goes first where it is too much."""
 
 
