@@ -49,7 +49,9 @@ class _Drawing:
         self._progress = progress
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from drawing(self._progress, options.max_width, console.size.height, console.encoding)
+        yield from drawing(self._progress, options.max_width, console.size.height - 1, console.encoding)
+        # The terminal's own "^C" stands here; behind a full line it would begin a new one, which nobody takes away.
+        yield Text()
 
 
 def drawing(progress: Progress, width: int, height: int, encoding: str) -> Iterator[Text]:
