@@ -20,6 +20,9 @@ LOST: Final = re.compile(
 )
 """In the words of a rank that lost another one, or waited for it in vain."""
 
+CLOCKS_DIFFER: Final = 2.0
+"""Seconds within which it isn't known of ranks of two hosts which ended first."""
+
 SIGTERM: Final = -15
 PAIRWISE: Final = {"send", "recv", "isend", "irecv"}
 """What ranks call that differ by right."""
@@ -206,15 +209,18 @@ def _lost(ranks: Sequence[RankRun]) -> Blame:
     """Nobody has words of its own. One that ended without a word before the others complained is the one that they lost."""
     complaints = sorted((one for one in ranks if lost_another(one)), key=lambda one: one.ended_after)
     silent = [
-        one
-        for one in ranks
-        if one.ending is Ending.NEVER_CAME
-        or (one.ending is Ending.ENDED and complaints and one.ended_after < complaints[0].ended_after)
+        one for one in ranks if one.ending is Ending.NEVER_CAME or (complaints and _gone_before(one, complaints[0]))
     ]
     if silent:
         return _blame(Kind.FAILED, ranks, [min(silent, key=lambda one: one.ended_after).rank])
     first = complaints[0] if complaints else next(one for one in ranks if one.ending is not Ending.FINISHED)
     return _blame(Kind.FAILED, ranks, [first.rank], alone=False)
+
+
+def _gone_before(run: RankRun, complaint: RankRun) -> bool:
+    """Two hosts don't begin at the same moment."""
+    doubt = 0.0 if run.node == complaint.node else CLOCKS_DIFFER
+    return run.ending is Ending.ENDED and run.ended_after < complaint.ended_after - doubt
 
 
 # --- hangs --------------------------------------------------------------------------------------------------------------

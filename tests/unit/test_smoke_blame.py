@@ -157,6 +157,13 @@ def test_one_that_vanished_before_the_others_complained() -> None:
     assert (one.kind, one.first.rank, one.alone) == (Kind.FAILED, 2, True)
 
 
+def test_of_another_host_it_must_have_been_gone_for_longer() -> None:
+    """Their clocks start when each of them is told to."""
+    one = found(ran(0, Ending.ENDED, ended_after=3.5), lost(1, node=1, host="node02", ended_after=4.0))
+    assert (one.first.rank, one.alone) == (1, False)
+    assert found(ran(0, Ending.ENDED, ended_after=1.5), lost(1, node=1, ended_after=4.0)).first.rank == 0
+
+
 def test_where_all_only_lost_each_other_the_first_is_named_and_not_accused() -> None:
     one = found(lost(0, ended_after=4.2), lost(1, ended_after=4.1))
     assert (one.kind, one.first.rank, one.alone) == (Kind.FAILED, 1, False)
