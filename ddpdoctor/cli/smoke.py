@@ -115,7 +115,7 @@ def smoke(
             min=1,
             max=86400,
             metavar="SECONDS",
-            help="A stage may take so long. Default: 30, the import 90.",
+            help="A stage may take so long, the import of torch at least 30. Default: 30, the import 90.",
             show_default=False,
         ),
     ] = None,
@@ -246,9 +246,10 @@ def _with_host(examination: Examination, python: str | None, timeout: float | No
     from ddpdoctor.cli.looking import begin, look
     from ddpdoctor.facts.snapshot import GROUPS
     from ddpdoctor.smoke.judging import nothing_ran, smoke_of, with_host
+    from ddpdoctor.smoke.orders import import_seconds
 
     facts = smoke_of(examination)
-    in_vain = timeout is not None and nothing_ran(facts) and facts.seconds >= timeout
+    in_vain = timeout is not None and nothing_ran(facts) and facts.seconds >= import_seconds(timeout)
     patience = max(timeout, IMPORT_AGAIN_SECONDS) if timeout is not None and in_vain else None
     return with_host(examination, look(begin(python, patience=patience), GROUPS))
 

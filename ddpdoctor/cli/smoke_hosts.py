@@ -15,7 +15,7 @@ from ddpdoctor.netcheck.job import Job
 from ddpdoctor.netcheck.messages import Waiting
 from ddpdoctor.netcheck.run import run
 from ddpdoctor.smoke.joining import starter
-from ddpdoctor.smoke.orders import IMPORT_SECONDS, STAGE_SECONDS, Launched
+from ddpdoctor.smoke.orders import STAGE_SECONDS, Launched, import_seconds
 from ddpdoctor.smoke.programme import Terms
 from ddpdoctor.smoke.purpose import SmokePurpose
 from ddpdoctor.smoke.rehearsing import Share
@@ -55,7 +55,7 @@ def train_with_others(
         backend=wishes.backend,
         stages=wishes.stages,
         seconds=wishes.timeout or STAGE_SECONDS,
-        import_seconds=wishes.timeout or IMPORT_SECONDS,
+        import_seconds=import_seconds(wishes.timeout),
         python=wishes.python,
         launcher=job.launcher if job.launched else "",
         engine=starter(job) if job.launched else ENGINE,

@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.cli.until_stopped import until_stopped
 from ddpdoctor.facts.smoke import Ending, Scaling, Smoke
 from ddpdoctor.redaction import redact_facts
-from ddpdoctor.smoke.orders import IMPORT_SECONDS, STAGE_SECONDS, STAGES, Fault, Order
+from ddpdoctor.smoke.orders import STAGE_SECONDS, STAGES, Fault, Order, import_seconds
 from ddpdoctor.smoke.plan import SmokePlan
 from ddpdoctor.smoke.result import smoke_facts
 from ddpdoctor.smoke.running import run
@@ -48,7 +48,7 @@ def train(wishes: Wishes, plan: SmokePlan, heard: Callable[[Watch], None]) -> Sm
         backend=plan.backend,
         stages=wishes.stages,
         seconds=wishes.timeout or STAGE_SECONDS,
-        import_seconds=wishes.timeout or IMPORT_SECONDS,
+        import_seconds=import_seconds(wishes.timeout),
         fault=wishes.fault,
     )
     began = time.monotonic()

@@ -33,6 +33,13 @@ STAGES: Final = (
 STAGE_SECONDS: Final = 30.0
 IMPORT_SECONDS: Final = 90.0
 """Of the first stage: over a network file system torch takes long. Both are overruled by --timeout."""
+LEAST_IMPORT_SECONDS: Final = 30.0
+"""Whatever --timeout says: on a busy host a healthy import takes ten."""
+
+
+def import_seconds(timeout: float | None) -> float:
+    """What the import of torch may take. timeout: what the user wants a stage to take at most."""
+    return IMPORT_SECONDS if timeout is None else max(timeout, LEAST_IMPORT_SECONDS)
 
 
 class Launched(msgspec.Struct, frozen=True):
