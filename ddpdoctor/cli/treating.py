@@ -40,12 +40,21 @@ def treat(examination: Examination, checks: Sequence[Check], wish: Wish) -> int:
     applied = Applied()
     try:
         choices = ask_for_each(found, _Terminal()) if may_ask else all_of(found)
-        apply(choices, Path.cwd(), applied)
+        apply(choices, _here(), applied)
         proof = _prove(applied, checks, wish) if applied.anything else None
     except Stopped as stopped:
+        applied.stopped()
         stopped.text = f"Stopped. {_changed(applied)}"
         raise
     return _told(examination, treatments(choices, applied, proof), applied, proof, wish)
+
+
+def _here() -> Path:
+    """The folder for the settings; where somebody removed it, writing there will say so."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path()
 
 
 def _nothing_to_apply(examination: Examination, found: Sequence[Case], wish: Wish) -> int:
@@ -63,7 +72,7 @@ def _only_shown(examination: Examination, found: Sequence[Case], wish: Wish, *, 
     """Changes nothing."""
     choices = all_of(found)
     refused = refusals(choices)
-    path = place(Path.cwd())
+    path = place(_here())
     told = [_would_be(one, refused, path) for one in choices]
     if not wish.as_json:
         show_treatments(make_console(sys.stdout), told)
@@ -103,7 +112,7 @@ class _Terminal:
 
     def __init__(self) -> None:
         self._console = make_console(sys.stderr)
-        self._path = place(Path.cwd())
+        self._path = place(_here())
 
     def which(self, case: Case, number: int, total: int) -> int | None:
         sys.stdout.flush()

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ddpdoctor.treatments.checkpoint import fix
+from ddpdoctor.treatments.checkpoint import files_of, fix, undo_size
 from ddpdoctor.treatments.choosing import Choice
 from ddpdoctor.treatments.remedies import Remedy
 from ddpdoctor.treatments.settings import Setting, place, write
-
-if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.outcomes import Outcome
 
 
 class Applied:
@@ -27,10 +23,20 @@ class Applied:
         self.settings_file = ""
         self.fixed: list[Path] = []
         self.refused: dict[Remedy, str] = {}
+        self._begun: tuple[Path, int] | None = None
 
     @property
     def anything(self) -> bool:
         return bool(self.settings_file or self.fixed)
+
+    def begin(self, path: Path) -> None:
+        """A checkpoint is about to be changed."""
+        self._begun = (path, undo_size(path))
+
+    def stopped(self) -> None:
+        """Whether the one that was begun was changed, when we were stopped in the middle, its undo file tells."""
+        if self._begun and self._begun[0] not in self.fixed and undo_size(self._begun[0]) > self._begun[1]:
+            self.fixed.append(self._begun[0])
 
 
 def settings_of(choices: Sequence[Choice]) -> list[Setting]:
@@ -57,16 +63,18 @@ def apply(choices: Sequence[Choice], folder: Path, done: Applied) -> None:
 
 
 def _fix(paths: Sequence[str], done: Applied) -> str:
+    """Why one of them was refused, "" where none was."""
     from ddpdoctor.checkpoints.outcomes import Action
 
-    refused: list[Outcome] = []
-    for path in paths:
-        for one in fix([path], dry_run=False):
-            if one.action is Action.FIXED:
-                done.fixed.append(Path(one.path))
-            elif one.action is Action.REFUSED:
-                refused.append(one)
-    return f"{refused[0].path}: {refused[0].error}" if refused else ""
+    refusal = ""
+    for path in files_of(paths):
+        done.begin(path)
+        outcome = fix(path, dry_run=False)
+        if outcome.action is Action.FIXED:
+            done.fixed.append(path)
+        elif outcome.action is Action.REFUSED:
+            refusal = refusal or f"{outcome.path}: {outcome.error}"
+    return refusal
 
 
 def refusals(choices: Sequence[Choice]) -> dict[Remedy, str]:
@@ -74,8 +82,9 @@ def refusals(choices: Sequence[Choice]) -> dict[Remedy, str]:
     from ddpdoctor.checkpoints.outcomes import Action
 
     found: dict[Remedy, str] = {}
-    for remedy in dict.fromkeys(one.remedy for one in choices if one.remedy and one.remedy.checkpoints):
-        refused = [one for one in fix(remedy.checkpoints, dry_run=True) if one.action is Action.REFUSED]
-        if refused:
-            found[remedy] = f"{refused[0].path}: {refused[0].error}"
+    for remedy in dict.fromkeys(one.remedy for one in choices if one.remedy):
+        for path in files_of(remedy.checkpoints):
+            outcome = fix(path, dry_run=True)
+            if outcome.action is Action.REFUSED:
+                found.setdefault(remedy, f"{outcome.path}: {outcome.error}")
     return found

@@ -22,10 +22,26 @@ def paths_of(command: str) -> tuple[str, ...]:
     return tuple(paths) if plain else ()
 
 
-def fix(paths: Sequence[str], *, dry_run: bool) -> list[Outcome]:
-    """One outcome a file. Each was read back and verified, or is as it was."""
-    from ddpdoctor.checkpoints.fixing import Wishes
-    from ddpdoctor.checkpoints.fixing import fix as fix_one
+def files_of(paths: Sequence[str]) -> tuple[Path, ...]:
+    """The files that are meant, as `fix-checkpoint` understands folders and indexes of shards."""
     from ddpdoctor.checkpoints.folders import expand
 
-    return [fix_one(path, Wishes(), dry_run=dry_run) for path in expand(map(Path, paths))]
+    return expand(map(Path, paths))
+
+
+def fix(path: Path, *, dry_run: bool) -> Outcome:
+    """Afterwards the file was read back and verified, or is as it was."""
+    from ddpdoctor.checkpoints.fixing import Wishes
+    from ddpdoctor.checkpoints.fixing import fix as fix_one
+
+    return fix_one(path, Wishes(), dry_run=dry_run)
+
+
+def undo_size(path: Path) -> int:
+    """Bytes of the file's undo file, which grows with every change in place; 0 where there is none."""
+    from ddpdoctor.checkpoints.writing.journal import SUFFIX
+
+    try:
+        return Path(f"{path}{SUFFIX}").stat().st_size
+    except OSError:
+        return 0

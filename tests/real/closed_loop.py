@@ -213,7 +213,7 @@ ILLNESSES = (
         made="sed 's/.* n1$/127.0.1.1 n1/' /etc/hosts > hosts; cp hosts /etc/hosts",
         words="`/etc/hosts`: `127.0.1.1 n1`, in a job over two nodes",
         carried_out="{ sed ... /etc/hosts; echo '10.77.0.11 n1'; } > ~/hosts.new; sudo cp ~/hosts.new /etc/hosts",
-        harmless="bites on several hosts alone",
+        harmless="on one host; over two, gloo fails, see netcheck's table",
         place=on_a_node,
     ),
     Illness(

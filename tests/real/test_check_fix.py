@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from ddpdoctor.registry import select as select_checks
+from ddpdoctor.treatments.proof import Unproved, look_again
 from tests.checkpoints import on, pins, save
 from tests.command import ROOT, command, ddpdoctor, plain_environ
 
@@ -124,6 +127,29 @@ def test_options_that_contradict_each_other(arguments: list[str], words: str) ->
     assert words in ended.stderr
 
 
+def test_the_proof_takes_no_module_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And has the settings that the file gives to a shell."""
+    for name in ("json", "random", "msgspec", "typer"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not ours')\n")
+    (tmp_path / "settings.sh").write_text("export CUDA_LAUNCH_BLOCKING=1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    checks = select_checks(["setting-dangerous"])
+    arguments = (f"--python={sys.executable}", "--select=setting-dangerous", "--quick")
+    assert [check.slug for check, _, _ in look_again(arguments, "settings.sh", None, checks).findings] == [
+        "setting-dangerous"
+    ]
+    assert look_again(arguments, "", None, checks).findings == []
+    (tmp_path / "settings.sh").write_text("echo refused >&2; return 1\n")
+    with pytest.raises(Unproved, match='exit code 97; it last said "refused"'):
+        look_again(arguments, "settings.sh", None, checks)
+
+
+ASKED = {"GLOO_SOCKET_IFNAM": "lo", "CUDA_LAUNCH_BLOCKING": "1"}
+ASKED_OF = ("--select", "setting-misspelt,setting-dangerous")
+"""Whatever interfaces the host has, there are two fixes for the first and one for the second."""
+
+
 class Terminal:
     """A user at a terminal: reads what is shown, and answers."""
 
@@ -131,7 +157,7 @@ class Terminal:
         self._controller, terminal = pty.openpty()
         self.process = subprocess.Popen(
             command(*arguments),
-            env=plain_environ() | {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "200"} | ILL,
+            env=plain_environ() | {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "200"} | ASKED,
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
@@ -182,28 +208,26 @@ def at_a_terminal(*arguments: str, folder: Path) -> Iterator[Terminal]:
 
 
 def test_each_fix_is_asked_for(tmp_path: Path) -> None:
-    with at_a_terminal(*OURS, "-q", *CHOSEN, folder=tmp_path) as user:
-        user.until("[1/2/N]")  # gloo's: another interface, or none
+    with at_a_terminal(*OURS, "-q", *ASKED_OF, folder=tmp_path) as user:
+        user.until("[1/2/N]")
         user.type("2\n")
-        user.until("Apply it? [y/N]")
-        user.type("\n")
         user.until("Apply it? [y/N]")
         user.type("what?\n")
         user.until("Apply it? [y/N]")
         user.type("n\n")
         code = user.end()
-    assert "source ./ddpdoctor-settings.sh" in user.shown
-    assert "you said no" in user.shown
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", user.shown)
+    assert "source ./ddpdoctor-settings.sh" in shown
+    assert "setting-dangerous: you said no" in shown
     lines = (tmp_path / "ddpdoctor-settings.sh").read_text().splitlines()[2:]
-    assert [one.partition("  #")[0] for one in lines] == ["unset GLOO_SOCKET_IFNAME"]
-    assert user.shown.count("CONFIRMED") == 1
-    assert "NOT CONFIRMED" not in user.shown
-    # What was left alone are warnings.
+    assert [one.partition("  #")[0] for one in lines] == ["unset GLOO_SOCKET_IFNAM"]
+    assert "\nCONFIRMED      setting-misspelt: its check passes now, and smoke passed" in shown
+    # What was left alone is a warning.
     assert code == 0
 
 
 def test_ctrl_c_in_a_question_changes_nothing(tmp_path: Path) -> None:
-    with at_a_terminal(*OURS, "-q", *CHOSEN, folder=tmp_path) as user:
+    with at_a_terminal(*OURS, "-q", *ASKED_OF, folder=tmp_path) as user:
         user.until("[1/2/N]")
         user.type("1\n")
         user.until("Apply it? [y/N]")
@@ -213,8 +237,18 @@ def test_ctrl_c_in_a_question_changes_nothing(tmp_path: Path) -> None:
     assert files(tmp_path) == {}
 
 
+def test_no_more_input_is_a_no(tmp_path: Path) -> None:
+    with at_a_terminal(*OURS, "-q", *ASKED_OF, folder=tmp_path) as user:
+        for question in ("[1/2/N]", "Apply it? [y/N]"):
+            user.until(question)
+            user.type("\x04")
+        assert user.end() == 0
+    assert user.shown.count("you said no") == 2
+    assert files(tmp_path) == {}
+
+
 def test_ctrl_c_during_the_proof_says_what_was_written(tmp_path: Path) -> None:
-    with at_a_terminal(*OURS, "-q", "--yes", *CHOSEN, folder=tmp_path) as user:
+    with at_a_terminal(*OURS, "-q", "--yes", *ASKED_OF, folder=tmp_path) as user:
         path = tmp_path / "ddpdoctor-settings.sh"
         until = time.monotonic() + 60
         while not path.exists() and time.monotonic() < until:

@@ -281,6 +281,18 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
     assert "could not be written: No such file or directory" in told.reason
 
 
+def test_a_checkpoint_that_was_changed_when_we_were_stopped_is_named(tmp_path: Path) -> None:
+    """The fix itself is whole or not there at all; which of the two, its undo file says."""
+    applied = Applied()
+    applied.begin(tmp_path / "one.pt")
+    applied.stopped()
+    assert not applied.anything
+    (tmp_path / "one.pt.ddpdoctor-undo").write_bytes(b"the old bytes")
+    applied.stopped()
+    applied.stopped()
+    assert applied.fixed == [tmp_path / "one.pt"]
+
+
 def examined(*settings: tuple[str, str]) -> Examination:
     facts = Environment(settings=tuple(Setting(name, value) for name, value in settings))
     return examine(Snapshot(environment=facts), 2, select(["setting-misspelt"]))
