@@ -284,12 +284,13 @@ def counts(facts: Smoke) -> str:
 
 def outcome(examination: Examination) -> str:
     """The verdict in words."""
-    verdict = verdict_of(examination)
+    verdict, facts = verdict_of(examination), smoke_of(examination)
     if verdict is Verdict.UNKNOWN:
         return "No verdict: nothing could be run"
+    if verdict is Verdict.FAIL and not facts.ranks:
+        return "Nothing was started"
     if verdict is Verdict.FAIL:
-        return "The training did not pass" if smoke_of(examination).ranks else "Nothing was started"
-    facts = smoke_of(examination)
+        return "No rank could be started" if nothing_ran(facts) else "The training did not pass"
     return f"{_who_did_what(facts)}" + (", with a warning" if verdict is Verdict.WARN else "")
 
 

@@ -307,6 +307,7 @@ def test_where_nothing_ran_there_is_no_verdict() -> None:
     assert "✓" not in text
     sick = examined_smoke(one.snapshot.smoke, result("torch-missing", Finding("no torch")))  # type: ignore[arg-type]
     assert verdict_of(sick) is Verdict.FAIL
+    assert "FAIL  No rank could be started." in report(sick)
 
 
 def test_a_warning_of_its_own_is_shown_with_the_training_that_passed() -> None:
