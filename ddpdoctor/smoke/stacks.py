@@ -21,11 +21,11 @@ from ddpdoctor.deadlines import within
 from ddpdoctor.probes.patient.asking import printable
 from ddpdoctor.smoke.heard import Heard, Voice
 
-ASKING_SECONDS: Final = 1.0
+ASKING_SECONDS: Final = 0.8
 """After which a process that could answer has done so: faulthandler needs no GIL."""
 QUIET_SECONDS: Final = 0.06
 """An answer to which nothing has been added for so long is whole."""
-PY_SPY_SECONDS: Final = 1.0
+PY_SPY_SECONDS: Final = 0.8
 
 MOST_FRAMES: Final = 12
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ddpdoctor.facts.smoke import Call, Ending, RankRun, Stage, State
+from ddpdoctor.knowledge.smoke_blame import LOST
 from ddpdoctor.probes.patient.asking import last_lines, printable
 from ddpdoctor.smoke.heard import Heard, Voice, last_line
 from ddpdoctor.smoke.orders import Order
@@ -50,8 +51,8 @@ class Watch:
         """Of the process that the ranks are forked from."""
         self.engine_words = ""
         self.engine_missing = ""
-        self._blamed = False
-        """The engine says that a rank failed, not it."""
+        self._blamed: set[int] = set()
+        """Ranks of which the engine says that they failed first, whereupon it ended the others."""
         self.engine_over = False
         self.killed = ""
         """What ended before its time, so that all ranks ended with it: "torch's engine was ended by SIGKILL"."""
@@ -131,8 +132,9 @@ class Watch:
         failures = message.get("failures")
         if isinstance(failures, Mapping):
             for rank, code in failures.items():
-                self._exit_code(self.ranks.get(int(rank)) if _is_number(rank) else None, code)
-            self._blamed |= bool(failures)
+                if _is_number(rank):
+                    self._blamed.add(int(rank))
+                    self._exit_code(self.ranks.get(int(rank)), code)
             self.engine_words = _text(message.get("error"))
             self.engine_missing = _text(message.get("missing"))
         if message.get("finished") is True or isinstance(failures, Mapping):
@@ -254,8 +256,11 @@ class Watch:
 
     @property
     def unexplained(self) -> bool:
-        """Whether it isn't known yet how a rank ended that went without a word."""
-        return not self.killed and any(one.speechless and one.exit_code is None for one in self.ranks.values())
+        """Whether it isn't known yet how a rank ended that went without a word, or who has sent it SIGTERM."""
+        if self.killed:
+            return False
+        codes = [one.exit_code for one in self.ranks.values() if one.speechless]
+        return None in codes or (-signal.SIGTERM in codes and not self.engine_over)
 
     @property
     def all_over(self) -> bool:
@@ -349,11 +354,15 @@ class Watch:
             return True
         if one.exit_code != -signal.SIGTERM or gone_at is None:
             return False
+        if self._blamed:
+            return one.rank not in self._blamed
         return any(self._failed_before(other, gone_at) for other in self.ranks.values() if other is not one)
 
     def _failed_before(self, one: Heard, moment: float) -> bool:
         if one.failed_at is not None:
-            return one.failed_at <= moment
+            # On a busy host who suffers may speak before the end of the cause has been seen.
+            suffers = self.order.nnodes == 1 and LOST.search(one.words) is not None
+            return one.failed_at <= moment and not suffers
         by_itself = one.exit_code not in (None, 0, -signal.SIGTERM)
         return by_itself and one.gone_at is not None and one.gone_at <= moment
 

@@ -68,7 +68,7 @@ class Estate:
         """Its result. When that event comes it is cancelled with that message."""
         task = asyncio.ensure_future(work)
         while not task.done():
-            self.look()
+            await asyncio.to_thread(self.look)
             if when is not None and when.is_set():
                 task.cancel(message)
                 when = None

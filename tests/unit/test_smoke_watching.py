@@ -96,6 +96,25 @@ def test_who_raised_and_who_was_ended_for_it() -> None:
     assert stage_of(ended, "all_reduce") is State.HUNG
 
 
+def test_the_engine_knows_to_whom_it_has_sent_sigterm() -> None:
+    for blamed, endings in (
+        ("0", [Ending.RAISED, Ending.ENDED]),
+        ("1", [Ending.RAISED, Ending.KILLED]),
+    ):
+        job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
+        job.fails(0, 2).exits(1, 2.1, -signal.SIGTERM)
+        assert job.watch.unexplained
+        job.watch.hear_engine({"failures": {blamed: 1}, "error": "ChildFailedError: a table"})
+        assert not job.watch.unexplained
+        assert job.endings(3) == endings
+
+
+def test_who_only_suffers_is_no_reason_for_the_engine() -> None:
+    job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
+    job.fails(0, 2, error="RuntimeError: Connection closed by peer").exits(1, 2.1, -signal.SIGTERM)
+    assert job.endings(3) == [Ending.RAISED, Ending.KILLED]
+
+
 def test_a_sigterm_that_came_first_was_somebody_else_s() -> None:
     job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
     job.exits(0, 2, -signal.SIGTERM).fails(1, 2.2, error="RuntimeError: Connection closed by peer")
@@ -111,6 +130,9 @@ def test_who_goes_without_a_word_has_ended_by_itself(code: int, ending: Ending) 
     assert job.watch.failed
     assert job.watch.unexplained
     job.watch.hear_server({"ended": 101, "status": code}, 1.9)
+    # Of a SIGTERM only the engine knows whether it was its own.
+    assert job.watch.unexplained is (code == -signal.SIGTERM)
+    job.watch.hear_engine({"failures": {"1": code}, "error": "ChildFailedError: a table"})
     assert not job.watch.unexplained
     other, one = job.come_to(3)
     assert (other.ending, one.ending, one.exit_code) == (Ending.ENDED, ending, code)
