@@ -4,14 +4,13 @@
 
 Starts the command and waits for its end, or for the end of its own standard input: ddpdoctor holds the other side, and
 closes it to have all ended, or by dying. Then it kills every process that the command has started, also those whose parents
-are gone (they become its own children: prctl(2), PR_SET_CHILD_SUBREAPER), and removes the folder. On its standard output: a
-JSON object a line for the command and each orphan that ended, {"pid", "status"}; a signal's number is negative.
+are gone (they become its own children: prctl(2), PR_SET_CHILD_SUBREAPER), and removes the folder. On its standard output,
+once the command has ended by itself: its status in a line, a signal's number negative.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import select
 import signal
@@ -43,12 +42,15 @@ def main() -> None:
     poll = select.poll()
     for descriptor in (0, read):
         poll.register(descriptor, select.POLLIN | select.POLLHUP)
-    while child not in reaped():
+    while child not in (ended := reaped()):
         ready = {descriptor for descriptor, _ in poll.poll()}
         if 0 in ready and not os.read(0, 4096):
             break
         if read in ready:
             os.read(read, 4096)
+    else:
+        with suppress(OSError):
+            os.write(1, b"%d\n" % ended[child])
     end_all()
     rmtree(folder, ignore_errors=True)
 
@@ -76,9 +78,9 @@ def start(command: list[str], libc: ctypes.CDLL) -> int:
         os._exit(127)
 
 
-def reaped() -> set[int]:
-    """The children that have ended; their ends are told."""
-    found: set[int] = set()
+def reaped() -> dict[int, int]:
+    """The children that have ended since, orphans among them, and their status."""
+    found: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -86,9 +88,7 @@ def reaped() -> set[int]:
             return found
         if not pid:
             return found
-        found.add(pid)
-        with suppress(OSError):
-            os.write(1, json.dumps({"pid": pid, "status": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+        found[pid] = os.waitstatus_to_exitcode(status)
 
 
 def end_all() -> None:

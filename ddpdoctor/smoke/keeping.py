@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -80,12 +79,9 @@ class Keeper:
     async def _follow(
         self, keeper: asyncio.subprocess.Process, stdout: asyncio.StreamReader, said: asyncio.Future[None]
     ) -> None:
-        """The first end that it tells is the engine's."""
+        """It tells how the engine has ended, unless it was itself ended before."""
         line = await stdout.readline()
-        try:
-            status = int(json.loads(line)["status"])
-        except (ValueError, KeyError, TypeError):
-            status = None
+        status = int(line) if line.endswith(b"\n") else None
         # Its last words may still be on their way.
         await asyncio.wait({said}, timeout=0.2)
         if status is not None:
