@@ -13,7 +13,7 @@ from _pytest.mark.structures import ParameterSet
 from tests.real.closed_loop import ILLNESSES, Done, Illness, Shell
 
 # Several trainings a test, on a machine that may run others beside it.
-pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "setpriv"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "setpriv"), pytest.mark.timeout(600)]
 
 
 def found(shell: Shell, illness: Illness) -> list[dict[str, Any]]:
