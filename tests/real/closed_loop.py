@@ -159,7 +159,7 @@ class Illness(msgspec.Struct, frozen=True, kw_only=True):
     job_says: str = ""
     harmless: str = ""
     thorough: bool = False
-    """Only with -m thorough: much like another."""
+    """Only with -m thorough: much like another, and each takes two cores some four seconds."""
     place: Callable[[Path], AbstractContextManager[Shell]] = at_home
     prepared: str = ""
     """Bash lines for what a healthy user has, too."""
@@ -263,6 +263,7 @@ ILLNESSES = (
     ),
     Illness(
         name="a value that torch rejects",
+        thorough=True,
         slug="setting-invalid",
         made="export TORCH_DISTRIBUTED_DEBUG=verbose",
         carried_out="unset TORCH_DISTRIBUTED_DEBUG",
@@ -334,6 +335,7 @@ ILLNESSES = (
     ),
     Illness(
         name="no room for temporary files",
+        thorough=True,
         slug="disk-full",
         prepared="mkdir scratch; export TMPDIR=$PWD/scratch",
         made="mount -t tmpfs -o size=1m none scratch",
