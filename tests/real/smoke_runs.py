@@ -42,6 +42,8 @@ class Estate:
         self.shared: set[tuple[int, int]] = set()
         self.most_processes = 0
         self.files: set[str] = set()
+        self.behind = 0.0
+        """Seconds that the doctor had to wait for a core at most: a busy machine's, not its own."""
 
     def pids(self) -> list[int]:
         found = []
@@ -69,6 +71,9 @@ class Estate:
         task = asyncio.ensure_future(work)
         while not task.done():
             await asyncio.to_thread(self.look)
+            asked = time.monotonic()
+            await asyncio.sleep(0.05)
+            self.behind = max(self.behind, time.monotonic() - asked - 0.05)
             if when is not None and when.is_set():
                 task.cancel(message)
                 when = None

@@ -18,7 +18,7 @@ from ddpdoctor.smoke.running import Ran, run
 from ddpdoctor.smoke.watching import PROCESS_END, Watch
 from tests.real.smoke_runs import Estate, by_rank, order, train
 
-SECONDS = 6.0
+SECONDS = 5.0
 STAGES = ("import", "device", "rendezvous", "process group", "all_reduce", "shutdown")
 SLEEPS = Fault(1, "all_reduce", "sleep")
 
@@ -154,7 +154,7 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
     culprit = by_rank(hung)[1]
     assert culprit.ending is Ending.HUNG
     assert culprit.last is not None
-    assert SECONDS <= culprit.last.seconds <= SECONDS + 3
+    assert SECONDS - 1 <= culprit.last.seconds <= SECONDS + 3 + 3 * flood.estate.behind
     assert "on and on" in culprit.last_line
     assert len(culprit.last_line) <= 300
     assert not flood.shared.exists()  # The rank had it mapped, so it is surely ours.
