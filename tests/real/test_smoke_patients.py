@@ -276,7 +276,6 @@ def test_closed_output(place: Path) -> None:
 
 
 def test_the_patients_side_compiles_on_the_oldest_python() -> None:
-    """Of torch 1.13 there is no small build in the registries; its Python is at hand."""
     code = "import ast, sys\nfor one in sys.argv[1:]: ast.parse(open(one, encoding='utf-8').read(), one)"
     files = [str(one) for one in PATIENT.rglob("*.py")]
     assert len(files) > 10
