@@ -354,17 +354,20 @@ class Watch:
             return True
         if one.exit_code != -signal.SIGTERM or gone_at is None:
             return False
-        if self._blamed:
-            return one.rank not in self._blamed
-        return any(self._failed_before(other, gone_at) for other in self.ranks.values() if other is not one)
+        if one.rank in self._blamed:
+            return False
+        if any(not self._suffers(self.ranks.get(rank)) for rank in self._blamed):
+            return True
+        return any(self._gone_before(other, gone_at) for other in self.ranks.values() if other is not one)
 
-    def _failed_before(self, one: Heard, moment: float) -> bool:
-        if one.failed_at is not None:
-            # On a busy host who suffers may speak before the end of the cause has been seen.
-            suffers = self.order.nnodes == 1 and LOST.search(one.words) is not None
-            return one.failed_at <= moment and not suffers
+    def _suffers(self, one: Heard | None) -> bool:
+        """Whether it only lost another rank of this host. Where two end at once the engine may blame either."""
+        return one is not None and self.order.nnodes == 1 and LOST.search(one.words) is not None
+
+    def _gone_before(self, one: Heard, moment: float) -> bool:
+        """Whether it had ended by itself by then: the engine acts on that, not on what a rank says."""
         by_itself = one.exit_code not in (None, 0, -signal.SIGTERM)
-        return by_itself and one.gone_at is not None and one.gone_at <= moment
+        return by_itself and one.gone_at is not None and one.gone_at <= moment and not self._suffers(one)
 
     def _stages(self, one: Heard, ending: Ending) -> Iterable[Stage]:
         state = State.FAILED if ending in BY_ITSELF else State.HUNG

@@ -109,9 +109,11 @@ def test_the_engine_knows_to_whom_it_has_sent_sigterm() -> None:
         assert job.endings(3) == endings
 
 
-def test_who_only_suffers_is_no_reason_for_the_engine() -> None:
+@pytest.mark.parametrize("blamed", [{}, {"0": 1}, {"1": -15}])
+def test_who_only_suffers_is_no_reason_for_the_engine(blamed: dict[str, int]) -> None:
     job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
-    job.fails(0, 2, error="RuntimeError: Connection closed by peer").exits(1, 2.1, -signal.SIGTERM)
+    job.fails(0, 2, error="RuntimeError: Connection closed by peer").exits(0, 2.1, 1).exits(1, 2.1, -signal.SIGTERM)
+    job.watch.hear_engine({"failures": blamed, "error": "ChildFailedError: a table"})
     assert job.endings(3) == [Ending.RAISED, Ending.KILLED]
 
 
