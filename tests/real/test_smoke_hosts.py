@@ -131,7 +131,7 @@ def test_a_rank_that_raises_on_the_third_of_three_hosts(hosts: list[Host]) -> No
 
 def test_a_rank_that_sleeps_while_the_other_hosts_train(hosts: list[Host]) -> None:
     fault = {"rank": 1, "stage": "training", "kind": "sleep"}
-    ran = smoke(hosts[:2], "--nproc", "1", "--stages", FEW, "--timeout", "8", fault=fault)
+    ran = smoke(hosts[:2], "--nproc", "1", "--stages", FEW, "--timeout", "12", fault=fault)
     assert [one.code for one in ran] == [1, 1]
     (finding,) = ran[0].findings("smoke-hang")
     assert (finding["node"], finding["rank"]) == ("n2", 1)
