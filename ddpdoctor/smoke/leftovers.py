@@ -15,8 +15,8 @@ from ddpdoctor.facts.smoke import Leftovers
 from ddpdoctor.probes.patient.asking import printable
 
 SHARED: Final = "/dev/shm"
-OURS: Final = re.compile(r"(?:nccl-|torch_|sem\.mp-|psm_|cuda\.shm\.|gloo)")
-"""How shared memory is named by what a training uses: NCCL, torch's DataLoader, multiprocessing."""
+OURS: Final = re.compile(r"nccl-|torch_|cuda\.shm\.")
+"""How shared memory is named by NCCL, torch's DataLoader and CUDA. Semaphores count only where ours had them: any job has some."""
 
 LISTENING: Final = "0A"
 ENDING_SECONDS: Final = 2.0
