@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -71,11 +72,15 @@ def check(
     if snapshots and checkpoints:
         raise typer.BadParameter("--checkpoint looks at a file of this host; --snapshot judges another file instead")
     if fixing or yes or dry_run:
-        from ddpdoctor.cli.treating_wishes import refuse_options
+        from ddpdoctor.cli.treating_wishes import not_ours, refuse_options
 
         refuse_options(
             fixing=fixing, yes=yes, dry_run=dry_run, as_json=as_json, as_markdown=as_markdown, judged=bool(snapshots)
         )
+        if not dry_run and (silent := not_ours(os.environ)):
+            # No failure: a launcher would end rank 0 for it.
+            typer.echo(silent, err=True)
+            raise typer.Exit(0)
     # Whether a selection needs torch is known only once the checks are loaded; the whole of them does.
     context = None if snapshots or chosen else begin(python, quick=quick, checkpoints=checkpoints or ())
     checks = _selected(chosen, ignored)

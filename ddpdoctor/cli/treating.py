@@ -71,7 +71,7 @@ def _nothing_to_apply(examination: Examination, found: Sequence[Case], wish: Wis
 def _only_shown(examination: Examination, found: Sequence[Case], wish: Wish, *, nobody_to_ask: bool) -> int:
     """Changes nothing."""
     choices = all_of(found)
-    refused = refusals(choices)
+    refused = refusals(choices, _here())
     path = place(_here())
     told = [_would_be(one, refused, path) for one in choices]
     if not wish.as_json:

@@ -35,8 +35,11 @@ def joint_job(flags: Flags, nproc: int | None, environ: Mapping[str, str]) -> Jo
 
 
 def silent_rank(flags: Flags, nproc: int | None, environ: Mapping[str, str]) -> int | None:
-    """The local rank of this process, where another one of the same launcher starts the ranks of this host."""
+    """The local rank of this process, where another one of the same launcher starts the ranks of this host. One that is told
+    that it is node 0 of 1 was told that of itself, and is never silent."""
     launch = current_launch(environ)
+    if (flags.nnodes, flags.node_rank) == (1, 0):
+        return None
     if (nproc is None and flags.nnodes is None) or launch is None or launch.launcher == "settings":
         return None
     return launch.local_rank or None

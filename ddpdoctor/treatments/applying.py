@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
 from ddpdoctor.treatments.checkpoint import files_of, fix, undo_size
 from ddpdoctor.treatments.choosing import Choice
 from ddpdoctor.treatments.remedies import Remedy
-from ddpdoctor.treatments.settings import Setting, place, write
+from ddpdoctor.treatments.settings import Setting, place, rehearse, write
 
 
 class Applied:
@@ -49,17 +49,27 @@ def apply(choices: Sequence[Choice], folder: Path, done: Applied) -> None:
     settings = settings_of(choices)
     if settings:
         path = place(folder)
-        try:
-            write(path, settings, date.today().isoformat())
-            done.settings_file = str(path)
-        except OSError as error:
-            text = f"{path} could not be written: {error.strerror or error}"
+        text = _unwritten(write, path, settings)
+        if text:
             done.refused.update({one.remedy: text for one in choices if one.remedy and one.remedy.lines})
+        else:
+            done.settings_file = str(path)
     # One command may be the fix of several findings.
     for remedy in dict.fromkeys(one.remedy for one in choices if one.remedy and one.remedy.checkpoints):
         refusal = _fix(remedy.checkpoints, done)
         if refusal:
             done.refused[remedy] = refusal
+
+
+def _unwritten(
+    write_it: Callable[[Path, Sequence[Setting], str], None], path: Path, settings: Sequence[Setting]
+) -> str:
+    """Why the settings can't be written, "" where they were."""
+    try:
+        write_it(path, settings, date.today().isoformat())
+    except OSError as error:
+        return f"{path} could not be written: {error.strerror or error}"
+    return ""
 
 
 def _fix(paths: Sequence[str], done: Applied) -> str:
@@ -77,11 +87,15 @@ def _fix(paths: Sequence[str], done: Applied) -> str:
     return refusal
 
 
-def refusals(choices: Sequence[Choice]) -> dict[Remedy, str]:
-    """Which remedies could not be applied, and why, as far as that can be told without changing anything."""
+def refusals(choices: Sequence[Choice], folder: Path) -> dict[Remedy, str]:
+    """Which remedies could not be applied, and why, as far as that can be told without leaving anything. folder: for the
+    settings."""
     from ddpdoctor.checkpoints.outcomes import Action
 
     found: dict[Remedy, str] = {}
+    settings = settings_of(choices)
+    if settings and (text := _unwritten(rehearse, place(folder), settings)):
+        found.update({one.remedy: text for one in choices if one.remedy and one.remedy.lines})
     for remedy in dict.fromkeys(one.remedy for one in choices if one.remedy):
         for path in files_of(remedy.checkpoints):
             outcome = fix(path, dry_run=True)

@@ -21,6 +21,7 @@ from ddpdoctor.treatments.choosing import Choice
 from ddpdoctor.treatments.outcomes import State, Treatment
 
 CHECK_SECONDS = 300
+NOTHING_LEFT = "there was nothing left to change"
 NOT_SOURCED = 97
 """Exit code of a shell that could not source the settings."""
 
@@ -80,7 +81,7 @@ def _run(arguments: Sequence[str], settings_file: str, *, show_progress: bool) -
         command = [shutil.which("bash") or "sh", "-c", _SOURCING, "sh", str(Path(settings_file).absolute()), *command]
     inherited = show_progress and os.isatty(2)
     try:
-        return subprocess.run(
+        ended = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -92,6 +93,9 @@ def _run(arguments: Sequence[str], settings_file: str, *, show_progress: bool) -
         raise Unproved(f"no answer within {CHECK_SECONDS} s") from None
     except OSError as error:
         raise Unproved(f"{command[0]} could not be started: {error.strerror}") from error
+    if settings_file and ended.returncode == NOT_SOURCED:
+        raise Unproved(f"the settings file could not be sourced{_last_words(ended.stderr)}")
+    return ended
 
 
 def _last_words(stderr: bytes | None) -> str:
@@ -138,7 +142,7 @@ def _treatment(choice: Choice, choices: Sequence[Choice], applied: Applied, proo
             text=left.text if left else "",
             commands=left.commands if left else (),
             state=State.LEFT,
-            reason=choice.reason if remedy is None else applied.refused.get(remedy, choice.reason),
+            reason=choice.reason if remedy is None else applied.refused.get(remedy, NOTHING_LEFT),
         )
     complaint = _complaint(choice, choices, applied, proof)
     return Treatment(

@@ -6,7 +6,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
@@ -66,23 +66,43 @@ def _written(settings: Sequence[Setting], day: str) -> Iterator[str]:
 
 
 def write(path: Path, settings: Sequence[Setting], day: str) -> None:
-    """Makes the file, or adds to it where it is ours.
+    """Makes the file, or adds to it where it is ours: it is whole there, or as it was.
 
     Raises:
-        OSError: it can't be written; the old one, if there is one, is as it was.
+        OSError: it can't be written; the old one, if there is one, is as it was, and nothing is left of the new one.
     """
-    if not os.path.lexists(path):
-        with path.open("x", encoding="utf-8") as file:
-            file.write(merged("", settings, day))
-        return
-    text = merged(path.read_text("utf-8"), settings, day)
+    with _draft(path, settings, day) as name:
+        os.replace(name, path)  # noqa: PTH105 (a name of mkstemp)
+
+
+def rehearse(path: Path, settings: Sequence[Setting], day: str) -> None:
+    """All of `write` but its last step: nothing is there afterwards that wasn't before.
+
+    Raises:
+        OSError: as `write`.
+    """
+    with _draft(path, settings, day):
+        pass
+
+
+@contextmanager
+def _draft(path: Path, settings: Sequence[Setting], day: str) -> Iterator[str]:
+    """The name of a file beside it that holds the whole text, with its mode; afterwards it is gone."""
+    there = os.path.lexists(path)
+    text = merged(path.read_text("utf-8") if there else "", settings, day)
+    mode = stat.S_IMODE(path.stat().st_mode) if there else 0o666 & ~_umask()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{NAME}-")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 (a descriptor)
             file.write(text)
-            os.fchmod(descriptor, stat.S_IMODE(path.stat().st_mode))
-        os.replace(name, path)  # noqa: PTH105 (a name of mkstemp)
-    except BaseException:
+            os.fchmod(descriptor, mode)
+        yield name
+    finally:
         with suppress(OSError):
             os.unlink(name)  # noqa: PTH108
-        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -141,7 +141,7 @@ def test_the_proof_takes_no_module_from_the_working_folder(tmp_path: Path, monke
     ]
     assert look_again(arguments, "", None, checks).findings == []
     (tmp_path / "settings.sh").write_text("echo refused >&2; return 1\n")
-    with pytest.raises(Unproved, match='exit code 97; it last said "refused"'):
+    with pytest.raises(Unproved, match='the settings file could not be sourced; it last said "refused"'):
         look_again(arguments, "settings.sh", None, checks)
 
 

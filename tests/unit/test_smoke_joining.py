@@ -111,8 +111,16 @@ def test_with_a_number_of_ranks_one_process_starts_them_for_its_host() -> None:
     assert (job.launched, job.nnodes, job.node_rank) == (False, 2, 1)
     assert silent_rank(Flags(), 8, ONE_EACH) is None
     assert silent_rank(Flags(), 8, SRUN) == 1
+    assert silent_rank(Flags(nnodes=1), None, SRUN) == 1
     # All of these are on one host.
     assert joint_job(Flags(), 2, TORCHRUN_ONE_NODE | {"LOCAL_RANK": "0", "RANK": "0"}) is None
+
+
+def test_who_is_told_to_be_the_only_node_joins_nobody_and_is_never_silent() -> None:
+    alone = Flags(nnodes=1, node_rank=0)
+    for environ in (SRUN, ONE_EACH, TORCHRUN_ONE_NODE, MPIRUN_ONE_HOST):
+        assert silent_rank(alone, None, environ) is None
+        assert joint_job(alone, None, environ) is None
 
 
 def test_hosts_by_hand() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import socket
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpdoctor.cli.treating_wishes import arguments_again, not_ours
 from ddpdoctor.examination import Examination, Verdict, examine
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.snapshot import Snapshot
@@ -22,7 +24,7 @@ from ddpdoctor.findings import Fix, Severity
 from ddpdoctor.probes.ports import error_of_bind
 from ddpdoctor.registry import select
 from ddpdoctor.treatments import settings as file
-from ddpdoctor.treatments.applying import Applied, apply
+from ddpdoctor.treatments.applying import Applied, apply, refusals
 from ddpdoctor.treatments.choosing import Choice, all_of, ask_for_each
 from ddpdoctor.treatments.lines import Line, keys_of_line, lines_of
 from ddpdoctor.treatments.outcomes import State
@@ -30,6 +32,7 @@ from ddpdoctor.treatments.port import free_port
 from ddpdoctor.treatments.proof import Proof, SmokeReport, treatments
 from ddpdoctor.treatments.remedies import Case, Remedy, cases, remedy
 from tests.fixture_hosts import HOSTS, fixture_snapshot, judge, read_fixture
+from tests.recorded_launches import SRUN, TORCHRUN_ONE_NODE
 
 DAY = "2026-11-21"
 
@@ -203,6 +206,45 @@ def test_neither_is_a_link_to_one(tmp_path: Path) -> None:
     assert file.place(tmp_path).name == "ddpdoctor-settings-4.sh"
 
 
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of a first file nor of a second one."""
+    path = file.place(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fchmod", full)
+        with pytest.raises(OSError, match="No space left"):
+            file.write(path, settings_for("unset A"), DAY)
+    assert list(tmp_path.iterdir()) == []
+    file.write(path, settings_for("unset A"), DAY)
+    before = path.read_text()
+    monkeypatch.setattr(os, "fchmod", full)
+    with pytest.raises(OSError, match="No space left"):
+        file.write(path, settings_for("unset B"), DAY)
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert path.read_text() == before
+
+
+def test_a_new_file_has_the_mode_of_any_other(tmp_path: Path) -> None:
+    path = file.place(tmp_path)
+    file.write(path, settings_for("unset A"), DAY)
+    (tmp_path / "other").touch()
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_rehearsal_leaves_nothing(tmp_path: Path) -> None:
+    file.rehearse(file.place(tmp_path), settings_for("unset A"), DAY)
+    assert list(tmp_path.iterdir()) == []
+    path = file.place(tmp_path)
+    file.write(path, settings_for("unset A"), DAY)
+    before = path.read_text()
+    file.rehearse(path, settings_for("unset B"), DAY)
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_comment_behind_a_line_is_no_part_of_it() -> None:
     assert keys_of_line("export A=1 B='#'  # slug, day") == {"A", "B"}
     assert keys_of_line("export A=1; rm x") == set()
@@ -279,6 +321,36 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
     (told,) = treatments(choices, applied, None)
     assert told.state is State.LEFT
     assert "could not be written: No such file or directory" in told.reason
+
+
+def test_a_dry_run_tells_of_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    choices = all_of([case("one", "unset A"), case("two", "unset B")])
+    assert refusals(choices, tmp_path) == {}
+    # Nobody can make a file there, not even root.
+    refused = refusals(choices, Path("/proc"))
+    assert set(refused) == {one.remedy for one in choices}
+    assert all("ddpdoctor-settings.sh could not be written: " in one for one in refused.values())
+
+
+def test_a_fix_with_nothing_left_to_change_says_so() -> None:
+    (told,) = treatments(all_of([case("one", "unset A")]), Applied(), None)
+    assert (told.state, told.reason) == (State.LEFT, "there was nothing left to change")
+
+
+def test_the_proof_trains_on_this_host_alone() -> None:
+    """Whatever job the variables of its shell speak of."""
+    look, train = arguments_again("python", 2, chosen=None, ignored=None, checkpoints=None, quick=False)
+    assert train == ("--python=python", "--nproc=2", "--nnodes=1", "--node-rank=0")
+    assert look == ("--python=python", "--nproc=2")
+
+
+def test_of_a_launcher_s_processes_the_first_alone_applies_fixes() -> None:
+    assert not_ours(SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}) == ""
+    assert not_ours(TORCHRUN_ONE_NODE | {"RANK": "1"}).startswith("Rank 1 of torchrun: rank 0 alone applies fixes")
+    assert not_ours(SRUN | {"SLURM_PROCID": "1"}).startswith("Rank 1 of Slurm: ")
+    assert not_ours({}) == ""
+    # A shell's own settings start no processes.
+    assert not_ours({"RANK": "1", "WORLD_SIZE": "2"}) == ""
 
 
 def test_a_checkpoint_that_was_changed_when_we_were_stopped_is_named(tmp_path: Path) -> None:
