@@ -9,7 +9,7 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, Ending, RankRun, Smoke
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.smoke_blame import Blame, Kind, at_the_end, blame_for, stage_of
+from ddpdoctor.knowledge.smoke_blame import Blame, Kind, at_the_end, blame_for, own_gpu, stage_of, waits
 from ddpdoctor.knowledge.smoke_fixes import halted, killed_by, look_at, way_between
 from ddpdoctor.knowledge.smoke_words import (
     ended,
@@ -104,8 +104,8 @@ def smoke_hang(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding]:
 
     ## Why
     A collective ends when all ranks have called it. Either one doesn't call it: it is stopped, sits in a disk, a driver or a
-    lock, or died unseen. Or all have called the same one, and their data doesn't get through: the way between the GPUs or the
-    hosts is broken.
+    lock, or died unseen. Or all have called the same one, and their data doesn't get through: mostly the way between the GPUs
+    or the hosts is broken.
 
     ## Fix
     Where a rank is named, its stack says what it does in place of the collective. Where all wait in the same one, test the
@@ -122,7 +122,7 @@ def _waited_for(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
     first = found.first
     what = _what_it_does(found)
     others = what_the_others_did(found, smoke)
-    why, fixes = halted(first)
+    why, fixes = halted(first, smoke)
     stage = stage_of(first)
     if first.ending is Ending.NEVER_CAME:
         why = "Its process was never started, or hangs before its first line: the others wait until their time is up."
@@ -130,7 +130,8 @@ def _waited_for(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
         why = f"It waits, too, but in {place(first)}, which the others have left: what they sent didn't reach it."
         fixes = way_between(smoke, meeting)
     elif not why and first.stack:
-        why = f"It is in {first.stack[0]}, and doesn't come to what the others wait in."
+        waited_for = ", and doesn't come to what the others wait in" if any(waits(one) for one in found.others) else ""
+        why = f"It is in {first.stack[0]}{waited_for}."
     summary = f"{named(found.culprits, smoke)} {what}{f'; {_first_small(others)}' if others else ''}"
     return Finding(
         summary=short(summary),
@@ -166,10 +167,22 @@ def _together(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
     between = f"between {listed(hosts, most=4)}" if smoke.nnodes > 1 else "between the ranks"
     return Finding(
         summary=short(f"{who} hang in {place(first)} over {smoke.backend}, and none is behind the others"),
-        cause=f"All have called the same, so none waits for a rank: what they send doesn't get through {between}.",
+        cause=_why_together(found, between),
         evidence=(*evidence_of(found, smoke), _deadline(smoke)),
         fixes=(*way_between(smoke, meeting), look_at(found.stage, first, smoke)),
         said=said_of(found.culprits),
+    )
+
+
+def _why_together(found: Blame, between: str) -> str:
+    """No more than is known: with NCCL a GPU may hang where no rank's stack shows it."""
+    lost = f"what they send doesn't get through {between}"
+    if all(waits(one) for one in found.culprits):
+        gpus = ", or one of their GPUs stands still" if own_gpu(found.first) >= 0 else ""
+        return f"All have come to the same place and wait there, and nothing tells them apart. Mostly {lost}{gpus}."
+    return (
+        "Nothing tells them apart, and not of all it is known that they wait for others."
+        f" Either {lost}, or they hang in something of their own: their stacks say in what."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.driver import Driver
@@ -13,7 +13,7 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
-from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.smoke import RankRun, Smoke
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import install_torch
@@ -169,17 +169,32 @@ def gpu0_extra_contexts(smoke: Smoke) -> Iterator[Finding]:
     """
     requires(smoke.ranks, NO_SMOKE)
     requires(smoke.backend == "nccl", "the smoke training ran on the CPU")
-    told_theirs = [one for one in smoke.ranks if own_gpu(one) in one.contexts]
-    requires(told_theirs, "no rank has told on which GPUs it holds a context")
-    extra = [(one, number) for one in told_theirs for number in one.contexts if number != own_gpu(one)]
-    if not extra:
-        return
+    silent = [one.rank for one in smoke.ranks if own_gpu(one) not in one.contexts]
+    requires(len(silent) < len(smoke.ranks), "no rank has told on which GPUs it holds a context")
+    extra = [
+        (one, number)
+        for one in smoke.ranks
+        if one.rank not in silent
+        for number in one.contexts
+        if number != own_gpu(one)
+    ]
+    if extra:
+        yield _on_others(smoke, extra)
+    requires(
+        not silent,
+        f"{ranks_named(silent)} didn't tell on which GPUs {'it holds' if len(silent) == 1 else 'they hold'} a context",
+    )
+
+
+def _on_others(smoke: Smoke, extra: Sequence[tuple[RankRun, int]]) -> Finding:
+    """extra: ranks with GPUs that aren't theirs."""
     ranks = dict.fromkeys(one.rank for one, _ in extra)
     gpus = sorted({number for _, number in extra})
-    yield Finding(
+    whose = "aren't their own" if len(ranks) > 1 else "isn't its own"
+    return Finding(
         summary=short(
             f"{ranks_named(ranks)} {'hold' if len(ranks) > 1 else 'holds'} a context on {listed(f'cuda:{one}' for one in gpus)},"
-            " which is another rank's"
+            f" which {whose}"
         ),
         evidence=tuple(
             told(

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.patient import Patient
+
+SIGNALS: Final = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
+    10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 16: "SIGSTKFLT",
+    18: "SIGCONT", 19: "SIGSTOP", 20: "SIGTSTP", 21: "SIGTTIN", 22: "SIGTTOU", 24: "SIGXCPU", 25: "SIGXFSZ",
+    26: "SIGVTALRM", 27: "SIGPROF", 29: "SIGIO", 30: "SIGPWR", 31: "SIGSYS",
+}  # fmt: skip
+"""Linux' numbers, on whatever system they are read."""
 
 
 def human(size: float) -> str:
@@ -46,6 +54,11 @@ def ranks_named(ranks: Iterable[int]) -> str:
     """ "rank 3", "ranks 0 and 2", "ranks 0-6 and 9"."""
     numbers = sorted(set(ranks))
     return f"rank{'' if len(numbers) == 1 else 's'} {listed(spans(numbers))}"
+
+
+def signal_name(number: int) -> str:
+    """9, or as an exit code -9, is "SIGKILL" (Linux' numbers); one without a name "signal 34"."""
+    return SIGNALS.get(abs(number), f"signal {abs(number)}")
 
 
 def plural(count: int, noun: str, many: str = "") -> str:

@@ -27,14 +27,19 @@ SIGTERM: Final = -15
 PAIRWISE: Final = {"send", "recv", "isend", "irecv"}
 """What ranks call that differ by right."""
 
-WAITING_STEP: Final = re.compile(r"^(waiting|barrier|init_process_group|destroy_process_group)")
+WAITING_STEP: Final = re.compile(
+    r"^(?:waiting|barrier|init_process_group|destroy_process_group"
+    r"|training step|step \d+ of|one more step|a step |the whole batch|its (?:first|second) half|all_reduce of)"
+)
+"""Steps in which ranks meet without a collective of their own: what DDP calls, or a stage again and again, is not announced."""
 WAITING_PLACES: Final = (
     "torch/distributed/", "torch/nn/parallel/", "torch/autograd/", "torch/cuda/", "torch/_C/",
 )  # fmt: skip
 """Where a rank waits for the others, or for a GPU that does: files of the innermost Python call."""
 
-OUR_STAGES: Final = "stages/"
-"""The stages' own files: what they call in C++ leaves no frame of its own."""
+SYNCHRONISING: Final = ("stages/", "ddpdoctor_smoke/rank.py", "torch/_tensor.py", "torch/amp/")
+"""Where a rank that has called one waits for it with NCCL, whose collectives return at once: `.item()`, `.cpu()` and float()
+in the stages' own files, which leave no frame of their own."""
 
 
 class Kind(Enum):
@@ -44,7 +49,7 @@ class Kind(Enum):
     WRONG = "a wrong result"
     DIFFERENT_CALLS = "the ranks called different collectives"
     HUNG = "the others wait for it"
-    TOGETHER = "all wait in the same place, and nothing tells them apart"
+    TOGETHER = "all are in the same place, and nothing tells them apart"
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,11 +232,15 @@ def _gone_before(run: RankRun, complaint: RankRun) -> bool:
 
 
 def _hung(ranks: Sequence[RankRun]) -> Blame | None:
-    """Among those that were still running, or never came, when a stage's time was up: who doesn't wait for another; else who
-    is furthest behind."""
+    """Among those that were still running, or never came, when a stage's time was up: whom the kernel holds, wherever it is,
+    since its threads serve the others, too; else who doesn't wait for another; else who is furthest behind."""
     if not any(one.ending in (Ending.HUNG, Ending.NEVER_CAME) for one in ranks):
         return None
     hanging = [one for one in ranks if one.ending in (Ending.HUNG, Ending.ENDED, Ending.NEVER_CAME)]
+    held = [one for one in hanging if one.process_state]
+    if held:
+        first = min(held, key=position)
+        return _blame(Kind.HUNG, ranks, _last_of([one for one in held if one.process_state == first.process_state]))
     absent = [one.rank for one in hanging if one.ending is Ending.NEVER_CAME]
     if absent:
         return _blame(Kind.HUNG, ranks, absent)
@@ -267,7 +276,9 @@ def waits(run: RankRun) -> bool:
     if not run.stack:
         return says_so
     innermost = run.stack[0]
-    return any(place in innermost for place in WAITING_PLACES) or (says_so and OUR_STAGES in innermost)
+    return any(place in innermost for place in WAITING_PLACES) or (
+        says_so and any(place in innermost for place in SYNCHRONISING)
+    )
 
 
 def _last_of(runs: Sequence[RankRun]) -> list[int]:

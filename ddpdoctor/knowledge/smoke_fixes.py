@@ -12,8 +12,7 @@ from ddpdoctor.facts.smoke import RankRun, Smoke
 from ddpdoctor.findings import Fix
 from ddpdoctor.knowledge.launchers import srun_netcheck
 from ddpdoctor.knowledge.netcheck_command import for_netcheck, netcheck_command
-from ddpdoctor.knowledge.smoke_words import signal_name
-from ddpdoctor.wording import plural
+from ddpdoctor.wording import plural, signal_name
 
 STAGE_NEEDS: Final = {
     "import": ("patient", "torch"),
@@ -94,13 +93,27 @@ def killed_by(run: RankRun, smoke: Smoke) -> tuple[str, tuple[Fix, ...]]:
     return why, (check_host(f"See what is wrong with libraries and limits{there}", families, run, smoke),)
 
 
-def halted(run: RankRun) -> tuple[str, tuple[Fix, ...]]:
+def halted(run: RankRun, smoke: Smoke) -> tuple[str, tuple[Fix, ...]]:
     """Why a rank that hangs does, where the kernel says so."""
     state = run.process_state
     if state.startswith("stopped"):
-        by = "a debugger holds it" if "debugger" in state else "somebody sent it SIGSTOP, or its memory limit froze it"
-        return f"Its process is {state}: {by}.", (
-            Fix("See whether anything on that host stops processes: a debugger, a job manager that suspends jobs"),
+        by = "" if "debugger" in state else ": something sent it SIGSTOP or SIGTSTP"
+        return f"Its process is {state}{by}.", (
+            Fix(
+                f"See which processes are stopped{_there(run, smoke)}. What stops them: a debugger (gdb, strace), Ctrl-Z in a"
+                " terminal, a read from the terminal by a job in the background, a job manager that suspends jobs",
+                ("ps -eo pid,ppid,stat,args | awk '$3 ~ /^[Tt]/'",),
+            ),
+        )
+    if "refrigerator" in state or "freezer" in state:
+        return f"It is {state}: its cgroup is frozen, as a paused container or a suspended job is.", (
+            Fix(
+                f"See which cgroups are frozen{_there(run, smoke)}",
+                (
+                    "grep -rlx FROZEN /sys/fs/cgroup --include=freezer.state",
+                    "grep -rlx 'frozen 1' /sys/fs/cgroup --include=cgroup.events",
+                ),
+            ),
         )
     if state.startswith("in the kernel"):
         return f"It is {state}: a disk, a network file system or a driver doesn't answer.", (

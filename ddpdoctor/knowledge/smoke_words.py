@@ -9,14 +9,8 @@ from typing import Final
 from ddpdoctor.facts.smoke import Ending, RankRun, Smoke
 from ddpdoctor.findings import Evidence
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.smoke_blame import Blame, Kind, lost_another, stage_of
-from ddpdoctor.wording import listed, ranks_named
-
-SIGNALS: Final = {
-    4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM",
-    24: "SIGXCPU",
-}  # fmt: skip
-"""Linux' numbers."""
+from ddpdoctor.knowledge.smoke_blame import Blame, Kind, lost_another, stage_of, waits
+from ddpdoctor.wording import listed, ranks_named, signal_name
 
 AS_LOGGED: Final = {
     -9: "failed (exitcode: -9) Signal 9 (SIGKILL) received by PID",
@@ -26,6 +20,11 @@ AS_LOGGED: Final = {
 
 LONGEST: Final = 160
 MOST_FRAMES: Final = 6
+VERBS: Final = {
+    (True, True): ("waits", "wait"), (True, False): ("waited", "waited"),
+    (False, True): ("is", "are"), (False, False): ("was", "were"),
+}  # fmt: skip
+"""For one and for several, by whether they wait for another, and whether they still do."""
 MOST_SHOWN: Final = 4
 """Culprits whose last line and stack are shown."""
 
@@ -41,11 +40,6 @@ def named(runs: Sequence[RankRun], smoke: Smoke) -> str:
     hosts = list(dict.fromkeys(one.host for one in runs if one.host))
     where = f" ({listed(hosts, most=3)})" if smoke.nnodes > 1 and hosts else ""
     return ranks_named(one.rank for one in runs) + where
-
-
-def signal_name(code: int) -> str:
-    """-9 is "SIGKILL"; a number without a name "signal 34"."""
-    return SIGNALS.get(-code, f"signal {-code}")
 
 
 def place(run: RankRun) -> str:
@@ -81,19 +75,24 @@ def said_of(runs: Iterable[RankRun]) -> str:
 def what_the_others_did(found: Blame, smoke: Smoke) -> str:
     """ "Ranks 0 and 2 wait for it in all_reduce of 4 B." "" where nobody waited."""
     waited = [one for one in found.others if one.ending in (Ending.HUNG, Ending.ENDED) or lost_another(one)]
-    groups: dict[str, list[RankRun]] = {}
+    groups: dict[tuple[bool, str], list[RankRun]] = {}
     for one in waited:
-        groups.setdefault(place(one), []).append(one)
+        groups.setdefault((_waits_for(one, found), place(one)), []).append(one)
     if not groups:
         return ""
     it = "it" if len(found.culprits) == 1 else "them"
     hung = all(one.ending is Ending.HUNG for one in waited)
     parts = []
-    for where, runs in sorted(groups.items(), key=lambda group: -len(group[1])):
-        verb = ("waits" if len(runs) == 1 else "wait") if hung else "waited"
-        parts.append(f"{named(runs, smoke)} {verb} for {it} in {where}")
+    for (waits_for, where), runs in sorted(groups.items(), key=lambda group: -len(group[1])):
+        verb = VERBS[waits_for, hung][len(runs) > 1]
+        parts.append(f"{named(runs, smoke)} {verb}{f' for {it}' if waits_for else ''} in {where}")
     text = listed(parts, most=3)
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def _waits_for(run: RankRun, found: Blame) -> bool:
+    """Of a rank that hangs it must be known."""
+    return found.kind is not Kind.HUNG or waits(run) or lost_another(run)
 
 
 def evidence_of(found: Blame, smoke: Smoke) -> tuple[Evidence, ...]:
@@ -134,6 +133,8 @@ def _of_others(runs: Sequence[RankRun], smoke: Smoke) -> Iterable[Evidence]:
         groups.setdefault(re.sub(r"\[[0-9a-f.:]+\]:\d+", "", ended(one)), []).append(one)
     for members in sorted(groups.values(), key=lambda group: -len(group))[:MOST_SHOWN]:
         text = ended(members[0], several=len(members) > 1)
+        held = sorted({one.process_state for one in members if one.process_state})
+        text += f" ({', '.join(held)})" if held else ""
         yield told(smoke, "ranks", short(f"{named(members, smoke)} {text}", 300))
         if members[0].stack:
             yield _stack(members[0], 2)

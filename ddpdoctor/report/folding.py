@@ -123,8 +123,12 @@ def _named(same: _Same, names: Sequence[str]) -> Finding:
 
 
 def _names_a_node(summary: str, place: int, names: Sequence[str]) -> bool:
-    """Whether it says by itself whom it is about: its own node, or (node 0 speaks for those that are not there) another."""
+    """Whether it says by itself whom it is about: its own node, its rank where a node is one, or (node 0 speaks for those that
+    are not there) another."""
     if _word(names[place]).search(summary):
+        return True
+    own_rank = re.search(r" \(rank (\d+)\)$", names[place])
+    if own_rank and re.search(r"\branks? \d" if place == 0 else rf"\branks? {own_rank[1]}\b", summary):
         return True
     return place == 0 and bool(re.search(r"\bnodes? \d", summary) or any(_word(one).search(summary) for one in names))
 

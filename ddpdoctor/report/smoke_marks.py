@@ -94,19 +94,8 @@ def _grouped(fates: Mapping[int, tuple[Mark, ...]], most: int) -> list[Column]:
 
 
 def _short(ranks: Sequence[int]) -> str:
-    label = ranges(ranks)
+    label = ",".join(spans(ranks))
     return label if len(label) <= _WIDEST else f"{ranks[0]} +{len(ranks) - 1}"
-
-
-def ranges(ranks: Sequence[int]) -> str:
-    """[0, 1, 2, 5] is "0-2,5"."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and parts[-1][1] == rank - 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, State
 from ddpdoctor.knowledge.smoke_blame import Kind, blame, lost_another
-from ddpdoctor.knowledge.smoke_words import signal_name
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.smoke_marks import Mark, ranks_text
 from ddpdoctor.report.summary import summary
 from ddpdoctor.smoke.judging import nothing_ran, own_findings, smoke_of, verdict_of
-from ddpdoctor.wording import listed, plural
+from ddpdoctor.wording import listed, plural, signal_name
 
 _TRAINING = "training"
 _MOST_FRAMES = 4

@@ -15,7 +15,8 @@ from typing import Final
 from ddpdoctor.deadlines import within
 from ddpdoctor.probes.patient.asking import last_lines
 from ddpdoctor.smoke.keeper import descendants
-from ddpdoctor.smoke.watching import Watch, signal_name
+from ddpdoctor.smoke.watching import Watch
+from ddpdoctor.wording import signal_name
 
 KEEPER: Final = Path(__file__).with_name("keeper.py")
 ENDING_SECONDS: Final = 8.0

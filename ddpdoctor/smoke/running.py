@@ -15,6 +15,7 @@ from typing import Any, Final
 from ddpdoctor.deadlines import within
 from ddpdoctor.facts.smoke import Leftovers, RankRun
 from ddpdoctor.netcheck.messages import ENOUGH
+from ddpdoctor.smoke import outcome
 from ddpdoctor.smoke.folders import Folder, NoFolderError, own_folder
 from ddpdoctor.smoke.heard import Heard
 from ddpdoctor.smoke.keeping import Keeper
@@ -118,8 +119,8 @@ class _Run:
         return self._ran(problem, leftovers, folder)
 
     def _ran(self, problem: str, leftovers: Leftovers = Leftovers(), folder: Folder | None = None) -> Ran:  # noqa: B008
-        runs = self._watch.runs(socket.gethostname(), self._late)
-        return Ran(runs, self._watch, problem or self._watch.problem(self._late), leftovers, folder)
+        runs = outcome.runs(self._watch, socket.gethostname(), self._late)
+        return Ran(runs, self._watch, problem or outcome.problem(self._watch, self._late), leftovers, folder)
 
     def _command(self, folder: str) -> list[str]:
         return [self._python, os.fspath(PATIENT), self._order.to_json(self._ears.channel, folder)]

@@ -6,11 +6,11 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ddpdoctor.facts.smoke import Call, Ending, RankRun, Stage, State
-from ddpdoctor.knowledge.smoke_blame import LOST
+from ddpdoctor.facts.smoke import Call, Stage, State
 from ddpdoctor.probes.patient.asking import last_lines, printable
-from ddpdoctor.smoke.heard import Heard, Voice, last_line
+from ddpdoctor.smoke.heard import Heard, Voice
 from ddpdoctor.smoke.orders import Order
+from ddpdoctor.wording import signal_name
 
 MOST_WORDS: Final = 1000
 MOST_FIGURES: Final = 256
@@ -23,9 +23,6 @@ MOST_CALLS: Final = 16
 
 PROCESS_END: Final = "the end of its process"
 """The step of a rank that has passed all its stages."""
-
-BY_ITSELF: Final = (Ending.RAISED, Ending.WRONG, Ending.EXITED, Ending.KILLED)
-"""How a rank ends that nobody else has ended."""
 
 
 class Watch:
@@ -51,7 +48,7 @@ class Watch:
         """Of the process that the ranks are forked from."""
         self.engine_words = ""
         self.engine_missing = ""
-        self._blamed: set[int] = set()
+        self.blamed: set[int] = set()
         """Ranks of which the engine says that they failed first, whereupon it ended the others."""
         self.engine_over = False
         self.killed = ""
@@ -133,7 +130,7 @@ class Watch:
         if isinstance(failures, Mapping):
             for rank, code in failures.items():
                 if _is_number(rank):
-                    self._blamed.add(int(rank))
+                    self.blamed.add(int(rank))
                     self._exit_code(self.ranks.get(int(rank)), code)
             self.engine_words = _text(message.get("error"))
             self.engine_missing = _text(message.get("missing"))
@@ -274,128 +271,6 @@ class Watch:
     def all_gone(self) -> bool:
         """No process of a rank that came is there any more."""
         return all(one.gone_at is not None or not one.pid for one in self.ranks.values())
-
-    # --- what it came to ------------------------------------------------------------------------------------------------
-
-    def problem(self, late: Iterable[Heard] = ()) -> str:
-        """Why it could not be run, or was ended, where no rank tells the reason."""
-        hung = {one.rank for one in late}
-        endings = {self._ending(one, hung) for one in self.ranks.values()}
-        if endings & {*BY_ITSELF, Ending.HUNG}:
-            return ""
-        if self.engine_words and not self._blamed:
-            return self.engine_words  # Its server ends with it, and may be heard first.
-        if self.killed or self.engine_words:
-            return self.killed or self.engine_words
-        if hung and Ending.NEVER_CAME in endings:
-            seconds = self.order.seconds_for(self.order.stages[0])
-            said = last_line(self.engine.output)
-            last = f'; the patient last said "{said}"' if said else ""
-            return f"no rank had begun after {seconds:g} s{last}"
-        return ""
-
-    def runs(self, host: str, late: Iterable[Heard] = ()) -> tuple[RankRun, ...]:
-        """What each rank came to. late: those who were held up when all were ended."""
-        hung = {one.rank for one in late}
-        return tuple(self._run(one, host, hung) for _, one in sorted(self.ranks.items()))
-
-    def _run(self, one: Heard, host: str, hung: set[int]) -> RankRun:
-        ending = self._ending(one, hung)
-        return RankRun(
-            rank=one.rank,
-            local_rank=one.local_rank,
-            host=host,
-            node=self.order.node_rank,
-            pid=one.pid,
-            device=one.device,
-            stages=tuple(self._stages(one, ending)),
-            ending=ending,
-            ended_after=round(max(0.0, self._over_at(one) - self.began), 3),
-            exit_code=one.exit_code if ending in BY_ITSELF else None,
-            words=one.words[:MOST_WORDS],
-            culprits=one.culprits,
-            step=one.step if ending is not Ending.FINISHED else "",
-            steps=one.steps,
-            calls=one.calls,
-            called=tuple(one.called),
-            last_line=last_line(one.output),
-            stack=one.stack,
-            stack_source=one.stack_source,
-            process_state=one.process_state,
-            out_of_memory=bool(self.oom_kills) and ending is Ending.KILLED and one.exit_code == -signal.SIGKILL,
-            memory=one.memory,
-            contexts=one.contexts,
-        )
-
-    def _over_at(self, one: Heard) -> float:
-        moments = (one.finished_at, one.failed_at)
-        return next((moment for moment in moments if moment is not None), self._stage_over_at(one))
-
-    def _ending(self, one: Heard, hung: set[int]) -> Ending:
-        if one.failed_at is not None:
-            return Ending.WRONG if one.wrong else Ending.RAISED
-        if one.rank in hung:
-            return Ending.HUNG if one.pid else Ending.NEVER_CAME
-        if one.finished_at is not None:
-            return self._how(one) if one.exit_code and not self._ended_by_others(one) else Ending.FINISHED
-        if one.gone_at is None and (one.pid or one.exit_code is None):
-            return Ending.ENDED if one.pid else Ending.NEVER_CAME
-        return Ending.ENDED if self._ended_by_others(one) else self._how(one)
-
-    def _how(self, one: Heard) -> Ending:
-        return Ending.KILLED if (one.exit_code or 0) < 0 else Ending.EXITED
-
-    def _ended_by_others(self, one: Heard) -> bool:
-        """By us, by the end of the engine, or by the engine's SIGTERM after the failure of another."""
-        if one.exit_code is None and self.killed:
-            return True
-        gone_at = one.gone_at
-        if self.ended_at is not None and gone_at is not None and gone_at >= self.ended_at:
-            return True
-        if one.exit_code != -signal.SIGTERM or gone_at is None:
-            return False
-        if one.rank in self._blamed:
-            return False
-        if any(not self._suffers(self.ranks.get(rank)) for rank in self._blamed):
-            return True
-        return any(self._gone_before(other, gone_at) for other in self.ranks.values() if other is not one)
-
-    def _suffers(self, one: Heard | None) -> bool:
-        """Whether it only lost another rank of this host. Where two end at once the engine may blame either."""
-        return one is not None and self.order.nnodes == 1 and LOST.search(one.words) is not None
-
-    def _gone_before(self, one: Heard, moment: float) -> bool:
-        """Whether it had ended by itself by then: the engine acts on that, not on what a rank says."""
-        by_itself = one.exit_code not in (None, 0, -signal.SIGTERM)
-        return by_itself and one.gone_at is not None and one.gone_at <= moment and not self._suffers(one)
-
-    def _stages(self, one: Heard, ending: Ending) -> Iterable[Stage]:
-        state = State.FAILED if ending in BY_ITSELF else State.HUNG
-        begun = one.stage or (self.order.stages[0] if ending in BY_ITSELF else "")
-        for name in self.order.stages:
-            if name == begun and ending is not Ending.FINISHED and self._is_open(one, name):
-                seconds = round(max(0.0, self._stage_over_at(one) - one.since), 3)
-                yield Stage(name=name, state=state, seconds=seconds, words=one.words[:MOST_WORDS])
-            elif name in one.done:
-                yield one.done[name]
-            else:
-                yield Stage(name=name, state=State.NOT_RUN)
-
-    def _is_open(self, one: Heard, name: str) -> bool:
-        """Not over yet; the last stage isn't before the process has ended well."""
-        return name not in one.done or one.finished_at is not None
-
-    def _stage_over_at(self, one: Heard) -> float:
-        moments = (one.failed_at, one.gone_at, self.ended_at)
-        return min((moment for moment in moments if moment is not None), default=one.since)
-
-
-def signal_name(number: int) -> str:
-    """ "SIGKILL" """
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _text(value: object) -> str:

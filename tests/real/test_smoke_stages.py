@@ -45,7 +45,7 @@ def healthy(nproc: int, folder: Path, stages: tuple[str, ...] = STAGES) -> Ran:
     return asyncio.run(train(Estate(folder), order(nproc=nproc, seconds=PATIENCE, stages=stages)))
 
 
-@pytest.mark.parametrize("nproc", [2, 4])
+@pytest.mark.parametrize("nproc", [2, 4, 8])
 def test_every_stage_passes_or_says_why_it_is_not_tested(nproc: int, tmp_path: Path) -> None:
     ran = healthy(nproc, tmp_path / "run")
     assert len(ran.runs) == nproc

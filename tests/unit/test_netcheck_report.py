@@ -164,6 +164,17 @@ def test_node_0_is_not_blamed_for_who_is_missing() -> None:
     assert finding.summary == "n1: torch 2.12.1, on n0 2.13.0"
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_rank_that_a_finding_names_is_not_named_before_it(place: int) -> None:
+    names = ["n1 (rank 0)", "n1 (rank 1)"]
+    [(_, _, finding)] = folded(examined(2, {place: [Finding("rank 1 was killed")]}), names)
+    assert finding.summary == "rank 1 was killed"
+    [(_, _, finding)] = folded(examined(2, {1: [Finding("rank 10 was killed")]}), names)
+    assert finding.summary == "n1 (rank 1): rank 10 was killed"
+    [(_, _, finding)] = folded(examined(2, {place: [Finding("the disk is full")]}), names)
+    assert finding.summary == f"n1 (rank {place}): the disk is full"
+
+
 def test_a_name_that_is_the_beginning_of_another_is_not_taken_for_it() -> None:
     [(_, _, finding)] = folded(examined(12, {1: [Finding("n11 is far away")]}), [f"n{place}" for place in range(12)])
     assert finding.summary == "n1: n11 is far away"

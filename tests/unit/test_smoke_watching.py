@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ddpdoctor.facts.smoke import Ending, RankRun, State
 from ddpdoctor.smoke.heard import MOST_ANSWERED, MOST_KEPT, Voice
 from ddpdoctor.smoke.orders import Launched, Order
+from ddpdoctor.smoke.outcome import problem, runs
 from ddpdoctor.smoke.watching import PROCESS_END, Watch
 
 STAGES = ("import", "device", "all_reduce", "shutdown")
@@ -60,7 +61,7 @@ class Job:
         self.watch.ended_at = ended_at
         for rank in self.watch.ranks:
             self.watch.gone(rank, ended_at + 0.1)
-        return list(self.watch.runs("node01", [self.watch.ranks[rank] for rank in late]))
+        return list(runs(self.watch, "node01", [self.watch.ranks[rank] for rank in late]))
 
     def endings(self, ended_at: float, *late: int) -> list[Ending]:
         return [one.ending for one in self.come_to(ended_at, *late)]
@@ -80,7 +81,7 @@ def test_all_is_well() -> None:
     assert [one.ending for one in ranks] == [Ending.FINISHED] * 2
     assert [stage.state for one in ranks for stage in one.stages] == [State.PASSED] * 8
     assert [(one.exit_code, one.ended_after, one.step) for one in ranks] == [(None, 5.0, ""), (None, 6.0, "")]
-    assert job.watch.problem() == ""
+    assert problem(job.watch) == ""
 
 
 def test_who_raised_and_who_was_ended_for_it() -> None:
@@ -146,14 +147,14 @@ def test_who_goes_without_a_word_and_isn_t_explained_has_not_been_ended() -> Non
     job.watch.gone(1, 2)
     one = job.come_to(7)[1]
     assert (one.ending, one.exit_code) == (Ending.EXITED, None)
-    assert job.watch.problem() == ""
+    assert problem(job.watch) == ""
 
 
 def test_how_a_process_ended_may_be_known_before_it_was_heard_of() -> None:
     watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.hear_server({"ended": 101, "status": -9}, 1)
     watch.introduced(1, 101)
-    assert [one.ending for one in watch.runs("node01")] == [Ending.NEVER_CAME, Ending.KILLED]
+    assert [one.ending for one in runs(watch, "node01")] == [Ending.NEVER_CAME, Ending.KILLED]
 
 
 def test_the_engine_s_word_is_enough_where_no_one_else_knows() -> None:
@@ -161,8 +162,8 @@ def test_the_engine_s_word_is_enough_where_no_one_else_knows() -> None:
     watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.hear_engine({"failures": {"1": -9, "x": 3, "7": 1}, "error": "ChildFailedError: a table"})
     assert watch.engine_over
-    assert [one.ending for one in watch.runs("node01")] == [Ending.NEVER_CAME, Ending.KILLED]
-    assert watch.problem() == ""
+    assert [one.ending for one in runs(watch, "node01")] == [Ending.NEVER_CAME, Ending.KILLED]
+    assert problem(watch) == ""
 
 
 def test_what_we_end_we_don_t_blame() -> None:
@@ -171,8 +172,8 @@ def test_what_we_end_we_don_t_blame() -> None:
     job.exits(0, 11.6, -9).exits(1, 11.6, -9)
     job.watch.engine_ended(-9, 11.7)
     job.watch.server_gone()
-    assert [one.ending for one in job.watch.runs("n", [job.watch.ranks[1]])] == [Ending.ENDED, Ending.HUNG]
-    assert job.watch.problem([job.watch.ranks[1]]) == ""
+    assert [one.ending for one in runs(job.watch, "n", [job.watch.ranks[1]])] == [Ending.ENDED, Ending.HUNG]
+    assert problem(job.watch, [job.watch.ranks[1]]) == ""
     assert job.watch.killed == ""
 
 
@@ -206,8 +207,8 @@ def test_the_engine_s_own_failure_is_the_problem() -> None:
     watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.server_gone()  # Heard first, though it follows.
     watch.hear_engine({"failures": {}, "error": "ModuleNotFoundError: No module named 'torch'", "missing": "torch"})
-    assert (watch.problem(), watch.engine_missing) == ("ModuleNotFoundError: No module named 'torch'", "torch")
-    assert [one.ending for one in watch.runs("node01")] == [Ending.NEVER_CAME] * 2
+    assert (problem(watch), watch.engine_missing) == ("ModuleNotFoundError: No module named 'torch'", "torch")
+    assert [one.ending for one in runs(watch, "node01")] == [Ending.NEVER_CAME] * 2
 
 
 def killed_engine(watch: Watch) -> None:
@@ -238,14 +239,14 @@ def test_ranks_that_die_with_those_who_keep_them_are_not_to_blame(kill: Callable
     for rank in (0, 1):
         job.watch.gone(rank, 2.1)
     assert not job.watch.unexplained
-    assert job.watch.problem() == words
+    assert problem(job.watch) == words
     assert job.endings(3) == [Ending.ENDED] * 2
 
 
 def test_a_rank_that_was_killed_before_the_engine_was_is_the_reason() -> None:
     job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1).exits(1, 2, -9)
     job.watch.engine_ended(-9, 2.2)
-    assert job.watch.problem() == ""
+    assert problem(job.watch) == ""
     assert job.endings(3) == [Ending.ENDED, Ending.KILLED]
 
 
@@ -253,7 +254,7 @@ def test_a_python_that_ends_at_once_is_told_with_its_last_line() -> None:
     watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.print(None, b"loading\nno licence\n")
     watch.engine_ended(3, 1)
-    assert watch.problem() == 'the patient\'s Python ended with exit code 3; it last said "no licence"'
+    assert problem(watch) == 'the patient\'s Python ended with exit code 3; it last said "no licence"'
 
 
 def test_nobody_came() -> None:
@@ -261,8 +262,8 @@ def test_nobody_came() -> None:
     assert watch.next_due() == 90
     late = watch.late(90)
     assert len(late) == 2
-    assert watch.problem(watch.held_up(late)) == "no rank had begun after 90 s"
-    assert {one.ending for one in watch.runs("n", late)} == {Ending.NEVER_CAME}
+    assert problem(watch, watch.held_up(late)) == "no rank had begun after 90 s"
+    assert {one.ending for one in runs(watch, "n", late)} == {Ending.NEVER_CAME}
 
 
 def test_the_one_rank_of_a_launcher_tells_its_end_itself() -> None:
@@ -270,7 +271,7 @@ def test_the_one_rank_of_a_launcher_tells_its_end_itself() -> None:
     job.watch.engine_ended(-11, 2)
     (one,) = job.come_to(3)
     assert (one.rank, one.local_rank, one.ending, one.exit_code) == (1, 0, Ending.KILLED, -11)
-    assert job.watch.problem() == ""
+    assert problem(job.watch) == ""
 
 
 # --- when it is time to give up -------------------------------------------------------------------------------------------
@@ -314,7 +315,7 @@ def test_an_engine_that_doesn_t_end_after_its_ranks_is_late() -> None:
     assert job.watch.next_due() == 16
     assert not job.watch.engine_late(15.9)
     assert job.watch.engine_late(16)
-    assert job.watch.problem() == "all ranks have ended, but torch's engine hasn't within 10 s"
+    assert problem(job.watch) == "all ranks have ended, but torch's engine hasn't within 10 s"
     assert job.endings(16) == [Ending.FINISHED] * 2
 
 
@@ -415,4 +416,4 @@ def test_whatever_is_said_there_are_facts_in_the_end(said: list[tuple[object, Ma
     for run in job.come_to(1001, *(one.rank for one in late)):
         assert msgspec.json.decode(msgspec.json.encode(run), type=RankRun) == run
         assert len(run.stages) == len(STAGES)
-    assert isinstance(job.watch.problem(late), str)
+    assert isinstance(problem(job.watch, late), str)
