@@ -6,7 +6,8 @@ and how soon it names a rank that hangs.
 On CPU over gloo. Each round runs both commands once, in turn, so that a slow minute hits both alike; a ratio is the median
 over the rounds of (ours / theirs in the same round). Memory is measured in a run of its own that no time is taken of: the
 peak of the sum over all processes of the command, shared pages counted once (PSS), sampled. Exits with 1 where a command
-fails, where an aim is missed by a factor of two, or where a hang isn't named with its rank and stage.
+fails, where the aim of the memory or of a hang's naming is missed by more than the measurement's own noise, where the aim of
+the wall time is missed by a factor of two, or where a hang isn't named with its rank and stage.
 """
 
 from __future__ import annotations
@@ -31,11 +32,16 @@ PLAIN = Path(__file__).with_name("plain_training.py")
 SECONDS_AIMS = {2: 0.7, 8: 0.4}
 MEMORY_AIMS = {8: 0.5}
 """Ours / torchrun's, at most, by the number of ranks."""
-BY_MUCH = 2
+SECONDS_SLACK = 2.0
+"""A factor: other work on the machine moves even the ratio of two wall times so far."""
+MEMORY_NOISE = 1.05
+"""A factor: a peak between two samples is missed, on either side."""
 
 TIMEOUT = 4
 LATER = 3.0
 """Seconds: a hang is to be named so much after its stage's deadline."""
+LATER_NOISE = 0.5
+"""Seconds: what several processes on two cores wait for one, and the doctor's second look at a rank that is late."""
 HANGS = ("import", "rendezvous", "all_reduce", "training", "shutdown")
 
 PATIENCE = 300
@@ -156,7 +162,7 @@ def misnamed(stage: str, ended: subprocess.CompletedProcess[str]) -> str:
 
 
 def against(value: float, aim: float | None) -> str:
-    return f"{value:.2f}{'' if aim is None or value <= aim else ' (MISSED)'}"
+    return f"{value:.2f}{'' if aim is None or value <= aim else ' (missed)'}"
 
 
 def at_most(aim: float | None) -> str:
@@ -164,8 +170,10 @@ def at_most(aim: float | None) -> str:
 
 
 def rows_of(compared: list[Compared]) -> list[tuple[str, ...]]:
+    rounds = max((len(one.seconds) for one in compared), default=0)
+    wall_time = f"wall time, ours / torchrun's, median of {rounds}"
     rows: list[tuple[str, ...]] = [
-        ("ranks", "wall time, ours / torchrun's", "aim", "memory of all processes, ours / torchrun's", "aim", "MiB")
+        ("ranks", wall_time, "aim", "memory of all processes, ours / torchrun's", "aim", "MiB")
     ]
     for one in compared:
         mine, others = one.memory
@@ -183,9 +191,13 @@ def rows_of(compared: list[Compared]) -> list[tuple[str, ...]]:
     return rows
 
 
-def missed_by_much(one: Compared) -> bool:
-    pairs = [(one.ratio, SECONDS_AIMS.get(one.ranks)), (one.memory[0] / one.memory[1], MEMORY_AIMS.get(one.ranks))]
-    return any(aim is not None and value > aim * BY_MUCH for value, aim in pairs)
+def has_failed(one: Compared) -> bool:
+    """A missed aim that neither the machine's load nor the measurement's noise explains."""
+    pairs = [
+        (one.ratio, SECONDS_AIMS.get(one.ranks), SECONDS_SLACK),
+        (one.memory[0] / one.memory[1], MEMORY_AIMS.get(one.ranks), MEMORY_NOISE),
+    ]
+    return any(aim is not None and value > aim * slack for value, aim, slack in pairs)
 
 
 def main() -> None:
@@ -197,14 +209,14 @@ def main() -> None:
     options = parser.parse_args()
     compared = [compare(int(ranks), options.rounds) for ranks in options.ranks.split(",")]
     print_table(rows_of(compared), markdown=options.markdown)
-    wrong = any(map(missed_by_much, compared))
+    wrong = any(map(has_failed, compared))
     stages = [] if options.hangs == "none" else options.hangs.split(",")
     if stages:
         hangs = [hang(stage) for stage in stages]
         rows = [("rank 1 of two hangs in", "named after its deadline", "aim"), *map(row_of_hang, hangs)]
         print()
         print_table(rows, markdown=options.markdown)
-        wrong = wrong or any(one.wrong or one.later > LATER * BY_MUCH for one in hangs)
+        wrong = wrong or any(one.wrong or one.later > LATER + LATER_NOISE for one in hangs)
     print()
     for one in compared:
         mine, others = (statistics.median(pair[side] for pair in one.seconds) for side in (0, 1))
@@ -213,7 +225,7 @@ def main() -> None:
 
 
 def row_of_hang(one: Hang) -> tuple[str, ...]:
-    missed = "" if one.later <= LATER else " (MISSED)"
+    missed = "" if one.later <= LATER else " (missed)"
     return f"`{one.stage}`", one.wrong or f"{max(0.0, one.later):.1f} s{missed}", f"{LATER:g} s or less"
 
 

@@ -142,8 +142,9 @@ class Illness(msgspec.Struct, frozen=True, kw_only=True):
     carried_out: its commands, `...` for what differs from host to host.
 
     smoke_says: what smoke prints while it is ill; "" where it passes all the same. Then job is a command that fails
-    while it is ill and works afterwards, job_words the same for the README, and job_says what it prints; without a job the
-    illness costs time alone, or bites on several hosts, which harmless says.
+    while it is ill and works afterwards, job_words the same for the README, and job_says what it prints. Without a job the
+    illness costs time alone, or bites on several hosts, which harmless says: shown is then a command that says what is wrong,
+    ill, while it is there, and well afterwards.
     """
 
     name: str
@@ -158,6 +159,9 @@ class Illness(msgspec.Struct, frozen=True, kw_only=True):
     job_words: str = ""
     job_says: str = ""
     harmless: str = ""
+    shown: str = ""
+    ill: str = ""
+    well: str = ""
     thorough: bool = False
     """Only with -m thorough: much like another, and each takes two cores some four seconds."""
     place: Callable[[Path], AbstractContextManager[Shell]] = at_home
@@ -185,6 +189,21 @@ THREADS = (
     "import threading, time; all = [threading.Thread(target=time.sleep, args=(1,)) for _ in range(80)]; "
     "[one.start() for one in all]"
 )
+GLOO_LISTENS = """
+import ipaddress, torch.distributed as d
+d.init_process_group('gloo', init_method='file:///proc/self/cwd/meeting', rank=0, world_size=1)
+for line in list(open('/proc/net/tcp'))[1:]:
+    local, state = line.split()[1], line.split()[3]
+    if state == '0A':
+        print('gloo listens on', ipaddress.ip_address(bytes.fromhex(local[:8])[::-1]))
+d.destroy_process_group()
+"""
+"""In a network of its own, in which nobody else listens. The file for the meeting is gone afterwards."""
+TAKE_THREADS = (
+    "import os, torch; more = 2 * torch.get_num_threads() > len(os.sched_getaffinity(0)); "
+    "print('two ranks take', 'more' if more else 'no more', 'threads than there are cores')"
+)
+"""torch takes at most as many as there are cores with MKL, whatever is asked for."""
 LISTEN = "import socket, time; s = socket.socket(); s.bind(('', 29713)); s.listen(); print('listening', flush=True); time.sleep(99)"
 
 
@@ -214,6 +233,9 @@ ILLNESSES = (
         words="`/etc/hosts`: `127.0.1.1 n1`, in a job over two nodes",
         carried_out="{ sed ... /etc/hosts; echo '10.77.0.11 n1'; } > ~/hosts.new; sudo cp ~/hosts.new /etc/hosts",
         harmless="on one host; over two, gloo fails, see netcheck's table",
+        shown=python(GLOO_LISTENS),
+        ill="gloo listens on 127.0.1.1",
+        well="gloo listens on 10.77.0.11",
         place=on_a_node,
     ),
     Illness(
@@ -260,6 +282,10 @@ ILLNESSES = (
         made="export GLOO_SOCKET_IFNAM=lo",
         carried_out="unset GLOO_SOCKET_IFNAM; export GLOO_SOCKET_IFNAME=lo",
         harmless="what it asks for isn't done",
+        shown=python(GLOO_LISTENS),
+        ill="gloo listens on 10.77.0.11",
+        well="gloo listens on 127.0.0.1",
+        place=on_a_node,
     ),
     Illness(
         name="a value that torch rejects",
@@ -297,6 +323,9 @@ ILLNESSES = (
         made="export OMP_NUM_THREADS=64",
         carried_out="export OMP_NUM_THREADS=...",
         harmless="costs time alone",
+        shown=python(TAKE_THREADS),
+        ill="two ranks take more threads than there are cores",
+        well="two ranks take no more threads than there are cores",
     ),
     Illness(
         name="few open files",
@@ -403,4 +432,5 @@ def _while_ill(one: Illness) -> str:
         return f'smoke fails: "{one.smoke_says}"'
     if one.job:
         return f'{one.job_words} fails: "{one.job_says.strip()}"; smoke passes'
-    return f"smoke passes: {one.harmless}"
+    seen = f"{one.ill}; " if one.shown else ""
+    return f"{seen}smoke passes: {one.harmless}"

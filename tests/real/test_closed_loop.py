@@ -60,6 +60,10 @@ def test_found_fixed_and_proved(illness: Illness, tmp_path: Path) -> None:
         assert found(shell, illness) == []
         if illness.job:
             assert shell.do(illness.job).code == 0
+        if illness.shown:
+            said = said_of(shell, illness)
+            assert illness.ill not in said
+            assert illness.well in said
         trained = smoke(shell)
         assert trained.code == 0, trained.stdout[-4000:] + trained.stderr
 
@@ -71,6 +75,14 @@ def hurts(shell: Shell, illness: Illness) -> None:
         ended = smoke(shell) if illness.smoke_says else shell.do(illness.job)
         assert ended.code != 0
         assert says in ended.stdout + ended.stderr
+    if illness.shown:
+        assert illness.ill in said_of(shell, illness)
+
+
+def said_of(shell: Shell, illness: Illness) -> list[str]:
+    ended = shell.do(illness.shown)
+    assert ended.code == 0, ended.stderr
+    return ended.stdout.splitlines()
 
 
 @pytest.mark.thorough
