@@ -136,7 +136,7 @@ def _waited_for(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
     return Finding(
         summary=short(summary),
         cause=" ".join(filter(None, (why, others if short(summary) != summary else ""))),
-        evidence=(*evidence_of(found, smoke), _deadline(smoke)),
+        evidence=(*evidence_of(found, smoke), _deadline(smoke, stage)),
         fixes=(*fixes, look_at(stage, first, smoke)),
         rank=first.rank,
         said=said_of(found.culprits),
@@ -168,7 +168,7 @@ def _together(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
     return Finding(
         summary=short(f"{who} hang in {place(first)} over {smoke.backend}, and none is behind the others"),
         cause=_why_together(found, between),
-        evidence=(*evidence_of(found, smoke), _deadline(smoke)),
+        evidence=(*evidence_of(found, smoke), _deadline(smoke, found.stage)),
         fixes=(*way_between(smoke, meeting), look_at(found.stage, first, smoke)),
         said=said_of(found.culprits),
     )
@@ -186,8 +186,11 @@ def _why_together(found: Blame, between: str) -> str:
     )
 
 
-def _deadline(smoke: Smoke) -> Evidence:
-    return told(smoke, "deadline", f"a stage may take {smoke.deadline:g} s")
+def _deadline(smoke: Smoke, stage: str) -> Evidence:
+    seconds = smoke.seconds_for(stage)
+    if seconds != smoke.deadline:
+        return told(smoke, "import_seconds", f"the stage {stage} may take {seconds:g} s")
+    return told(smoke, "deadline", f"a stage may take {seconds:g} s")
 
 
 @check("smoke-shutdown", severity=FAIL)
@@ -217,7 +220,7 @@ def smoke_shutdown(smoke: Smoke) -> Iterator[Finding]:
         what = f"{'have' if several else 'has'} finished training and hang{'' if several else 's'} in {place(first)}"
     yield Finding(
         summary=short(f"{named(found.culprits, smoke)} {what}"),
-        evidence=(*evidence_of(found, smoke), _deadline(smoke)),
+        evidence=(*evidence_of(found, smoke), _deadline(smoke, LAST)),
         fixes=(
             Fix(
                 "In your own training, before its end: delete the DDP model and the optimizer, call"

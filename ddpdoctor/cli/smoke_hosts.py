@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.smoke import ELASTIC, Smoke
 from ddpdoctor.netcheck.ends import End, Wishes
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import Job
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ddpdoctor.facts.meeting import Meeting
     from ddpdoctor.smoke import conducting
     from ddpdoctor.smoke.watching import Watch
-
-ENGINE = "torch.distributed.elastic"
 
 
 def train_with_others(
@@ -58,7 +56,7 @@ def train_with_others(
         import_seconds=import_seconds(wishes.timeout),
         python=wishes.python,
         launcher=job.launcher if job.launched else "",
-        engine=starter(job) if job.launched else ENGINE,
+        engine=starter(job) if job.launched else ELASTIC,
     )
     try:
         end = run(

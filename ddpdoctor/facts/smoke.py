@@ -14,6 +14,9 @@ FIRST, LAST = "import", "shutdown"
 
 OWN_WORDS = "the ranks' own words"
 
+ELASTIC = "torch.distributed.elastic"
+"""The engine that starts the ranks where no launcher has."""
+
 
 class State(str, Enum):
     """How a stage ended on a rank. What wasn't run has passed nothing."""
@@ -174,16 +177,27 @@ class Smoke(Facts, frozen=True, kw_only=True):
     """"nccl" or "gloo"."""
     chosen: Annotated[str, Source("the plan of the run")] = ""
     """Why so many ranks and that backend, in words."""
+    gpus_passed_over: Annotated[str, Source("NVML, the PCI bus and the environment")] = ""
+    """GPUs that are there, or may be, and that the run wasn't planned on, though nobody had chosen the CPU: why. "" where
+    there are none."""
     engine: Annotated[str, Source("the plan of the run")] = ""
-    """What started the ranks: "torch.distributed.elastic (forkserver)", "srun" ..."""
+    """What started the ranks: ELASTIC, or the launcher's command: "srun", "mpirun" ..."""
     stages: Annotated[tuple[str, ...], Source("the plan of the run")] = ()
     """Names of the planned stages, in their order."""
     deadline: Annotated[float, Source("the plan of the run")] = 0.0
     """Seconds that a stage may take."""
+    import_seconds: Annotated[float, Source("the plan of the run")] = 0.0
+    """Seconds that the first stage may take, which imports torch; 0: as any other."""
     seconds: Annotated[float, Source("ddpdoctor's clock")] = 0.0
     problem: Annotated[str, Source("the engine's own words")] = ""
     """Why the ranks could not even be started."""
     torch: Annotated[str, Source("torch.__version__")] = ""
     python: Annotated[str, Source("--python")] = ""
+    folder: Annotated[str, Source("TMPDIR and the usual places")] = ""
+    """Where the run had its temporary files, and why there; "" where that is the first place that is looked at."""
     leftovers: Annotated[Leftovers, Source("/proc, before and after")] = Leftovers()
     scaling: Annotated[Scaling, Source("--scaling")] = Scaling()
+
+    def seconds_for(self, stage: str) -> float:
+        """What that stage may take; 0: not known."""
+        return self.import_seconds or self.deadline if stage == FIRST else self.deadline

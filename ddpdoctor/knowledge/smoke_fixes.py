@@ -8,7 +8,7 @@ from typing import Final
 
 from ddpdoctor.facts.base import Maybe
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.smoke import RankRun, Smoke
+from ddpdoctor.facts.smoke import ELASTIC, RankRun, Smoke
 from ddpdoctor.findings import Fix
 from ddpdoctor.knowledge.launchers import srun_netcheck
 from ddpdoctor.knowledge.netcheck_command import for_netcheck, netcheck_command
@@ -34,7 +34,7 @@ MOST_NODES: Final = 8
 
 def on_one_host(smoke: Smoke) -> bool:
     """Whether one command on this host repeats the run."""
-    return smoke.nnodes == 1 and smoke.engine.startswith("torch.distributed.elastic")
+    return smoke.nnodes == 1 and smoke.engine == ELASTIC
 
 
 def smoke_command(smoke: Smoke, **settings: str) -> str:

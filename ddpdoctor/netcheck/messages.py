@@ -292,12 +292,13 @@ class Rehearse(Message, frozen=True):
 
 class Rehearsed(Message, frozen=True):
     """Agent: what its ranks came to, each in at most MOST_RUN bytes. began: its own time.time(). problem: why they could not
-    even be started."""
+    even be started. folder: where their files were, as in `facts.smoke.Smoke`."""
 
     runs: Annotated[tuple[RankRun, ...], Meta(max_length=MOST_RANKS_HERE)]
     began: float
     torch: Annotated[str, Meta(max_length=64)] = ""
     problem: Annotated[str, Meta(max_length=1000)] = ""
+    folder: Annotated[str, Meta(max_length=500)] = ""
     leftovers: Leftovers = Leftovers()
     """At most MOST_LEFT of a kind."""
 

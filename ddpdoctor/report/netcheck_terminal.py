@@ -275,6 +275,8 @@ def _show_head(console: Console, fleet: Fleet, meeting: Meeting, smoke: Smoke | 
     if smoke is not None and smoke.ranks:
         _show_row(console, "plan", smoke.chosen)
         _show_row(console, "engine", engine_text(smoke))
+        if smoke.folder:
+            _show_row(console, "files", smoke.folder)
     if fleet.strangers:
         _show_row(console, "refused", listed(fleet.strangers, most=4))
     console.print()

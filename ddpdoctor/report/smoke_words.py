@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ddpdoctor.examination import Examination, Verdict
-from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, State
+from ddpdoctor.facts.smoke import FIRST, Ending, RankRun, Smoke, State
 from ddpdoctor.knowledge.smoke_blame import Kind, blame, lost_another
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.smoke_marks import Mark, ranks_text
@@ -77,6 +77,7 @@ def head(examination: Examination) -> list[tuple[str, str]]:
         ("GPUs", told.get("GPUs", "")),
         ("plan", facts.chosen),
         ("engine", engine_text(facts)),
+        ("files", facts.folder),
     ]
     return [(label, one_line(text)) for label, text in rows if text]
 
@@ -88,8 +89,16 @@ def engine_text(facts: Smoke) -> str:
     began = _began_after(facts)
     first = f", {began:.1f} s of it until torch was imported and the ranks began" if began >= _LONG_START else ""
     took = f"; {facts.seconds:.1f} s in all{first}" if facts.seconds else ""
-    limit = f"; a stage may take {facts.deadline:g} s" if facts.deadline else ""
-    return f"{facts.engine}{took}{limit}"
+    return f"{facts.engine}{took}{_limits(facts)}"
+
+
+def _limits(facts: Smoke) -> str:
+    """ "; a stage may take 30 s, import 90 s"."""
+    if not facts.deadline:
+        return ""
+    first = facts.seconds_for(FIRST)
+    more = f", {FIRST} {first:g} s" if first != facts.deadline and FIRST in facts.stages else ""
+    return f"; a stage may take {facts.deadline:g} s{more}"
 
 
 def _began_after(facts: Smoke) -> float:

@@ -53,7 +53,7 @@ def train(wishes: Wishes, plan: SmokePlan, heard: Callable[[Watch], None]) -> Sm
     )
     began = time.monotonic()
     ran = asyncio.run(until_stopped(run(order, python=wishes.python, environ=os.environ, heard=heard), _stopped))
-    facts = smoke_facts(order, plan, [ran], python=wishes.python, seconds=time.monotonic() - began)
+    facts = smoke_facts(order, plan, ran, python=wishes.python, seconds=time.monotonic() - began)
     if wishes.scaling:
         facts = msgspec.structs.replace(facts, scaling=_scaling(wishes, order, facts, heard))
     return redact_facts(facts)

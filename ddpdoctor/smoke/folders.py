@@ -27,6 +27,13 @@ class Folder(msgspec.Struct, frozen=True):
     path: str
     passed_over: str
 
+    @property
+    def told(self) -> str:
+        """ "in /dev/shm, since others can't be used (/tmp: No space left on device)"; "" where it is in the first place."""
+        if not self.passed_over:
+            return ""
+        return f"in {Path(self.path).parent}, since others can't be used ({self.passed_over})"
+
 
 class NoFolderError(Exception):
     """There is none; the text says why not, place by place."""

@@ -15,16 +15,22 @@ from ddpdoctor.registry import Check, Result, all_checks, checks_that_say
 from ddpdoctor.smoke.plan import SmokePlan
 
 FAMILY = "smoke"
-BEFORE = ("duplicate-gpu",)
+BEFORE = ("duplicate-gpu", "smoke-not-on-gpus")
 """Checks that know of a plan, before anything is started, that it can't be run."""
 
 Found = tuple[Check, Severity, Finding]
 
 
+def planned_only(plan: SmokePlan) -> Smoke:
+    """The facts of a training that isn't started."""
+    return Smoke(
+        world_size=plan.nproc, backend=plan.backend, chosen=plan.chosen, gpus_passed_over=plan.gpus_passed_over
+    )
+
+
 def before(snapshot: Snapshot, plan: SmokePlan) -> Examination | None:
     """What is wrong with the plan itself; None where nothing speaks against trying it."""
-    facts = Smoke(world_size=plan.nproc, backend=plan.backend, chosen=plan.chosen)
-    planned = msgspec.structs.replace(snapshot, smoke=facts)
+    planned = msgspec.structs.replace(snapshot, smoke=planned_only(plan))
     one = examine(planned, plan.nproc, [one for one in all_checks() if one.slug in BEFORE])
     return one if plan.backend == "nccl" and one.verdict is Verdict.FAIL else None
 

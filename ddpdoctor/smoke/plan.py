@@ -10,7 +10,8 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.facts.visible import visible_gpus
+from ddpdoctor.facts.visible import selector, visible_gpus
+from ddpdoctor.wording import plural
 
 GROUPS: Final = ("gpus", "environment")
 """The facts that a plan needs."""
@@ -19,26 +20,52 @@ CPU_RANKS: Final = 2
 
 
 class SmokePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """chosen: why so many ranks and that backend, in words for the report."""
+    """chosen: why so many ranks and that backend, in words for the report. gpus_passed_over: as in `facts.smoke.Smoke`."""
 
     nproc: int
     backend: str
     chosen: str
+    gpus_passed_over: str = ""
 
 
 def smoke_plan(snapshot: Snapshot, nproc: int | None, backend: str) -> SmokePlan:
     """backend: "nccl", "gloo" or "auto": NCCL where there are GPUs. nproc None: a rank a visible GPU, two without any."""
-    gpus = _visible(snapshot)
-    number = f"{gpus} GPU{'' if gpus == 1 else 's'}" if gpus else "no GPU"
+    gpus, lacking = _usable(snapshot)
     over = ("nccl" if gpus else "gloo") if backend == "auto" else backend
     ranks = nproc if nproc is not None else (gpus if gpus and over == "nccl" else CPU_RANKS)
-    who = "--nproc" if nproc is not None else number
+    passed_over = "" if backend == "gloo" else lacking
+    number = plural(gpus, "GPU") if gpus else "no GPU"
+    chosen_cpu = backend == "gloo" and (gpus or lacking)
+    who = "--nproc" if nproc is not None else "--backend gloo" if chosen_cpu else "" if passed_over else number
     device = "GPU" if over == "nccl" else "CPU"
-    return SmokePlan(nproc=ranks, backend=over, chosen=f"{ranks} ranks on {device} over {over} ({who})")
+    why = "; ".join(filter(None, (who, passed_over)))
+    return SmokePlan(
+        nproc=ranks,
+        backend=over,
+        chosen=f"{plural(ranks, 'rank')} on {device} over {over} ({why})",
+        gpus_passed_over=passed_over,
+    )
 
 
-def _visible(snapshot: Snapshot) -> int:
-    if not isinstance(snapshot.gpus, Gpus) or not snapshot.gpus.devices:
-        return 0
+def _usable(snapshot: Snapshot) -> tuple[int, str]:
+    """How many GPUs ranks may use; and why that isn't all that are there, or may be: "" where it is."""
+    gpus = snapshot.gpus
+    if isinstance(gpus, Unknown):
+        return 0, f"the GPUs could not be asked: {gpus.reason}"
+    if not gpus.devices:
+        there = gpus.vendor == "nvidia"
+        return 0, "the GPUs could not be asked: one is on the PCI bus, and NVML lists none" if there else ""
     environment = snapshot.environment if isinstance(snapshot.environment, Environment) else Unknown("not looked at")
-    return len(visible_gpus(snapshot.gpus, environment))
+    visible = len(visible_gpus(gpus, environment))
+    all_of_them = "the only GPU" if len(gpus.devices) == 1 else f"all {len(gpus.devices)} GPUs"
+    hidden = "" if visible else f"{selector(gpus, environment)} hides {all_of_them}"
+    lost = _lost(gpus)
+    return visible, lost if lost and (visible or not gpus.answering) else ", and ".join(filter(None, (hidden, lost)))
+
+
+def _lost(gpus: Gpus) -> str:
+    """ "7 of 8 GPUs answer"; "" where all do."""
+    answering, there = len(gpus.answering), len(gpus.devices)
+    if answering == there:
+        return ""
+    return f"{answering or 'none'} of {plural(there, 'GPU')} {'answers' if answering < 2 else 'answer'}"

@@ -15,11 +15,12 @@ from ddpdoctor.facts.fleet import Passed
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import Ending, Leftovers, RankRun, Smoke, Stage, State
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.netcheck.company import ALONE, Company, Gathered
 from ddpdoctor.netcheck.messages import MOST_LEFT, MOST_RANKS, Answer, Cannot, Order, Rehearse, Rehearsed
 from ddpdoctor.netcheck.plausible import is_version
 from ddpdoctor.netcheck.standing import met_at
-from ddpdoctor.smoke.judging import before
+from ddpdoctor.smoke.judging import before, planned_only
 from ddpdoctor.smoke.plan import SmokePlan, smoke_plan
 from ddpdoctor.wording import listed, plural
 
@@ -54,6 +55,7 @@ class SmokeProgramme:
         self._master = master
         self._store_port = store_port
         self._smoke = Smoke()
+        self._gpus_passed_over = ""
         self._hindered: dict[int, Smoke] = {}
         """Plans that are known beforehand to fail, by node."""
         self._left: dict[int, Leftovers] = {}
@@ -68,8 +70,8 @@ class SmokeProgramme:
             return
         began = time.monotonic()
         plans, backend = self._plans()
-        if not self._terms.launcher and (hindered := self._foreseen(plans)):
-            company.not_tested("smoke", f"{hindered} can't run so many ranks")
+        if hindered := self._foreseen(plans):
+            company.not_tested("smoke", f"{hindered} can't run the ranks that are planned there")
             return
         orders = self._orders(plans, backend)
         await hub.close_door()
@@ -95,21 +97,40 @@ class SmokeProgramme:
         """How many ranks each node runs; and the backend of all: NCCL where every node has GPUs."""
         snapshots = self._company.snapshots
         backend = self._terms.backend
+        alone = {rank: smoke_plan(snapshots[rank], None, backend) for rank in self._company.there}
+        self._gpus_passed_over = self._passed_over(alone)
         if backend == "auto":
-            own = {smoke_plan(snapshots[rank], None, "auto").backend for rank in self._company.there}
-            backend = own.pop() if len(own) == 1 else "gloo"
+            backend = "nccl" if all(one.backend == "nccl" for one in alone.values()) else "gloo"
         plans = {
             rank: smoke_plan(snapshots[rank], 1 if self._terms.launcher else _wanted(snapshots[rank]), backend)
             for rank in self._company.there
         }
         return plans, backend
 
+    def _passed_over(self, alone: Mapping[int, SmokePlan]) -> str:
+        """As in `facts.smoke.Smoke`, by hosts. alone: what each would run without the others."""
+        some_have = any(one.backend == "nccl" for one in alone.values())
+        reasons: dict[tuple[bool, str], list[str]] = {}
+        for rank, plan in alone.items():
+            without = plan.backend == "gloo"
+            if plan.gpus_passed_over or (without and some_have and self._terms.backend == "auto"):
+                reasons.setdefault((without, plan.gpus_passed_over), []).append(self._host_of(rank))
+        said = []
+        for (without, reason), names in reasons.items():
+            hosts = list(dict.fromkeys(names))
+            shows = f" show{'s' if len(hosts) == 1 else ''} no GPU" if without else ""
+            said.append(f"{listed(hosts, most=4)}{shows}{': ' if reason else ''}{reason}")
+        return short("; ".join(said), 600)
+
+    def _host_of(self, rank: int) -> str:
+        return _host(self._company.snapshots[rank], self._company.hub.guests[rank].host)
+
     def _foreseen(self, plans: Mapping[int, SmokePlan]) -> str:
         """The hosts whose plan is known to fail before anything is started; "" where there is none."""
         company = self._company
         for rank, plan in plans.items():
             if before(company.snapshots[rank], plan) is not None:
-                self._hindered[rank] = Smoke(world_size=plan.nproc, backend=plan.backend, chosen=plan.chosen)
+                self._hindered[rank] = planned_only(plan)
         return listed((company.hub.guests[rank].host for rank in self._hindered), most=4)
 
     def _orders(self, plans: Mapping[int, SmokePlan], backend: str) -> dict[int, Order]:
@@ -155,7 +176,7 @@ class SmokeProgramme:
             guest, answer = self._company.hub.guests[rank], answers.get(rank)
             # Times count from the first node's start, by node 0's clock.
             later = began.get(rank, 0.0) - min(began.values(), default=0.0)
-            runs += runs_of(order, answer, rank, _host(self._company.snapshots[rank], guest.host), guest.lost, later)
+            runs += runs_of(order, answer, rank, self._host_of(rank), guest.lost, later)
             if isinstance(answer, Rehearsed):
                 self._left[rank] = believable(answer.leftovers)
             if problem := _problem(answer):
@@ -173,34 +194,53 @@ class SmokeProgramme:
             nnodes=self._hosts(len(plans)),
             backend=backend,
             chosen=self._chosen(plans, backend),
+            gpus_passed_over=self._gpus_passed_over,
             engine=self._terms.engine,
             stages=self._terms.stages,
             deadline=self._terms.seconds,
+            import_seconds=self._terms.import_seconds,
             seconds=round(seconds, 3),
             problem="; ".join(problems.values())[:1000],
             torch=next(
                 (one.torch for one in answers.values() if isinstance(one, Rehearsed) and is_version(one.torch)), ""
             ),
             python=self._terms.python,
+            folder=self._folders(answers),
         )
+
+    def _folders(self, answers: Mapping[int, Answer]) -> str:
+        """Of the hosts whose ranks had their files elsewhere than usual."""
+        told = {
+            f"{self._host_of(rank)}: {answer.folder}": None
+            for rank, answer in answers.items()
+            if isinstance(answer, Rehearsed) and answer.folder
+        }
+        return short(listed(told, most=4), 600)
 
     def _hosts(self, nodes: int) -> int:
         if not self._terms.launcher:
             return nodes
-        guests = self._company.hub.guests
-        return len({_host(self._company.snapshots[rank], guests[rank].host) for rank in self._company.there})
+        return len({self._host_of(rank) for rank in self._company.there})
 
     def _chosen(self, plans: Mapping[int, SmokePlan], backend: str) -> str:
+        why = self._gpus_passed_over
+        return self._counted(plans, backend) + (f"{', since' if backend == 'gloo' else ';'} {why}" if why else "")
+
+    def _counted(self, plans: Mapping[int, SmokePlan], backend: str) -> str:
         count = sum(plan.nproc for plan in plans.values())
         where = f"on {'GPU' if backend == 'nccl' else 'CPU'} over {backend}"
         if self._terms.launcher:
-            return f"{count} ranks as {self._terms.launcher} started them, {where}"
+            return (
+                f"{plural(count, 'rank')} as {self._terms.launcher} started {'it' if count == 1 else 'them'}, {where}"
+            )
         numbers = Counter(plan.nproc for plan in plans.values())
         if len(numbers) == 1:
-            return f"{count} ranks {where}, {plural(next(iter(numbers)), 'rank')} on each of {len(plans)} hosts"
+            return (
+                f"{plural(count, 'rank')} {where}, {plural(next(iter(numbers)), 'rank')} on each of {len(plans)} hosts"
+            )
         names = self._company.hub.guests
         each = listed((f"{plan.nproc} on {names[rank].host}" for rank, plan in plans.items()), most=8)
-        return f"{count} ranks {where}: {each}"
+        return f"{plural(count, 'rank')} {where}: {each}"
 
 
 def _wanted(snapshot: Snapshot) -> int | None:

@@ -77,15 +77,16 @@ def _went_well(snapshot: Snapshot) -> bool:
 
 
 def own_part(examination: Examination) -> Examination:
-    """It without what the family smoke says of the ranks of other nodes, whose facts lie in every node's."""
+    """It without what the family smoke says of the ranks of other nodes, whose facts lie in every node's; a plan is a node's own."""
     snapshot = examination.snapshot
     if not isinstance(snapshot.smoke, Smoke) or not isinstance(snapshot.meeting, Meeting):
         return examination
     node = snapshot.meeting.node_rank
-    own = {one.rank for one in snapshot.smoke.ranks if one.node == node}
+    ranks = snapshot.smoke.ranks
+    own = {one.rank for one in ranks if one.node == node}
 
     def mine(result: Result) -> Result:
-        if result.check.family != "smoke" or result.check.slug == OF_A_HOST:
+        if result.check.family != "smoke" or result.check.slug == OF_A_HOST or not ranks:
             return result
         kept = (one for one in result.findings if (node == 0 if one.rank is None else one.rank in own))
         return msgspec.structs.replace(result, findings=tuple(kept))

@@ -64,6 +64,7 @@ class Rehearser:
             began=began,
             torch=ran.torch[:64],
             problem=redact_facts(ran.problem)[:1000],
+            folder=redact_facts(ran.folder.told)[:500] if ran.folder else "",
             leftovers=_few(redact_facts(ran.leftovers)),
         )
         self._own_part = Smoke(
@@ -73,10 +74,12 @@ class Rehearser:
             backend=order.backend,
             stages=order.stages,
             deadline=order.seconds,
+            import_seconds=order.import_seconds,
             seconds=round(time.time() - began, 3),
             problem=answer.problem,
             torch=answer.torch,
             python=self._python,
+            folder=answer.folder,
             leftovers=answer.leftovers,
         )
         return answer

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.examination import Verdict
+from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.meeting import Meeting
@@ -249,7 +250,7 @@ def test_more_ranks_than_gpus_on_one_host_are_explained_before_the_start() -> No
     one = Trained(company, TERMS, master="n1", store_port=29500)
     asyncio.run(one.go())
     (phase,) = company.phases
-    assert (phase.name, phase.reason) == ("smoke", "n1 can't run so many ranks")
+    assert (phase.name, phase.reason) == ("smoke", "n1 can't run the ranks that are planned there")
     laid = [
         msgspec.structs.replace(snapshot, smoke=one._hindered.get(rank, one._smoke))
         for rank, snapshot in company.snapshots.items()
@@ -346,3 +347,105 @@ def test_times_of_all_hosts_are_by_one_clock() -> None:
         }
     )
     assert [run.ended_after for run in one._smoke.ranks] == [4.2, 6.2]
+
+
+def told(*snapshots: Snapshot, backend: str = "auto") -> Smoke:
+    """What all came to whose ranks all finished, of nodes n0, n1 ..."""
+    company = Company(Nodes(len(snapshots)))  # type: ignore[arg-type]
+    company.snapshots = dict(enumerate(snapshots))
+    company.members = list(company.snapshots)
+    for rank, guest in company.hub.guests.items():
+        guest.host, guest.offset = f"n{rank}", 0.0
+    terms = msgspec.structs.replace(TERMS, backend=backend)
+    one = SmokeProgramme(company, terms, master="n1", store_port=29500)
+    plans, backend = one._plans()
+    orders = one._orders(plans, backend)
+    answers: dict[int, Answer] = {}
+    for node, given in orders.items():
+        assert isinstance(given, Rehearse)
+        ranks = range(given.first_rank, given.first_rank + given.nproc)
+        folder = "in /dev/shm, since others can't be used (/tmp: No space left on device)" if node else ""
+        runs = tuple(rank_run(rank, names=STAGES, node=node) for rank in ranks)
+        answers[node] = Rehearsed(runs=runs, began=0.0, folder=folder)
+    return one._account(orders, answers, plans, backend, 5.0)
+
+
+def named(snapshot: Snapshot, host: str) -> Snapshot:
+    assert not isinstance(snapshot.network, Unknown)
+    return msgspec.structs.replace(snapshot, network=msgspec.structs.replace(snapshot.network, hostname=host))
+
+
+MISMATCH = "there is an NVIDIA GPU on the PCI bus, but NVML failed to start (code 18)"
+
+
+def broken(node: int) -> Snapshot:
+    return msgspec.structs.replace(gpus(node), gpus=Unknown(MISMATCH))
+
+
+def test_one_host_without_gpus_puts_all_on_the_cpu_and_not_in_silence() -> None:
+    laid = (named(gpus(0), "n0"), named(cpu(1), "n1"))
+    smoke = told(*laid)
+    assert smoke.gpus_passed_over == "n1 shows no GPU"
+    assert smoke.chosen == "4 ranks on CPU over gloo, 2 ranks on each of 2 hosts, since n1 shows no GPU"
+    with_smoke = [msgspec.structs.replace(one, smoke=smoke) for one in laid]
+    first, second = SmokePurpose(Share(), TERMS).judge(with_smoke)
+    assert [check.slug for check, _, _ in first.findings if check.family == "smoke"] == ["smoke-not-on-gpus"]
+    assert first.verdict is Verdict.WARN
+    assert not [check.slug for check, _, _ in second.findings if check.family == "smoke"]
+
+
+def test_why_a_host_shows_no_gpu_is_said() -> None:
+    why = f"n1 shows no GPU: the GPUs could not be asked: {MISMATCH}"
+    smoke = told(named(gpus(0), "n0"), named(broken(1), "n1"))
+    assert smoke.gpus_passed_over == why
+    assert smoke.chosen.endswith(f", since {why}")
+    both = told(named(broken(0), "n0"), named(broken(1), "n1"))
+    assert both.gpus_passed_over == f"n0 and n1 show no GPU: the GPUs could not be asked: {MISMATCH}"
+
+
+def test_gloo_is_silent_where_no_host_has_a_gpu_or_the_user_wishes_it() -> None:
+    assert told(named(cpu(0), "n0"), named(cpu(1), "n1")).gpus_passed_over == ""
+    assert told(named(gpus(0), "n0"), named(cpu(1), "n1"), backend="gloo").gpus_passed_over == ""
+    assert told(named(gpus(0), "n0"), named(gpus(1), "n1")).gpus_passed_over == ""
+
+
+def test_a_lost_gpu_of_one_host_is_told() -> None:
+    one = gpus(1)
+    assert isinstance(one.gpus, Gpus)
+    devices = (*one.gpus.devices[:7], msgspec.structs.replace(one.gpus.devices[7], lost=True))
+    lost = msgspec.structs.replace(one, gpus=msgspec.structs.replace(one.gpus, devices=devices))
+    smoke = told(named(gpus(0), "n0"), named(lost, "n1"))
+    assert (smoke.backend, smoke.world_size) == ("nccl", 15)
+    assert smoke.chosen == "15 ranks on GPU over nccl: 8 on n0 and 7 on n1; n1: 7 of 8 GPUs answer"
+
+
+def test_a_host_without_gpus_is_told_before_nccl_is_started() -> None:
+    company = Company(Nodes(2))  # type: ignore[arg-type]
+    company.snapshots = {0: gpus(0), 1: cpu(1)}
+    company.members = [0, 1]
+    one = SmokeProgramme(company, msgspec.structs.replace(TERMS, backend="nccl"), master="n1", store_port=29500)
+    asyncio.run(one.go())
+    laid = [
+        msgspec.structs.replace(snapshot, smoke=one._hindered.get(rank, one._smoke))
+        for rank, snapshot in company.snapshots.items()
+    ]
+    first, second = SmokePurpose(Share(), TERMS).judge(laid)
+    assert not [check.slug for check, _, _ in first.findings if check.family == "smoke"]
+    assert [(check.slug, severity.value) for check, severity, _ in second.findings if check.family == "smoke"] == [
+        ("smoke-not-on-gpus", "fail")
+    ]
+
+
+def test_where_a_hosts_files_were_is_told_with_its_name() -> None:
+    smoke = told(named(cpu(0), "n0"), named(cpu(1), "n1"))
+    assert smoke.folder == "n1: in /dev/shm, since others can't be used (/tmp: No space left on device)"
+    assert (smoke.deadline, smoke.import_seconds) == (30, 90)
+
+
+def test_a_rank_is_no_plural() -> None:
+    terms = msgspec.structs.replace(TERMS, launcher="Slurm")
+    company = Company(Nodes(1))  # type: ignore[arg-type]
+    company.snapshots = {0: cpu(0)}
+    company.members = [0]
+    one = SmokeProgramme(company, terms, master="n1", store_port=29500)
+    assert one._chosen(*one._plans()) == "1 rank as Slurm started it, on CPU over gloo"

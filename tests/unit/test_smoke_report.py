@@ -333,3 +333,24 @@ def test_real_checks_judge_a_healthy_run_fine() -> None:
     one = judge(Snapshot(host="node07"), smoke_of_ranks(2))
     assert verdict_of(one) is Verdict.OK
     assert set(STAGES) >= {"training"}
+
+
+def test_the_head_says_how_long_the_import_may_take_and_where_files_went() -> None:
+    folder = "in /dev/shm, since others can't be used (/tmp: No space left on device)"
+    text = report(examined_smoke(smoke_of_ranks(2, import_seconds=90.0, folder=folder)), width=120)
+    lines = text.splitlines()
+    assert "engine   torch.distributed.elastic; 4.3 s in all; a stage may take 30 s, import 90 s" in lines
+    assert f"files    {folder}" in lines
+    usual = report(examined_smoke(smoke_of_ranks(2, import_seconds=30.0)), width=120)
+    assert "engine   torch.distributed.elastic; 4.3 s in all; a stage may take 30 s" in usual.splitlines()
+    assert "files " not in usual
+
+
+@pytest.mark.parametrize(
+    ("stage", "limit"), [("import", "the stage import may take 90 s"), ("all_reduce", "a stage may take 30 s")]
+)
+def test_a_hang_says_what_that_stage_may_take(stage: str, limit: str) -> None:
+    fates = {0: rank_run(0, Ending.HUNG, stage), 1: rank_run(1, Ending.HUNG, stage)}
+    one = judge(Snapshot(host="node07"), smoke_of_ranks(2, fates, import_seconds=90.0))
+    found = [finding for check, _, finding in own_findings(one) if check.slug == "smoke-hang"]
+    assert limit in [evidence.text for finding in found for evidence in finding.evidence]

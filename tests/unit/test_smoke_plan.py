@@ -1,0 +1,126 @@
+"""On which GPUs a smoke training is planned, and what is said of those that it passes over."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ddpdoctor.examination import Verdict
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.environment import Environment, Setting
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.smoke.judging import before, judge, own_findings, verdict_of
+from ddpdoctor.smoke.plan import smoke_plan
+from tests.fixture_hosts import healthy_facts, to_snapshot
+from tests.smokes import smoke_of_ranks
+
+MISMATCH = "there is an NVIDIA GPU on the PCI bus, but NVML failed to start (code 18)"
+
+
+def host(name: str = "h100x8-bare-metal") -> Snapshot:
+    return to_snapshot(healthy_facts(name))
+
+
+def without(*lost: int) -> Snapshot:
+    """Eight GPUs, of which these don't answer."""
+    one = host()
+    assert isinstance(one.gpus, Gpus)
+    devices = tuple(msgspec.structs.replace(gpu, lost=gpu.index in lost) for gpu in one.gpus.devices)
+    return msgspec.structs.replace(one, gpus=msgspec.structs.replace(one.gpus, devices=devices))
+
+
+def broken() -> Snapshot:
+    return msgspec.structs.replace(host(), gpus=Unknown(MISMATCH))
+
+
+def hiding(value: str, lost: tuple[int, ...] = ()) -> Snapshot:
+    setting = Setting(name="CUDA_VISIBLE_DEVICES", value=value)
+    return msgspec.structs.replace(without(*lost), environment=Environment(settings=(setting,)))
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "nproc", "backend", "chosen", "passed_over"),
+    [
+        (host(), None, "auto", "8 ranks on GPU over nccl (8 GPUs)", ""),
+        (host(), 1, "auto", "1 rank on GPU over nccl (--nproc)", ""),
+        (host("a100-mig"), None, "auto", "1 rank on GPU over nccl (1 GPU)", ""),
+        (host("mi300x8-rocm"), None, "auto", "8 ranks on GPU over nccl (8 GPUs)", ""),
+        (host("cloud-cpu"), None, "auto", "2 ranks on CPU over gloo (no GPU)", ""),
+        (host("cloud-cpu"), 3, "gloo", "3 ranks on CPU over gloo (--nproc)", ""),
+        (host("cloud-cpu"), None, "gloo", "2 ranks on CPU over gloo (no GPU)", ""),
+        (host(), None, "gloo", "2 ranks on CPU over gloo (--backend gloo)", ""),
+        (broken(), None, "gloo", "2 ranks on CPU over gloo (--backend gloo)", ""),
+        (broken(), None, "auto", "2 ranks on CPU over gloo ({})", f"the GPUs could not be asked: {MISMATCH}"),
+        (broken(), 4, "auto", "4 ranks on CPU over gloo (--nproc; {})", f"the GPUs could not be asked: {MISMATCH}"),
+        (without(3), None, "auto", "7 ranks on GPU over nccl ({})", "7 of 8 GPUs answer"),
+        (without(3), None, "gloo", "2 ranks on CPU over gloo (--backend gloo)", ""),
+        (without(*range(7)), None, "auto", "1 rank on GPU over nccl ({})", "1 of 8 GPUs answers"),
+        (without(*range(8)), None, "auto", "2 ranks on CPU over gloo ({})", "none of 8 GPUs answers"),
+        (hiding(""), None, "auto", "2 ranks on CPU over gloo ({})", "CUDA_VISIBLE_DEVICES hides all 8 GPUs"),
+        (hiding("0,1"), None, "auto", "2 ranks on GPU over nccl (2 GPUs)", ""),
+        (
+            hiding("", lost=(3,)),
+            None,
+            "auto",
+            "2 ranks on CPU over gloo ({})",
+            "CUDA_VISIBLE_DEVICES hides all 8 GPUs, and 7 of 8 GPUs answer",
+        ),
+    ],
+)
+def test_a_plan_says_on_which_gpus_and_why_not_on_all(
+    snapshot: Snapshot, nproc: int | None, backend: str, chosen: str, passed_over: str
+) -> None:
+    plan = smoke_plan(snapshot, nproc, backend)
+    assert (plan.chosen, plan.gpus_passed_over) == (chosen.format(passed_over), passed_over)
+
+
+def test_gpus_on_the_bus_that_nvml_doesnt_list_are_not_no_gpu() -> None:
+    one = msgspec.structs.replace(host(), gpus=Gpus(devices=(), vendor="nvidia"))
+    assert smoke_plan(one, None, "auto").gpus_passed_over.startswith("the GPUs could not be asked")
+
+
+def trained(snapshot: Snapshot, backend: str = "auto") -> tuple[Verdict, list[str]]:
+    """The verdict of a training that passed, and what is said of it."""
+    plan = smoke_plan(snapshot, None, backend)
+    facts = smoke_of_ranks(plan.nproc, backend=plan.backend, chosen=plan.chosen, gpus_passed_over=plan.gpus_passed_over)
+    one = judge(snapshot, facts)
+    return verdict_of(one), [check.slug for check, _, _ in own_findings(one)]
+
+
+def test_a_training_that_passed_beside_the_gpus_is_no_plain_ok() -> None:
+    for snapshot in (broken(), without(3), without(*range(8)), hiding("")):
+        assert trained(snapshot) == (Verdict.WARN, ["smoke-not-on-gpus"])
+    for snapshot in (host(), host("cloud-cpu")):
+        assert trained(snapshot) == (Verdict.OK, [])
+    assert trained(broken(), "gloo") == (Verdict.OK, [])
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "why"),
+    [
+        (host("cloud-cpu"), "this host has no GPU"),
+        (hiding(""), "CUDA_VISIBLE_DEVICES hides all 8 GPUs"),
+        (without(*range(8)), "none of 8 GPUs answers"),
+    ],
+)
+def test_nccl_without_gpus_is_explained_before_the_start(snapshot: Snapshot, why: str) -> None:
+    hindered = before(snapshot, smoke_plan(snapshot, None, "nccl"))
+    assert hindered is not None
+    assert verdict_of(hindered).exit_code(strict=False) == 1
+    ((check, _, finding),) = own_findings(hindered)
+    assert (check.slug, finding.summary) == ("smoke-not-on-gpus", f"2 ranks are to run over NCCL, but {why}")
+    assert any("--backend gloo" in command for fix in finding.fixes for command in fix.commands)
+
+
+def test_nccl_is_tried_where_nobody_knows_of_gpus() -> None:
+    """NVML may fail where CUDA doesn't."""
+    assert before(broken(), smoke_plan(broken(), None, "nccl")) is None
+    assert before(without(3), smoke_plan(without(3), None, "nccl")) is None
+
+
+def test_only_the_first_stage_may_take_as_long_as_an_import() -> None:
+    facts = Smoke(deadline=30.0, import_seconds=90.0)
+    assert (facts.seconds_for("import"), facts.seconds_for("barrier")) == (90.0, 30.0)
+    assert Smoke(deadline=30.0).seconds_for("import") == 30.0
