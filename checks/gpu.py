@@ -15,7 +15,7 @@ from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, torch_version
 from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.knowledge.sharing import on_the_cpu, one_gpu_each, one_gpu_for_all
+from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import human, listed, plural
 
@@ -68,6 +68,7 @@ def nproc_exceeds_gpus(
         visible = counted
     requires(not (visible == 1 and one_gpu_each(environment)), "Slurm gives each rank a GPU of its own")
     requires(not one_gpu_for_all(seen, plan), "one GPU is visible to all ranks: see duplicate-gpu")
+    requires(not on_the_gpus(smoke), "a training over NCCL: see duplicate-gpu")
     if plan.nproc <= visible:
         if not counted:
             known(environment)  # it may hide some

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.plan import Plan
@@ -13,7 +13,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import selector, visible_gpus
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned
-from ddpdoctor.knowledge.sharing import on_the_cpu, one_gpu_each, one_gpu_for_all
+from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import plural, ranks_named
 
@@ -27,7 +27,7 @@ from ddpdoctor.wording import plural, ranks_named
     ),
 )
 def duplicate_gpu(
-    gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Maybe[Smoke]
+    gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Smoke
 ) -> Iterator[Finding]:
     """Several ranks would use the same GPU.
 
@@ -43,7 +43,6 @@ def duplicate_gpu(
     At most as many ranks as GPUs (`torchrun --nproc-per-node=gpu`), and `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`
     as the first that touches CUDA. To try out several ranks without as many GPUs: the backend gloo on the CPU.
     """
-    backend = smoke.backend if isinstance(smoke, Smoke) else ""
     requires(not on_the_cpu(smoke), "the ranks run on the CPU")
     requires(gpus.devices, "no GPU on this host")
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
@@ -53,9 +52,11 @@ def duplicate_gpu(
     requires(not (len(seen) == 1 and one_gpu_each(environment)), "Slurm gives each rank a GPU of its own")
     counted = torch.device_count if isinstance(torch, Torch) and isinstance(torch.device_count, int) else 0
     if plan.nproc <= max(len(seen), counted):
+        if plan.nproc > counted:
+            known(environment)  # It may hide some.
         return
     # With several GPUs it is nproc-exceeds-gpus that speaks, unless ranks are just about to be put on them.
-    requires(backend == "nccl" or one_gpu_for_all(seen, plan), "several GPUs are visible: see nproc-exceeds-gpus")
+    requires(on_the_gpus(smoke) or one_gpu_for_all(seen, plan), "several GPUs are visible: see nproc-exceeds-gpus")
     yield _shared(gpus, plan, environment, len(seen))
 
 

@@ -42,8 +42,8 @@ def collective_desync(smoke: Smoke) -> Iterator[Finding]:
 
     ## Fix
     Every rank must call the same collectives in the same order, with the same type and shape. In your own training
-    `TORCH_DISTRIBUTED_DEBUG=DETAIL` has torch compare every call and name the rank. Several hosts need the same code,
-    torch and settings.
+    `TORCH_DISTRIBUTED_DEBUG=DETAIL` has torch compare every call and name the rank; over gloo, DDP() of torch 2.13 crashes
+    under it (SIGSEGV). Several hosts need the same code, torch and settings.
     """
     found = blame_for(smoke, Kind.DIFFERENT_CALLS)
     if found is None:
@@ -60,7 +60,8 @@ def collective_desync(smoke: Smoke) -> Iterator[Finding]:
         fixes=(
             *_the_same_everywhere(found, smoke),
             Fix(
-                "Where your own training does the same, let torch compare every call and name the rank",
+                "Where your own training does the same over NCCL, let torch compare every call and name the rank (over gloo, "
+                "DDP() of torch 2.13 crashes under this)",
                 ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",),
             ),
             look_at(found.stage, first, smoke),

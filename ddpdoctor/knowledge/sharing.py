@@ -16,6 +16,11 @@ def on_the_cpu(smoke: Maybe[Smoke]) -> bool:
     return isinstance(smoke, Smoke) and smoke.backend == "gloo"
 
 
+def on_the_gpus(smoke: Maybe[Smoke]) -> bool:
+    """Whether they are those of one over NCCL."""
+    return isinstance(smoke, Smoke) and smoke.backend == "nccl"
+
+
 def one_gpu_each(environment: Maybe[Environment]) -> bool:
     """Whether Slurm shows each task a GPU of its own, so that seeing one is as it should be."""
     if isinstance(environment, Unknown) or "SLURM_PROCID" not in environment:

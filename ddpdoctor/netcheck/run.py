@@ -129,7 +129,7 @@ class _Node:
 
     def _warn(self, network: asyncio.Future[Network | Unknown]) -> None:
         known = None if network.cancelled() else network.result()
-        if isinstance(known, Network) and (text := warning(self._job, known)):
+        if isinstance(known, Network) and (text := warning(self._job, known, self._meeting.command)):
             self._misled = True
             self._audience.say(text)
 

@@ -42,9 +42,9 @@ def hub_addresses(master: str, addresses: Sequence[str], network: Network) -> tu
     return (outer,) if outer else own
 
 
-def warning(job: Job, network: Network) -> str:
+def warning(job: Job, network: Network, command: str = "netcheck") -> str:
     """What is wrong with the master's name on each node, told before anybody waits: it means that node itself, or this
-    is node 0 and it means another host. "" where nothing is, or it isn't known."""
+    is node 0 and it means another host. "" where nothing is, or it isn't known. command: as in `Meeting.command`."""
     master = network.master
     if not isinstance(master, Resolution) or not master.addresses or (job.machines or job.nnodes or 1) < 2:
         return ""
@@ -53,7 +53,7 @@ def warning(job: Job, network: Network) -> str:
         text = f"{job.master} means each node itself, so the nodes can't meet there."
         if not own:
             return f"{text} Start it on all nodes with an address of node 0, which `hostname -I` shows there."
-        there = Meeting(master=own, port=job.port)
+        there = Meeting(command=command, master=own, port=job.port)
         which = "On node 0, whose address" if job.node_rank == 0 else "If this is node 0: its address"
         return f"{text} {which} is {own}: {netcheck_command(there, job.nnodes, 0)}; on the others the same with their own --node-rank."
     if job.node_rank == 0 and not any(is_own(one) for one in master.addresses):
