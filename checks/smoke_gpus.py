@@ -94,7 +94,7 @@ def _to_the_gpus(smoke: Smoke) -> tuple[Fix, ...]:
 
 
 def _on_the_cpu(smoke: Smoke) -> Fix:
-    text = "Or train on the CPU on purpose: that tests all but the GPUs"
+    text = "Train on the CPU, if that is what you mean to: it tests all but the GPUs"
     if smoke.ranks and not on_one_host(smoke):
         return Fix(f"{text}; give --backend gloo on the first node")
     gloo = Smoke(world_size=smoke.world_size, backend="gloo", python=smoke.python)
