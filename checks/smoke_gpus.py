@@ -52,6 +52,9 @@ def smoke_not_on_gpus(
     what = "The training ran on the CPU, and no GPU was tested" if cpu else "Not all GPUs were tested"
     yield Finding(
         summary=short(f"{what}: {smoke.gpus_passed_over}"),
+        cause="What passed on the CPU says nothing of GPUs, the links between them and NCCL."
+        if cpu
+        else "A job that counts on all GPUs of the host fails, or runs with fewer.",
         evidence=_evidence(smoke),
         fixes=(*_to_the_gpus(smoke), *([_on_the_cpu(smoke)] if cpu else [])),
     )
@@ -78,11 +81,9 @@ def _before_the_start(
 
 
 def _evidence(smoke: Smoke) -> tuple[Evidence, ...]:
-    why = smoke.gpus_passed_over
-    return (
-        told(smoke, "chosen", f"the plan: {smoke.chosen}"),
-        *([told(smoke, "gpus_passed_over", why)] if why else []),
-    )
+    if smoke.gpus_passed_over:
+        return (told(smoke, "gpus_passed_over", smoke.gpus_passed_over),)
+    return (told(smoke, "chosen", f"the plan: {smoke.chosen}"),)
 
 
 def _to_the_gpus(smoke: Smoke) -> tuple[Fix, ...]:
