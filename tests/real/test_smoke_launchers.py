@@ -73,11 +73,13 @@ def test_mpirun_names_the_rank_before_it_ends_all(alone: Host, tmp_path: Path) -
     done = subprocess.run(alone.command(*run), env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
     assert "rank 2 was killed by SIGKILL in training" in " ".join(done.stdout.split())
+    assert "): rank 2 was killed" not in " ".join(done.stdout.split()), "the rank is named once"
     assert done.stdout.count("[smoke-rank-failed]") == 1, "rank 0 alone reports"
     assert "4 ranks as Open MPI started them" in " ".join(done.stdout.split())
     assert not processes(alone)
 
 
+@pytest.mark.thorough
 def test_torchrun_whose_store_the_ranks_use(alone: Host, tmp_path: Path) -> None:
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python"]
     done = subprocess.run(
