@@ -278,6 +278,7 @@ ILLNESSES = (
     ),
     Illness(
         name="a misspelt setting",
+        thorough=True,
         slug="setting-misspelt",
         made="export GLOO_SOCKET_IFNAM=lo",
         carried_out="unset GLOO_SOCKET_IFNAM; export GLOO_SOCKET_IFNAME=lo",
@@ -305,6 +306,7 @@ ILLNESSES = (
     ),
     Illness(
         name="a stale settings file, of a torchrun job's environment",
+        thorough=True,
         slug="torchelastic-leftover",
         prepared="export MASTER_ADDR=127.0.0.1 MASTER_PORT=29713",
         made="echo 'export TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_MAX_RESTARTS=0' > job.env; source job.env",
@@ -317,6 +319,7 @@ ILLNESSES = (
     ),
     Illness(
         name="too many threads",
+        thorough=True,
         slug="omp-threads",
         options="--nproc 2",
         prepared="export OMP_NUM_THREADS=1",
@@ -389,6 +392,7 @@ ILLNESSES = (
     ),
     Illness(
         name="a file of your own called torch.py",
+        thorough=True,
         slug="torch-shadowed",
         made="echo 'print(1)' > torch.py",
         carried_out="mv .../torch.py .../my_torch.py",
@@ -396,6 +400,7 @@ ILLNESSES = (
     ),
     Illness(
         name="the working folder was deleted and made anew",
+        thorough=True,
         slug="working-folder-gone",
         prepared="mkdir work; cd work",
         made='rm -r "$PWD"; mkdir "$PWD"',

@@ -421,6 +421,9 @@ def outcomes(
 
 
 FURTHER = {
+    "on the other one alone",
+    "a rule for one peer",
+    "iptables, output",
     "on the master alone",
     "rejected on both",
     "rejected as firewalld does",

@@ -146,6 +146,7 @@ def test_a_straggler(eight: list[Host], sudo: Path, number: int) -> None:
     assert_healthy(netcheck(some))
 
 
+@pytest.mark.thorough
 def test_less_than_half_of_what_the_others_do(hosts: list[Host], sudo: Path) -> None:
     """Where all are limited alike it is no node's; one with less is named although its rate would do for itself."""
     for host in hosts:
@@ -158,7 +159,9 @@ def test_less_than_half_of_what_the_others_do(hosts: list[Host], sudo: Path) -> 
     assert_healthy(netcheck(hosts))
 
 
-@pytest.mark.parametrize(("number", "within"), [(3, NAMED_WITHIN), (8, NAMED_WITHIN + 5)])
+@pytest.mark.parametrize(
+    ("number", "within"), [(3, NAMED_WITHIN), pytest.param(8, NAMED_WITHIN + 5, marks=pytest.mark.thorough)]
+)
 def test_a_node_that_loses_packets(eight: list[Host], number: int, within: float) -> None:
     """As a bad cable does, which no command mends. Where the time is up before the segments that were sent again could be
     asked for, there is the rate to go by. Eight hosts beside other tests take longer than alone."""

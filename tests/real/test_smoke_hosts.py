@@ -116,6 +116,7 @@ def test_two_hosts_with_unlike_numbers_of_ranks(hosts: list[Host]) -> None:
     assert [states[name] for name in ("all_reduce", "training", "one process", "checkpoint")] == ["passed"] * 4
 
 
+@pytest.mark.thorough
 def test_a_rank_that_raises_on_the_third_of_three_hosts(hosts: list[Host]) -> None:
     fault = {"rank": 2, "stage": "training", "kind": "raise"}
     ran = smoke(hosts, "--nproc", "1", "--stages", FEW, fault=fault)
@@ -162,6 +163,7 @@ def test_a_hostname_that_means_the_loopback(hosts: list[Host]) -> None:
     assert [one for one in ran[0].commands("smoke-rank-failed") if one.startswith(ask)] == [f"{ask}0", f"{ask}1"]
 
 
+@pytest.mark.thorough
 def test_a_host_that_never_comes(hosts: list[Host]) -> None:
     (ran,) = smoke(hosts[:1], "--nnodes", "2", "--wait", "2")
     assert ran.code == 1
@@ -187,6 +189,7 @@ def until_training(running: Running) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.thorough
 def test_a_ctrl_c_on_one_host_ends_all(hosts: list[Host]) -> None:
     running = started(hosts[:2], "--nproc", "1", fault={"rank": 0, "stage": "training", "kind": "sleep"})
     until_training(running[1])
@@ -200,6 +203,7 @@ def test_a_ctrl_c_on_one_host_ends_all(hosts: list[Host]) -> None:
     assert "n2 was lost during smoke: stopped by its user: Ctrl-C" in finding["summary"]
 
 
+@pytest.mark.thorough
 def test_a_doctor_that_is_killed_on_one_host(hosts: list[Host]) -> None:
     running = started(hosts[:2], "--nproc", "1", fault={"rank": 0, "stage": "training", "kind": "sleep"})
     until_training(running[1])

@@ -135,6 +135,7 @@ def test_an_environment_without_torch(place: Path) -> None:
     assert_not_run(ran, "No module named 'torch'", "[torch-missing]", f"{place}/venv/bin/python -m pip install torch")
 
 
+@pytest.mark.thorough
 def test_an_old_python_without_torch(place: Path) -> None:
     assert_not_run(smoke(place, python=real_pythons()["3.8"]), "No module named 'torch'", "[torch-missing]")
 
@@ -167,7 +168,11 @@ def test_a_torch_that_was_built_without_distributed(place: Path) -> None:
         ("import ctypes; ctypes.string_at(0)", ("ended by SIGSEGV", "[torch-import-broken]")),
         ("import os; os._exit(3)", ("ended with exit code 3", "[torch-import-broken]")),
         ("raise ImportError('libcudart.so.13: cannot open shared object file')", ("libcudart.so.13", "[cuda-lib-not")),
-        ("import time; time.sleep(600)", ("no rank had begun after 30 s", "[torch-import-broken]")),
+        pytest.param(
+            "import time; time.sleep(600)",
+            ("no rank had begun after 30 s", "[torch-import-broken]"),
+            marks=pytest.mark.thorough,
+        ),
         ("", ("No module named 'torch.distributed'", "[torch-shadowed]")),
     ],
     ids=["crashes", "exits", "misses a library", "hangs", "is empty"],
@@ -195,11 +200,13 @@ def test_a_file_that_hides_a_module(place: Path, name: str, words: tuple[str, ..
     assert_not_run(smoke(place), f"here/{name}.py", *words)
 
 
+@pytest.mark.thorough
 def test_a_file_that_would_hide_a_module_where_python_does_not_look(place: Path) -> None:
     (place / "here" / "json.py").write_text("raise ImportError('not to be imported')\n")
     assert smoke(place, python=stand_in(place, f'exec "{sys.executable}" -I "$@"')).code == 0
 
 
+@pytest.mark.thorough
 def test_a_working_folder_that_was_removed(place: Path) -> None:
     gone = place / "gone"
     gone.mkdir()
@@ -218,6 +225,7 @@ def test_no_room_for_temporary_files_anywhere(place: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.thorough
 def test_no_room_in_shared_memory(place: Path) -> None:
     ran = smoke(place, through=mounts("full /dev/shm"))
     assert_not_run(ran, "/dev/shm is full, where the semaphores of multiprocessing lie", "[shm-too-small]")
@@ -241,12 +249,14 @@ def test_a_user_without_rights_or_home_where_tmp_may_not_be_written(place: Path)
         ("ulimit -v 400000", 2, "ulimit -v"),
     ],
 )
+@pytest.mark.thorough
 def test_a_tight_limit(place: Path, limit: str, code: int, words: str) -> None:
     ran = smoke(place, through=shell(limit))
     assert (ran.code, squeezed(words) in ran.text + squeezed(ran.errors)) == (code, True), ran
 
 
 @pytest.mark.root
+@pytest.mark.thorough
 def test_no_more_processes(place: Path) -> None:
     """The limit counts the threads of a user; root has none."""
     ran = smoke(place, through=(*USER, *shell("ulimit -u 3")), HOME="/proc/1")
@@ -256,6 +266,7 @@ def test_no_more_processes(place: Path) -> None:
 # --- what only looks broken -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_patient_in_an_odd_place_and_settings_that_mean_nothing(place: Path) -> None:
     odd = place / "mein Gerät 'ü' $x"
     odd.mkdir()
@@ -268,6 +279,7 @@ def test_a_patient_in_an_odd_place_and_settings_that_mean_nothing(place: Path) -
     assert ran.text.startswith("OK")
 
 
+@pytest.mark.thorough
 def test_closed_output(place: Path) -> None:
     ran = smoke(place, through=shell("exec >&- 2>&- <&-"))
     assert ran == (0, "", "")

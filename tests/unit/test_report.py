@@ -164,9 +164,12 @@ def test_json_of_every_sick_fixture_follows_the_schema() -> None:
     snapshots = [fixture_snapshot(read_fixture(path)) for path in sorted(HOSTS.glob("*/sick-*.json"))]
     examinations = [examine(one, 8, all_checks()) for one in snapshots]
     check_against_schema(build_report("check", examinations, ["node9.json: truncated"]))
+    # What differs between them stands in the findings; the rest is long, and the same.
     for one in examinations:
-        on_terminal(one, verbose=True)
+        on_terminal(one, quiet=True)
         to_markdown([one])
+    for one in examinations[::8]:
+        on_terminal(one, verbose=True)
 
 
 def check_against_schema(report: Report) -> None:
