@@ -95,6 +95,47 @@ def _how_to_start(
     return check_it, by_hand
 
 
+@check("smoke-scaling-failed", severity=FAIL)
+def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
+    """The smoke training passed, and fails when its speed is measured.
+
+    ## What breaks
+    The same DDP training, with a larger model and for longer, doesn't come to its end at one of the numbers of ranks that
+    `--scaling` tries. Your own training, which is larger still, may fail at the same place.
+
+    ## Why
+    The first training is small, and passed. What the measurement has more of is load: memory of the GPU and of the host,
+    large messages between the ranks, power and heat. At fewer ranks than the training had, the rank's own words tell.
+
+    ## Fix
+    Mend what the rank's own words say. Where it was killed without a word, look for want of memory; where it hung in an
+    all_reduce of many bytes, test the way between the GPUs: `NCCL_P2P_DISABLE=1`. Then run
+    `ddpdoctor smoke --scaling` again.
+    """
+    requires(smoke.ranks, NO_SMOKE)
+    requires(smoke.scaling.speeds, "--scaling was not asked for, or could not be measured")
+    failed = next((one for one in smoke.scaling.speeds if one.failed and one.way == "DDP"), None)
+    if failed is None:
+        return
+    yield Finding(
+        summary=short(f"The training passed; scaling failed at {plural(failed.ranks, 'rank')}: {failed.problem}"),
+        evidence=(told(smoke, "scaling", f"{plural(failed.ranks, 'rank')}: {failed.problem}"),),
+        fixes=(
+            Fix("Run that number of ranks by itself", (_of_so_many(smoke, failed.ranks),)),
+            Fix(
+                "See whether this host has what it needs",
+                (f"ddpdoctor check --nproc {failed.ranks} --python {shlex.quote(smoke.python or 'python3')}",),
+            ),
+        ),
+        said=failed.problem,
+    )
+
+
+def _of_so_many(smoke: Smoke, ranks: int) -> str:
+    python = f" --python {shlex.quote(smoke.python)}" if smoke.python else ""
+    return f"ddpdoctor smoke --nproc {ranks} --backend {smoke.backend} --scaling -v{python}"
+
+
 @check("smoke-leftovers", severity=WARN)
 def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
     """The smoke training left something behind that could not be removed.
@@ -107,8 +148,13 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
     A process inside a system call, mostly in a driver or a network file system, ends only when that call returns. Files
     stay where a process that would remove them was killed.
 
+    Of files in /dev/shm that appeared meanwhile, and that no process of the training was seen to have, only the names look
+    like NCCL's or torch's: another job of yours, perhaps in another container with this /dev/shm (`--ipc=host`), may need
+    them.
+
     ## Fix
-    End the process (`kill -9`); if it stays, what it waits for must be mended, or the host restarted. Remove the files.
+    End the process (`kill -9`); if it stays, what it waits for must be mended, or the host restarted. Remove the files that
+    were the training's; of the others see with `fuser`, on the host itself, who uses them.
     """
     requires(smoke.ranks or smoke.problem, NO_SMOKE)
     left = smoke.leftovers
@@ -118,16 +164,20 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
         f"{plural(len(left.shared_memory), 'file')} in /dev/shm" if left.shared_memory else "",
         plural(len(left.files), "other file") if left.files else "",
     ]
-    if not any(found):
+    if not any(found) and not left.unclaimed:
         return
+    few = plural(len(left.unclaimed), "file")
     yield Finding(
-        summary=f"The smoke training left {listed(filter(None, found))} behind",
+        summary=f"The smoke training left {listed(filter(None, found))} behind"
+        if any(found)
+        else f"{few} in /dev/shm appeared during the smoke training and may belong to another job",
         evidence=tuple(
             told(smoke, "leftovers", f"{what}: {short(str(one), 200)}")
             for what, items in (
                 ("process", left.processes),
                 ("port", left.ports),
                 ("in /dev/shm", left.shared_memory),
+                ("in /dev/shm, may belong to another job", left.unclaimed),
                 ("file", left.files),
             )
             for one in items[:8]
@@ -144,11 +194,18 @@ def _remove(smoke: Smoke) -> Iterator[Fix]:
         yield Fix("If one stays, see where in the kernel it waits", (f"cat /proc/{pids[0]}/wchan",))
     if left.ports:
         yield Fix("See who listens there", tuple(f"ss -ltnp 'sport = :{port}'" for port in left.ports[:4]))
-    files = [f"/dev/shm/{one.removeprefix('/dev/shm/')}" for one in left.shared_memory] + list(left.files)
+    files = [*_shared(left.shared_memory), *left.files]
     if files:
         yield Fix("Remove the files", (f"rm -r -- {shlex.join(files[:16])}",))
-    if not (pids or left.ports or files):
+    if left.unclaimed:
+        names = shlex.join(_shared(left.unclaimed)[:16])
+        yield Fix("See, on the host and as root, who uses what may belong to another job", (f"sudo fuser -v {names}",))
+    if not (pids or left.ports or files or left.unclaimed):
         yield Fix("See which processes are left", ("ps -ef",))
+
+
+def _shared(names: Sequence[str]) -> list[str]:
+    return [f"/dev/shm/{one.removeprefix('/dev/shm/')}" for one in names]
 
 
 @check("gpu0-extra-contexts", severity=FAIL)

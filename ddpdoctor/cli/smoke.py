@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -144,8 +145,9 @@ def smoke(
     deadline. When a stage fails, `ddpdoctor check` looks at the host for the
     cause. Nothing is left running, whatever happens.
 
-    Exit code: 0 every stage that could be run here passed, 1 something failed
-    (or warned, with --strict), 2 wrong usage, or nothing could be run.
+    Exit code: 0 every stage that could be run here passed, 1 something failed,
+    --scaling too (or warned, with --strict), 2 wrong usage, or nothing could
+    be run.
     """
     if verbose and quiet:
         raise typer.BadParameter("-v and -q exclude each other")
@@ -198,7 +200,7 @@ def smoke(
         raise typer.Exit(end.exit_code)
     snapshot = look(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
     plan = smoke_plan(snapshot, nproc, backend)
-    examination = _train(wishes, plan, snapshot)
+    examination = _train(wishes, plan, snapshot, lambda one: _print(one, as_json=as_json, verbose=verbose, quiet=quiet))
     from ddpdoctor.smoke.judging import needs_a_look, verdict_of
 
     if needs_a_look(examination):
@@ -214,10 +216,11 @@ def smoke(
     raise typer.Exit(verdict_of(examination).exit_code(strict=strict))
 
 
-def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot) -> Examination:
-    """The training, unless it is known beforehand that it can't be run."""
+def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, shown: Callable[[Examination], None]) -> Examination:
+    """The training, unless it is known beforehand that it can't be run. shown: tells of it where we are stopped after it,
+    while its speed is measured."""
     from ddpdoctor.report.smoke_progress import make_view
-    from ddpdoctor.smoke.conducting import train
+    from ddpdoctor.smoke.conducting import scaled, train, unscaled
     from ddpdoctor.smoke.judging import before, judge
 
     hindered = before(snapshot, plan)
@@ -226,6 +229,16 @@ def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot) -> Examination:
     view = make_view()
     try:
         facts = train(wishes, plan, view.heard)
+        if wishes.scaling:
+            try:
+                facts = scaled(wishes, plan, facts, view.heard)
+            except Stopped as stopped:
+                view.close()
+                shown(judge(snapshot, unscaled(facts)))
+                stopped.text = (
+                    "Stopped while its speed was measured; the training had ended before. Nothing is left running."
+                )
+                raise
     finally:
         view.close()
     return judge(snapshot, facts)

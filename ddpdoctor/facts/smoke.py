@@ -132,6 +132,9 @@ class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
     shared_memory: tuple[str, ...] = ()
+    unclaimed: tuple[str, ...] = ()
+    """Names of files in /dev/shm that appeared meanwhile and are named like ours. No process of the run was seen to have
+    them: another job's, of this user and perhaps in another container, look the same."""
     files: tuple[str, ...] = ()
 
 
@@ -143,7 +146,9 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_second: float = 0.0
     memory: int = 0
     problem: str = ""
-    """Why there is no figure."""
+    """Why there is no figure, or none that counts."""
+    failed: bool = False
+    """It was run and did not come to its end; else what has a problem could not be run here."""
 
 
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):

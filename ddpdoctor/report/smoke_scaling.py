@@ -43,7 +43,7 @@ def _speed_lines(scaling: Scaling, encoding: str) -> Iterator[Text]:
     each = f", {plural(scaling.batch, 'sample')} a rank and step" if scaling.batch else ""
     yield Text(f"Scaling: the same training at every number of ranks{each}", "bold")
     with_memory = any(one.memory for one in scaling.speeds)
-    memory_head = f"{'most memory':>13}" if with_memory else ""
+    memory_head = f"{'most on one GPU':>17}" if with_memory else ""
     yield Text(f"{'ranks':>5}  {'samples/s':>10}{'efficiency':>12}{memory_head}", "dim")
     fastest = max((one.samples_per_second for one in scaling.speeds), default=0.0)
     for one in scaling.speeds:
@@ -60,12 +60,13 @@ def _speed_line(one: Speed, speeds: Sequence[Speed], fastest: float, encoding: s
     way = "" if one.way == "DDP" else f"  nn.{one.way}, one process over {plural(one.ranks, 'GPU')}"
     if one.problem:
         what = f"nn.{one.way}" if one.way != "DDP" else "DDP"
-        return Text(f"{one.ranks:>5}  {what} not tested: {one_line(one.problem)}", "magenta")
+        how, style = ("failed", "bold red") if one.failed else ("not tested", "magenta")
+        return Text(f"{one.ranks:>5}  {what} {how}: {one_line(one.problem)}", style)
     share = efficiency(one, speeds)
     text = f"{one.ranks:>5}  {one.samples_per_second:>10,.0f}"
     text += f"{f'{share:.0%}' if share is not None else '':>12}"
     if with_memory:
-        text += f"{human(one.memory) if one.memory else '':>13}"
+        text += f"{human(one.memory) if one.memory else '':>17}"
     bar = max(1, round(_BAR * one.samples_per_second / fastest)) if fastest else 0
     block = "█" if encoding.lower().startswith("utf") else "#"
     return Text(f"{text}  ").append(block * bar, "green" if one.way == "DDP" else "yellow").append(way)
@@ -75,7 +76,9 @@ def _bandwidth_lines(facts: Smoke, snapshot: Snapshot) -> Iterator[Text]:
     scaling = facts.scaling
     ranks = max((one.ranks for one in scaling.speeds if one.way == "DDP" and not one.problem), default=0)
     if not scaling.bandwidths:
-        yield Text(f"all_reduce bandwidth not tested: {'needs 2 ranks' if ranks < 2 else 'no figures came'}", "magenta")
+        failed = any(one.failed and one.way == "DDP" for one in scaling.speeds)
+        why = "the run before it failed" if failed else "needs 2 ranks" if ranks < 2 else "no figures came"
+        yield Text(f"all_reduce bandwidth not tested: {why}", "magenta")
         return
     yield Text(f"all_reduce over {ranks} ranks: bus bandwidth, as nccl-tests count it", "bold")
     for one in scaling.bandwidths:

@@ -10,7 +10,7 @@ from ddpdoctor.knowledge.smoke_blame import Kind, blame, lost_another
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.smoke_marks import Mark, ranks_text
 from ddpdoctor.report.summary import summary
-from ddpdoctor.smoke.judging import nothing_ran, own_findings, smoke_of, verdict_of
+from ddpdoctor.smoke.judging import nothing_ran, only_scaling_failed, own_findings, smoke_of, verdict_of
 from ddpdoctor.wording import listed, plural, signal_name
 
 _TRAINING = "training"
@@ -297,6 +297,8 @@ def outcome(examination: Examination) -> str:
         return "No verdict: nothing could be run"
     if verdict is Verdict.FAIL and not facts.ranks:
         return "Nothing was started"
+    if only_scaling_failed(examination):
+        return "The training passed, but not at every number of ranks"
     if verdict is Verdict.FAIL:
         return "No rank could be started" if nothing_ran(facts) else "The training did not pass"
     return f"{_who_did_what(facts)}" + (", with a warning" if verdict is Verdict.WARN else "")

@@ -14,7 +14,7 @@ from ddpdoctor.facts.smoke import Ending, Scaling, Smoke
 from ddpdoctor.redaction import redact_facts
 from ddpdoctor.smoke.orders import STAGE_SECONDS, STAGES, Fault, Order, import_seconds
 from ddpdoctor.smoke.plan import SmokePlan
-from ddpdoctor.smoke.result import smoke_facts
+from ddpdoctor.smoke.result import left_by, smoke_facts
 from ddpdoctor.smoke.running import run
 from ddpdoctor.smoke.scaling import measure
 from ddpdoctor.smoke.watching import Watch
@@ -42,7 +42,34 @@ def train(wishes: Wishes, plan: SmokePlan, heard: Callable[[Watch], None]) -> Sm
     Raises:
         Stopped: by a signal; all ranks have ended by then.
     """
-    order = Order(
+    order = _order(wishes, plan)
+    began = time.monotonic()
+    ran = asyncio.run(until_stopped(run(order, python=wishes.python, environ=os.environ, heard=heard), _stopped))
+    facts = smoke_facts(order, plan, ran, python=wishes.python, seconds=time.monotonic() - began)
+    return redact_facts(facts)
+
+
+def scaled(wishes: Wishes, plan: SmokePlan, facts: Smoke, heard: Callable[[Watch], None]) -> Smoke:
+    """The facts of a training, with how it scales where it has passed.
+
+    Raises:
+        Stopped: by a signal; all ranks have ended by then.
+    """
+    if not all(one.ending is Ending.FINISHED for one in facts.ranks):
+        return msgspec.structs.replace(facts, scaling=Scaling(problem="the training itself has not passed"))
+    work = measure(_order(wishes, plan), python=wishes.python, environ=os.environ, heard=heard)
+    measured = asyncio.run(until_stopped(work, _stopped))
+    left = left_by([facts.leftovers, measured.leftovers])
+    return redact_facts(msgspec.structs.replace(facts, scaling=measured.scaling, leftovers=left))
+
+
+def unscaled(facts: Smoke) -> Smoke:
+    """The facts where we were stopped before it was known how it scales."""
+    return msgspec.structs.replace(facts, scaling=Scaling(problem="stopped before it was measured"))
+
+
+def _order(wishes: Wishes, plan: SmokePlan) -> Order:
+    return Order(
         nproc=plan.nproc,
         world_size=plan.nproc,
         backend=plan.backend,
@@ -51,18 +78,6 @@ def train(wishes: Wishes, plan: SmokePlan, heard: Callable[[Watch], None]) -> Sm
         import_seconds=import_seconds(wishes.timeout),
         fault=wishes.fault,
     )
-    began = time.monotonic()
-    ran = asyncio.run(until_stopped(run(order, python=wishes.python, environ=os.environ, heard=heard), _stopped))
-    facts = smoke_facts(order, plan, ran, python=wishes.python, seconds=time.monotonic() - began)
-    if wishes.scaling:
-        facts = msgspec.structs.replace(facts, scaling=_scaling(wishes, order, facts, heard))
-    return redact_facts(facts)
-
-
-def _scaling(wishes: Wishes, order: Order, facts: Smoke, heard: Callable[[Watch], None]) -> Scaling:
-    if not all(one.ending is Ending.FINISHED for one in facts.ranks):
-        return Scaling(problem="the training itself has not passed")
-    return asyncio.run(until_stopped(measure(order, python=wishes.python, environ=os.environ, heard=heard), _stopped))
 
 
 def _stopped() -> str:

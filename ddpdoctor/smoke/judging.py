@@ -15,6 +15,8 @@ from ddpdoctor.registry import Check, Result, all_checks, checks_that_say
 from ddpdoctor.smoke.plan import SmokePlan
 
 FAMILY = "smoke"
+SCALING = "smoke-scaling-failed"
+"""The check that says so."""
 BEFORE = ("duplicate-gpu", "smoke-not-on-gpus")
 """Checks that know of a plan, before anything is started, that it can't be run."""
 
@@ -89,6 +91,17 @@ def nothing_ran(facts: Smoke) -> bool:
     return all(one.ending is Ending.NEVER_CAME for one in facts.ranks)
 
 
+def trained(facts: Smoke) -> bool:
+    """Every rank came to its end."""
+    return bool(facts.ranks) and not facts.problem and all(one.ending is Ending.FINISHED for one in facts.ranks)
+
+
+def only_scaling_failed(examination: Examination) -> bool:
+    """The training itself passed."""
+    failed = {check.slug for check, severity, _ in own_findings(examination) if severity is FAIL}
+    return failed == {SCALING} and trained(smoke_of(examination))
+
+
 def needs_a_look(examination: Examination) -> bool:
     """Whether something was run and failed, or could not even be run: the host may say why."""
     return bool(smoke_of(examination).ranks) and verdict_of(examination) in (Verdict.FAIL, Verdict.UNKNOWN)
@@ -104,7 +117,5 @@ def verdict_of(examination: Examination) -> Verdict:
     if nothing_ran(facts):
         return Verdict.UNKNOWN
     if facts.problem or any(one.ending is not Ending.FINISHED for one in facts.ranks):
-        return Verdict.FAIL
-    if any(one.problem and one.way == "DDP" for one in facts.scaling.speeds):
         return Verdict.FAIL
     return Verdict.WARN if WARN in severities else Verdict.OK

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ddpdoctor.facts.smoke import ELASTIC, Smoke
+from collections.abc import Iterable
+
+from ddpdoctor.facts.smoke import ELASTIC, Leftovers, Smoke
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.plan import SmokePlan
 from ddpdoctor.smoke.running import Ran
@@ -27,4 +29,16 @@ def smoke_facts(order: Order, plan: SmokePlan, ran: Ran, *, python: str, seconds
         python=python,
         folder=ran.folder.told if ran.folder else "",
         leftovers=ran.leftovers,
+    )
+
+
+def left_by(runs: Iterable[Leftovers]) -> Leftovers:
+    """What several runs left behind, each thing once."""
+    left = tuple(runs)
+    return Leftovers(
+        processes=tuple(dict.fromkeys(one for run in left for one in run.processes)),
+        ports=tuple(dict.fromkeys(one for run in left for one in run.ports)),
+        shared_memory=tuple(dict.fromkeys(one for run in left for one in run.shared_memory)),
+        unclaimed=tuple(dict.fromkeys(one for run in left for one in run.unclaimed)),
+        files=tuple(dict.fromkeys(one for run in left for one in run.files)),
     )

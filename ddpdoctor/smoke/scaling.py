@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ddpdoctor.facts.smoke import Bandwidth, Ending, Scaling, Speed
+from ddpdoctor.facts.smoke import Bandwidth, Ending, Leftovers, RankRun, Scaling, Speed, State
+from ddpdoctor.knowledge.smoke_blame import blame
+from ddpdoctor.knowledge.smoke_words import ended
 from ddpdoctor.smoke.orders import Order
+from ddpdoctor.smoke.result import left_by
 from ddpdoctor.smoke.running import Ran, run
 from ddpdoctor.smoke.watching import Watch
 
@@ -20,28 +23,45 @@ SPEED, DATA_PARALLEL, BANDWIDTH, END = "scaling", "data parallel", "bandwidth", 
 Heard = Callable[[Watch], None]
 
 
-async def measure(order: Order, *, python: str, environ: Mapping[str, str], heard: Heard) -> Scaling:
+class Measured(NamedTuple):
+    """The figures, and what their runs left behind."""
+
+    scaling: Scaling
+    leftovers: Leftovers = Leftovers()
+
+
+async def measure(order: Order, *, python: str, environ: Mapping[str, str], heard: Heard) -> Measured:
     """order: the one that has passed; its ranks are the most. python, environ, heard: as for `running.run`.
 
     Where a run fails there are no larger ones: their figures would say nothing.
     """
     if order.nnodes > 1 or order.launched is not None:
-        return Scaling(problem="it is measured on one host, and where ddpdoctor itself starts the ranks")
+        return Measured(Scaling(problem="it is measured on one host, and where ddpdoctor itself starts the ranks"))
+    all_ran: list[Ran] = []
+
+    async def ran_by(one: Order) -> Ran:
+        all_ran.append(await run(one, python=python, environ=environ, heard=heard))
+        return all_ran[-1]
+
     speeds: list[Speed] = []
     bandwidths: tuple[Bandwidth, ...] = ()
     batch = 0
     for ranks in numbers_of_ranks(order.nproc):
         last = ranks == order.nproc
         stages = (*BEGINNING, SPEED, *([BANDWIDTH] if last and ranks > 1 else []), END)
-        ran = await run(_alone(order, ranks, stages), python=python, environ=environ, heard=heard)
-        speed = _speed(ran, ranks, "DDP")
+        ran = await ran_by(_alone(order, ranks, stages))
+        speed = speed_of(ran, ranks, "DDP")
         speeds.append(speed)
-        bandwidths = _bandwidths(ran.figures)
         batch = batch or _batch(ran.figures)
         if speed.problem:
             break
-    speeds.append(await _data_parallel(order, python=python, environ=environ, heard=heard))
-    return Scaling(speeds=tuple(speeds), bandwidths=bandwidths, batch=batch, cores=len(os.sched_getaffinity(0)))
+        bandwidths = _bandwidths(ran.figures)
+    speeds.append(await _data_parallel(order, ran_by))
+    cores = len(os.sched_getaffinity(0))
+    return Measured(
+        Scaling(speeds=tuple(speeds), bandwidths=bandwidths, batch=batch, cores=cores),
+        left_by(one.leftovers for one in all_ran),
+    )
 
 
 def numbers_of_ranks(most: int) -> list[int]:
@@ -50,43 +70,47 @@ def numbers_of_ranks(most: int) -> list[int]:
     return [*powers, most]
 
 
-async def _data_parallel(order: Order, *, python: str, environ: Mapping[str, str], heard: Heard) -> Speed:
+async def _data_parallel(order: Order, ran_by: Callable[[Order], Awaitable[Ran]]) -> Speed:
     if order.backend != "nccl":
         return Speed(ranks=order.nproc, way="DataParallel", problem="nn.DataParallel works on GPUs only")
     if order.nproc < 2:
         return Speed(ranks=order.nproc, way="DataParallel", problem="needs 2 GPUs")
     alone = _alone(order, 1, (*BEGINNING, DATA_PARALLEL, END), gpus=order.nproc)
-    ran = await run(alone, python=python, environ=environ, heard=heard)
-    return _speed(ran, order.nproc, "DataParallel")
+    return speed_of(await ran_by(alone), order.nproc, "DataParallel")
 
 
 def _alone(order: Order, ranks: int, stages: tuple[str, ...], gpus: int = 0) -> Order:
     return msgspec.structs.replace(order, nproc=ranks, world_size=ranks, stages=stages, gpus=gpus, fault=None)
 
 
-def _speed(ran: Ran, ranks: int, way: str) -> Speed:
+def speed_of(ran: Ran, ranks: int, way: str) -> Speed:
+    """Of a run that didn't come to its end no figure counts, even where one came before."""
+    failure = _failure(ran)
+    if failure:
+        return Speed(ranks=ranks, way=way, problem=failure, failed=True)
     for figures in ran.figures:
         samples, memory = figures.get("samples_per_second"), figures.get("memory")
         if isinstance(samples, (int, float)) and samples > 0:
             held = memory if isinstance(memory, int) else 0
             return Speed(ranks=ranks, way=way, samples_per_second=float(samples), memory=held)
-    return Speed(ranks=ranks, way=way, problem=_why_not(ran))
+    untested = [stage.words for one in ran.runs for stage in one.stages if stage.state is State.NOT_TESTED]
+    if untested:
+        return Speed(ranks=ranks, way=way, problem=untested[0])
+    return Speed(ranks=ranks, way=way, problem="the run ended without a figure", failed=True)
 
 
-def _why_not(ran: Ran) -> str:
+def _failure(ran: Ran) -> str:
+    """ "rank 1 on node07 was killed by SIGKILL in scaling; its last line: ...", "" where all came to their end."""
     if ran.problem:
         return ran.problem
-    for one in ran.runs:
-        untested = next((stage.words for stage in one.stages if stage.state == "not tested"), "")
-        if untested:
-            return untested
-    # The first that ended by itself: others may have failed because of it.
-    failed = [one for one in ran.runs if one.ending not in (Ending.FINISHED, Ending.ENDED)]
-    if not failed:
-        return "the run ended before it was measured"
-    first = min(failed, key=lambda one: one.ended_after)
-    where = f" in {first.last.name}" if first.last else ""
-    return f"rank {first.rank} {first.ending.value}{where}" + (f": {first.words}" if first.words else "")
+    found = blame(ran.runs)
+    first = found.first if found else next((one for one in ran.runs if one.ending is not Ending.FINISHED), None)
+    return _what_became_of(first) if first else ""
+
+
+def _what_became_of(run: RankRun) -> str:
+    said = f'; its last line: "{run.last_line}"' if run.last_line and run.last_line not in run.words else ""
+    return f"rank {run.rank} on {run.host} {ended(run)}{said}"
 
 
 def _bandwidths(figures: Sequence[Mapping[str, Any]]) -> tuple[Bandwidth, ...]:

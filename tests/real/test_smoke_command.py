@@ -20,7 +20,8 @@ from ddpdoctor import report
 from ddpdoctor.cli import smoke as command_module
 from ddpdoctor.cli.stopping import Stopped
 from ddpdoctor.examination import Examination
-from ddpdoctor.facts.smoke import Ending
+from ddpdoctor.facts.smoke import Ending, Smoke
+from ddpdoctor.smoke import conducting
 from tests.command import command, ddpdoctor, plain_environ
 from tests.real.nvml import FakeNvidia
 from tests.smokes import examined_smoke, rank_run, smoke_of_ranks
@@ -160,6 +161,7 @@ def test_a_signal_ends_all_ranks_and_says_so(number: signal.Signals) -> None:
     assert not ours()
 
 
+@pytest.mark.thorough
 def test_stopped_while_the_host_is_looked_at_it_still_tells_what_the_training_came_to(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +177,48 @@ def test_stopped_while_the_host_is_looked_at_it_still_tells_what_the_training_ca
     assert "rank 1 was killed by SIGKILL" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
+def test_stopped_while_its_speed_is_measured_it_still_tells_that_the_training_passed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> Smoke:
+        raise Stopped(130)
+
+    monkeypatch.setattr(conducting, "train", lambda *_: smoke_of_ranks(2))
+    monkeypatch.setattr(conducting, "scaled", stopped)
+    with pytest.raises(Stopped) as raised:
+        command_module.smoke(nproc=2, backend="gloo", scaling=True)
+    assert raised.value.code == 130
+    assert raised.value.text.startswith("Stopped while its speed was measured; the training had ended before.")
+    said = capsys.readouterr().out
+    assert said.startswith("OK    2 ranks trained over gloo on CPU")
+    assert "scaling  not tested: stopped before it was measured" in said
+
+
+def test_scaling_has_figures_for_every_number_of_ranks() -> None:
+    done = smoke("--nproc", "2", "--stages", "barrier", "--backend", "gloo", "--scaling", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    jsonschema.validate(told, json.loads(SCHEMA_FILE.read_text()))
+    scaling = told["smoke"]["scaling"]
+    one, two, data_parallel = scaling["speeds"]
+    assert [(speed["ranks"], speed["way"], speed["problem"]) for speed in (one, two)] == [
+        (1, "DDP", ""),
+        (2, "DDP", ""),
+    ]
+    assert one["samples_per_second"] > 0
+    assert two["samples_per_second"] > 0
+    assert (data_parallel["way"], data_parallel["failed"]) == ("DataParallel", False)
+    assert scaling["batch"] > 0
+    sizes = [bandwidth["size"] for bandwidth in scaling["bandwidths"]]
+    assert sizes == sorted(set(sizes))
+    assert len(sizes) > 1
+    assert all(bandwidth["bus"] > 0 for bandwidth in scaling["bandwidths"])
+    assert "smoke-scaling-failed" in told["passed"]
+    assert not ours()
+
+
+@pytest.mark.thorough
 def test_a_reader_that_goes_away_changes_nothing_but_the_report() -> None:
     running = start("--nproc", "1", "--stages", "barrier")
     assert running.stdout is not None
