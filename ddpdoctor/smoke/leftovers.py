@@ -44,9 +44,12 @@ class Traces:
 
     def clear_up(self) -> Leftovers:
         """Ends and removes what is surely ours, once all should have ended; gives what is left then."""
+        processes = tuple(f"{pid} {_command(pid)}" for pid in self._end_processes())
+        ours, unclaimed = self._free_memory()
         return Leftovers(
-            processes=tuple(f"{pid} {_command(pid)}" for pid in self._end_processes()),
-            shared_memory=tuple(self._free_memory()),
+            processes=processes,
+            shared_memory=ours,
+            unclaimed=unclaimed,
             ports=tuple(
                 sorted({port for inode, port in listening_sockets().items() if self._sockets.get(inode) == port})
             ),
@@ -74,26 +77,34 @@ class Traces:
                     found.append(pid)
         return found
 
-    def _free_memory(self) -> list[str]:
-        """Names of what is new, ours by its name, and used by nobody; what our processes had mapped is removed."""
+    def _free_memory(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of what is new and used by nobody what our processes had mapped is removed. Names of that which stays nevertheless;
+        and of what is named like ours, but nobody of ours was seen to have."""
         until = time.monotonic() + ENDING_SECONDS
         while True:
             unused = self._unused()
             for key in unused.keys() & self._mapped:
                 with suppress(OSError):
                     Path(self._shared, unused[key]).unlink()
-            left = [name for key, name in self._unused().items() if key in self._mapped or OURS.match(name)]
+            unused = self._unused()
+            ours = [name for key, name in unused.items() if key in self._mapped]
+            unclaimed = [name for key, name in unused.items() if key not in self._mapped and OURS.match(name)]
             # Another job of this user may be about to use, or to remove, what is its own.
-            if not left or time.monotonic() > until:
-                return sorted(printable(name) for name in left)
+            if not ours + unclaimed or time.monotonic() > until:
+                return _names(ours), _names(unclaimed)
             time.sleep(0.1)
 
     def _unused(self) -> dict[tuple[int, int], str]:
-        """What appeared in the meantime and is mapped by nobody whom we can see."""
+        """What appeared in the meantime and is mapped by nobody whom we can see: of another container, that shares /dev/shm
+        with this one, we see the files and not the processes."""
         new = {key: name for key, name in own_files(self._shared).items() if key not in self._before}
         used = {key for pid in _pids() for key in mapped_memory(pid, self._shared)} if new else set()
         still = own_files(self._shared) if new else {}
         return {key: name for key, name in new.items() if key not in used and key in still}
+
+
+def _names(files: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(printable(name) for name in files))
 
 
 def own_files(folder: str) -> Mapping[tuple[int, int], str]:

@@ -30,6 +30,8 @@ STAGES: Final = (
 )
 """All of them, in their order; `smoke/patient/ddpdoctor_smoke/stages` has the code. A test compares the two."""
 
+RENDEZVOUS: Final = STAGES[2]
+
 STAGE_SECONDS: Final = 30.0
 IMPORT_SECONDS: Final = 90.0
 """Of the first stage: over a network file system torch takes long. Both are overruled by --timeout."""
@@ -60,7 +62,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One host's share of a run. Fields as in smoke/patient/ddpdoctor_smoke/orders.py; channel and folder are filled in when
-    it is started. import_seconds: what the stage import may take."""
+    it is started. import_seconds: what the stage import may take, and the rendezvous with those who are still in it."""
 
     nproc: int
     world_size: int
@@ -87,7 +89,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return [first + local for local in range(self.nproc)]
 
     def seconds_for(self, stage: str) -> float:
-        return self.import_seconds if stage == STAGES[0] else self.seconds
+        """What it may take. Whoever has imported torch may wait at the rendezvous for one who hasn't yet: in a process of a
+        launcher's, or on another host."""
+        waits = stage == RENDEZVOUS and (self.launched is not None or self.nnodes > 1)
+        return self.import_seconds if stage == STAGES[0] or waits else self.seconds
 
     def to_json(self, channel: str, folder: str) -> str:
         """What the patient is given."""
@@ -97,5 +102,5 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def _whole(self) -> dict[str, object]:
         """Fields that the patient reads whatever their value is."""
-        names = ("nnodes", "node_rank", "master", "port", "backend", "stages", "seconds")
+        names = ("nnodes", "node_rank", "master", "port", "backend", "stages", "seconds", "import_seconds")
         return {name: getattr(self, name) for name in names}

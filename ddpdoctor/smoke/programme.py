@@ -266,6 +266,7 @@ def believable(left: Leftovers) -> Leftovers:
         processes=left.processes[:MOST_LEFT],
         ports=tuple(one for one in left.ports if 0 < one < 65536)[:MOST_LEFT],
         shared_memory=tuple(one for one in left.shared_memory if _IN_SHARED_MEMORY.fullmatch(one))[:MOST_LEFT],
+        unclaimed=tuple(one for one in left.unclaimed if _IN_SHARED_MEMORY.fullmatch(one))[:MOST_LEFT],
         files=tuple(one for one in left.files if _TEMPORARY.fullmatch(one))[:MOST_LEFT],
     )
 

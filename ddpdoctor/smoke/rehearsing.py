@@ -143,6 +143,7 @@ def _few(left: Leftovers) -> Leftovers:
         processes=tuple(one[: 2 * SHORT] for one in left.processes[:MOST_LEFT]),
         ports=left.ports[:MOST_LEFT],
         shared_memory=tuple(one for one in left.shared_memory if len(one) < LONGEST_PATH)[:MOST_LEFT],
+        unclaimed=tuple(one for one in left.unclaimed if len(one) < LONGEST_PATH)[:MOST_LEFT],
         files=tuple(one for one in left.files if len(one) < LONGEST_PATH)[:MOST_LEFT],
     )
 

@@ -163,7 +163,11 @@ class _Run:
 
     async def _until_over(self) -> None:
         watch = self._watch
-        while not watch.engine_over and self._failure is None:
+        while True:
+            # Before looking: what comes from here on is news, also what comes while we hear the backlog below.
+            self._news.clear()
+            if watch.engine_over or self._failure is not None:
+                break
             if watch.failed:
                 return await self._hear_the_others()
             if watch.late(time.monotonic()):
@@ -173,6 +177,8 @@ class _Run:
                     return await self._ask_those_who_run()
             if watch.engine_late(time.monotonic()):
                 return None
+            if self._news.is_set():
+                continue
             await self._hear(min(watch.next_due(), time.monotonic() + PATIENCE))
         await self._until_known(lambda: watch.all_gone, GOING_SECONDS)
         if watch.failed:
@@ -181,7 +187,6 @@ class _Run:
 
     async def _hear(self, until: float) -> None:
         """Until there is news, or it is that late."""
-        self._news.clear()
         with suppress(TimeoutError):
             await within(max(0.0, until - time.monotonic()), self._news.wait())
 

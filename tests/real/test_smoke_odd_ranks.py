@@ -136,6 +136,7 @@ class Odd:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
     """Megabytes without a line, packets that are no messages, a process that outlives its rank's last word."""
     flood, junk, stays, aborts = (
@@ -163,7 +164,7 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
     assert {stage.state for one in healthy.runs for stage in one.stages} == {State.PASSED}
     assert all(0 < one.memory < 1 << 40 for one in healthy.runs)
     # Nobody had it mapped when it was looked at: told, and left alone.
-    assert junk.shared.name in healthy.leftovers.shared_memory
+    assert junk.shared.name in healthy.leftovers.unclaimed
     assert healthy.leftovers.processes == ()
     junk.shared.unlink()
 
@@ -183,6 +184,7 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_who_was_killed_is_told_from_those_who_died_of_it(short_path: Path) -> None:
     term, engine, server, keeper = odd = [
         Odd(short_path / name, main)

@@ -24,6 +24,7 @@ from ddpdoctor_smoke.orders import Order
 from ddpdoctor_smoke.rank import NotHere, Rank, Wrong, call_of, run_stage
 from ddpdoctor_smoke.stages import (
     STAGES,
+    beginning,
     checkpointing,
     collectives,
     comparing,
@@ -31,6 +32,7 @@ from ddpdoctor_smoke.stages import (
     gpus,
     precision,
     sampling,
+    scaling,
     training,
 )
 
@@ -453,21 +455,38 @@ def test_contexts_are_those_that_the_driver_knows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "text"),
-    [([1], [1], ""), ([1], [0, 1], "a context on GPU 0"), ([0, 1], [0, 1], ""), ([], [1], "")],
+    ("before", "after", "more"),
+    [([1], [1], []), ([1], [0, 1], [0]), ([0, 1], [0, 1], []), ([0], [0, 1], [])],
 )
 def test_loading_that_makes_a_context_elsewhere(
-    before: list[int], after: list[int], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    before: list[int], after: list[int], more: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = rank(tmp_path, PosesAsGpu)
     one.device = torch.device("cuda", 1)
     monkeypatch.setattr(checkpointing, "contexts", lambda torch: after)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda gpu: gpu * 1024)
     found = checkpointing.extra_contexts(one, before)
-    assert text in found
-    assert bool(found) == bool(text)
-    assert one.doctor.heard == [{"contexts": after, "gpu_memory": {"1": 1024}}]
+    assert [words.partition(",")[0] for words in found] == [f"loading made a context on GPU {gpu}" for gpu in more]
+    assert one.doctor.heard == [{"contexts": after}]
+
+
+def test_two_faults_of_loading_are_two_sentences(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointing, "misplaced", lambda content, device: ["all are elsewhere"])
+    monkeypatch.setattr(checkpointing, "extra_contexts", lambda one, before: ["a context"])
+    with pytest.raises(Wrong, match=r"^rank 0: all are elsewhere; all are elsewhere; a context$"):
+        checkpointing.checkpoint(one)
+
+
+def test_contexts_that_could_not_be_asked_are_no_good_contexts(
+    tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointing, "contexts", lambda torch: None)
+    one = rank(tmp_path)
+    training.trained(one)
+    monkeypatch.setattr(Rank, "on_gpu", True)
+    monkeypatch.setattr(one, "collective", lambda words, op: None)
+    monkeypatch.setattr(checkpointing, "broadcast_bytes", lambda one, words, data: data)
+    assert checkpointing.checkpoint(one).endswith("; contexts could not be asked")
+    assert not one.doctor.told("contexts")
 
 
 # --- stages for GPUs, as far as they go without one -------------------------------------------------------------------
@@ -488,8 +507,8 @@ def test_a_model_over_two_devices_that_is_wrong(one: Rank, monkeypatch: pytest.M
     ("places", "own", "reason"),
     [
         ([(1, 4), (1, 4)], 0, ""),
-        ([(1, 3), (1, 3)], 0, "rank 0 sees 3 for the 2 ranks of its host"),
-        ([(1, 2), (2, 1)], 0, "rank 1 sees 1 for the 1 rank of its host"),
+        ([(1, 3), (1, 3)], 0, "rank 0 sees 3, as do 1 others of its host"),
+        ([(1, 2), (2, 1)], 0, "rank 1 sees 1$"),
         ([(1, 2), (2, 2)], 1, ""),
     ],
 )
@@ -498,7 +517,7 @@ def test_there_must_be_two_gpus_a_rank(
 ) -> None:
     one = rank(tmp_path, PosesAsGpu)
     one.rank, one.device = own, torch.device("cuda", 0)
-    monkeypatch.setattr(gpus, "hosts", lambda one: places)
+    monkeypatch.setattr(gpus, "seen", lambda one: places)
     monkeypatch.setattr(gpus, "all_can_use", lambda one, devices: None)
     monkeypatch.setattr(gpus, "split_over", lambda one, devices: " and ".join(map(str, devices)))
     if reason:
@@ -509,8 +528,39 @@ def test_there_must_be_two_gpus_a_rank(
         assert gpus.model_split(one) == f"cuda:0 and cuda:{ranks}"
 
 
+@pytest.mark.parametrize(
+    ("launched", "tells", "same"), [(True, True, False), (True, False, None), (False, False, True)]
+)
+def test_ranks_of_one_host_may_each_see_their_own_gpus(
+    launched: bool, tells: bool, same: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun --gpus-per-task=2"""
+    one = rank(tmp_path, PosesAsGpu)
+    one.world_size = 2
+    if not launched:
+        del one.order["launched"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    rows: list[list[int]] = []
+
+    def gather(words: str, row: torch.Tensor) -> torch.Tensor:
+        rows.append(row.tolist())
+        return torch.tensor([rows[0], rows[-1]])
+
+    monkeypatch.setattr(one, "gather", gather)
+    for task in (0, 1):
+        facts = [SimpleNamespace(uuid=f"{task}-{number}") if tells else SimpleNamespace() for number in (0, 1)]
+        monkeypatch.setattr(torch.cuda, "get_device_properties", facts.__getitem__)
+        if same is None:
+            with pytest.raises(NotHere, match="can't be told which ranks share GPUs"):
+                gpus.seen(one)
+        else:
+            (first, _), (second, count) = gpus.seen(one)
+    if same is not None:
+        assert ((first == second), count) == (same, 2)
+
+
 def test_copies_between_devices(one: Rank) -> None:
-    assert gpus.copies(one, [CPU, CPU, CPU]) == "6 copies of 4 MiB, 0 by P2P"
+    assert gpus.copies(one, [CPU, CPU, CPU]) == "6 copies of 4 MiB, 0 pairs can use P2P"
     assert len(one.doctor.told("step")) == 6
 
 
@@ -526,13 +576,13 @@ def test_p2p_is_for_one_rank_of_a_host(
     wrong: bool, tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = rank(tmp_path, PosesAsGpu)
-    monkeypatch.setattr(gpus, "hosts", lambda one: [(7, 2)])
+    monkeypatch.setattr(gpus, "seen", lambda one: [(7, 2)])
     monkeypatch.setattr(gpus, "all_can_use", lambda one, devices: None)
     monkeypatch.setattr(gpus, "copies", lambda one, devices: "!cuda:0 to cuda:1 differ" if wrong else "2 copies")
     if wrong:
-        with pytest.raises(Wrong, match="rank 0, copying between the GPUs of its host: cuda:0 to cuda:1") as found:
+        with pytest.raises(Wrong, match="GPUs that rank 0 sees: cuda:0 to cuda:1 differ") as found:
             gpus.p2p(one)
-        assert found.value.culprits == [0]
+        assert found.value.culprits == []
     else:
         assert gpus.p2p(one) == "2 copies (rank 0)"
 
@@ -553,6 +603,7 @@ def test_gpus_of_others_are_left_alone(one: Rank, monkeypatch: pytest.MonkeyPatc
 
 def test_with_one_gpu_there_is_nothing_to_copy(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid="7"))
     with pytest.raises(NotHere, match="two GPUs that one rank sees"):
         gpus.p2p(rank(tmp_path, PosesAsGpu))
 
@@ -667,3 +718,95 @@ def test_a_fault_strikes_its_rank_at_its_stage_alone(when: str, tmp_path: Path) 
     other.faults.begin()
     other.step("words")
     assert not other.faults.wanted("raise")
+
+
+# --- the device, and how ranks are started ----------------------------------------------------------------------------
+
+
+class OnCuda(SimpleNamespace):
+    """torch, as far as the stage `device` needs it."""
+
+    def __init__(self, count: int = 8, bad_fork: bool = False) -> None:
+        cuda = SimpleNamespace(
+            device_count=lambda: count,
+            set_device=lambda number: None,
+            synchronize=lambda: None,
+            get_device_name=lambda device: "H100",
+            _is_in_bad_fork=lambda: bad_fork,
+        )
+        self.matmul = SimpleNamespace(allow_tf32=True)
+        backends = SimpleNamespace(cuda=SimpleNamespace(matmul=self.matmul))
+        super().__init__(cuda=cuda, backends=backends, device=torch.device, zeros=lambda size, device: None)
+
+
+@pytest.mark.parametrize(
+    ("launched", "count", "local_rank", "number"),
+    [(True, 1, 3, 0), (True, 2, 3, 1), (True, 8, 3, 3), (False, 8, 3, 3), (False, 2, 3, 3), (True, 0, 3, 3)],
+)
+def test_each_rank_has_its_gpu_also_where_a_launcher_shows_it_few(
+    launched: bool, count: int, local_rank: int, number: int, tmp_path: Path
+) -> None:
+    one = rank(tmp_path)
+    one.backend, one.local_rank, one.torch = "nccl", local_rank, OnCuda(count)
+    if not launched:
+        del one.order["launched"]
+    assert beginning.set_device(one) == f"cuda:{number}, H100"
+    assert one.torch.matmul.allow_tf32 is False
+
+
+def test_cuda_in_a_fork_is_refused_in_plain_words(tmp_path: Path) -> None:
+    one = rank(tmp_path)
+    one.backend, one.torch = "nccl", OnCuda(bad_fork=True)
+    one.order["nproc"] = 8
+    with pytest.raises(RuntimeError, match=r"torchrun --nproc-per-node 8 --no-python ddpdoctor smoke$"):
+        beginning.set_device(one)
+
+
+@pytest.mark.parametrize(
+    ("error", "loaded", "method"), [(0, True, "spawn"), (3, True, "forkserver"), (0, False, "forkserver")]
+)
+def test_ranks_are_not_forked_from_a_process_that_uses_cuda(
+    error: int, loaded: bool, method: str, tmp_path: Path
+) -> None:
+    """Also where it wasn't torch that has initialised it."""
+    driver = tmp_path / "driver.c"
+    driver.write_text(f"int cuDeviceGetCount(int *count) {{ *count = 1; return {error}; }}\n")
+    library = tmp_path / "libcuda.so.1"
+    build = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, driver]
+    subprocess.run(build, check=True)
+    ask = (
+        f"import sys; sys.path.append({os.fspath(PATIENT.parent)!r})\n"
+        f"import ctypes; {loaded} and ctypes.CDLL({os.fspath(library)!r})\n"
+        "from ddpdoctor_smoke.engine import start_method\n"
+        "print(start_method())"
+    )
+    told = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == method
+
+
+def test_what_ddp_imports_is_imported_in_the_stage_import() -> None:
+    """Where nothing was forked: its time would be training's."""
+    ask = (
+        f"import sys; sys.path.append({os.fspath(PATIENT.parent)!r})\n"
+        "from types import SimpleNamespace as N\n"
+        "from ddpdoctor_smoke.engine import FOR_RANKS\n"
+        "from ddpdoctor_smoke.stages.beginning import import_torch\n"
+        "import_torch(N(order={}, say=lambda **facts: None))\n"
+        "print(set(FOR_RANKS) - set(sys.modules))"
+    )
+    told = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == "set()"
+
+
+def test_the_barrier_before_a_measurement_names_the_gpu() -> None:
+    calls: list[dict[str, object]] = []
+    one = SimpleNamespace(
+        device=torch.device("cuda", 3),
+        dist=SimpleNamespace(barrier=lambda **more: calls.append(more)),
+        torch=SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda device: None)),
+        order={},
+    )
+    scaling.timed(one, lambda: None, 1)
+    one.device = CPU
+    scaling.timed(one, lambda: None, 1)
+    assert calls == [{"device_ids": [3]}, {}]

@@ -288,6 +288,19 @@ def test_each_stage_has_its_time_and_so_has_the_way_to_the_next() -> None:
     assert [one.rank for one in job.watch.late(35)] == [0]
 
 
+@pytest.mark.parametrize(
+    ("more", "seconds"),
+    [({}, 10), ({"nnodes": 2, "world_size": 4}, 90), ({"nproc": 1, "launched": Launched(rank=0, local_rank=0)}, 90)],
+)
+def test_at_the_rendezvous_some_may_wait_for_others_who_still_import(more: dict[str, Any], seconds: float) -> None:
+    job = Job(stages=("import", "device", "rendezvous", "barrier"), **more)
+    job.watch.hear(0, {"stage": "rendezvous", "state": "begun"}, 5.0)
+    one = job.watch.ranks[0]
+    assert (one in job.watch.late(5 + seconds - 0.1), one in job.watch.late(5 + seconds)) == (False, True)
+    job.watch.hear(0, {"stage": "barrier", "state": "begun"}, 6.0)
+    assert one in job.watch.late(16.0)
+
+
 def test_steps_don_t_prolong_a_stage() -> None:
     job = Job().in_stage(0, "all_reduce", 1, "a").in_stage(1, "all_reduce", 1, "a")
     job.says(0, 9, step="b")

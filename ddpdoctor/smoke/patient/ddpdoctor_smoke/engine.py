@@ -1,6 +1,7 @@
 """torch's elastic engine, the one behind torchrun, with ranks that are forked from a server which has imported torch."""
 # mypy: allow-untyped-defs, allow-untyped-calls, no-warn-return-any
 
+import ctypes
 import errno
 import gc
 import importlib
@@ -36,10 +37,11 @@ def main(before):
     try:
         doctor.say(stage="import")
         import_all(FOR_ALL)
-        if start_method() == "forkserver":
+        method = start_method()
+        if method == "forkserver":
             start_server(doctor)
         doctor.end_with_the_doctor()
-        launch(order)
+        launch(order, method)
     except BaseException as error:
         doctor.say(
             failures=failures_of(error),
@@ -77,8 +79,8 @@ def where_there_is_no_room(error):
     return ""
 
 
-def launch(order):
-    """Raises what torch's engine raises: ChildFailedError where a rank failed."""
+def launch(order, method):
+    """method: of multiprocessing, to start the ranks. Raises what torch's engine raises: ChildFailedError where a rank failed."""
     import torch.distributed
 
     if not torch.distributed.is_available():
@@ -95,10 +97,10 @@ def launch(order):
         "rdzv_endpoint": "127.0.0.1:0" if alone else "%s:%d" % (order.master, order.port),
         "rdzv_configs": {"timeout": RENDEZVOUS_SECONDS}
         if alone
-        else {"rank": order.node_rank, "timeout": order.seconds},
+        else {"rank": order.node_rank, "timeout": order.import_seconds},
         "max_restarts": 0,
         "monitor_interval": 0.1,
-        "start_method": start_method(),
+        "start_method": method,
     }
     if alone:
         # Else the ranks would meet at the host's name, which may lead nowhere: that is `check`'s to say.
@@ -112,7 +114,21 @@ def fields_of(dataclass):
 
 
 def start_method():
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    """How ranks are started: forked, unless something that Python or torch loads by itself has initialised CUDA here."""
+    can_fork = "forkserver" in multiprocessing.get_all_start_methods()
+    return "forkserver" if can_fork and not cuda_is_initialised() else "spawn"
+
+
+def cuda_is_initialised():
+    """Whether this process has: a fork of it can't use CUDA. Asking initialises nothing, and loads nothing."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return True
+    with suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        # Before cuInit(), by whomever, it fails: CUDA_ERROR_NOT_INITIALIZED.
+        return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
+    return False
 
 
 def start_server(doctor):

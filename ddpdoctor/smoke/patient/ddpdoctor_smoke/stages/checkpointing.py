@@ -19,7 +19,7 @@ def checkpoint(one):
 
     A rank that doesn't see rank 0's folder, as on another host, is sent the file and loads its own copy; the words say so.
     On GPUs no rank may have got a context on a GPU that isn't its own by loading; the doctor is told on which ones each rank
-    has one, and how much memory. GPU: not run on one yet.
+    has one. GPU: not run on one yet.
     """
     torch = one.torch
     run = trained(one)
@@ -36,16 +36,17 @@ def checkpoint(one):
     elsewhere += misplaced(run.optimizer.state_dict(), one.device)
     row = torch.tensor([sums, [checksum(torch, tensor) for tensor in tensors_of(loaded)]])
     judge(one, one.gather("checksums of what every rank loaded", row).tolist())
-    told = "; ".join(elsewhere[:3]) + extra_contexts(one, before)
+    told = "; ".join([*elsewhere[:3], *extra_contexts(one, before)])
     wrong = [text and (rank, text) for rank, text in enumerate(tell_all(one, "where every rank's tensors are", told))]
     wrong = [found for found in wrong if found]
     if wrong:
         raise Wrong("rank %d: %s" % wrong[0], [rank for rank, _ in wrong])
-    return "%d tensors on %s%s%s" % (
+    return "%d tensors on %s%s%s%s" % (
         len(sums),
         "%d ranks" % one.world_size if one.world_size > 1 else "one rank",
         ", weights_only" if more else "",
         "; %s loaded a copy, since rank 0's folder is not theirs" % named(copied) if copied else "",
+        "; contexts could not be asked" if one.on_gpu and before is None else "",
     )
 
 
@@ -110,25 +111,24 @@ def judge(one, rows):
 
 
 def extra_contexts(one, before):
-    """Tells the doctor; gives the contexts that this rank has got since then on GPUs that aren't its own, in words."""
+    """Tells the doctor; gives the contexts that this rank has got since then on GPUs that aren't its own, in words, if there
+    are any. before: None where that can't be asked."""
     if before is None:
-        return ""
-    torch = one.torch
-    held = contexts(torch)
-    used = {str(gpu): torch.cuda.memory_reserved(gpu) for gpu in range(torch.cuda.device_count())}
-    one.say(contexts=held, gpu_memory={gpu: size for gpu, size in used.items() if size})
-    more = [gpu for gpu in held if gpu not in before and gpu != one.device.index]
-    if not more:
-        return ""
-    return "loading made a context on GPU %d, which isn't its own: several hundred MiB there" % more[0]
+        return []
+    held = contexts(one.torch)
+    one.say(contexts=held)
+    more = [gpu for gpu in held or () if gpu not in before and gpu != one.device.index]
+    return (
+        ["loading made a context on GPU %d, which isn't its own: several hundred MiB there" % more[0]] if more else []
+    )
 
 
 def contexts(torch):
     """The GPUs, by torch's number, on which this process has a context: cuDevicePrimaryCtxGetState(3) of the driver. Asking
-    makes none. Empty where libcuda can't be asked, as on ROCm."""
-    found = []
+    makes none. None where libcuda can't be asked, as on ROCm."""
     with suppress(OSError, AttributeError):
         driver = ctypes.CDLL("libcuda.so.1")
+        found = []
         for number in range(torch.cuda.device_count()):
             device, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
             if driver.cuDeviceGet(ctypes.byref(device), number):
@@ -136,4 +136,6 @@ def contexts(torch):
             failed = driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
             if not failed and active.value:
                 found.append(number)
-    return found
+        # This rank has one on its own GPU; a driver that knows of none speaks of others, as WSL's or a stub.
+        return found or None
+    return None

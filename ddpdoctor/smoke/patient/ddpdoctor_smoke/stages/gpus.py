@@ -23,19 +23,21 @@ COPIED = 1024 * 1024
 
 def model_split(one):
     """A model whose layers are on two GPUs, in DDP: one step gives the gradients of one process with all batches; tolerance as
-    there. Rank i of a host takes its own GPU and the one as many places on as the host has ranks. Not run on GPUs yet."""
+    there. Rank i takes its own GPU and the one as many places on as there are ranks that see the same GPUs. Not run on GPUs yet."""
     if not one.on_gpu:
         raise NotHere("a model over two GPUs needs two GPUs a rank; these ranks run on the CPU")
-    places = hosts(one)
-    for rank, (host, gpus) in enumerate(places):
-        ranks = sum(other == host for other, _ in places)
+    places = seen(one)
+    for rank, (view, gpus) in enumerate(places):
+        ranks = sum(other == view for other, _ in places)
         if gpus < 2 * ranks:
             raise NotHere(
-                "needs two GPUs a rank: rank %d sees %d for the %d rank%s of its host"
-                % (rank, gpus, ranks, "s" if ranks > 1 else "")
+                "needs two GPUs a rank: rank %d sees %d%s"
+                % (rank, gpus, ", as do %d others of its host" % (ranks - 1) if ranks > 1 else "")
             )
-    ranks = sum(host == places[one.rank][0] for host, _ in places)
-    other = one.torch.device("cuda", one.device.index + ranks)
+    view, gpus = places[one.rank]
+    ranks = sum(other == view for other, _ in places)
+    # Of a launcher a rank may have its own two or more, and be on any of them.
+    other = one.torch.device("cuda", (one.device.index + ranks) % gpus)
     all_can_use(one, [other])
     return split_over(one, [one.device, other])
 
@@ -84,25 +86,26 @@ def split(one, devices):
 
 
 def p2p(one):
-    """Random numbers from each GPU to each other one, compared bit by bit. One rank of each host does it for all GPUs that it
-    sees, the others wait: it gets contexts on all of them, which is why this comes after the checkpoint. Not run on GPUs yet.
+    """Random numbers from each GPU to each other one, compared bit by bit. Of the ranks that see the same GPUs one does it for
+    all of them, the others wait: it gets contexts on all of them, which is why this comes after the checkpoint. Not run on GPUs yet.
     """
     if not one.on_gpu:
         raise NotHere("copies between GPUs need two GPUs; these ranks run on the CPU")
-    places = hosts(one)
+    places = seen(one)
     if max(gpus for _, gpus in places) < 2:
         raise NotHere("copies between GPUs need two GPUs that one rank sees")
-    names = [host for host, _ in places]
-    first = names.index(names[one.rank]) == one.rank and places[one.rank][1] > 1
+    views = [view for view, _ in places]
+    first = views.index(views[one.rank]) == one.rank and places[one.rank][1] > 1
     devices = [one.torch.device("cuda", number) for number in range(places[one.rank][1])] if first else []
     all_can_use(one, devices)
     told = copies(one, devices) if first else ""
-    results = tell_all(one, "every host's copies between GPUs", told)
+    results = tell_all(one, "all copies between GPUs", told)
     wrong = [(rank, text[1:]) for rank, text in enumerate(results) if text.startswith("!")]
     if wrong:
-        raise Wrong("rank %d, copying between the GPUs of its host: %s" % wrong[0], [rank for rank, _ in wrong])
+        # No rank is to blame for what GPUs, or the way between them, do wrong.
+        raise Wrong("GPUs that rank %d sees: %s" % wrong[0])
     said = ["%s (rank %d)" % (text, rank) for rank, text in enumerate(results) if text]
-    return said[0] + (" and %d more hosts" % (len(said) - 1) if len(said) > 1 else "")
+    return said[0] + ("; %d more for other GPUs" % (len(said) - 1) if len(said) > 1 else "")
 
 
 def copies(one, devices):
@@ -124,7 +127,7 @@ def copies(one, devices):
                 wrong.append("%s to %s: %d of %d numbers differ" % (source, target, differing, COPIED))
     if wrong:
         return "!%s%s" % ("; ".join(wrong[:3]), "; and %d more pairs" % (len(wrong) - 3) if len(wrong) > 3 else "")
-    return "%d copies of %d MiB, %d by P2P" % (pairs, COPIED // 2**18, direct)
+    return "%d copies of %d MiB, %d pair%s can use P2P" % (pairs, COPIED // 2**18, direct, "" if direct == 1 else "s")
 
 
 def all_can_use(one, devices):
@@ -146,11 +149,22 @@ def all_can_use(one, devices):
         raise NotHere(reasons[0])
 
 
-def hosts(one):
-    """For each rank: a number that ranks of a host have in common, and how many GPUs it sees."""
-    name = "%s %s" % (boot(), socket.gethostname())
-    row = [zlib.crc32(name.encode("utf-8", "replace")), one.torch.cuda.device_count()]
-    return [tuple(found) for found in one.gather("every rank's host and GPUs", one.torch.tensor(row)).tolist()]
+def seen(one):
+    """For each rank: a number that those have in common which see the same GPUs, and how many it sees. Raises NotHere where
+    that can't be told."""
+    count = one.torch.cuda.device_count()
+    name = " ".join([boot(), socket.gethostname(), *uuids(one, count)])
+    row = [zlib.crc32(name.encode("utf-8", "replace")), count, int(all(uuids(one, count)))]
+    rows = one.gather("which GPUs every rank sees", one.torch.tensor(row)).tolist()
+    if one.order.get("launched") is not None and one.world_size > 1 and not all(known for _, _, known in rows):
+        # The engine's ranks see the same ones.
+        raise NotHere("this torch doesn't tell the GPUs' UUIDs, so that it can't be told which ranks share GPUs")
+    return [(view, gpus) for view, gpus, _ in rows]
+
+
+def uuids(one, count):
+    """Of the GPUs that this rank sees; "" for each where torch is too old."""
+    return [str(getattr(one.torch.cuda.get_device_properties(number), "uuid", "")) for number in range(count)]
 
 
 def boot():

@@ -103,7 +103,10 @@ def seconds_of(one, work):
 
 
 def timed(one, work, count):
-    one.dist.barrier()
+    if one.device.type == "cuda":
+        one.dist.barrier(device_ids=[one.device.index])
+    else:
+        one.dist.barrier()
     synchronize(one)
     began = time.perf_counter()
     for _ in range(count):

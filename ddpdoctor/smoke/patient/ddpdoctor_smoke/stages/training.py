@@ -52,10 +52,8 @@ def tolerance(one):
     """How far results may be apart that are the same but for the order of sums; see `deviation`."""
     if not one.on_gpu:
         return CPU_TOLERANCE
-    matmul = one.torch.backends.cuda.matmul
-    matmul.allow_tf32 = False
     # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE is torch's setting, and it shows here; the other one is cuBLAS's.
-    forced = matmul.allow_tf32 or os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
+    forced = one.torch.backends.cuda.matmul.allow_tf32 or os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
     return TF32_TOLERANCE if forced else GPU_TOLERANCE
 
 
