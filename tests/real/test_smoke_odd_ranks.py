@@ -26,7 +26,7 @@ CUSTOM = r"""
 import gc, mmap, multiprocessing, os, signal, subprocess, sys, threading, time
 
 def ranks_doctor():
-    while True:
+    while threading.main_thread().is_alive():
         for one in gc.get_objects():
             if type(one).__name__ == "Doctor" and getattr(one, "who", None) == 1:
                 return one
@@ -61,11 +61,15 @@ def main():
         os.write(2, b"on and on " * 6000)
 """
 JUNK = r"""
-DAEMON = True
+DAEMON = False  # Else a rank that is faster than this thread would end before it has done anything.
 def main():
-    messages = ranks_doctor().messages
-    subprocess.Popen(["sleep", "600"], start_new_session=True, close_fds=False)
     open("/dev/shm/nccl-" + os.environ["DDPDOCTOR_TEST"], "w").close()
+    subprocess.Popen(["sleep", "600"], start_new_session=True, close_fds=False)
+    doctor = ranks_doctor()
+    if doctor is None:
+        return
+    messages = doctor.messages
+    del doctor
     for _ in range(300):
         for junk in (
             b"\xff\xfe", b"[]", b"{}", b"7", b"[" * 60000, b'{"stage": 1}', b'{"stage": "all_reduce", "state": []}',
