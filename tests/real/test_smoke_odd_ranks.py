@@ -70,7 +70,7 @@ def main():
         return
     messages = doctor.messages
     del doctor
-    for _ in range(300):
+    for _ in range(60):
         for junk in (
             b"\xff\xfe", b"[]", b"{}", b"7", b"[" * 60000, b'{"stage": 1}', b'{"stage": "all_reduce", "state": []}',
             b'{"memory": 1e400, "step": ["a"], "at": NaN}', b'{"memory": -5, "device": null}', b'{"who": 0, "finished": 1}',
@@ -159,7 +159,7 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
     culprit = by_rank(hung)[1]
     assert culprit.ending is Ending.HUNG
     assert culprit.last is not None
-    assert SECONDS - 1 <= culprit.last.seconds <= SECONDS + 3 + 3 * flood.estate.behind
+    assert SECONDS - 1 <= culprit.last.seconds <= SECONDS + 6 + 3 * flood.estate.behind
     assert "on and on" in culprit.last_line
     assert len(culprit.last_line) <= 300
     assert not flood.shared.exists()  # The rank had it mapped, so it is surely ours.
@@ -173,7 +173,9 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
     junk.shared.unlink()
 
     rank = by_rank(stayed)[1]
-    assert (rank.ending, rank.step) == (Ending.HUNG, PROCESS_END)
+    assert (rank.ending, rank.step) == (Ending.HUNG, PROCESS_END), [
+        (one.ending, one.exit_code, one.step, one.stack_source, one.ended_after, one.words) for one in stayed.runs
+    ]
     assert rank.last is not None
     assert (rank.last.name, rank.last.state) == ("shutdown", State.HUNG)
     assert rank.stack_source == "faulthandler"
