@@ -16,12 +16,7 @@ hypothesis.settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a person's machine can't do is skipped there, by name; in CI it runs, and fails. Fleets of hosts take all cores
-    and measure each other, so that there is never more than one."""
-    for item in items:
-        fleets = ("test_netcheck_", "test_smoke_")
-        if item.path.name.startswith(fleets) and item.path.parent.name == "real":
-            item.add_marker(pytest.mark.xdist_group("fleets"))
+    """What a person's machine can't do is skipped there, by name; in CI it runs, and fails."""
     if os.environ.get("CI"):
         return
     for item in items:

@@ -50,11 +50,18 @@ class Traces:
             processes=processes,
             shared_memory=ours,
             unclaimed=unclaimed,
-            ports=tuple(
-                sorted({port for inode, port in listening_sockets().items() if self._sockets.get(inode) == port})
-            ),
+            ports=self._ports(),
             files=(self._folder,) if os.path.lexists(self._folder) else (),
         )
+
+    def _ports(self) -> tuple[int, ...]:
+        """Those on which ours still listen. The kernel closes them a moment after their process was killed."""
+        until = time.monotonic() + ENDING_SECONDS
+        while True:
+            left = {port for inode, port in listening_sockets().items() if self._sockets.get(inode) == port}
+            if not left or time.monotonic() > until:
+                return tuple(sorted(left))
+            time.sleep(0.05)
 
     def _end_processes(self) -> list[int]:
         """Those that the keeper could not end, or did not, since somebody had killed it."""

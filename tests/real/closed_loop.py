@@ -240,6 +240,7 @@ ILLNESSES = (
     ),
     Illness(
         name="a left-over process holds the port",
+        thorough=True,
         slug="port-in-use",
         prepared="export MASTER_ADDR=127.0.0.1 MASTER_PORT=29713",
         made=listener(),
@@ -332,6 +333,7 @@ ILLNESSES = (
     ),
     Illness(
         name="few open files",
+        thorough=True,
         slug="nofile-limit",
         options="--nproc 2",
         prepared="ulimit -S -n 4096",

@@ -424,6 +424,8 @@ FURTHER = {
     "on the other one alone",
     "a rule for one peer",
     "iptables, output",
+    "iptables, replies as well",
+    "a rule for one peer that knows no connections",
     "on the master alone",
     "rejected on both",
     "rejected as firewalld does",

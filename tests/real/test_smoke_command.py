@@ -195,6 +195,7 @@ def test_stopped_while_its_speed_is_measured_it_still_tells_that_the_training_pa
     assert "scaling  not tested: stopped before it was measured" in said
 
 
+@pytest.mark.thorough
 def test_scaling_has_figures_for_every_number_of_ranks() -> None:
     done = smoke("--nproc", "2", "--stages", "barrier", "--backend", "gloo", "--scaling", "--json")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -142,6 +142,7 @@ def test_a_rank_that_sleeps_while_the_other_hosts_train(hosts: list[Host]) -> No
     assert {rank: fate[1] for rank, fate in fates(ran[0]).items()} == {0: "hung", 1: "hung"}
 
 
+@pytest.mark.thorough
 def test_a_hostname_that_means_the_loopback(hosts: list[Host]) -> None:
     """Debian's 127.0.1.1: gloo tells the others to come there."""
     before = [f"{MASTER} n1", "10.77.0.12 n2"]
