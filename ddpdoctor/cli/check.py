@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import CheckpointOption, begin, look
+from ddpdoctor.cli.looking import CheckpointOption, PythonOption, begin, look
 
 if TYPE_CHECKING:
     from ddpdoctor.examination import Examination
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    python: Annotated[
-        str | None,
-        typer.Option(help="The Python in which training runs. Default: the active environment's.", show_default=False),
-    ] = None,
+    python: PythonOption = None,
     chosen: Annotated[
         list[str] | None, typer.Option("--select", help="Only these checks or families (comma-separated or repeated).")
     ] = None,

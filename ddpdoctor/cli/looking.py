@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 IS_IT_PYTHON_SECONDS = 1.5
 
+PythonOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="The Python in which training runs. Default: the active environment's.",
+        show_default=False,
+    ),
+]
+
 CheckpointOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.cli.looking import PythonOption
 from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -60,14 +61,7 @@ def netcheck(
     wait: Annotated[
         float, typer.Option(min=1, max=86400, metavar="SECONDS", help="For nodes that aren't there yet.")
     ] = WAIT,
-    python: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="The Python in which training runs. Default: the active environment's.",
-            show_default=False,
-        ),
-    ] = None,
+    python: PythonOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Without torch: no real store, no collectives. Node 0's counts.")
     ] = False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.cli.looking import PythonOption
 from ddpdoctor.cli.stopping import Stopped
 from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
 
@@ -102,14 +103,7 @@ def smoke(
     backend: Annotated[
         str, typer.Option(metavar="nccl|gloo|auto", help="Default: NCCL where there are GPUs.", show_default=False)
     ] = "auto",
-    python: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="The Python in which training runs. Default: the active environment's.",
-            show_default=False,
-        ),
-    ] = None,
+    python: PythonOption = None,
     timeout: Annotated[
         float | None,
         typer.Option(

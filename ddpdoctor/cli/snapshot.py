@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import CheckpointOption, begin, look
+from ddpdoctor.cli.looking import CheckpointOption, PythonOption, begin, look
 
 
 def snapshot(
@@ -22,10 +22,7 @@ def snapshot(
             show_default=False,
         ),
     ] = None,
-    python: Annotated[
-        str | None,
-        typer.Option(help="The Python in which training runs. Default: the active environment's.", show_default=False),
-    ] = None,
+    python: PythonOption = None,
     checkpoints: CheckpointOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Do not import torch.")] = False,
 ) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
 from rich.text import Text
 
+from ddpdoctor.report.live import started
 from ddpdoctor.report.netcheck_progress import (
     PHASES,
     Progress,
@@ -37,17 +37,7 @@ class LiveView(Progress):
 
     def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic, command: str = "netcheck") -> None:
         super().__init__(clock, command)
-        console = Console(file=file, markup=False, emoji=False, highlight=False)
-        self._live = Live(
-            _Drawing(self),
-            console=console,
-            refresh_per_second=_PER_SECOND,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            vertical_overflow="crop",
-        )
-        self._live.start()
+        self._live = started(_Drawing(self), file, _PER_SECOND)
 
     def say(self, text: str) -> None:
         # Wrapped by the terminal and not by rich, so that a command in it can be copied.
@@ -65,6 +55,8 @@ class _Drawing:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from drawing(self._progress)
+        # The terminal's own "^C" stands here; behind a full line it would begin a new one, which nobody takes away.
+        yield Text()
 
 
 class _Command:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
 from rich.text import Text
 
+from ddpdoctor.report.live import started
 from ddpdoctor.report.smoke_marks import STYLES, Mark, columns, symbol
 from ddpdoctor.report.smoke_progress import Progress, mark_of, places
 from ddpdoctor.smoke.watching import Watch
@@ -26,17 +26,7 @@ class LiveView(Progress):
 
     def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
-        console = Console(file=file, markup=False, emoji=False, highlight=False)
-        self._live = Live(
-            _Drawing(self),
-            console=console,
-            refresh_per_second=_PER_SECOND,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            vertical_overflow="crop",
-        )
-        self._live.start()
+        self._live = started(_Drawing(self), file, _PER_SECOND)
 
     def close(self) -> None:
         self._live.stop()
