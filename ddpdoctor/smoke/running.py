@@ -169,7 +169,10 @@ class _Run:
             if watch.engine_over or self._failure is not None:
                 break
             if watch.failed:
-                return await self._hear_the_others()
+                await self._hear_the_others()
+                if watch.failed:
+                    return None
+                continue  # A rank's end was heard, from its parent, before its last words were.
             if watch.late(time.monotonic()):
                 await asyncio.sleep(LISTENING_SECONDS)
                 if late := watch.late(time.monotonic()):
@@ -203,7 +206,7 @@ class _Run:
 
         def known() -> bool:
             thought = watch.all_over or watch.engine_over or time.monotonic() > began + SECOND_THOUGHTS
-            return thought and not watch.unexplained
+            return not watch.failed or (thought and not watch.unexplained)
 
         await self._until_known(known, EXPLAINING_SECONDS)
         await asyncio.sleep(LISTENING_SECONDS)
