@@ -66,15 +66,15 @@ def refuse_what_is_no_python(python: str, path: str) -> None:
         raise typer.BadParameter(f"--python {python}: {no_python}{answer.detail}")
 
 
-def look(context: Context, groups: Iterable[str]) -> Snapshot:
-    """Takes a snapshot of this host."""
+def look(context: Context, groups: Iterable[str], known: str = "") -> Snapshot:
+    """Takes a snapshot of this host. known: what somebody at a terminal is to read meanwhile."""
     # Here and not above: the import of torch shall be under way before the many modules of the probes are loaded.
     from ddpdoctor.facts.snapshot import EXPERIMENTS
     from ddpdoctor.probes.runner import take_snapshot
 
     wanted = set(groups) - set(EXPERIMENTS)
     waiting = set(wanted)
-    line = StatusLine(lambda seconds: _waited_for(sorted(waiting), seconds), delay=0.3)
+    line = StatusLine(lambda seconds: f"{known}{_waited_for(sorted(waiting), seconds)}", delay=0.3)
     try:
         return take_snapshot(context, wanted, done=waiting.discard)
     finally:

@@ -198,10 +198,9 @@ def smoke(
     from ddpdoctor.smoke.judging import needs_a_look, verdict_of
 
     if needs_a_look(examination):
-        if not quiet:
-            _say_at_once(examination)
+        text = "" if quiet else _at_once(examination)
         try:
-            examination = _with_host(examination, python, timeout)
+            examination = _with_host(examination, python, timeout, text)
         except Stopped as stopped:
             _print(examination, as_json=as_json, verbose=verbose, quiet=quiet)
             stopped.text = "Stopped while this host was looked at for the cause; the ranks had ended before."
@@ -238,17 +237,21 @@ def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, shown: Callable[
     return judge(snapshot, facts)
 
 
-def _say_at_once(examination: Examination) -> None:
-    """What happened, before the look at the host, which takes seconds."""
+def _at_once(examination: Examination) -> str:
+    """What happened, for the seconds in which the host is looked at: a terminal shows it until the report is there, a log
+    keeps it."""
     from ddpdoctor.report.plain import one_line
     from ddpdoctor.report.smoke_words import headline
 
     text = one_line(headline(examination))
+    if sys.stderr.isatty():
+        return f"{text}. "
     print(f"ddpdoctor smoke: {text}; this host is looked at for the cause", file=sys.stderr, flush=True)
+    return ""
 
 
-def _with_host(examination: Examination, python: str | None, timeout: float | None) -> Examination:
-    """With the whole `check` of this host. An import of torch that was waited for as long as the user would wait isn't
+def _with_host(examination: Examination, python: str | None, timeout: float | None, known: str) -> Examination:
+    """With the whole `check` of this host, known as in `looking.look`. An import of torch that was waited for as long as the user would wait isn't
     waited for much longer."""
     from ddpdoctor.cli.looking import begin, look
     from ddpdoctor.facts.snapshot import GROUPS
@@ -258,7 +261,7 @@ def _with_host(examination: Examination, python: str | None, timeout: float | No
     facts = smoke_of(examination)
     in_vain = timeout is not None and nothing_ran(facts) and facts.seconds >= import_seconds(timeout)
     patience = max(timeout, IMPORT_AGAIN_SECONDS) if timeout is not None and in_vain else None
-    return with_host(examination, look(begin(python, patience=patience), GROUPS))
+    return with_host(examination, look(begin(python, patience=patience), GROUPS, known))
 
 
 def _job_with_others(wishes: Wishes, options: tuple[str, ...]) -> Job | None:

@@ -169,8 +169,7 @@ class _Run:
             if watch.engine_over or self._failure is not None:
                 break
             if watch.failed:
-                await self._hear_the_others()
-                if watch.failed:
+                if await self._hear_the_others():
                     return None
                 continue  # A rank's end was heard, from its parent, before its last words were.
             if watch.late(time.monotonic()):
@@ -198,8 +197,9 @@ class _Run:
         while not known() and time.monotonic() < until:
             await asyncio.sleep(0.01)
 
-    async def _hear_the_others(self) -> None:
-        """After a failure: where those are that still run, before the engine ends them, and then what they have to say."""
+    async def _hear_the_others(self) -> bool:
+        """After a failure: where those are that still run, before the engine ends them, and then what they have to say.
+        Whether it was one."""
         began = time.monotonic()
         await self._ask(self._running())
         watch = self._watch
@@ -210,6 +210,7 @@ class _Run:
 
         await self._until_known(known, EXPLAINING_SECONDS)
         await asyncio.sleep(LISTENING_SECONDS)
+        return watch.failed
 
     # --- where they are -------------------------------------------------------------------------------------------------
 
