@@ -4,7 +4,8 @@
 
 Starts the command and waits for its end, or for the end of its own standard input: ddpdoctor holds the other side, and
 closes it to have all ended, or by dying. Then it kills every process that the command has started, also those whose parents
-are gone (they become its own children: prctl(2), PR_SET_CHILD_SUBREAPER), and removes the folder. On its standard output,
+are gone (they become its own children: prctl(2), PR_SET_CHILD_SUBREAPER), and removes the folder and the shared memory that
+they had and nobody else uses. On its standard output,
 once the command has ended by itself: its status in a line, a signal's number negative.
 """
 
@@ -39,6 +40,11 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     child = start(command, libc)
+    # Not at the top: the command, which takes seconds to start, needn't wait for it. Without site-packages it isn't found.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))  # noqa: PTH120
+    from ddpdoctor.smoke.shared_memory import SHARED, free, mapped_by, own_files
+
+    before = own_files(SHARED).keys()
     poll = select.poll()
     for descriptor in (0, read):
         poll.register(descriptor, select.POLLIN | select.POLLHUP)
@@ -51,7 +57,9 @@ def main() -> None:
     else:
         with suppress(OSError):
             os.write(1, b"%d\n" % ended[child])
+    ours = mapped_by(descendants(os.getpid()), SHARED)
     end_all()
+    free(SHARED, before, ours)
     rmtree(folder, ignore_errors=True)
 
 

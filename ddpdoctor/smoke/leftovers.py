@@ -6,15 +6,15 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from ddpdoctor.facts.smoke import Leftovers
 from ddpdoctor.probes.patient.asking import printable
+from ddpdoctor.smoke.shared_memory import SHARED, Key, all_pids, free, mapped_memory, own_files, unused
 
-SHARED: Final = "/dev/shm"
 OURS: Final = re.compile(r"nccl-|torch_|cuda\.shm\.")
 """How shared memory is named by NCCL, torch's DataLoader and CUDA. Semaphores count only where ours had them: any job has some."""
 
@@ -29,8 +29,8 @@ class Traces:
         self._folder = folder
         self._shared = shared
         self._before = frozenset(own_files(shared))
-        self._mapped: set[tuple[int, int]] = set()
-        """Device and inode of shared memory that they mapped."""
+        self._mapped: set[Key] = set()
+        """Shared memory that they mapped."""
         self._sockets: dict[int, int] = {}
         """Inode of a socket that listened to its port."""
 
@@ -78,7 +78,7 @@ class Traces:
     def _processes(self) -> list[int]:
         mark = b"TMPDIR=" + os.fsencode(self._folder)
         found = []
-        for pid in _pids():
+        for pid in all_pids():
             with suppress(OSError):
                 if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     found.append(pid)
@@ -89,58 +89,18 @@ class Traces:
         and of what is named like ours, but nobody of ours was seen to have."""
         until = time.monotonic() + ENDING_SECONDS
         while True:
-            unused = self._unused()
-            for key in unused.keys() & self._mapped:
-                with suppress(OSError):
-                    Path(self._shared, unused[key]).unlink()
-            unused = self._unused()
-            ours = [name for key, name in unused.items() if key in self._mapped]
-            unclaimed = [name for key, name in unused.items() if key not in self._mapped and OURS.match(name)]
+            free(self._shared, self._before, self._mapped)
+            left = unused(self._shared, self._before)
+            ours = [name for key, name in left.items() if key in self._mapped]
+            unclaimed = [name for key, name in left.items() if key not in self._mapped and OURS.match(name)]
             # Another job of this user may be about to use, or to remove, what is its own.
             if not ours + unclaimed or time.monotonic() > until:
                 return _names(ours), _names(unclaimed)
             time.sleep(0.1)
 
-    def _unused(self) -> dict[tuple[int, int], str]:
-        """What appeared in the meantime and is mapped by nobody whom we can see: of another container, that shares /dev/shm
-        with this one, we see the files and not the processes."""
-        new = {key: name for key, name in own_files(self._shared).items() if key not in self._before}
-        used = {key for pid in _pids() for key in mapped_memory(pid, self._shared)} if new else set()
-        still = own_files(self._shared) if new else {}
-        return {key: name for key, name in new.items() if key not in used and key in still}
-
 
 def _names(files: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(printable(name) for name in files))
-
-
-def own_files(folder: str) -> Mapping[tuple[int, int], str]:
-    """This user's own files there, by device and inode."""
-    found: dict[tuple[int, int], str] = {}
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(OSError):
-                status = entry.stat(follow_symlinks=False)
-                if status.st_uid == os.geteuid() and entry.is_file(follow_symlinks=False):
-                    found[status.st_dev, status.st_ino] = entry.name
-    return found
-
-
-def _pids() -> list[int]:
-    return [int(one.name) for one in os.scandir("/proc") if one.name.isdigit()]
-
-
-def mapped_memory(pid: int, folder: str) -> Iterator[tuple[int, int]]:
-    """Device and inode of the files in that folder that a process has mapped, also removed ones."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        parts = line.split(None, 5)
-        if len(parts) == 6 and parts[5].startswith(folder + "/"):
-            major, _, minor = parts[3].partition(":")
-            yield os.makedev(int(major, 16), int(minor, 16)), int(parts[4])
 
 
 def sockets_of(pid: int) -> Iterator[int]:

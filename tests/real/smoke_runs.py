@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.facts.smoke import Leftovers, RankRun
-from ddpdoctor.smoke.leftovers import listening_sockets, mapped_memory, own_files, sockets_of
+from ddpdoctor.smoke.leftovers import listening_sockets, sockets_of
 from ddpdoctor.smoke.orders import Fault, Order
 from ddpdoctor.smoke.running import Ran, run
+from ddpdoctor.smoke.shared_memory import mapped_memory, own_files
 from tests.command import plain_environ
 
 STAGES = (
@@ -30,6 +31,33 @@ STAGES = (
     "training",
     "shutdown",
 )
+
+CUSTOM = r"""
+import gc, mmap, multiprocessing, os, signal, subprocess, sys, threading, time
+
+def ranks_doctor():
+    while threading.main_thread().is_alive():
+        for one in gc.get_objects():
+            if type(one).__name__ == "Doctor" and getattr(one, "who", None) == 1:
+                return one
+        time.sleep(0.05)
+
+def wait_until_it_sleeps():
+    while True:
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        if frame is not None and frame.f_code.co_name == "_end_or_wait":
+            return
+        time.sleep(0.01)
+
+def act():
+    while "RANK" not in os.environ:
+        time.sleep(0.01)
+    if os.environ["RANK"] == "1":
+        main()
+
+os.register_at_fork(after_in_child=lambda: threading.Thread(target=act, daemon=DAEMON).start())
+"""
+"""As a package of the user would: code that each of their Pythons runs. In rank 1 `main` is called, in a thread."""
 
 
 class Estate:
@@ -102,6 +130,13 @@ class Estate:
             if not left or time.monotonic() > until:
                 return left
             time.sleep(0.05)
+
+
+def rank_1_runs(main: str, library: Path, estate: Estate) -> None:
+    """From now on. main: source with `DAEMON`, for the thread, and `main()`. library: a folder to be made."""
+    library.mkdir()
+    (library / "sitecustomize.py").write_text(main + CUSTOM)
+    estate.environ["PYTHONPATH"] += f":{library}"
 
 
 def order(fault: Fault | None = None, nproc: int = 3, seconds: float = 5.0, stages: tuple[str, ...] = STAGES) -> Order:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.command import command
-from tests.real.smoke_runs import Estate, wait_for
+from tests.real.smoke_runs import Estate, rank_1_runs, wait_for
 
 SECONDS = 5.0
 """Within which all must be over."""
@@ -23,6 +23,16 @@ STAGES = "rendezvous,process group,all_reduce,shutdown"
 FAULT = '{"rank": 1, "stage": "all_reduce", "kind": "sleep"}'
 
 STOPPED = "Stopped. The ranks were ended; nothing is left running.\n"
+
+
+SHARES_MEMORY = """
+DAEMON = True
+def main():
+    with open("/dev/shm/nccl-" + os.environ["DDPDOCTOR_TEST"], "w+b") as file:
+        file.truncate(4096)
+        globals()["kept"] = mmap.mmap(file.fileno(), 4096)
+    time.sleep(600)
+"""
 
 
 class End(msgspec.Struct, frozen=True):
@@ -44,7 +54,9 @@ class Job:
     """`ddpdoctor smoke` whose rank 1 sleeps."""
 
     def __init__(self, folder: Path) -> None:
-        self.estate = Estate(folder)
+        self.estate = Estate(folder / "files")
+        rank_1_runs(SHARES_MEMORY, folder / "library", self.estate)
+        self.shared = Path(f"/dev/shm/nccl-{self.estate.mark}")
         self.doctor = subprocess.Popen(
             command("smoke", "--nproc", "2", "--backend", "gloo", "--stages", STAGES),
             env=self.estate.environ | {"DDPDOCTOR_SMOKE_FAULT": FAULT},
@@ -57,7 +69,7 @@ class Job:
     def waits(self) -> bool:
         """Whether both ranks are there, with all that they need."""
         assert self.doctor.poll() is None, self.doctor.communicate()
-        return sum(_uses_gloo(pid) for pid in self.estate.look()) == 2
+        return sum(_uses_gloo(pid) for pid in self.estate.look()) == 2 and self.shared.exists()
 
 
 def _uses_gloo(pid: int) -> bool:
@@ -74,12 +86,14 @@ def test_nothing_is_left_when_the_doctor_is_ended(short_path: Path) -> None:
             wait_for(job.waits, 60)
             assert job.estate.files
             assert job.estate.ports
+            assert job.estate.shared
             os.kill(job.doctor.pid, end.number)
             ended = time.monotonic()
             if end.stderr:
                 os.kill(job.doctor.pid, end.number)  # An impatient second one.
             _, stderr = job.doctor.communicate(timeout=30)
             assert job.estate.left_after(SECONDS) == {}, end
+            assert not job.shared.exists()
             assert time.monotonic() - ended < 2 * SECONDS
             assert (job.doctor.returncode, stderr[-len(end.stderr) or len(stderr) :]) == (end.code, end.stderr)
     finally:

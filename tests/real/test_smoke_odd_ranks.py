@@ -16,38 +16,11 @@ from ddpdoctor.netcheck.messages import ENOUGH
 from ddpdoctor.smoke.orders import Fault
 from ddpdoctor.smoke.running import Ran, run
 from ddpdoctor.smoke.watching import PROCESS_END, Watch
-from tests.real.smoke_runs import Estate, by_rank, order, train
+from tests.real.smoke_runs import Estate, by_rank, order, rank_1_runs, train
 
 SECONDS = 5.0
 STAGES = ("import", "device", "rendezvous", "process group", "all_reduce", "shutdown")
 SLEEPS = Fault(1, "all_reduce", "sleep")
-
-CUSTOM = r"""
-import gc, mmap, multiprocessing, os, signal, subprocess, sys, threading, time
-
-def ranks_doctor():
-    while threading.main_thread().is_alive():
-        for one in gc.get_objects():
-            if type(one).__name__ == "Doctor" and getattr(one, "who", None) == 1:
-                return one
-        time.sleep(0.05)
-
-def wait_until_it_sleeps():
-    while True:
-        frame = sys._current_frames().get(threading.main_thread().ident)
-        if frame is not None and frame.f_code.co_name == "_end_or_wait":
-            return
-        time.sleep(0.01)
-
-def act():
-    while "RANK" not in os.environ:
-        time.sleep(0.01)
-    if os.environ["RANK"] == "1":
-        main()
-
-os.register_at_fork(after_in_child=lambda: threading.Thread(target=act, daemon=DAEMON).start())
-"""
-"""As a package of the user would: code that each of their Pythons runs. In rank 1 `main` is called, in a thread."""
 
 FLOOD = r"""
 DAEMON = True
@@ -125,10 +98,7 @@ class Odd:
 
     def __init__(self, folder: Path, main: str) -> None:
         self.estate = Estate(folder / "files")
-        library = folder / "library"
-        library.mkdir()
-        (library / "sitecustomize.py").write_text(main + CUSTOM)
-        self.estate.environ["PYTHONPATH"] += f":{library}"
+        rank_1_runs(main, folder / "library", self.estate)
 
     @property
     def shared(self) -> Path:

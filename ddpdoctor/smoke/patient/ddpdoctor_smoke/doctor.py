@@ -15,6 +15,9 @@ from contextlib import suppress
 MOST = 3500
 """Bytes of a message."""
 
+KEEPER_SECONDS = 2.0
+"""So long has the keeper, once the doctor is gone, to see what this process holds, and to end it."""
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -43,8 +46,7 @@ class Doctor:
             try:
                 self.messages.send(packet[: MOST * 12])
             except OSError:
-                # Nobody listens any more, and nobody is to go on without being watched.
-                os._exit(1)
+                end_unwatched()
 
     def take_output(self):
         """From now on all that this process prints goes to the doctor, who knows whose it is, also what C++ prints."""
@@ -69,7 +71,13 @@ class Doctor:
         with suppress(OSError):
             while self.messages.recv(1):
                 pass
-        os._exit(1)
+        end_unwatched()
+
+
+def end_unwatched():
+    """Nobody listens any more, and nobody is to go on without being watched."""
+    time.sleep(KEEPER_SECONDS)
+    os._exit(1)
 
 
 def tell_of_children(doctor):
