@@ -17,7 +17,7 @@ from ddpdoctor.smoke.plan import SmokePlan
 FAMILY = "smoke"
 SCALING = "smoke-scaling-failed"
 """The check that says so."""
-BEFORE = ("duplicate-gpu", "smoke-not-on-gpus")
+BEFORE = ("duplicate-gpu", "mig-multi-instance", "smoke-not-on-gpus")
 """Checks that know of a plan, before anything is started, that it can't be run."""
 
 Found = tuple[Check, Severity, Finding]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -10,13 +11,15 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.facts.visible import selector, visible_gpus
+from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.wording import plural
 
 GROUPS: Final = ("gpus", "environment")
 """The facts that a plan needs."""
 
 CPU_RANKS: Final = 2
+
+NONE: Final = "no GPU"
 
 
 class SmokePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,11 +33,10 @@ class SmokePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def smoke_plan(snapshot: Snapshot, nproc: int | None, backend: str) -> SmokePlan:
     """backend: "nccl", "gloo" or "auto": NCCL where there are GPUs. nproc None: a rank a visible GPU, two without any."""
-    gpus, lacking = _usable(snapshot)
+    gpus, lacking, number = _usable(snapshot)
     over = ("nccl" if gpus else "gloo") if backend == "auto" else backend
     ranks = nproc if nproc is not None else (gpus if gpus and over == "nccl" else CPU_RANKS)
     passed_over = "" if backend == "gloo" else lacking
-    number = plural(gpus, "GPU") if gpus else "no GPU"
     chosen_cpu = backend == "gloo" and (gpus or lacking)
     who = "--nproc" if nproc is not None else "--backend gloo" if chosen_cpu else "" if passed_over else number
     device = "GPU" if over == "nccl" else "CPU"
@@ -47,20 +49,31 @@ def smoke_plan(snapshot: Snapshot, nproc: int | None, backend: str) -> SmokePlan
     )
 
 
-def _usable(snapshot: Snapshot) -> tuple[int, str]:
-    """How many GPUs ranks may use; and why that isn't all that are there, or may be: "" where it is."""
+def _usable(snapshot: Snapshot) -> tuple[int, str, str]:
+    """How many GPUs ranks may use; why that isn't all that are there, or may be: "" where it is; and their number in words."""
     gpus = snapshot.gpus
     if isinstance(gpus, Unknown):
-        return 0, f"the GPUs could not be asked: {gpus.reason}"
+        return 0, f"the GPUs could not be asked: {gpus.reason}", NONE
     if not gpus.devices:
         there = gpus.vendor == "nvidia"
-        return 0, "the GPUs could not be asked: one is on the PCI bus, and NVML lists none" if there else ""
+        return 0, "the GPUs could not be asked: one is on the PCI bus, and NVML lists none" if there else "", NONE
     environment = snapshot.environment if isinstance(snapshot.environment, Environment) else Unknown("not looked at")
-    visible = len(visible_gpus(gpus, environment))
+    seen = visible_gpus(gpus, environment)
+    visible, number = _for_ranks(seen)
     all_of_them = "the only GPU" if len(gpus.devices) == 1 else f"all {len(gpus.devices)} GPUs"
     hidden = "" if visible else f"{selector(gpus, environment)} hides {all_of_them}"
     lost = _lost(gpus)
-    return visible, lost if lost and (visible or not gpus.answering) else ", and ".join(filter(None, (hidden, lost)))
+    over = lost if lost and (visible or not gpus.answering) else ", and ".join(filter(None, (hidden, lost)))
+    return visible, over, number
+
+
+def _for_ranks(seen: Sequence[VisibleGpu]) -> tuple[int, str]:
+    """How many of them ranks can use together, and that in words. A process sees one MIG slice, and none where it sees a
+    whole GPU; NCCL doesn't connect them."""
+    whole = sum(one.slice is None and one.gpu.mig_enabled is not True for one in seen)
+    if whole or not seen:
+        return whole, plural(whole, "GPU") if whole else NONE
+    return 1, "1 GPU" if len(seen) == 1 else f"{len(seen)} MIG slices, of which a process sees one"
 
 
 def _lost(gpus: Gpus) -> str:

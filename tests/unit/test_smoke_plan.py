@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -9,9 +11,10 @@ from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.smoke import ELASTIC, RENDEZVOUS, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.smoke.judging import before, judge, own_findings, verdict_of
+from ddpdoctor.smoke.orders import STAGES, Launched, Order
 from ddpdoctor.smoke.plan import smoke_plan
 from tests.fixture_hosts import healthy_facts, to_snapshot
 from tests.smokes import smoke_of_ranks
@@ -40,12 +43,34 @@ def hiding(value: str, lost: tuple[int, ...] = ()) -> Snapshot:
     return msgspec.structs.replace(without(*lost), environment=Environment(settings=(setting,)))
 
 
+def sliced(value: str | None = None, **settings: str) -> Snapshot:
+    """A GPU in two MIG slices. value: of CUDA_VISIBLE_DEVICES."""
+    chosen = settings if value is None else settings | {"CUDA_VISIBLE_DEVICES": value}
+    found = tuple(Setting(name=name, value=text) for name, text in chosen.items())
+    return msgspec.structs.replace(host("a100-mig"), environment=Environment(settings=found))
+
+
+def beside_a_sliced_one() -> Snapshot:
+    """Eight whole GPUs, and one in two slices."""
+    one, other = host(), host("a100-mig")
+    assert isinstance(one.gpus, Gpus)
+    assert isinstance(other.gpus, Gpus)
+    ninth = msgspec.structs.replace(other.gpus.devices[0], index=8)
+    return msgspec.structs.replace(one, gpus=msgspec.structs.replace(one.gpus, devices=(*one.gpus.devices, ninth)))
+
+
+SLICES = ",".join(one.uuid for one in host("a100-mig").gpus.devices[0].mig_instances)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("snapshot", "nproc", "backend", "chosen", "passed_over"),
     [
         (host(), None, "auto", "8 ranks on GPU over nccl (8 GPUs)", ""),
         (host(), 1, "auto", "1 rank on GPU over nccl (--nproc)", ""),
         (host("a100-mig"), None, "auto", "1 rank on GPU over nccl (1 GPU)", ""),
+        (sliced(), None, "auto", "1 rank on GPU over nccl (2 MIG slices, of which a process sees one)", ""),
+        (sliced(SLICES), None, "auto", "1 rank on GPU over nccl (2 MIG slices, of which a process sees one)", ""),
+        (beside_a_sliced_one(), None, "auto", "8 ranks on GPU over nccl (8 GPUs)", ""),
         (host("mi300x8-rocm"), None, "auto", "8 ranks on GPU over nccl (8 GPUs)", ""),
         (host("cloud-cpu"), None, "auto", "2 ranks on CPU over gloo (no GPU)", ""),
         (host("cloud-cpu"), 3, "gloo", "3 ranks on CPU over gloo (--nproc)", ""),
@@ -120,7 +145,39 @@ def test_nccl_is_tried_where_nobody_knows_of_gpus() -> None:
     assert before(without(3), smoke_plan(without(3), None, "nccl")) is None
 
 
+def test_several_ranks_on_mig_slices_are_explained_before_the_start() -> None:
+    for snapshot in (sliced(), sliced(SLICES), host("a100-mig")):
+        assert before(snapshot, smoke_plan(snapshot, None, "auto")) is None
+        assert before(snapshot, smoke_plan(snapshot, 2, "gloo")) is None
+        hindered = before(snapshot, smoke_plan(snapshot, 2, "auto"))
+        assert hindered is not None
+        assert verdict_of(hindered).exit_code(strict=False) == 1
+        ((check, _, finding),) = own_findings(hindered)
+        assert check.slug == "mig-multi-instance"
+        assert finding.summary.startswith("2 ranks on MIG slices")
+    # Who allows NCCL to try is let try.
+    allowed = sliced(SLICES, NCCL_MULTI_RANK_GPU_ENABLE="1")
+    assert before(allowed, smoke_plan(allowed, 2, "auto")) is None
+
+
 def test_only_the_first_stage_may_take_as_long_as_an_import() -> None:
     facts = Smoke(deadline=30.0, import_seconds=90.0)
     assert (facts.seconds_for("import"), facts.seconds_for("barrier")) == (90.0, 30.0)
     assert Smoke(deadline=30.0).seconds_for("import") == 30.0
+
+
+@pytest.mark.parametrize(
+    ("order", "run"),
+    [
+        ({}, {"engine": ELASTIC}),
+        ({"nnodes": 2}, {"engine": ELASTIC, "nnodes": 2}),
+        ({"launched": Launched(rank=1, local_rank=1), "nnodes": 2}, {"engine": "srun"}),
+    ],
+)
+def test_what_is_told_of_a_stage_s_time_is_what_it_had(order: dict[str, Any], run: dict[str, Any]) -> None:
+    given = Order(nproc=2, world_size=4, seconds=30.0, import_seconds=90.0, **order)
+    facts = Smoke(deadline=30.0, import_seconds=90.0, **run)
+    assert {stage: facts.seconds_for(stage) for stage in STAGES} == {
+        stage: given.seconds_for(stage) for stage in STAGES
+    }
+    assert facts.seconds_for(RENDEZVOUS) == (90.0 if order else 30.0)
