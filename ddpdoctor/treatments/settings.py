@@ -35,10 +35,13 @@ def place(folder: Path) -> Path:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether we wrote it for this user: nobody is to source what somebody else could have written."""
+    """Whether we wrote it for this user: nobody is to source what somebody else, be it one of their group, could have
+    written."""
     try:
         state = path.lstat()
-        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & stat.S_IWOTH:
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
+            return False
+        if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return False
         return state.st_size <= LARGEST and path.read_text("utf-8").split("\n", 1)[0] == HEADER
     except (OSError, ValueError):
@@ -90,7 +93,8 @@ def _draft(path: Path, settings: Sequence[Setting], day: str) -> Iterator[str]:
     """The name of a file beside it that holds the whole text, with its mode; afterwards it is gone."""
     there = os.path.lexists(path)
     text = merged(path.read_text("utf-8") if there else "", settings, day)
-    mode = stat.S_IMODE(path.stat().st_mode) if there else 0o666 & ~_umask()
+    # Whatever the umask, nobody else may write it: else it would not be ours next time.
+    mode = stat.S_IMODE(path.stat().st_mode) if there else 0o644 & ~_umask()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{NAME}-")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 (a descriptor)

@@ -191,10 +191,19 @@ def test_somebody_elses_file_is_not_touched(tmp_path: Path, text: str) -> None:
     assert file.place(tmp_path) == ours
 
 
-def test_a_file_that_others_can_write_is_not_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o666, 0o646, 0o664, 0o620])
+def test_a_file_that_others_can_write_is_not_ours(tmp_path: Path, mode: int) -> None:
     path = file.place(tmp_path)
     file.write(path, settings_for("unset A"), DAY)
-    path.chmod(0o666)
+    path.chmod(mode)
+    assert file.place(tmp_path) != path
+
+
+@pytest.mark.root
+def test_neither_is_one_that_somebody_else_owns(tmp_path: Path) -> None:
+    path = file.place(tmp_path)
+    file.write(path, settings_for("unset A"), DAY)
+    os.chown(path, 65534, -1)
     assert file.place(tmp_path) != path
 
 
@@ -227,11 +236,16 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     assert path.read_text() == before
 
 
-def test_a_new_file_has_the_mode_of_any_other(tmp_path: Path) -> None:
-    path = file.place(tmp_path)
-    file.write(path, settings_for("unset A"), DAY)
-    (tmp_path / "other").touch()
-    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o644), (0, 0o644)])
+def test_a_new_file_is_ours_under_any_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        path = file.place(tmp_path)
+        file.write(path, settings_for("unset A"), DAY)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o7777 == mode
+    assert file.place(tmp_path) == path
 
 
 def test_a_rehearsal_leaves_nothing(tmp_path: Path) -> None:
