@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.smoke import LAST, Ending, RankRun, Smoke, State
+from ddpdoctor.knowledge.smoke_places import WAITING_STEP, place_in_stage
 from ddpdoctor.registry import requires
 
 LOST: Final = re.compile(
@@ -27,11 +28,6 @@ SIGTERM: Final = -15
 PAIRWISE: Final = {"send", "recv", "isend", "irecv"}
 """What ranks call that differ by right."""
 
-WAITING_STEP: Final = re.compile(
-    r"^(?:waiting|barrier|init_process_group|destroy_process_group"
-    r"|training step|step \d+ of|one more step|a step |the whole batch|its (?:first|second) half|all_reduce of)"
-)
-"""Steps in which ranks meet without a collective of their own: what DDP calls, or a stage again and again, is not announced."""
 WAITING_PLACES: Final = (
     "torch/distributed/", "torch/nn/parallel/", "torch/autograd/", "torch/cuda/", "torch/_C/",
 )  # fmt: skip
@@ -246,8 +242,8 @@ def _hung(ranks: Sequence[RankRun]) -> Blame | None:
         return _blame(Kind.HUNG, ranks, absent)
     waiting = [one for one in hanging if waits(one)]
     busy = [one for one in hanging if not waits(one)]
-    furthest = max((position(one) for one in waiting), default=(0, 0))
     if waiting:
+        furthest = max(position(one) for one in waiting)
         # One that is ahead of all that wait can't be the one that they wait for.
         busy = [one for one in busy if position(one) <= furthest]
     if busy and waiting:
@@ -261,11 +257,12 @@ def _hung(ranks: Sequence[RankRun]) -> Blame | None:
     return _blame(Kind.TOGETHER, ranks, behind)
 
 
-def position(run: RankRun) -> tuple[int, int]:
-    """How far a rank has come: stages that are over, steps in the present one."""
+def position(run: RankRun) -> tuple[int, int, int]:
+    """How far a rank has come: stages that are over, and its place in the present one."""
     over = sum(one.state in (State.PASSED, State.NOT_TESTED) for one in run.stages)
-    between = run.last is not None and run.last.state is State.PASSED
-    return over, 0 if between else run.steps
+    if run.last is None or run.last.state is State.PASSED:
+        return over, 0, 0
+    return over, *place_in_stage(run.last.name, run.step, run.steps, run.calls, run.called)
 
 
 def waits(run: RankRun) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ddpdoctor.facts.smoke import Call, Stage
+from ddpdoctor.knowledge.smoke_places import place_in_stage
 from ddpdoctor.probes.patient.asking import last_lines
 
 MOST_KEPT: Final = 64 * 1024
@@ -83,9 +84,11 @@ class Heard(Voice):
         return self.gone_at is not None and self.finished_at is None and self.failed_at is None
 
     @property
-    def position(self) -> tuple[int, int]:
-        """How far it has come: stages that are over, steps in the present one."""
-        return len(self.done), self.steps
+    def position(self) -> tuple[int, int, int]:
+        """How far it has come: stages that are over, and its place in the present one."""
+        if self.stage in self.done:
+            return len(self.done), 0, 0
+        return len(self.done), *place_in_stage(self.stage, self.step, self.steps, self.calls, self.called)
 
     def seconds_in_stage(self, now: float) -> float:
         """Since it began the stage that it is in, or ended the last one."""

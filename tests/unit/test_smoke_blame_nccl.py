@@ -11,7 +11,8 @@ import pytest
 
 from ddpdoctor import smoke as smoke_package
 from ddpdoctor.facts.smoke import Ending, RankRun
-from ddpdoctor.knowledge.smoke_blame import WAITING_STEP, Kind, waits
+from ddpdoctor.knowledge.smoke_blame import Kind, waits
+from ddpdoctor.knowledge.smoke_places import WAITING_STEP
 from tests.unit.test_smoke_blame import ELSEWHERE, finding, found, named, ran, recorded, waits_in_all_reduce
 
 # What waits is what needs a result, and it leaves no frame of its own.
