@@ -31,7 +31,7 @@ PATIENT: Final = Path(__file__).parent / "patient" / "start.py"
 SECOND_THOUGHTS: Final = 1.0
 """Seconds after a rank failed in which the others may say what they think of it."""
 EXPLAINING_SECONDS: Final = 5.0
-"""So long may it take until it is known how a rank ended that went without a word."""
+"""So long may it take until it is known how a rank ended that went without a word, or what has ended them all."""
 GOING_SECONDS: Final = 1.0
 """So long may a rank outlive the engine."""
 LISTENING_SECONDS: Final = 0.05

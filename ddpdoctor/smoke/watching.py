@@ -253,9 +253,10 @@ class Watch:
 
     @property
     def unexplained(self) -> bool:
-        """Whether it isn't known yet how a rank ended that went without a word, or who has sent it SIGTERM."""
+        """Whether it isn't known yet how a rank ended that went without a word, or who has sent it SIGTERM; or why the
+        process has ended that the ranks were forked from: the end of the engine, or of the keeper, is heard after it."""
         if self.killed:
-            return False
+            return not self.engine_over
         codes = [one.exit_code for one in self.ranks.values() if one.speechless]
         return None in codes or (-signal.SIGTERM in codes and not self.engine_over)
 

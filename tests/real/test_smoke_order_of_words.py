@@ -1,4 +1,4 @@
-"""A patient that speaks the protocol itself, so that what is heard first is settled."""
+"""Patients that speak the protocol themselves, so that what is heard first is settled."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 from ddpdoctor.facts.smoke import Ending
+from ddpdoctor.smoke.running import Ran
 from tests.real.smoke_runs import Estate, by_rank, order, train
 
 STAGES = ("import", "shutdown")
 
-PATIENT = """
+LINES = """
 import json, os, signal, socket, sys, time
 
 channel = json.loads(sys.argv[2])["channel"]
@@ -20,7 +21,9 @@ def line(who):
     one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     one.connect("\\0" + channel)
     return lambda **message: one.send(json.dumps({"who": who, "at": time.time(), **message}).encode())
+"""
 
+TWO_RANKS = """
 def rank(number, seconds):
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     say = line(number)
@@ -44,13 +47,51 @@ for one in ranks:
 line("engine")(finished=True)
 """
 
+LONE_ENGINE = """
+say = line("engine")
+say(stage="import")
+if not os.fork():
+    server = line("server")
+    server(stage="import")
+    line(0)(stage="import", state="begun")
+    line(1)(stage="import", state="begun")
+    time.sleep(0.5)
+    os._exit(0)
+time.sleep(SECONDS)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""The ranks and their parent go at once; the engine after them, though it may have been the reason."""
+
+
+def python_that_runs(source: str, folder: Path) -> str:
+    """An executable, in a new folder."""
+    folder.mkdir()
+    python = folder / "python"
+    python.write_text(f"#!{sys.executable}\n{LINES}{source}")
+    python.chmod(0o755)
+    return str(python)
+
 
 def test_an_end_that_is_heard_before_the_last_words_is_no_failure(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!{sys.executable}\n{PATIENT}")
-    python.chmod(0o755)
+    python = python_that_runs(TWO_RANKS, tmp_path / "patient")
 
-    ran = asyncio.run(train(Estate(tmp_path / "files"), order(nproc=2, stages=STAGES), python=str(python)))
+    ran = asyncio.run(train(Estate(tmp_path / "files"), order(nproc=2, stages=STAGES), python=python))
 
     assert {rank: one.ending for rank, one in by_rank(ran).items()} == {0: Ending.FINISHED, 1: Ending.FINISHED}
     assert ran.problem == ""
+
+
+def test_the_end_of_all_ranks_is_told_by_its_cause_where_that_is_heard_in_time(tmp_path: Path) -> None:
+    async def with_engine_for(seconds: float) -> Ran:
+        folder = tmp_path / f"{seconds:g}"
+        python = python_that_runs(LONE_ENGINE.replace("SECONDS", str(seconds)), folder)
+        return await train(Estate(folder / "files"), order(nproc=2, stages=STAGES), python=python)
+
+    async def go() -> list[Ran]:
+        return await asyncio.gather(with_engine_for(1.5), with_engine_for(600))
+
+    killed, stays = asyncio.run(go())
+    assert killed.problem == "torch's engine was ended by SIGKILL"
+    assert stays.problem == "the process that the ranks were forked from has ended"
+    for ran in (killed, stays):
+        assert [one.ending for one in ran.runs] == [Ending.ENDED] * 2

@@ -243,6 +243,20 @@ def test_ranks_that_die_with_those_who_keep_them_are_not_to_blame(kill: Callable
     assert job.endings(3) == [Ending.ENDED] * 2
 
 
+@pytest.mark.parametrize("kill", [killed_engine, killed_keeper])
+def test_the_end_of_the_ranks_parent_is_explained_by_that_of_its_own(kill: Callable[[Watch], None]) -> None:
+    """They end together, and the effect is heard first."""
+    job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
+    job.watch.server_gone()
+    for rank in (0, 1):
+        job.watch.gone(rank, 2.1)
+    assert job.watch.unexplained
+    kill(job.watch)
+    assert not job.watch.unexplained
+    assert problem(job.watch).endswith("was ended by SIGKILL")
+    assert job.endings(3) == [Ending.ENDED] * 2
+
+
 def test_a_rank_that_was_killed_before_the_engine_was_is_the_reason() -> None:
     job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1).exits(1, 2, -9)
     job.watch.engine_ended(-9, 2.2)
