@@ -12,10 +12,18 @@ from ddpdoctor.facts.base import Facts, Source
 FIRST, LAST = "import", "shutdown"
 """The stages that every run has."""
 
+RENDEZVOUS = "rendezvous"
+
 OWN_WORDS = "the ranks' own words"
 
 ELASTIC = "torch.distributed.elastic"
 """The engine that starts the ranks where no launcher has."""
+
+
+def stage_seconds(stage: str, seconds: float, import_seconds: float, *, apart: bool) -> float:
+    """What that stage may take, where any other may take `seconds`. At the rendezvous it counts from when the last rank came
+    that we hear of. apart: there are others, on another host or in a process of a launcher's, that may still import torch."""
+    return import_seconds if stage == FIRST or (stage == RENDEZVOUS and apart) else seconds
 
 
 class State(str, Enum):
@@ -192,7 +200,8 @@ class Smoke(Facts, frozen=True, kw_only=True):
     deadline: Annotated[float, Source("the plan of the run")] = 0.0
     """Seconds that a stage may take."""
     import_seconds: Annotated[float, Source("the plan of the run")] = 0.0
-    """Seconds that the first stage may take, which imports torch; 0: as any other."""
+    """Seconds that the first stage may take, which imports torch, and the rendezvous with ranks that we don't hear of; 0: as
+    any other."""
     seconds: Annotated[float, Source("ddpdoctor's clock")] = 0.0
     problem: Annotated[str, Source("the engine's own words")] = ""
     """Why the ranks could not even be started."""
@@ -205,4 +214,5 @@ class Smoke(Facts, frozen=True, kw_only=True):
 
     def seconds_for(self, stage: str) -> float:
         """What that stage may take; 0: not known."""
-        return self.import_seconds or self.deadline if stage == FIRST else self.deadline
+        apart = self.nnodes > 1 or self.engine not in ("", ELASTIC)
+        return stage_seconds(stage, self.deadline, self.import_seconds or self.deadline, apart=apart)

@@ -65,11 +65,12 @@ def places(progress: Progress) -> list[tuple[str, float, float]]:
         if not one.over and one.stage and one.stage not in one.done:
             groups.setdefault((one.stage, one.step), []).append(one)
     now = progress.clock()
+    first = {place: min(ranks, key=lambda one: one.since) for place, ranks in groups.items()}
     return [
         (
             f"{ranks_text([one.rank for one in ranks])}: {stage}{f', {one_line(step)}' if step and step != stage else ''}",
-            max(now - one.since for one in ranks),
-            watch.order.seconds_for(stage),
+            now - first[stage, step].since,
+            watch.due(first[stage, step]) - first[stage, step].since,
         )
         for (stage, step), ranks in groups.items()
     ]

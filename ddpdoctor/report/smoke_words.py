@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ddpdoctor.examination import Examination, Verdict
-from ddpdoctor.facts.smoke import FIRST, Ending, RankRun, Smoke, State
+from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, State
 from ddpdoctor.knowledge.smoke_blame import Kind, blame, lost_another
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.smoke_marks import Mark, ranks_text
@@ -93,11 +93,11 @@ def engine_text(facts: Smoke) -> str:
 
 
 def _limits(facts: Smoke) -> str:
-    """ "; a stage may take 30 s, import 90 s"."""
+    """ "; a stage may take 30 s, import and rendezvous 90 s"."""
     if not facts.deadline:
         return ""
-    first = facts.seconds_for(FIRST)
-    more = f", {FIRST} {first:g} s" if first != facts.deadline and FIRST in facts.stages else ""
+    others = [stage for stage in facts.stages if facts.seconds_for(stage) != facts.deadline]
+    more = f", {listed(others)} {facts.import_seconds:g} s" if others else ""
     return f"; a stage may take {facts.deadline:g} s{more}"
 
 

@@ -6,6 +6,8 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.facts.smoke import stage_seconds
+
 STAGES: Final = (
     "import",
     "device",
@@ -29,8 +31,6 @@ STAGES: Final = (
     "shutdown",
 )
 """All of them, in their order; `smoke/patient/ddpdoctor_smoke/stages` has the code. A test compares the two."""
-
-RENDEZVOUS: Final = STAGES[2]
 
 STAGE_SECONDS: Final = 30.0
 IMPORT_SECONDS: Final = 90.0
@@ -62,7 +62,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One host's share of a run. Fields as in smoke/patient/ddpdoctor_smoke/orders.py; channel and folder are filled in when
-    it is started. import_seconds: what the stage import may take, and the rendezvous with those who are still in it."""
+    it is started. import_seconds: what the stage import may take, and the rendezvous with ranks that we don't hear of."""
 
     nproc: int
     world_size: int
@@ -89,10 +89,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return [first + local for local in range(self.nproc)]
 
     def seconds_for(self, stage: str) -> float:
-        """What it may take. Whoever has imported torch may wait at the rendezvous for one who hasn't yet: in a process of a
-        launcher's, or on another host."""
-        waits = stage == RENDEZVOUS and (self.launched is not None or self.nnodes > 1)
-        return self.import_seconds if stage == STAGES[0] or waits else self.seconds
+        """What it may take, as `facts.smoke.stage_seconds` has it."""
+        return stage_seconds(
+            stage, self.seconds, self.import_seconds, apart=self.launched is not None or self.nnodes > 1
+        )
 
     def to_json(self, channel: str, folder: str) -> str:
         """What the patient is given."""

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ddpdoctor.facts.smoke import Call, Stage, State
+from ddpdoctor.facts.smoke import RENDEZVOUS, Call, Stage, State
 from ddpdoctor.probes.patient.asking import last_lines, printable
 from ddpdoctor.smoke.heard import Heard, Voice
 from ddpdoctor.smoke.orders import Order
@@ -58,6 +58,8 @@ class Watch:
         self.oom_kills = 0
         """Processes that the kernel killed for want of memory meanwhile."""
 
+        self._came: dict[int, float] = {}
+        """When each rank began the rendezvous."""
         self._ends: dict[int, tuple[object, float]] = {}
         """By pid: how children of the server ended, and when. It may be heard before they are."""
 
@@ -106,6 +108,8 @@ class Watch:
         if name not in self.order.stages:
             return
         if state == "begun":
+            if name == RENDEZVOUS:
+                self._came.setdefault(one.rank, now)
             one.stage, one.since, one.step, one.steps, one.calls = name, now, "", 0, ""
         elif state == "failed":
             one.words = _text(message.get("error"))
@@ -203,15 +207,16 @@ class Watch:
 
     def late(self, now: float) -> list[Heard]:
         """Ranks whose stage has taken longer than it may."""
-        return [one for one in self.ranks.values() if now >= self._due(one)]
+        return [one for one in self.ranks.values() if now >= self.due(one)]
 
     def next_due(self) -> float:
         """When the first of them will be late, or the engine, unless more is heard; infinity where all is over."""
         if self.all_gone and self.all_finished and not self.engine_over:
             return self._engine_due()
-        return min((self._due(one) for one in self.ranks.values()), default=float("inf"))
+        return min((self.due(one) for one in self.ranks.values()), default=float("inf"))
 
-    def _due(self, one: Heard) -> float:
+    def due(self, one: Heard) -> float:
+        """When that rank will be late, unless more is heard; infinity where nothing more is waited for."""
         if one.failed_at is not None or one.gone_at is not None:
             return float("inf")
         if one.finished_at is not None:
@@ -220,7 +225,13 @@ class Watch:
             return last + self.order.seconds
         if one.stage and one.stage in one.done:
             return one.since + self.order.seconds
-        return one.since + self.order.seconds_for(one.stage or self.order.stages[0])
+        began = self._met_at() if one.stage == RENDEZVOUS else one.since
+        return began + self.order.seconds_for(one.stage or self.order.stages[0])
+
+    def _met_at(self) -> float:
+        """When the last rank of this host comes to the rendezvous: while one is on its way, when that one will be late."""
+        on_the_way = [one for one in self.ranks.values() if one.rank not in self._came and not one.over]
+        return max([*self._came.values(), *map(self.due, on_the_way)])
 
     def held_up(self, late: Iterable[Heard]) -> list[Heard]:
         """The late ones, and those who are about to be: no further than they. Others are ahead, and wait for them."""

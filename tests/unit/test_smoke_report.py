@@ -344,6 +344,8 @@ def test_the_head_says_how_long_the_import_may_take_and_where_files_went() -> No
     usual = report(examined_smoke(smoke_of_ranks(2, import_seconds=30.0)), width=120)
     assert "engine   torch.distributed.elastic; 4.3 s in all; a stage may take 30 s" in usual.splitlines()
     assert "files " not in usual
+    apart = smoke_of_ranks(2, import_seconds=90.0, nnodes=2, stages=("import", "rendezvous", "shutdown"))
+    assert "a stage may take 30 s, import and rendezvous 90 s" in report(examined_smoke(apart), width=120)
 
 
 @pytest.mark.parametrize(

@@ -308,11 +308,33 @@ def test_each_stage_has_its_time_and_so_has_the_way_to_the_next() -> None:
 )
 def test_at_the_rendezvous_some_may_wait_for_others_who_still_import(more: dict[str, Any], seconds: float) -> None:
     job = Job(stages=("import", "device", "rendezvous", "barrier"), **more)
-    job.watch.hear(0, {"stage": "rendezvous", "state": "begun"}, 5.0)
+    for rank in job.watch.ranks:
+        job.says(rank, 5.0, stage="rendezvous", state="begun")
     one = job.watch.ranks[0]
     assert (one in job.watch.late(5 + seconds - 0.1), one in job.watch.late(5 + seconds)) == (False, True)
     job.watch.hear(0, {"stage": "barrier", "state": "begun"}, 6.0)
     assert one in job.watch.late(16.0)
+
+
+def test_the_rendezvous_s_time_begins_when_the_last_rank_of_the_host_has_come() -> None:
+    job = Job(stages=("import", "device", "rendezvous", "barrier")).says(1, 0.5, stage="import", state="begun")
+    job.says(0, 2, stage="rendezvous", state="begun")
+    assert job.watch.late(90) == []
+    assert [one.rank for one in job.watch.late(90.5)] == [1]
+    assert job.watch.due(job.watch.ranks[0]) == 100.5
+    job.says(1, 85, stage="import", state="passed").says(1, 85, stage="device", state="begun")
+    assert [one.rank for one in job.watch.late(95)] == [1]
+    job.says(1, 90, stage="device", state="passed").says(1, 90, stage="rendezvous", state="begun")
+    # It may be heard to be through before the one that waited for it.
+    job.says(1, 90.1, stage="rendezvous", state="passed").says(1, 90.1, stage="barrier", state="begun")
+    assert job.watch.late(99.9) == []
+    assert [one.rank for one in job.watch.late(100)] == [0]
+
+
+def test_at_the_rendezvous_nobody_waits_for_one_that_is_over() -> None:
+    for end in ({"finished": True}, {"stage": "import", "state": "failed"}):
+        job = Job(stages=("import", "device", "rendezvous", "barrier")).says(1, 1, **end)
+        assert job.says(0, 2, stage="rendezvous", state="begun").watch.due(job.watch.ranks[0]) == 12
 
 
 def test_steps_don_t_prolong_a_stage() -> None:

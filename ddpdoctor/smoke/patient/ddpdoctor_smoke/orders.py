@@ -10,7 +10,7 @@ port        the store's
 backend     "nccl" or "gloo"
 stages      names of the stages to run, in their order
 seconds     what a stage may take; torch's own limit lies behind it, so that the doctor speaks first
-import_seconds  what the import of torch may take, and the rendezvous with those who are still in it
+import_seconds  what the import of torch may take, and the rendezvous with ranks that the doctor doesn't hear of
 folder      an empty one of our own, for a checkpoint and the engine's files; every host has another
 launched    the rank that a launcher has given to this process; absent: the engine starts the ranks
 gpus        for the stage "data parallel": over how many; absent elsewhere

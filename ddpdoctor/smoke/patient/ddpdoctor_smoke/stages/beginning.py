@@ -61,8 +61,9 @@ def limit(one, seconds):
 
 
 def rendezvous(one):
-    """The job's store: each rank writes its name there and reads the others', who may still import torch."""
-    most = limit(one, max(one.order.seconds, one.order.import_seconds))
+    """The job's store: each rank writes its name there and reads the others'. Whoever comes first waits while they import
+    torch and set their device; only then the stage's own time begins."""
+    most = limit(one, 2 * (one.order.import_seconds + one.order.seconds))
     store, _, _ = next(iter(one.dist.rendezvous("env://", rank=one.rank, world_size=one.world_size, timeout=most)))
     one.kept["store"] = store
     store.set("ddpdoctor/%d" % one.rank, str(os.getpid()))
