@@ -153,6 +153,11 @@ def smoke(
         if value is not None and not value.strip():
             raise typer.BadParameter(f"{name} is empty; is the variable in it set?")
     chosen = _stages(stages)
+    if nproc is not None:
+        from ddpdoctor.netcheck.messages import MOST_RANKS_HERE
+
+        if nproc > MOST_RANKS_HERE:
+            raise typer.BadParameter(f"--nproc {nproc}: smoke runs {MOST_RANKS_HERE} ranks on a host at most")
     from ddpdoctor.cli.looking import look, refuse_what_is_no_python
     from ddpdoctor.probes.context import Context
     from ddpdoctor.probes.patient.choice import choose_python

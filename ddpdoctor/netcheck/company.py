@@ -20,6 +20,10 @@ A = TypeVar("A", bound=Answer)
 ALONE = "only one node is there"
 
 
+class ImpossibleError(Exception):
+    """What the nodes were told to do can't be done by all of them together; the text says why."""
+
+
 class Gathered(msgspec.Struct, frozen=True):
     """All that the phases gave: the fleet, each node's own facts, and when the last node had joined (time.monotonic)."""
 
@@ -71,7 +75,11 @@ class Programme(Protocol):
     """What the nodes do once they have met and have been compared."""
 
     async def go(self) -> None:
-        """Goes through its phases, each of which is recorded. Nodes that are lost on the way stay lost."""
+        """Goes through its phases, each of which is recorded. Nodes that are lost on the way stay lost.
+
+        Raises:
+            ImpossibleError: there will be no verdict.
+        """
 
     def told(self, gathered: Gathered) -> Gathered:
         """With all that the phases found out."""

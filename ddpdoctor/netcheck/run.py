@@ -30,7 +30,7 @@ from ddpdoctor.knowledge.netcheck_command import netcheck_command, with_token
 from ddpdoctor.netcheck import tokens
 from ddpdoctor.netcheck.agent import AgentError, LeftBehindError, TurnedAwayError, attend
 from ddpdoctor.netcheck.arriving import Connection, arrive, look_at_master
-from ddpdoctor.netcheck.company import Company
+from ddpdoctor.netcheck.company import Company, ImpossibleError
 from ddpdoctor.netcheck.conductor import Conductor
 from ddpdoctor.netcheck.door import Limits
 from ddpdoctor.netcheck.ends import Audience, End, Wishes
@@ -356,6 +356,9 @@ class _Node:
                 await hub.stop(ENDED_BY_FAULT + wrong[0] if wrong else why, 1 if wrong else 2)
                 return end
             return await self._verdict(hub, gathered.fleet, gathered.snapshots, gathered.joined_at)
+        except ImpossibleError as error:
+            await hub.stop(str(error))
+            return self._alone(await looking, [str(error)])
         except asyncio.CancelledError as error:
             by = str(error.args[0]).partition(":")[0] if error.args else "its user"
             with suppress(Exception):

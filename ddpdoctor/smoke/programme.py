@@ -16,8 +16,17 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import Ending, Leftovers, RankRun, Smoke, Stage, State
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.smoke_words import short
-from ddpdoctor.netcheck.company import ALONE, Company, Gathered
-from ddpdoctor.netcheck.messages import MOST_LEFT, MOST_RANKS, Answer, Cannot, Order, Rehearse, Rehearsed
+from ddpdoctor.netcheck.company import ALONE, Company, Gathered, ImpossibleError
+from ddpdoctor.netcheck.messages import (
+    MOST_LEFT,
+    MOST_RANKS,
+    MOST_RANKS_HERE,
+    Answer,
+    Cannot,
+    Order,
+    Rehearse,
+    Rehearsed,
+)
 from ddpdoctor.netcheck.plausible import is_version
 from ddpdoctor.netcheck.standing import met_at
 from ddpdoctor.smoke.judging import before, planned_only
@@ -70,6 +79,8 @@ class SmokeProgramme:
             return
         began = time.monotonic()
         plans, backend = self._plans()
+        if too_many := self._too_many(plans):
+            raise ImpossibleError(too_many)
         if hindered := self._foreseen(plans):
             company.not_tested("smoke", f"{hindered} can't run the ranks that are planned there")
             return
@@ -133,10 +144,19 @@ class SmokeProgramme:
                 self._hindered[rank] = planned_only(plan)
         return listed((company.hub.guests[rank].host for rank in self._hindered), most=4)
 
+    def _too_many(self, plans: Mapping[int, SmokePlan]) -> str:
+        """Why so many ranks can't be ordered; "" where they can."""
+        guests = self._company.hub.guests
+        for rank, plan in plans.items():
+            if plan.nproc > MOST_RANKS_HERE:
+                return f"{plan.nproc} ranks are planned on {guests[rank].host}; a host runs {MOST_RANKS_HERE} at most"
+        count = sum(plan.nproc for plan in plans.values())
+        if count > MOST_RANKS:
+            return f"{count} ranks are planned on {len(plans)} hosts; {MOST_RANKS} at most can be run"
+        return ""
+
     def _orders(self, plans: Mapping[int, SmokePlan], backend: str) -> dict[int, Order]:
         world_size = sum(plan.nproc for plan in plans.values())
-        if world_size > MOST_RANKS:
-            raise ValueError(f"{world_size} ranks are more than {MOST_RANKS}")
         orders: dict[int, Order] = {}
         first = 0
         for place, rank in enumerate(sorted(plans)):

@@ -7,7 +7,9 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -115,6 +117,8 @@ def test_the_same_as_json_tells_rank_stage_and_the_host_s_findings() -> None:
         (("--backend", "mpi"), "--backend is nccl, gloo or auto, not mpi"),
         (("--timeout", "nan"), "--timeout"),
         (("--nproc", "0"), "--nproc"),
+        (("--nproc", "257"), "--nproc 257: smoke runs 256 ranks on a host at most"),
+        (("--nproc", "100000", "--nnodes", "2"), "--nproc 100000: smoke runs 256 ranks on a host at most"),
         (("--python", ""), "--python is empty"),
         (("--python", "/bin/ls"), "it is no Python"),
         (("--python", "/nowhere/python"), "/nowhere/python"),
@@ -126,6 +130,33 @@ def test_wrong_usage_ends_before_anything_starts(arguments: tuple[str, ...], wor
     assert done.returncode == 2
     assert words in " ".join(done.stderr.split())
     assert done.stdout == ""
+
+
+TWO_AT_MOST = """
+from ddpdoctor.cli.main import main
+from ddpdoctor.smoke import programme
+programme.MOST_RANKS = 2
+main()
+"""
+
+
+def test_more_ranks_in_all_than_can_be_run_are_no_verdict_on_any_host() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    given = ("--nproc", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port, "-q")
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_AT_MOST, "smoke", *given, "--node-rank", node],
+            env=plain_environ(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in "01"
+    ]
+    said = [one.communicate(timeout=90)[0] for one in nodes]
+    assert [one.returncode for one in nodes] == [2, 2]
+    assert all("4 ranks are planned on 2 hosts; 2 at most can be run" in one for one in said)
 
 
 def test_a_fault_that_is_none_is_wrong_usage() -> None:

@@ -16,7 +16,7 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import Ending, Leftovers, RankRun, Smoke, Stage, State
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.netcheck.company import Company
+from ddpdoctor.netcheck.company import Company, ImpossibleError
 from ddpdoctor.netcheck.messages import (
     MOST_ANSWER,
     MOST_RUN,
@@ -258,6 +258,22 @@ def test_more_ranks_than_gpus_on_one_host_are_explained_before_the_start() -> No
     first, second = SmokePurpose(Share(), TERMS).judge(laid)
     assert "duplicate-gpu" not in [check.slug for check, _, _ in first.findings]
     assert ("duplicate-gpu", "fail") in [(check.slug, severity.value) for check, severity, _ in second.findings]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "why"),
+    [
+        ([256, 257], "257 ranks are planned on n; a host runs 256 at most"),
+        ([256] * 257, "65792 ranks are planned on 257 hosts; 65536 at most can be run"),
+    ],
+    ids=["on a host", "in all"],
+)
+def test_more_ranks_than_can_be_ordered_are_no_verdict_on_any_host(ranks: Sequence[int], why: str) -> None:
+    company = Company(Nodes(len(ranks)))  # type: ignore[arg-type]
+    company.snapshots = {node: cpu(node, nproc) for node, nproc in enumerate(ranks)}
+    company.members = list(company.snapshots)
+    with pytest.raises(ImpossibleError, match=f"^{why}$"):
+        asyncio.run(SmokeProgramme(company, TERMS, master="n1", store_port=29500).go())
 
 
 def test_each_node_has_the_findings_of_its_own_ranks() -> None:
