@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.smoke import Ending, State
+from ddpdoctor.knowledge.smoke_blame import Kind, blame
 from ddpdoctor.smoke.orders import STAGES, Fault
 from ddpdoctor.smoke.running import Ran
 from tests.real.smoke_runs import Estate, by_rank, order, train
@@ -127,27 +128,28 @@ def each(cases: Sequence[Case]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def sick(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def sick(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Estate, Ran]]:
     """All that were chosen, side by side: some do nothing but wait."""
     items = request.session.items
     chosen = [one for one in OTHERWISE + WRONG if any(f"[{one}]" in item.name for item in items)]
     folder = tmp_path_factory.mktemp("sick")
     turns = asyncio.Semaphore(SIDE_BY_SIDE)
 
-    async def one(number: int, case: Case) -> Ran:
+    async def one(number: int, case: Case) -> tuple[Estate, Ran]:
         async with turns:
             seconds = PATIENCE if case in WRONG else HANGING
-            return await train(Estate(folder / str(number)), order(case.fault, case.nproc, seconds, STAGES))
+            estate = Estate(folder / str(number))
+            return estate, await train(estate, order(case.fault, case.nproc, seconds, STAGES))
 
-    async def all_of_them() -> list[Ran]:
+    async def all_of_them() -> list[tuple[Estate, Ran]]:
         return await asyncio.gather(*(one(number, case) for number, case in enumerate(chosen)))
 
     return dict(zip(map(str, chosen), asyncio.run(all_of_them()), strict=True))
 
 
 @pytest.mark.parametrize("case", each(WRONG))
-def test_the_rank_whose_results_are_wrong_is_named_by_all(case: Case, sick: dict[str, Ran]) -> None:
-    ran = sick[str(case)]
+def test_the_rank_whose_results_are_wrong_is_named_by_all(case: Case, sick: dict[str, tuple[Estate, Ran]]) -> None:
+    _, ran = sick[str(case)]
     for one in ran.runs:
         assert one.ending is Ending.WRONG, (one.ending, one.words)
         assert one.culprits == case.culprits
@@ -159,9 +161,20 @@ def test_the_rank_whose_results_are_wrong_is_named_by_all(case: Case, sick: dict
 
 
 @pytest.mark.parametrize("case", each(OTHERWISE))
-def test_the_rank_that_calls_something_else_is_found_by_its_call(case: Case, sick: dict[str, Ran]) -> None:
-    ranks = by_rank(sick[str(case)])
-    assert {one.last.name for one in ranks.values() if one.last} == {case.found_by}
+def test_the_rank_that_calls_something_else_is_found_by_its_call_in_time(
+    case: Case, sick: dict[str, tuple[Estate, Ran]]
+) -> None:
+    estate, ran = sick[str(case)]
+    ranks = by_rank(ran)
+    assert ran.problem == ""
+    blamed = blame(ran.runs)
+    assert blamed is not None
+    assert (blamed.kind, blamed.stage) == (Kind.DIFFERENT_CALLS, case.found_by)
+    assert tuple(one.rank for one in blamed.culprits) == case.culprits
+    for one in ranks.values():
+        assert one.last is not None
+        assert one.last.name == case.found_by
+        assert one.last.seconds <= HANGING + 3 + 3 * estate.behind
     assert not [one.rank for one in ranks.values() if one.ending is Ending.FINISHED]
     calls = {rank: called(one, case.found_by) for rank, one in ranks.items()}
     (common, times), *_ = Counter(calls.values()).most_common()
