@@ -25,9 +25,11 @@ FAULT = '{"rank": 1, "stage": "all_reduce", "kind": "sleep"}'
 STOPPED = "Stopped. The ranks were ended; nothing is left running.\n"
 
 
-SHARES_MEMORY = """
+SHARES_MEMORY_AND_STARTS_A_DAEMON = """
 DAEMON = True
 def main():
+    # A daemon: of another session, its parent has gone, nothing of the job's is open in it.
+    subprocess.run(["sh", "-c", "setsid sleep 600 < /dev/null > /dev/null 2>&1 &"], check=True)
     with open("/dev/shm/nccl-" + os.environ["DDPDOCTOR_TEST"], "w+b") as file:
         file.truncate(4096)
         globals()["kept"] = mmap.mmap(file.fileno(), 4096)
@@ -55,7 +57,7 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.estate = Estate(folder / "files")
-        rank_1_runs(SHARES_MEMORY, folder / "library", self.estate)
+        rank_1_runs(SHARES_MEMORY_AND_STARTS_A_DAEMON, folder / "library", self.estate)
         self.shared = Path(f"/dev/shm/nccl-{self.estate.mark}")
         self.doctor = subprocess.Popen(
             command("smoke", "--nproc", "2", "--backend", "gloo", "--stages", STAGES),
@@ -69,7 +71,15 @@ class Job:
     def waits(self) -> bool:
         """Whether both ranks are there, with all that they need."""
         assert self.doctor.poll() is None, self.doctor.communicate()
-        return sum(_uses_gloo(pid) for pid in self.estate.look()) == 2 and self.shared.exists()
+        pids = self.estate.look()
+        daemons = sum(_is_called("sleep", pid) for pid in pids)
+        return (sum(_uses_gloo(pid) for pid in pids), daemons, self.shared.exists()) == (2, 1, True)
+
+
+def _is_called(name: str, pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text() == f"{name}\n"
+    return False
 
 
 def _uses_gloo(pid: int) -> bool:
