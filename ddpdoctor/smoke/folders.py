@@ -75,7 +75,7 @@ def _made(place: str) -> str:
         trial = Path(folder, "trial")
         trial.write_bytes(bytes(ROOM))
         trial.unlink()
-    except OSError:
+    except BaseException:
         rmtree(folder, ignore_errors=True)
         raise
     return folder

@@ -21,6 +21,8 @@ from ddpdoctor.wording import signal_name
 KEEPER: Final = Path(__file__).with_name("keeper.py")
 ENDING_SECONDS: Final = 8.0
 """Until the keeper has ended everything; it gives up before."""
+KILLED_SECONDS: Final = 2.0
+"""Until it has ended itself once it was killed; in the kernel it may stay for ever."""
 
 
 class Keeper:
@@ -68,6 +70,8 @@ class Keeper:
             await within(ENDING_SECONDS, keeper.wait())
         if keeper.returncode is None:
             keeper.kill()
+            with suppress(TimeoutError):
+                await within(KILLED_SECONDS, keeper.wait())
         for one in self._followers:
             one.cancel()
         await asyncio.gather(*self._followers, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import mmap
 import os
@@ -16,15 +17,19 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.cli.stopping import SIGNALS, Stopped
+from ddpdoctor.cli.until_stopped import until_stopped
 from ddpdoctor.facts.smoke import Leftovers
-from ddpdoctor.smoke import folders
+from ddpdoctor.smoke import folders, keeping, running
 from ddpdoctor.smoke.folders import NoFolderError, own_folder
 from ddpdoctor.smoke.heard import Heard
 from ddpdoctor.smoke.keeper import descendants
-from ddpdoctor.smoke.keeping import KEEPER
+from ddpdoctor.smoke.keeping import KEEPER, Keeper
 from ddpdoctor.smoke.leftovers import Traces
 from ddpdoctor.smoke.oom import oom_kills
+from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.stacks import crash_of, frames_of, process_state, spied_frames
+from ddpdoctor.smoke.watching import Watch
 
 # --- stacks ---------------------------------------------------------------------------------------------------------------
 
@@ -148,6 +153,38 @@ def test_a_full_disk_is_found_by_writing_and_nothing_is_left_on_it(
     assert list(short_path.iterdir()) == []
 
 
+def test_nothing_is_left_of_a_folder_whose_maker_is_stopped(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, data: bytes) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with pytest.raises(KeyboardInterrupt):
+        own_folder({"TMPDIR": os.fspath(short_path)})
+    assert list(short_path.iterdir()) == []
+
+
+def test_who_is_stopped_before_anything_was_started_leaves_no_folder(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def stop() -> None:
+        made.extend(one.name for one in short_path.iterdir())
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(running, "oom_kills", stop)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    work = running.run(Order(nproc=2, world_size=2), python=sys.executable, environ={"TMPDIR": os.fspath(short_path)})
+    try:
+        with pytest.raises(Stopped):
+            asyncio.run(until_stopped(work, str))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert len(made) == 1
+    assert list(short_path.iterdir()) == []
+
+
 # --- what is left -----------------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +267,23 @@ def test_the_keeper_ends_all_that_was_started_and_gives_the_tracker_time(short_p
     assert [pid for pid in kept if Path(f"/proc/{pid}/exe").exists()] == []
     assert cleared.exists()
     assert not (short_path / "own").exists()
+
+
+def test_a_keeper_that_doesn_t_end_is_killed_and_no_zombie_is_left(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "ENDING_SECONDS", 0.2)
+
+    async def go() -> Path:
+        keeper = Keeper(Watch(Order(nproc=1, world_size=1), 0.0), lambda: None)
+        before = descendants(os.getpid())
+        await keeper.start(["sleep", "60"], os.fspath(short_path / "own"), os.environ)
+        (process,) = {*descendants(os.getpid())} - {*before, *keeper.kept()}
+        os.kill(process, signal.SIGSTOP)
+        await keeper.end()
+        return Path(f"/proc/{process}")
+
+    assert not asyncio.run(go()).exists()
 
 
 # --- memory that ran out ----------------------------------------------------------------------------------------------------
