@@ -61,7 +61,8 @@ def shm_too_small(
         yield Finding(
             summary="/dev/shm doesn't exist: NCCL and DataLoader workers can't share memory",
             evidence=(told(shared_memory, "exists", "there is no /dev/shm"),),
-            fixes=_more_shared_memory(container, machine, plan, has_size=False),
+            fixes=_more_shared_memory(container, machine, plan),
+            cause=_too_little_memory(machine, plan),
         )
         return
     if shared_memory.writable is False:
@@ -92,8 +93,9 @@ def shm_too_small(
         yield Finding(
             summary=f"/dev/shm has only {human(size)}; {plural(plan.nproc, 'rank')} with DataLoader workers may need {human(wanted)}",
             evidence=evidence,
-            fixes=_more_shared_memory(container, machine, plan, has_size=True),
+            fixes=_more_shared_memory(container, machine, plan, size),
             severity=severity,
+            cause=_too_little_memory(machine, plan),
         )
     else:
         yield Finding(
@@ -113,20 +115,39 @@ def _enough(machine: Maybe[Machine], plan: Plan) -> int:
     return max(1, min(wanted, memory // GIB)) if isinstance(memory, int) else wanted
 
 
+def _too_little_memory(machine: Maybe[Machine], plan: Plan) -> str:
+    """Why no /dev/shm would be large enough on this host; "" where one would, or that isn't known."""
+    memory = machine.memory_total if isinstance(machine, Machine) else None
+    if not isinstance(memory, int) or memory >= plan.nproc * SHM_LOADER:
+        return ""
+    return (
+        f"What is in /dev/shm takes memory, and this host has {human(memory)} of it in all: too little for the DataLoader"
+        f" workers of {plural(plan.nproc, 'rank')}, however large /dev/shm is."
+    )
+
+
 def _more_shared_memory(
-    container: Maybe[Container], machine: Maybe[Machine], plan: Plan, *, has_size: bool
+    container: Maybe[Container], machine: Maybe[Machine], plan: Plan, size: int | None = None
 ) -> tuple[Fix, ...]:
-    runtime = container.runtime if isinstance(container, Container) else None
+    """size: of /dev/shm as it is, in bytes; None where there is none."""
     gibibytes = _enough(machine, plan)
+    larger = _larger(container, gibibytes, has_size=size is not None) if gibibytes * GIB > (size or 0) else ()
+    if larger and not _too_little_memory(machine, plan):
+        return (*larger, Fix("Until then use `num_workers=0` in every DataLoader, which keeps it out of /dev/shm"))
+    fewer = "Start fewer ranks on this host, or give each DataLoader fewer workers: `num_workers=0` needs no /dev/shm"
+    return (Fix(fewer), *larger)
+
+
+def _larger(container: Maybe[Container], gibibytes: int, *, has_size: bool) -> tuple[Fix, ...]:
+    """How to get so large a /dev/shm."""
+    runtime = container.runtime if isinstance(container, Container) else None
     remount = f"mount -o remount,size={gibibytes}g /dev/shm"
     mount = f"mount -t tmpfs -o mode=1777,size={gibibytes}g tmpfs /dev/shm"
     commands = (remount,) if has_size else ("mkdir -p /dev/shm", mount)
-    without_it = (Fix("Until then use `num_workers=0` in every DataLoader, which keeps it out of /dev/shm"),)
     if runtime in ("docker", "podman", "containerd"):
         return (
             Fix(f"Start the container with `--ipc=host`, or with `--shm-size={gibibytes}g`"),
             Fix("Or, as root in a privileged container, at once", commands),
-            *without_it,
         )
     if runtime == "kubernetes":
         return (
@@ -134,16 +155,14 @@ def _more_shared_memory(
                 "Add to the pod's `volumes`: `{name: shm, emptyDir: {medium: Memory}}`, and to the container's "
                 "`volumeMounts`: `{name: shm, mountPath: /dev/shm}`"
             ),
-            *without_it,
         )
     if runtime is not None:
-        return (Fix("Start the container with the host's /dev/shm mounted into it (`--bind /dev/shm`)"), *without_it)
+        return (Fix("Start the container with the host's /dev/shm mounted into it (`--bind /dev/shm`)"),)
     return (
         by_root(
             f"{'Enlarge' if has_size else 'Make'} it, until the next start of the host",
             tuple(f"sudo {one}" for one in commands),
         ),
-        *without_it,
     )
 
 

@@ -104,6 +104,14 @@ def test_one_full_file_system_is_one_finding() -> None:
     assert len(findings[0].evidence) == 6
 
 
+def test_where_memory_is_too_small_fewer_ranks_come_before_a_larger_dev_shm() -> None:
+    for name, fixes in (("more-ranks-than-memory", 2), ("as-large-as-memory", 1)):
+        (found,) = sick("shm-too-small", name).findings
+        assert "this host has 23.5 GiB of it in all" in found.cause
+        assert found.fixes[0].text.startswith("Start fewer ranks on this host")
+        assert len(found.fixes) == fixes
+
+
 def test_commands_are_for_this_host() -> None:
     def commands(slug: str, name: str) -> list[str]:
         return [command for one in sick(slug, name).findings for fix in one.fixes for command in fix.commands]
@@ -112,6 +120,7 @@ def test_commands_are_for_this_host() -> None:
     assert commands("omp-threads", "all-cores-each") == ["export OMP_NUM_THREADS=16"]
     assert commands("shm-too-small", "docker-default") == ["mount -o remount,size=4g /dev/shm"]
     assert commands("shm-too-small", "more-ranks-than-memory") == ["sudo mount -o remount,size=23g /dev/shm"]
+    assert commands("shm-too-small", "as-large-as-memory") == []
     assert commands("port-range-too-small", "hundred-ports") == [
         'sudo sysctl -w net.ipv4.ip_local_port_range="32768 60999"'
     ]
