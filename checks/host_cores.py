@@ -146,9 +146,9 @@ def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environmen
     ## Fix
     Set it to cores divided by ranks: on 96 cores with 8 ranks `export OMP_NUM_THREADS=12`.
     """
-    requires(plan.nproc > 1, "a single rank has the cores to itself")
-    share = share_of(machine, cgroup, environment, plan)
     value = environment.get("OMP_NUM_THREADS").split(",")[0].strip()
+    requires(plan.nproc > 1 or value, "a single rank has the cores to itself")
+    share = share_of(machine, cgroup, environment, plan)
     if value:
         requires(number(value) is not None, "OMP_NUM_THREADS is not a number")
         threads, said = number(value) or 0, f"OMP_NUM_THREADS={value}"
@@ -158,14 +158,19 @@ def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environmen
     if threads > max(1.0, share.cores):
         good = max(1, int(share.cores))
         yield Finding(
-            summary=f"{plural(plan.nproc, 'rank')} with {threads} OpenMP threads each are {plan.nproc * threads} threads on "
-            f"{_cores(share.job)}",
+            summary=_too_many(plan.nproc, threads, _cores(share.job)),
             cause="" if value else "torchrun, which would set OMP_NUM_THREADS, didn't start these ranks.",
             evidence=(Evidence(said, "environment"), *share.evidence),
             fixes=(Fix("Divide the cores between the ranks", (f"export OMP_NUM_THREADS={good}",), appliable=True),),
         )
     else:
         _quota_is_known(cgroup)
+
+
+def _too_many(ranks: int, threads: int, cores: str) -> str:
+    if ranks == 1:
+        return f"OMP_NUM_THREADS has each rank start {threads} OpenMP threads, on {cores}"
+    return f"{plural(ranks, 'rank')} with {threads} OpenMP threads each are {ranks * threads} threads on {cores}"
 
 
 def _other_launcher(environment: Environment) -> bool:
