@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -166,7 +167,8 @@ def smoke(
 
     path, chosen_by = choose_python(python, os.environ)
     if python is not None:
-        refuse_what_is_no_python(python, path)
+        with _not_begun():
+            refuse_what_is_no_python(python, path)
     wishes = Wishes(
         python=path,
         nproc=nproc,
@@ -197,7 +199,8 @@ def smoke(
             shown=lambda end: print_end(end, job, as_json=as_json, verbose=verbose, quiet=quiet),
         )
         raise typer.Exit(end.exit_code)
-    snapshot = look(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
+    with _not_begun():
+        snapshot = look(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
     plan = smoke_plan(snapshot, nproc, backend)
     examination = _train(wishes, plan, snapshot, lambda one: _print(one, as_json=as_json, verbose=verbose, quiet=quiet))
     from ddpdoctor.smoke.judging import needs_a_look, verdict_of
@@ -212,6 +215,16 @@ def smoke(
             raise
     _print(examination, as_json=as_json, verbose=verbose, quiet=quiet)
     raise typer.Exit(verdict_of(examination).exit_code(strict=strict))
+
+
+@contextmanager
+def _not_begun() -> Iterator[None]:
+    """Where we are stopped in here, that is all there is to say; what `check --fix` has changed before, it says itself."""
+    try:
+        yield
+    except Stopped as stopped:
+        stopped.text = "Stopped before the training had begun."
+        raise
 
 
 def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, shown: Callable[[Examination], None]) -> Examination:
@@ -249,7 +262,7 @@ def _at_once(examination: Examination) -> str:
     from ddpdoctor.report.smoke_words import headline
 
     text = one_line(headline(examination))
-    if sys.stderr.isatty():
+    if moves_its_cursor(sys.stderr):
         return f"{text}. "
     print(f"ddpdoctor smoke: {text}; this host is looked at for the cause", file=sys.stderr, flush=True)
     return ""

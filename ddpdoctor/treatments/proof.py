@@ -21,6 +21,8 @@ from ddpdoctor.treatments.choosing import Choice
 from ddpdoctor.treatments.outcomes import State, Treatment
 
 CHECK_SECONDS = 300
+ENDING_SECONDS = 10
+"""For a clean end, of which smoke's keeper alone may need five."""
 NOTHING_LEFT = "there was nothing left to change"
 NOT_SOURCED = 97
 """Exit code of a shell that could not source the settings."""
@@ -81,21 +83,35 @@ def _run(arguments: Sequence[str], settings_file: str, *, show_progress: bool) -
         command = [shutil.which("bash") or "sh", "-c", _SOURCING, "sh", str(Path(settings_file).absolute()), *command]
     inherited = show_progress and os.isatty(2)
     try:
-        ended = subprocess.run(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=None if inherited else subprocess.PIPE,
-            timeout=None if show_progress else CHECK_SECONDS,
-            check=False,
         )
-    except subprocess.TimeoutExpired:
-        raise Unproved(f"no answer within {CHECK_SECONDS} s") from None
     except OSError as error:
         raise Unproved(f"{command[0]} could not be started: {error.strerror}") from error
-    if settings_file and ended.returncode == NOT_SOURCED:
-        raise Unproved(f"the settings file could not be sourced{_last_words(ended.stderr)}")
-    return ended
+    try:
+        stdout, stderr = process.communicate(timeout=None if show_progress else CHECK_SECONDS)
+    except BaseException as error:
+        _end(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise Unproved(f"no answer within {CHECK_SECONDS} s") from None
+        raise
+    if settings_file and process.returncode == NOT_SOURCED:
+        raise Unproved(f"the settings file could not be sourced{_last_words(stderr)}")
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Lets it end its ranks or probes and give the terminal back; then, or when it takes too long, it is gone. Where a
+    terminal's Ctrl-C has reached it as well, it is ending already, and a second signal does nothing."""
+    with process:
+        process.terminate()
+        try:
+            process.communicate(timeout=ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _last_words(stderr: bytes | None) -> str:

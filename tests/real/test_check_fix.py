@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -10,8 +11,9 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from ddpdoctor.registry import select as select_checks
 from ddpdoctor.treatments.proof import Unproved, look_again
 from tests.checkpoints import on, pins, save
 from tests.command import ROOT, command, ddpdoctor, plain_environ
+from tests.real.smoke_runs import Estate, wait_for
 
 SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())
 OURS = ("check", "--fix", "--python", sys.executable)
@@ -153,16 +156,18 @@ ASKED_OF = ("--select", "setting-misspelt,setting-dangerous")
 class Terminal:
     """A user at a terminal: reads what is shown, and answers."""
 
-    def __init__(self, arguments: tuple[str, ...], folder: Path) -> None:
+    def __init__(self, arguments: tuple[str, ...], folder: Path, environ: dict[str, str]) -> None:
         self._controller, terminal = pty.openpty()
         self.process = subprocess.Popen(
             command(*arguments),
-            env=plain_environ() | {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "200"} | ASKED,
+            env=plain_environ() | {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "200"} | ASKED | environ,
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
             cwd=folder,
             start_new_session=True,
+            # Ctrl-C is the terminal's to send, to all that run at it.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(terminal)
         self.shown = ""
@@ -199,8 +204,8 @@ class Terminal:
 
 
 @contextmanager
-def at_a_terminal(*arguments: str, folder: Path) -> Iterator[Terminal]:
-    one = Terminal(arguments, folder)
+def at_a_terminal(*arguments: str, folder: Path, environ: dict[str, str] | None = None) -> Iterator[Terminal]:
+    one = Terminal(arguments, folder, environ or {})
     try:
         yield one
     finally:
@@ -258,3 +263,51 @@ def test_ctrl_c_during_the_proof_says_what_was_written(tmp_path: Path) -> None:
         assert user.end() == 130
     assert "./ddpdoctor-settings.sh was written, and counts only where it is sourced" in user.shown
     assert "Nothing was proved yet" in user.shown
+
+
+def ctrl_c(user: Terminal) -> None:
+    """To ddpdoctor, and to the smoke that it runs."""
+    user.type("\x03")
+
+
+def a_signal_of_its_own(user: Terminal) -> None:
+    """To ddpdoctor alone."""
+    user.process.send_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("stop", [ctrl_c, pytest.param(a_signal_of_its_own, marks=pytest.mark.thorough)])
+def test_ctrl_c_while_smoke_trains_ends_it_cleanly(stop: Callable[[Terminal], None], short_path: Path) -> None:
+    estate = Estate(short_path / "files")
+    waits = {"DDPDOCTOR_SMOKE_FAULT": '{"rank": 1, "stage": "all_reduce", "kind": "sleep"}'}
+    folder = short_path / "job"
+    folder.mkdir()
+    arguments = (*OURS, "-q", "--yes", "--nproc", "2", *ASKED_OF)
+    with at_a_terminal(*arguments, folder=folder, environ=estate.environ | waits) as user:
+        user.until("rank 0: all_reduce")
+        assert estate.look()
+        stop(user)
+        assert user.end(20) == 130
+    assert estate.left_after(1.0) == {}
+    # The cursor is back before the last words come.
+    shown, stopped, last_words = user.shown.partition("Stopped. The ranks were ended; nothing is left running.")
+    assert 0 < shown.rfind("\x1b[?25l") < shown.rfind("\x1b[?25h")
+    assert stopped
+    assert "./ddpdoctor-settings.sh was written, and counts only where it is sourced" in last_words
+    assert "Nothing was proved yet" in last_words
+
+
+def test_smoke_that_is_stopped_before_it_trains_does_not_say_that_nothing_was_changed(tmp_path: Path) -> None:
+    """It wouldn't know, as the proof of what was."""
+    slow, begun = tmp_path / "python", tmp_path / "begun"
+    slow.write_text(f"#!/bin/sh\n: > {begun}\nexec sleep 60\n")
+    slow.chmod(0o755)
+    process = subprocess.Popen(
+        command("smoke", "--python", slow), env=plain_environ(), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(begun.exists, 30)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, stderr) == (130, "Stopped before the training had begun.\n")
