@@ -33,7 +33,6 @@ class Ears:
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
         self._most_lines = 8 * len(watch.ranks) + 32
-        self._clock = time.time() - time.monotonic()
 
     def open(self) -> None:
         """From now on they can call."""
@@ -113,9 +112,10 @@ class Ears:
         return who if isinstance(who, str) else ""
 
     def _moment(self, message: Mapping[str, Any], latest: float) -> float:
-        """When it was said: we may be late to hear it. Not before what was said before, and not in the future."""
+        """When it was said: we may be late to hear it. Told as before what was said before, or in the future, it isn't by our
+        clock (as in another time namespace), and we have nothing but our own ears."""
         now, at = time.monotonic(), message.get("at")
-        return min(max(at - self._clock, latest), now) if isinstance(at, float) else now
+        return at if isinstance(at, float) and latest <= at <= now else now
 
     async def _take_output(self, one: socket.socket) -> None:
         head = b""

@@ -20,7 +20,7 @@ channel = json.loads(sys.argv[2])["channel"]
 def line(who):
     one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     one.connect("\\0" + channel)
-    return lambda **message: one.send(json.dumps({"who": who, "at": time.time(), **message}).encode())
+    return lambda **message: one.send(json.dumps({"who": who, "at": time.monotonic(), **message}).encode())
 """
 
 TWO_RANKS = """

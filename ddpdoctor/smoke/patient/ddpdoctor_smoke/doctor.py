@@ -24,7 +24,8 @@ PR_SET_PDEATHSIG = 1
 class Doctor:
     """One process's two connections to the doctor: for messages, and for what it prints.
 
-    who: "engine", "server" (of which the ranks are forked), or the rank. A message is a JSON object; its "at" is time.time(), the same on all ranks of a host.
+    who: "engine", "server" (of which the ranks are forked), or the rank. A message is a JSON object; its "at" is
+    time.monotonic(), the same for all processes of a host, and never set back.
     """
 
     def __init__(self, channel, who):
@@ -37,12 +38,12 @@ class Doctor:
 
     def say(self, **message):
         """Sends one message, cut to what a packet holds."""
-        message["at"] = round(time.time(), 4)
         for name, value in message.items():
             if isinstance(value, str) and len(value) > MOST // 3:
                 message[name] = value[: MOST // 3]
-        packet = json.dumps(message).encode("ascii")
         with self.lock:
+            message["at"] = time.monotonic()
+            packet = json.dumps(message).encode("ascii")
             try:
                 self.messages.send(packet[: MOST * 12])
             except OSError:

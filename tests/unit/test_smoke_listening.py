@@ -1,0 +1,90 @@
+"""Whom the doctor hears, and when something counts as said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Coroutine
+
+import pytest
+from ddpdoctor_smoke.doctor import Doctor
+
+from ddpdoctor.smoke.listening import Ears
+from ddpdoctor.smoke.orders import Order
+from ddpdoctor.smoke.watching import Watch
+
+HOUR = 3600.0
+
+
+class Run:
+    """Ears that are open, and who has been heard."""
+
+    def __init__(self) -> None:
+        self.watch = Watch(Order(nproc=2, world_size=2), time.monotonic())
+        self.ears = Ears(self.watch, lambda: None, self._failed)
+
+    def _failed(self, error: BaseException) -> None:
+        raise error
+
+    def hears(self, speak: Callable[[Run], Coroutine[None, None, None]]) -> None:
+        async def go() -> None:
+            self.ears.open()
+            await asyncio.sleep(0)
+            try:
+                await speak(self)
+            finally:
+                await self.ears.close()
+
+        asyncio.run(asyncio.wait_for(go(), 30))
+
+    async def until(self, heard: Callable[[], bool]) -> None:
+        while not heard():
+            await asyncio.sleep(0.005)
+
+    def call(self) -> socket.socket:
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        one.connect(f"\0{self.ears.channel}")
+        return one
+
+
+def packet(**message: object) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def test_a_clock_that_is_set_back_makes_no_rank_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = time.time
+
+    async def speak(run: Run) -> None:
+        rank = run.watch.ranks[0]
+        doctor = Doctor(run.ears.channel, 0)
+        doctor.say(stage="import", state="begun")
+        await run.until(lambda: rank.stage == "import")
+        monkeypatch.setattr(time, "time", lambda: usual() - HOUR)
+        before = time.monotonic()
+        doctor.say(stage="device", state="begun")
+        said = time.monotonic()
+        time.sleep(0.1)  # We are late to hear it.
+        await run.until(lambda: rank.stage == "device")
+        assert before <= rank.since <= said
+        doctor.messages.close()
+
+    Run().hears(speak)
+
+
+@pytest.mark.parametrize("offset", [-HOUR, HOUR, float("nan"), float("inf")])
+def test_by_another_clock_a_message_counts_when_it_is_heard(offset: float) -> None:
+    """As in a time namespace, or from a patient that is broken."""
+
+    async def speak(run: Run) -> None:
+        rank = run.watch.ranks[0]
+        with run.call() as one:
+            one.send(packet(who=0))
+            for stage in ("import", "device", "barrier"):
+                before = time.monotonic()
+                one.send(packet(stage=stage, state="begun", at=before + offset))
+                await run.until(lambda stage=stage: rank.stage == stage)  # type: ignore[misc]
+                assert before <= rank.since <= time.monotonic()
+
+    Run().hears(speak)
