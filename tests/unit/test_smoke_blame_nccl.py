@@ -104,6 +104,7 @@ NCCL = {
     "sick-nccl-stopped-in-training": (Kind.HUNG, [5], "training"),
     "sick-nccl-own-code-in-training": (Kind.HUNG, [3], "training"),
     "sick-nccl-driver-in-all-gather": (Kind.HUNG, [2], "all_gather"),
+    "sick-nccl-copy-between-gpus": (Kind.HUNG, [0], "p2p"),
     "sick-nccl-together": (Kind.TOGETHER, list(range(8)), "all_reduce"),
     "sick-nccl-stacks-that-tell-nothing": (Kind.TOGETHER, list(range(8)), "training"),
 }

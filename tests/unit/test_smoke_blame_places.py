@@ -21,8 +21,8 @@ IN_BROADCAST = ("broadcast (torch/distributed/distributed_c10d.py:2950)", "broad
 IN_LOAD = ("load (torch/serialization.py:1500)", "checkpoint (stages/checkpointing.py:32)")
 
 SEEN = ("which GPUs every rank sees", "all_gather int64[3]")
-USED = ("which GPUs every rank can use", "all_gather uint8[300]")
-COPIED = ("all copies between GPUs", "all_gather uint8[300]")
+USED = ("which GPUs every rank can use", "all_gather uint8[400]")
+COPIED = ("all copies between GPUs", "all_gather uint8[400]")
 SAVE = ("torch.save", "")
 PATH = [("the file's path: its length", "broadcast int64[1]"), ("the file's path", "broadcast uint8[30]")]
 SAVED = ("barrier after saving", "barrier")
