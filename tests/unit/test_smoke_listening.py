@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -15,6 +16,7 @@ from ddpdoctor.smoke.listening import Ears
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.watching import Watch
 
+NOBODY = 65534
 HOUR = 3600.0
 
 
@@ -43,9 +45,9 @@ class Run:
         while not heard():
             await asyncio.sleep(0.005)
 
-    def call(self) -> socket.socket:
-        one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        one.connect(f"\0{self.ears.channel}")
+    def call(self, kind: socket.SocketKind = socket.SOCK_SEQPACKET, line: str = "") -> socket.socket:
+        one = socket.socket(socket.AF_UNIX, kind)
+        one.connect(f"\0{self.ears.channel}{line}")
         return one
 
 
@@ -88,3 +90,35 @@ def test_by_another_clock_a_message_counts_when_it_is_heard(offset: float) -> No
                 assert before <= rank.since <= time.monotonic()
 
     Run().hears(speak)
+
+
+@pytest.mark.root
+def test_another_user_is_not_heard() -> None:
+    async def speak(run: Run) -> None:
+        os.seteuid(NOBODY)  # The kernel tells who we were when we called.
+        try:
+            words, output = run.call(), run.call(socket.SOCK_STREAM, "-output")
+        finally:
+            os.seteuid(0)
+        with words, output:
+            words.send(packet(who=0, stage="import", state="begun"))
+            output.send(packet(who=0) + b"a stranger's words\n")
+            for one in (words, output):
+                one.settimeout(10)
+                assert await asyncio.to_thread(hung_up, one)
+        assert (run.watch.ranks[0].pid, run.watch.ranks[0].stage, run.watch.ranks[0].output) == (0, "", b"")
+        with run.call() as own, run.call(socket.SOCK_STREAM, "-output") as printed:
+            own.send(packet(who=0, stage="import", state="begun"))
+            printed.send(packet(who=0) + b"its own words\n")
+            await run.until(lambda: bool(run.watch.ranks[0].pid and run.watch.ranks[0].output))
+        assert (run.watch.ranks[0].pid, run.watch.ranks[0].output) == (os.getpid(), b"its own words\n")
+
+    Run().hears(speak)
+
+
+def hung_up(one: socket.socket) -> bool:
+    """Whether the other side has."""
+    try:
+        return one.recv(1) == b""
+    except ConnectionResetError:
+        return True
