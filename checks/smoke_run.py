@@ -6,6 +6,8 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
@@ -13,7 +15,7 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
-from ddpdoctor.facts.smoke import RankRun, Smoke
+from ddpdoctor.facts.smoke import Leftovers, RankRun, Smoke
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import install_torch
@@ -148,7 +150,7 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
     A process inside a system call, mostly in a driver or a network file system, ends only when that call returns. Files
     stay where a process that would remove them was killed.
 
-    Of files in /dev/shm that appeared meanwhile, and that no process of the training was seen to have, only the names look
+    Of files in /dev/shm that appeared during a training over NCCL, and that no process of the training was seen to have, only the names look
     like NCCL's or torch's: another job of yours, perhaps in another container with this /dev/shm (`--ipc=host`), may need
     them.
 
@@ -157,7 +159,7 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
     were the training's; of the others see with `fuser`, on the host itself, who uses them.
     """
     requires(smoke.ranks or smoke.problem, NO_SMOKE)
-    left = smoke.leftovers
+    left = _left_by(smoke)
     found = [
         plural(len(left.processes), "process", "processes") if left.processes else "",
         plural(len(left.ports), "listening port") if left.ports else "",
@@ -168,6 +170,7 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
         return
     few = plural(len(left.unclaimed), "file")
     yield Finding(
+        cause=_why_left(left),
         summary=f"The smoke training left {listed(filter(None, found))} behind"
         if any(found)
         else f"{few} in /dev/shm appeared during the smoke training and may belong to another job",
@@ -182,12 +185,31 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
             )
             for one in items[:8]
         ),
-        fixes=tuple(_remove(smoke)),
+        fixes=tuple(_remove(left)),
     )
 
 
-def _remove(smoke: Smoke) -> Iterator[Fix]:
+def _left_by(smoke: Smoke) -> Leftovers:
+    """gloo makes no files in /dev/shm: what appears there during such a run, unseen with its processes, isn't its own."""
     left = smoke.leftovers
+    return left if smoke.backend == "nccl" else msgspec.structs.replace(left, unclaimed=())
+
+
+def _why_left(left: Leftovers) -> str:
+    """Of what was found only."""
+    reasons = (
+        (left.processes, "A process inside a system call, mostly of a driver or a network file system, ends only when that"
+         " call returns."),
+        (left.ports, "A port stays open while any process holds it, also one that the training's own has started."),
+        (left.shared_memory or left.files, "Files stay where a process that would remove them was killed."),
+        (left.unclaimed, "No process of the training was seen to have what appeared in /dev/shm: only the names look like"
+         " NCCL's or torch's. Another job of yours, perhaps in another container with this /dev/shm (--ipc=host), may need"
+         " it."),
+    )  # fmt: skip
+    return " ".join(why for found, why in reasons if found)
+
+
+def _remove(left: Leftovers) -> Iterator[Fix]:
     pids = [pid for one in left.processes if (pid := one.partition(" ")[0]).isdigit()]
     if pids:
         yield Fix("End what is left", (f"kill -9 {' '.join(pids)}",))
