@@ -41,7 +41,8 @@ def test_a_model_over_two_devices_that_is_wrong(one: Rank, monkeypatch: pytest.M
     ("places", "own", "reason"),
     [
         ([(1, 4), (1, 4)], 0, ""),
-        ([(1, 3), (1, 3)], 0, "rank 0 sees 3, as do 1 others of its host"),
+        ([(1, 3), (1, 3)], 0, "rank 0 sees 3, as do 1 others of its host; to test it: ddpdoctor smoke --nproc 1$"),
+        ([(1, 8)] * 8, 5, "rank 0 sees 8, as do 7 others of its host; to test it: ddpdoctor smoke --nproc 4$"),
         ([(1, 2), (2, 1)], 0, "rank 1 sees 1$"),
         ([(1, 2), (2, 2)], 1, ""),
     ],

@@ -30,10 +30,9 @@ def model_split(one):
     for rank, (view, gpus) in enumerate(places):
         ranks = sum(other == view for other, _ in places)
         if gpus < 2 * ranks:
-            raise NotHere(
-                "needs two GPUs a rank: rank %d sees %d%s"
-                % (rank, gpus, ", as do %d others of its host" % (ranks - 1) if ranks > 1 else "")
-            )
+            others = ", as do %d others of its host" % (ranks - 1) if ranks > 1 else ""
+            fewer = "; to test it: ddpdoctor smoke --nproc %d" % (gpus // 2) if gpus > 1 else ""
+            raise NotHere("needs two GPUs a rank: rank %d sees %d%s%s" % (rank, gpus, others, fewer))
     view, gpus = places[one.rank]
     ranks = sum(other == view for other, _ in places)
     # Of a launcher a rank may have its own two or more, and be on any of them.
