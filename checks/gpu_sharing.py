@@ -49,7 +49,9 @@ def duplicate_gpu(
     seen = visible_gpus(gpus, environment)
     requires(seen, "no GPU is visible to torch")
     requires(not any(one.slice for one in seen), "only MIG slices are visible: see mig-multi-instance")
-    requires(not (len(seen) == 1 and one_gpu_each(environment)), "Slurm gives each rank a GPU of its own")
+    # Of a training over NCCL it was seen which GPUs the ranks are shown.
+    own = len(seen) == 1 and one_gpu_each(environment) and not on_the_gpus(smoke)
+    requires(not own, "Slurm gives each rank a GPU of its own")
     counted = torch.device_count if isinstance(torch, Torch) and isinstance(torch.device_count, int) else 0
     if plan.nproc <= max(len(seen), counted):
         if plan.nproc > counted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -15,6 +15,8 @@ from ddpdoctor.facts.fleet import Passed
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import Ending, Leftovers, RankRun, Smoke, Stage, State
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.facts.visible import visible_gpus
+from ddpdoctor.knowledge.launchers import current_launch
 from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.netcheck.company import ALONE, Company, Gathered, ImpossibleError
 from ddpdoctor.netcheck.messages import (
@@ -139,10 +141,28 @@ class SmokeProgramme:
     def _foreseen(self, plans: Mapping[int, SmokePlan]) -> str:
         """The hosts whose plan is known to fail before anything is started; "" where there is none."""
         company = self._company
-        for rank, plan in plans.items():
+        for rank, plan in (*plans.items(), *self._crowded(plans)):
             if before(company.snapshots[rank], plan) is not None:
                 self._hindered[rank] = planned_only(plan)
-        return listed((company.hub.guests[rank].host for rank in self._hindered), most=4)
+        names = (company.hub.guests[rank].host for rank in self._hindered)
+        # One that a launcher started is hindered by others on its host.
+        return listed((one.partition(" (")[0] if self._terms.launcher else one for one in names), most=4)
+
+    def _crowded(self, plans: Mapping[int, SmokePlan]) -> Iterator[tuple[int, SmokePlan]]:
+        """Where a launcher has started more ranks on a host than there are GPUs that any of them sees: the first of them,
+        with the plan that they all come to. Each may be shown GPUs of its own."""
+        if not self._terms.launcher:
+            return
+        hosts: dict[str, list[int]] = {}
+        for rank in plans:
+            hosts.setdefault(self._host_of(rank), []).append(rank)
+        for ranks in hosts.values():
+            snapshots = [self._company.snapshots[rank] for rank in ranks]
+            # Several hosts may have the same name.
+            count = min(len(ranks), local_ranks(snapshots[0]) or len(ranks))
+            seen = gpus_seen(snapshots)
+            if seen is not None and count > seen:
+                yield ranks[0], msgspec.structs.replace(plans[ranks[0]], nproc=count)
 
     def _too_many(self, plans: Mapping[int, SmokePlan]) -> str:
         """Why so many ranks can't be ordered; "" where they can."""
@@ -271,6 +291,25 @@ def _host(snapshot: Snapshot, name: str) -> str:
     """The name of the machine, without what tells several ranks on it apart."""
     network = snapshot.network
     return name.partition(" (")[0] if isinstance(network, Unknown) else network.hostname or name.partition(" (")[0]
+
+
+def local_ranks(snapshot: Snapshot) -> int | None:
+    """How many ranks the launcher of this one has started on its host; None where it doesn't say."""
+    environment = snapshot.environment
+    launch = None if isinstance(environment, Unknown) else current_launch(environment)
+    return launch.local_world_size if launch else None
+
+
+def gpus_seen(snapshots: Sequence[Snapshot]) -> int | None:
+    """How many GPUs ranks of one host see, all together: MIG slices of one are no more than it. None: nobody knows."""
+    found: set[str] = set()
+    for one in snapshots:
+        if isinstance(one.gpus, Unknown):
+            return None
+        found |= {
+            seen.gpu.uuid or seen.gpu.bus_id or str(seen.gpu.index) for seen in visible_gpus(one.gpus, one.environment)
+        }
+    return len(found)
 
 
 def _problem(answer: Answer | None) -> str:

@@ -9,6 +9,7 @@ import msgspec
 
 from ddpdoctor.examination import Examination, examine
 from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.smoke import Ending, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.company import Company, Programme
@@ -54,8 +55,17 @@ class SmokePurpose:
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Each node's own findings: of a rank on the node that runs it, of the whole on node 0."""
         families = FAMILIES if all(map(_went_well, snapshots)) else (*FAMILIES, MAY_SAY_WHY)
-        checks = [one for one in all_checks() if one.family in families or one.slug in BEFORE]
-        return [own_part(examine(one, _ranks_here(one), checks)) for one in snapshots]
+        checks = [one for one in all_checks() if one.family in families]
+        of_plans = [one for one in all_checks() if one.slug in BEFORE and one not in checks]
+        return [
+            own_part(examine(one, _ranks_here(one), [*checks, *(of_plans if _has_a_plan(one) else [])]))
+            for one in snapshots
+        ]
+
+
+def _has_a_plan(snapshot: Snapshot) -> bool:
+    """Whether it was settled what the node runs, or was to run: what its launcher started may see other GPUs than it does."""
+    return isinstance(snapshot.smoke, Smoke) and bool(snapshot.smoke.ranks or snapshot.smoke.world_size)
 
 
 def _ranks_here(snapshot: Snapshot) -> int | None:
@@ -64,7 +74,9 @@ def _ranks_here(snapshot: Snapshot) -> int | None:
     if not isinstance(smoke, Smoke) or not isinstance(meeting, Meeting):
         return None
     if not smoke.ranks:
-        return smoke.world_size or None
+        # The launcher itself is the better source of the same number.
+        by_launcher = meeting.launched and plan_for(snapshot).nproc == smoke.world_size
+        return None if by_launcher else smoke.world_size or None
     return sum(one.node == meeting.node_rank for one in smoke.ranks) or None
 
 

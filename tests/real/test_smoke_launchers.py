@@ -12,6 +12,7 @@ import pytest
 
 from tests.command import command
 from tests.real.namespaces import Host, network
+from tests.real.nvml import FakeNvidia
 from tests.real.slurm import Slurm, slurm
 from tests.real.test_netcheck_launchers import launcher_environ, processes
 
@@ -76,6 +77,25 @@ def test_mpirun_names_the_rank_before_it_ends_all(alone: Host, tmp_path: Path) -
     assert "): rank 2 was killed" not in " ".join(done.stdout.split()), "the rank is named once"
     assert done.stdout.count("[smoke-rank-failed]") == 1, "rank 0 alone reports"
     assert "4 ranks as Open MPI started them" in " ".join(done.stdout.split())
+    assert not processes(alone)
+
+
+def test_torchrun_with_more_ranks_than_gpus(alone: Host, tmp_path: Path, fake_nvidia: FakeNvidia) -> None:
+    """It is said once, and none is started: this torch is a version and nothing else."""
+    version = tmp_path / "packages" / "torch" / "version.py"
+    version.parent.mkdir(parents=True)
+    version.with_name("__init__.py").touch()
+    version.write_text("__version__ = '2.9.1+cu128'\ncuda = '12.8'\n")
+    environ = fake_nvidia.environ(gpus=2, base=launcher_environ(tmp_path))
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--no-python"]
+    run += ["env", f"PYTHONPATH={environ['PYTHONPATH']}:{version.parent.parent}", *command("smoke")]
+    done = subprocess.run(alone.command(*run), env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    said = " ".join(done.stdout.split())
+    assert said.count("[duplicate-gpu]") == 1, done.stdout + done.stderr
+    assert "3 ranks are planned on 2 GPUs: rank 2 would share one, which NCCL refuses" in said
+    assert "n1 can't run the ranks that are planned there" in said
+    assert "ranks on this host: 3 (LOCAL_WORLD_SIZE)" in said
     assert not processes(alone)
 
 

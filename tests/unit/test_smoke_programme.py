@@ -11,11 +11,12 @@ import pytest
 
 from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import Ending, Leftovers, RankRun, Smoke, Stage, State
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.facts.torch import Torch
 from ddpdoctor.netcheck.company import Company, ImpossibleError
 from ddpdoctor.netcheck.messages import (
     MOST_ANSWER,
@@ -28,6 +29,7 @@ from ddpdoctor.netcheck.messages import (
     Rehearsed,
     encode,
 )
+from ddpdoctor.smoke.judging import Found, own_findings
 from ddpdoctor.smoke.orders import STAGES
 from ddpdoctor.smoke.programme import SmokeProgramme, Terms, believable, runs_of
 from ddpdoctor.smoke.purpose import SmokePurpose, own_part
@@ -258,6 +260,110 @@ def test_more_ranks_than_gpus_on_one_host_are_explained_before_the_start() -> No
     first, second = SmokePurpose(Share(), TERMS).judge(laid)
     assert "duplicate-gpu" not in [check.slug for check, _, _ in first.findings]
     assert ("duplicate-gpu", "fail") in [(check.slug, severity.value) for check, severity, _ in second.findings]
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}
+OPEN_MPI = {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_SIZE": "8"}
+SLURM = {"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "8"}
+OF_RANKS = {"torchrun": TORCHRUN, "Open MPI": OPEN_MPI, "Slurm": SLURM}
+RANK_NAMES = {"torchrun": "RANK", "Open MPI": "OMPI_COMM_WORLD_RANK", "Slurm": "SLURM_PROCID"}
+
+
+def launched(
+    launcher: str, node: int, *, shows: str | None, host: str = "n1", on: str = "h100x8-bare-metal"
+) -> Snapshot:
+    """One of eight ranks, four of which are on each host. shows: its CUDA_VISIBLE_DEVICES."""
+    settings = OF_RANKS[launcher] | {RANK_NAMES[launcher]: str(node)}
+    settings |= {} if shows is None else {"CUDA_VISIBLE_DEVICES": shows}
+    facts = msgspec.structs.replace(
+        to_snapshot(healthy_facts(on)),
+        host=f"{host} (rank {node})",
+        meeting=meeting(node, launched=True),
+        torch=Torch(installed=True),
+        environment=Environment(settings=tuple(Setting(name=name, value=value) for name, value in settings.items())),
+    )
+    return named(facts, host)
+
+
+def foreseen(launcher: str, snapshots: Sequence[Snapshot], backend: str = "auto") -> tuple[str, list[list[Found]]]:
+    """Why they can't be started, and each one's own findings before that."""
+    company = Company(Nodes(len(snapshots)))  # type: ignore[arg-type]
+    company.snapshots = dict(enumerate(snapshots))
+    company.members = list(company.snapshots)
+    for rank, one in company.snapshots.items():
+        company.hub.guests[rank].host = one.host
+    terms = msgspec.structs.replace(TERMS, launcher=launcher, backend=backend)
+    programme = SmokeProgramme(company, terms, master="n1", store_port=29500)
+    plans, _ = programme._plans()
+    why = programme._foreseen(plans)
+    laid = [
+        msgspec.structs.replace(one, smoke=programme._hindered.get(rank, programme._smoke))
+        for rank, one in company.snapshots.items()
+    ]
+    return why, [own_findings(one) for one in SmokePurpose(Share(), terms).judge(laid)]
+
+
+@pytest.mark.parametrize("launcher", OF_RANKS)
+@pytest.mark.parametrize("shows", ["0,1", "3"])
+def test_ranks_of_a_launcher_that_share_gpus_are_explained_before_any_starts(launcher: str, shows: str) -> None:
+    ranks = [launched(launcher, node, shows=shows if node < 4 else None, host=f"n{1 + node // 4}") for node in range(8)]
+    why, found = foreseen(launcher, ranks)
+    assert why == "n1"
+    ((check, severity, finding),) = found[0]
+    assert (check.slug, severity.value) == ("duplicate-gpu", "fail")
+    assert finding.summary.startswith("4 ranks are planned on ")
+    source = {"torchrun": "LOCAL_WORLD_SIZE", "Open MPI": "OMPI_COMM_WORLD_LOCAL_SIZE"}
+    assert finding.evidence[0].source == source.get(launcher, "SLURM_STEP_TASKS_PER_NODE")
+    assert found[1:] == [[]] * 7, "it is said once"
+
+
+def test_ranks_of_slurm_that_are_bound_to_fewer_gpus_than_they_are() -> None:
+    """Each sees a single GPU, two of them the same one."""
+    ranks = [launched("Slurm", node, shows=str(node // 2)) for node in range(4)]
+    bound = Setting(name="SLURM_GPU_BIND", value="single:2")
+    ranks = [
+        msgspec.structs.replace(one, environment=Environment(settings=(*one.environment.settings, bound)))  # type: ignore[union-attr]
+        for one in ranks
+    ]
+    why, found = foreseen("Slurm", ranks)
+    assert why == "n1"
+    assert [check.slug for check, _, _ in found[0]] == ["duplicate-gpu"]
+
+
+@pytest.mark.parametrize("launcher", OF_RANKS)
+@pytest.mark.parametrize(
+    "shown",
+    [[None] * 4, ["0,1,2,3"] * 4, ["0", "1", "2", "3"], ["0,1", "2,3", "4,5", "6,7"], ["0,1", "0,1", "2,3", "2,3"]],
+    ids=str,
+)
+def test_ranks_of_a_launcher_with_a_gpu_for_each_are_started(launcher: str, shown: Sequence[str | None]) -> None:
+    ranks = [launched(launcher, node, shows=shows) for node, shows in enumerate(shown)]
+    assert foreseen(launcher, ranks) == ("", [[]] * 4)
+
+
+def test_ranks_of_a_launcher_may_be_as_many_as_they_like_on_the_cpu_or_where_nobody_knows_of_gpus() -> None:
+    ranks = [launched("torchrun", node, shows="0") for node in range(4)]
+    assert foreseen("torchrun", ranks, "gloo") == ("", [[]] * 4)
+    assert foreseen("torchrun", [launched("torchrun", node, shows=None, on="cloud-cpu") for node in range(4)])[0] == ""
+    unknown = [msgspec.structs.replace(one, gpus=Unknown(MISMATCH)) for one in ranks]
+    assert foreseen("torchrun", unknown, "nccl")[0] == ""
+
+
+def test_hosts_of_the_same_name_are_not_one_crowded_host() -> None:
+    """Of GPUs without a UUID, too."""
+    ranks = [launched("torchrun", node, shows="0,1,2,3", host="localhost", on="mi300x8-rocm") for node in range(8)]
+    assert foreseen("torchrun", ranks)[0] == ""
+
+
+def test_ranks_of_a_launcher_on_mig_slices() -> None:
+    one = to_snapshot(healthy_facts("a100-mig")).gpus
+    assert isinstance(one, Gpus)
+    slices = [slice.uuid for slice in one.devices[0].mig_instances]
+    why, found = foreseen(
+        "torchrun", [launched("torchrun", node, shows=shows, on="a100-mig") for node, shows in enumerate(slices)]
+    )
+    assert why == "n1"
+    assert [check.slug for check, _, _ in found[0]] == ["mig-multi-instance"]
 
 
 @pytest.mark.parametrize(
