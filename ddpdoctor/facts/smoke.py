@@ -172,6 +172,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     speeds: tuple[Speed, ...] = ()
     bandwidths: tuple[Bandwidth, ...] = ()
     """At the most ranks, by size."""
+    larger: str = ""
+    """Why larger messages were not measured; "" where all sizes were."""
     batch: int = 0
     """Samples a rank and step."""
     cores: int = 0

@@ -83,6 +83,8 @@ def _bandwidth_lines(facts: Smoke, snapshot: Snapshot) -> Iterator[Text]:
     yield Text(f"all_reduce over {ranks} ranks: bus bandwidth, as nccl-tests count it", "bold")
     for one in scaling.bandwidths:
         yield Text(f"{human(one.size):>9}  {rate(one.bus):>12}")
+    if scaling.larger:
+        yield Text(f"Larger messages were not measured, {one_line(scaling.larger)}.", "magenta")
     yield Text(
         _against(normal_bandwidth(snapshot.gpus, snapshot.environment, facts.backend, ranks), scaling.bandwidths)
     )

@@ -45,6 +45,7 @@ async def measure(order: Order, *, python: str, environ: Mapping[str, str], hear
 
     speeds: list[Speed] = []
     bandwidths: tuple[Bandwidth, ...] = ()
+    larger = ""
     batch = 0
     for ranks in numbers_of_ranks(order.nproc):
         last = ranks == order.nproc
@@ -55,11 +56,11 @@ async def measure(order: Order, *, python: str, environ: Mapping[str, str], hear
         batch = batch or _batch(ran.figures)
         if speed.problem:
             break
-        bandwidths = _bandwidths(ran.figures)
+        bandwidths, larger = _bandwidths(ran.figures), _larger(ran.figures)
     speeds.append(await _data_parallel(order, ran_by))
     cores = len(os.sched_getaffinity(0))
     return Measured(
-        Scaling(speeds=tuple(speeds), bandwidths=bandwidths, batch=batch, cores=cores),
+        Scaling(speeds=tuple(speeds), bandwidths=bandwidths, larger=larger, batch=batch, cores=cores),
         left_by(one.leftovers for one in all_ran),
     )
 
@@ -120,6 +121,10 @@ def _bandwidths(figures: Sequence[Mapping[str, Any]]) -> tuple[Bandwidth, ...]:
         for size, bus in found
         if isinstance(size, int) and isinstance(bus, (int, float))
     )
+
+
+def _larger(figures: Sequence[Mapping[str, Any]]) -> str:
+    return next((one["larger"] for one in figures if isinstance(one.get("larger"), str)), "")
 
 
 def _batch(figures: Sequence[Mapping[str, Any]]) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from ddpdoctor_smoke.orders import Order as PatientsOrder
+from ddpdoctor_smoke.stages import scaling as stages
 
 from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.smoke import Bandwidth, Ending, Leftovers, RankRun, Scaling, Smoke, Speed
@@ -118,6 +120,107 @@ def test_nothing_is_shown_that_was_not_asked_for() -> None:
 @pytest.mark.parametrize(("bus", "words"), [(3.74e11, "374 GB/s"), (1.23e10, "12.3 GB/s"), (8e5, "0.8 MB/s")])
 def test_rate(bus: float, words: str) -> None:
     assert rate(bus) == words
+
+
+# --- messages that would take too long -------------------------------------------------------------------------------
+
+
+BEGAN = 1000.0
+
+
+class Slow:
+    """A rank of two on a network of so many bytes a second, with a clock of its own; the other has spent `behind` more."""
+
+    world_size, rank = 2, 0
+
+    def __init__(self, rate: float, limit: float = 30.0, behind: float = 0.0, memory: int = 1 << 40) -> None:
+        self.rate, self.now, self.behind = rate, BEGAN, behind
+        self.order = PatientsOrder(seconds=limit)
+        self.device = SimpleNamespace(type="cuda", index=0)
+        self.dist = SimpleNamespace(
+            all_reduce=self.all_reduce, barrier=lambda **_: None, ReduceOp=SimpleNamespace(MAX=max, MIN=min)
+        )
+        cuda = SimpleNamespace(mem_get_info=lambda device: (memory, memory), synchronize=lambda device: None)
+        self.torch = SimpleNamespace(
+            zeros=lambda count, device: Message(4 * count),
+            tensor=lambda number, dtype, device: Message(8, number),
+            float64=None,
+            cuda=cuda,
+        )
+        self.told: list[dict[str, Any]] = []
+
+    def all_reduce(self, message: Message, how: Any = None) -> None:
+        if how is max and message.number == self.now - BEGAN:
+            message.number += self.behind
+        self.now += 1e-5 + message.size / self.rate
+
+    def step(self, words: str) -> None:
+        pass
+
+    def say(self, figures: dict[str, Any]) -> None:
+        self.told.append(figures)
+
+
+class Message:
+    def __init__(self, size: int, number: float = 0.0) -> None:
+        self.size, self.number = size, number
+
+    def item(self) -> float:
+        return self.number
+
+
+def sizes_on(one: Slow, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], str]:
+    """In MiB, those of at least one; and what it says of larger ones."""
+    clock = SimpleNamespace(monotonic=lambda: one.now, perf_counter=lambda: one.now)
+    monkeypatch.setattr(stages, "time", clock)
+    stages.bandwidth(one)
+    sizes = [figures["size"] >> 20 for figures in one.told if "size" in figures]
+    return [size for size in sizes if size], next((told["larger"] for told in one.told if "larger" in told), "")
+
+
+@pytest.mark.parametrize(
+    ("rate", "sizes"),
+    [(300e9, [1, 16, 256, 1024]), (2e9, [1, 16, 256, 1024]), (0.4e9, [1, 16, 256]), (0.005e9, [1])],
+)
+def test_messages_are_as_large_as_the_time_of_a_stage_allows(
+    rate: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Slow(rate)
+    found, larger = sizes_on(one, monkeypatch)
+    assert found == sizes
+    assert one.now - BEGAN < 30.0
+    assert bool(larger) == (sizes[-1] < 1024)
+
+
+def test_it_says_which_size_would_take_too_long_and_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, larger = sizes_on(Slow(0.4e9), monkeypatch)
+    assert larger == (
+        "for want of time: 1 GiB would take some 30 s, and 15 of a stage's 30 s are left; a longer --timeout gives them more"
+    )
+    assert sizes_on(Slow(0.4e9, limit=90.0), monkeypatch) == ([1, 16, 256, 1024], "")
+
+
+def test_what_another_rank_has_spent_counts_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, larger = sizes_on(Slow(2e9, behind=20.0), monkeypatch)
+    assert sizes == [1, 16, 256]
+    assert "1 GiB would take some 6 s, and 1 of a stage's 30 s are left" in larger
+
+
+def test_memory_that_does_not_suffice_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, larger = sizes_on(Slow(300e9, memory=1 << 30), monkeypatch)
+    assert (sizes, larger) == ([1, 16, 256], "for want of free GPU memory: 1 GiB needs twice as much")
+
+
+def test_larger_messages_that_were_not_measured_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = (
+        {"samples_per_second": 2000.0, "batch": 64},
+        {"size": 1 << 28, "bus": 4e8},
+        {"larger": "for want of time: 1 GiB would take some 30 s"},
+    )
+    scaling, _ = measured(monkeypatch, rank_run(3, names=STAGES), 4, *figures)
+    assert not [speed for speed in scaling.speeds if speed.failed]
+    text = shown("h100x8-bare-metal", scaling, "nccl")
+    assert "256 MiB 0.40 GB/s Larger messages were not measured, for want of time: 1 GiB would take some 30 s." in text
 
 
 # --- runs that fail -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ TRIAL = 3
 FEWEST, MOST = 5, 200
 SECONDS = 1.0
 """So long a measurement should take."""
+OF_THE_LIMIT = 0.8
+"""What measuring may take of the seconds of a stage: how long a larger message will take is but reckoned."""
 
 ON_GPU = {"width": 4096, "layers": 4, "batch": 512}
 ON_CPU = {"width": 512, "layers": 4, "batch": 64}
@@ -46,23 +48,43 @@ def data_parallel(one):
 
 
 def bandwidth(one):
-    """all_reduce by message size: figures size (bytes) and bus (bytes a second, as nccl-tests count it)."""
+    """all_reduce by message size: figures size (bytes) and bus (bytes a second, as nccl-tests count it); and `larger`, why there
+    are no larger ones, where the time of a stage or a GPU's memory doesn't suffice for them."""
     if one.world_size < 2:
         raise NotHere("needs 2 ranks")
     torch, n = one.torch, one.world_size
     on_gpu = one.device.type == "cuda"
-    best = 0.0
+    best, seconds, before = 0.0, 0.0, 0
+    began = time.monotonic()
     for size in SIZES_ON_GPU if on_gpu else SIZES_ON_CPU:
+        # All ranks go by the same figures, here as well.
+        left = one.order.seconds * OF_THE_LIMIT - most(one, time.monotonic() - began)
+        needed = measuring(seconds * size / before) if before else 0.0
+        if needed > left:
+            tell(
+                one,
+                larger="for want of time: %s would take some %.0f s, and %.0f of a stage's %g s are left; a longer --timeout "
+                "gives them more" % (in_words(size), needed, max(left, 0.0), one.order.seconds),
+            )
+            break
         if on_gpu and least(one, torch.cuda.mem_get_info(one.device)[0]) < 2 * size:
+            tell(one, larger="for want of free GPU memory: %s needs twice as much" % in_words(size))
             break
         tensor = torch.zeros(size // 4, device=one.device)
         one.step("all_reduce of %d bytes, again and again" % size)
-        seconds = seconds_of(one, lambda tensor=tensor: one.dist.all_reduce(tensor))
+        seconds, before = seconds_of(one, lambda tensor=tensor: one.dist.all_reduce(tensor)), size
         bus = size / seconds * 2 * (n - 1) / n
         best = max(best, bus)
         tell(one, size=size, bus=round(bus))
         del tensor
     return "%.2f GB/s at best" % (best / 1e9)
+
+
+def in_words(size):
+    for unit, name in ((1024 * MIB, "GiB"), (MIB, "MiB")):
+        if size >= unit:
+            return "%d %s" % (size // unit, name)
+    return "%d KiB" % (size // KIB)
 
 
 def model_of(torch, shape):
@@ -98,8 +120,17 @@ def seconds_of(one, work):
     for _ in range(WARM_UP):
         work()
     # All ranks go by the same figure, or they would not repeat it as often.
-    count = int(min(max(SECONDS / most(one, timed(one, work, TRIAL)), FEWEST), MOST))
-    return most(one, timed(one, work, count))
+    return most(one, timed(one, work, repeated(most(one, timed(one, work, TRIAL)))))
+
+
+def repeated(seconds):
+    """How often something that takes so long is measured."""
+    return int(min(max(SECONDS / seconds, FEWEST), MOST))
+
+
+def measuring(seconds):
+    """Seconds that `seconds_of` takes for something that takes so long."""
+    return seconds * (WARM_UP + TRIAL + repeated(seconds))
 
 
 def timed(one, work, count):
