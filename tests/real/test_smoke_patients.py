@@ -213,6 +213,20 @@ def test_a_working_folder_that_was_removed(place: Path) -> None:
     assert_not_run(smoke(place, through=shell(f'cd "{gone}"; rmdir "{gone}"')), "[working-folder-gone]")
 
 
+@pytest.mark.root
+def test_a_working_folder_that_may_not_be_looked_into(place: Path) -> None:
+    """torchrun trains there. The capability of USER would let it in: instead, root's home holds nothing that is private."""
+    (place / "here").chmod(0o700)
+    ours = " ".join(f"'{one}'" for one in (sys.base_prefix, sys.prefix, ROOT))
+    readable = (
+        f"for one in {ours}; do mkdir /run/$((++n)); mount --bind $one /run/$n; done\n"
+        f"mount -t tmpfs -o mode=755 none '{Path.home()}'; n=0\n"
+        f"for one in {ours}; do mkdir -p $one; mount --bind /run/$((++n)) $one; done"
+    )
+    ran = smoke(place, through=(*mounts(readable), "setpriv", "--reuid=65534", "--clear-groups"), HOME="/proc/1")
+    assert (ran.code, ran.text[:2]) == (0, "OK"), ran
+
+
 # --- places -----------------------------------------------------------------------------------------------------------------
 
 

@@ -37,6 +37,7 @@ def main(before):
     try:
         doctor.say(stage="import")
         import_all(FOR_ALL)
+        leave_ranks_where_they_are()
         method = start_method()
         if method == "forkserver":
             start_server(doctor)
@@ -129,6 +130,21 @@ def cuda_is_initialised():
         # Before cuInit(), by whomever, it fails: CUDA_ERROR_NOT_INITIALIZED.
         return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
     return False
+
+
+def leave_ranks_where_they_are():
+    """They inherit our working folder, where a training script would be, too. multiprocessing has each of them enter it once
+    more by its name, which fails where this user may not look into it, though torchrun trains there."""
+    from multiprocessing import spawn
+
+    usual = spawn.get_preparation_data
+
+    def get_preparation_data(*arguments):
+        data = usual(*arguments)
+        data.pop("dir", None)
+        return data
+
+    spawn.get_preparation_data = get_preparation_data
 
 
 def start_server(doctor):
