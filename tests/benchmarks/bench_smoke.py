@@ -7,7 +7,8 @@ On CPU over gloo. Each round runs both commands once, in turn, so that a slow mi
 over the rounds of (ours / theirs in the same round). Memory is measured in a run of its own that no time is taken of: the
 peak of the sum over all processes of the command, shared pages counted once (PSS), sampled. Exits with 1 where a command
 fails, where the aim of the memory or of a hang's naming is missed by more than the measurement's own noise, where the aim of
-the wall time is missed by a factor of two, or where a hang isn't named with its rank and stage.
+the wall time is missed by a factor of two, or where a hang isn't named with its rank and stage, or is
+named before its deadline.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ LATER = 3.0
 """Seconds: a hang is to be named so much after its stage's deadline."""
 LATER_NOISE = 0.5
 """Seconds: what several processes on two cores wait for one, and the doctor's second look at a rank that is late."""
+EARLIER_NOISE = 1.0
+"""Seconds: another rank may have begun the stage so much before the one that hangs, and is late before it."""
 HANGS = ("import", "rendezvous", "all_reduce", "training", "shutdown")
 
 PATIENCE = 300
@@ -66,6 +69,10 @@ class Hang(NamedTuple):
     stage: str
     later: float
     wrong: str
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.wrong) or not -EARLIER_NOISE <= self.later <= LATER + LATER_NOISE
 
 
 def ours(ranks: int) -> list[str]:
@@ -216,7 +223,7 @@ def main() -> None:
         rows = [("rank 1 of two hangs in", "named after its deadline", "aim"), *map(row_of_hang, hangs)]
         print()
         print_table(rows, markdown=options.markdown)
-        wrong = wrong or any(one.wrong or one.later > LATER + LATER_NOISE for one in hangs)
+        wrong = wrong or any(one.failed for one in hangs)
     print()
     for one in compared:
         mine, others = (statistics.median(pair[side] for pair in one.seconds) for side in (0, 1))
@@ -225,8 +232,8 @@ def main() -> None:
 
 
 def row_of_hang(one: Hang) -> tuple[str, ...]:
-    missed = "" if one.later <= LATER else " (missed)"
-    return f"`{one.stage}`", one.wrong or f"{max(0.0, one.later):.1f} s{missed}", f"{LATER:g} s or less"
+    missed = " (missed)" if one.later > LATER else " (too early)" if one.later < -EARLIER_NOISE else ""
+    return f"`{one.stage}`", one.wrong or f"{round(one.later, 1) + 0:.1f} s{missed}", f"{LATER:g} s or less"
 
 
 if __name__ == "__main__":
