@@ -20,7 +20,7 @@ from ddpdoctor.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import install_torch
 from ddpdoctor.knowledge.smoke_blame import NO_SMOKE, not_started, own_gpu
-from ddpdoctor.knowledge.smoke_words import short
+from ddpdoctor.knowledge.smoke_words import message, short
 from ddpdoctor.registry import check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install, plural, ranks_named
 
@@ -120,7 +120,9 @@ def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
     if failed is None:
         return
     yield Finding(
-        summary=short(f"The training passed; scaling failed at {plural(failed.ranks, 'rank')}: {failed.problem}"),
+        summary=short(
+            f"The training passed; scaling failed at {plural(failed.ranks, 'rank')}: {message(failed.problem)}"
+        ),
         evidence=(told(smoke, "scaling", f"{plural(failed.ranks, 'rank')}: {failed.problem}"),),
         fixes=(
             Fix("Run that number of ranks by itself", (_of_so_many(smoke, failed.ranks),)),

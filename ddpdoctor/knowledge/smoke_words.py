@@ -10,13 +10,19 @@ from ddpdoctor.facts.smoke import Ending, RankRun, Smoke
 from ddpdoctor.findings import Evidence
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.smoke_blame import Blame, Kind, lost_another, stage_of, waits
-from ddpdoctor.wording import listed, ranks_named, signal_name
+from ddpdoctor.wording import listed, plural, ranks_named, signal_name
 
 AS_LOGGED: Final = {
     -9: "failed (exitcode: -9) Signal 9 (SIGKILL) received by PID",
     -7: "killed by signal: Bus error",
 }
 """Ends without a word, as a launcher's log tells them."""
+
+CPP_SOURCE: Final = re.compile(
+    r"\[enforce fail at [^\]\s]+:\d+\] (?:\S[^\n]{0,200}?\. (?=[A-Z]))?|\[[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] ?"
+)
+"""Where in its own C++ a library says something, with the condition that wasn't met: of use to its authors, and so long that
+nothing may be left of the message behind it."""
 
 LONGEST: Final = 160
 MOST_FRAMES: Final = 6
@@ -26,7 +32,7 @@ VERBS: Final = {
 }  # fmt: skip
 """For one and for several, by whether they wait for another, and whether they still do."""
 MOST_SHOWN: Final = 4
-"""Culprits whose last line and stack are shown."""
+"""Culprits whose last line and stack are shown, without those of which the same is said."""
 
 
 def short(summary: str, most: int = LONGEST) -> str:
@@ -50,13 +56,18 @@ def place(run: RankRun) -> str:
     return run.step if run.step.startswith(stage) else f"{stage} ({run.step})"
 
 
+def message(words: str) -> str:
+    """What somebody raised without the places in C++ that it came from."""
+    return CPP_SOURCE.sub("", words)
+
+
 def ended(run: RankRun, *, several: bool = False) -> str:
     """How it ended, as the end of a sentence that begins with the rank, or with several ranks."""
-    where, was = place(run), "were" if several else "was"
+    where, was, words = place(run), "were" if several else "was", message(run.words)
     ways = {
         Ending.FINISHED: "finished",
-        Ending.RAISED: f"{'lost another rank' if lost_another(run) else 'failed'} in {where}: {run.words}",
-        Ending.WRONG: f"found a wrong result in {where}: {run.words}",
+        Ending.RAISED: f"{'lost another rank' if lost_another(run) else 'failed'} in {where}: {words}",
+        Ending.WRONG: f"found a wrong result in {where}: {words}",
         Ending.EXITED: f"ended with exit code {run.exit_code} in {where}, without a word",
         Ending.KILLED: f"{was} killed by {signal_name(run.exit_code or 0)} in {where}",
         Ending.HUNG: f"{was} still in {where} when the time was up",
@@ -97,13 +108,35 @@ def _waits_for(run: RankRun, found: Blame) -> bool:
 
 def evidence_of(found: Blame, smoke: Smoke) -> tuple[Evidence, ...]:
     """What the culprits came to, their last lines and stacks; then the others in groups."""
-    shown = found.culprits[:MOST_SHOWN]
-    more = len(found.culprits) - len(shown)
+    groups: dict[tuple[object, ...], list[RankRun]] = {}
+    for one in found.culprits:
+        groups.setdefault(_alike(one), []).append(one)
+    in_order = list(groups.values())
+    more = sum(map(len, in_order[MOST_SHOWN:]))
     return (
-        *(one for run in shown for one in _of_rank(run, smoke, vanished=found.kind is Kind.FAILED)),
-        *((told(smoke, "ranks", f"and {more} more of which the same is said"),) if more else ()),
+        *(one for runs in in_order[:MOST_SHOWN] for one in _of_ranks(runs, smoke, vanished=found.kind is Kind.FAILED)),
+        *((told(smoke, "ranks", f"and {plural(more, 'more rank')}"),) if more else ()),
         *_of_others(found.others, smoke),
     )
+
+
+def _alike(run: RankRun) -> tuple[object, ...]:
+    """The same for ranks of which the same would be said but for numbers, as of GPUs, pids and addresses. Of wrong results
+    the numbers are what matters."""
+    said = [ended(run), run.last_line]
+    if run.ending is not Ending.WRONG:
+        said = [re.sub(r"0x[0-9a-f]+|\d+", "N", one) for one in said]
+    return *said, run.stack, run.process_state
+
+
+def _of_ranks(runs: Sequence[RankRun], smoke: Smoke, *, vanished: bool) -> list[Evidence]:
+    """Of ranks that are alike, the first in full."""
+    first, *others = runs
+    found = _of_rank(first, smoke, vanished=vanished)
+    if others:
+        pids = listed((one.pid for one in others if one.pid), most=8)
+        found.append(told(smoke, "ranks", f"the same of {named(others, smoke)}{f' (pid {pids})' if pids else ''}"))
+    return found
 
 
 def _of_rank(run: RankRun, smoke: Smoke, *, vanished: bool) -> list[Evidence]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, State
 from ddpdoctor.knowledge.smoke_blame import Kind, blame, lost_another
+from ddpdoctor.knowledge.smoke_words import message
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.smoke_marks import Mark, ranks_text
 from ddpdoctor.report.summary import summary
@@ -265,7 +266,7 @@ def _account(one: RankRun, *, blamed: bool) -> tuple[str, ...]:
         return ("was never heard of",)
     where = f"in {one.last.name}" if one.last else "before its first stage"
     lines = [
-        f"{_fate(one, blamed=blamed)} {where}: {one.words}".rstrip(": "),
+        f"{_fate(one, blamed=blamed)} {where}: {message(one.words)}".rstrip(": "),
         f"at: {one.step}" if one.step else "",
         f"the last line that it printed: {one.last_line}" if one.last_line else "",
         f"{one.process_state}" if one.process_state else "",
