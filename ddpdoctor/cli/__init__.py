@@ -1,0 +1,31 @@
+"""The command line. Before anything of it is imported, the library's modules are put before a user's of the same name."""
+
+import os
+import sys
+
+
+def library_first() -> None:
+    """A random.py on PYTHONPATH would be ours, too, instead of the illness that is to be found: folders with such files come
+    last on our own path. The settings stay as they are, so that the patient finds what training finds."""
+    library = os.path.dirname(os.__file__)  # noqa: PTH120 (pathlib imports what a user's file may hide)
+    if library not in sys.path:
+        return
+    place = sys.path.index(library)
+    last = [one for one in sys.path[:place] if _hides_modules(one)]
+    sys.path[:] = [one for one in sys.path if one not in last] + last
+
+
+def _hides_modules(folder: str) -> bool:
+    try:
+        names = os.listdir(folder or ".")  # noqa: PTH208
+    except OSError:
+        return False
+    for name in names:
+        module, _, ending = name.partition(".")
+        package = not ending and os.path.isfile(os.path.join(folder, name, "__init__.py"))  # noqa: PTH113, PTH118
+        if module in sys.stdlib_module_names and (package or ending.endswith(("py", "pyc", "so"))):
+            return True
+    return False
+
+
+library_first()
