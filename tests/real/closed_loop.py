@@ -301,9 +301,10 @@ ILLNESSES = (
         name="a setting left over from debugging",
         thorough=True,
         slug="setting-dangerous",
-        made="export CUDA_LAUNCH_BLOCKING=1",
-        carried_out="unset CUDA_LAUNCH_BLOCKING",
-        harmless="costs time alone, on GPUs",
+        made="export TORCH_DISTRIBUTED_DEBUG=DETAIL",
+        words="`export TORCH_DISTRIBUTED_DEBUG=DETAIL`, which torch 2.13 doesn't survive over gloo",
+        carried_out="unset TORCH_DISTRIBUTED_DEBUG",
+        smoke_says="killed by SIGSEGV in training",
     ),
     Illness(
         name="a stale settings file, of a torchrun job's environment",
