@@ -1,8 +1,9 @@
-"""Whoever is ended, and however: soon after that nothing of a smoke training is there any more. What kills the engine, the
+"""Whoever is ended or held up, and however: soon after that nothing of a smoke training is there any more. What kills the engine, the
 ranks' parent or the keeper comes from a rank: see test_smoke_odd_ranks.py."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,11 +14,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ddpdoctor.smoke.stacks import process_state
 from tests.command import command
 from tests.real.smoke_runs import Estate, rank_1_runs, wait_for
 
 SECONDS = 5.0
 """Within which all must be over."""
+
+LIMIT = 5
+"""Seconds that a stage may take."""
 
 STAGES = "rendezvous,process group,all_reduce,shutdown"
 FAULT = '{"rank": 1, "stage": "all_reduce", "kind": "sleep"}'
@@ -34,6 +39,20 @@ def main():
         file.truncate(4096)
         globals()["kept"] = mmap.mmap(file.fileno(), 4096)
     time.sleep(600)
+"""
+
+
+STOPS_THE_DOCTOR = """
+DAEMON = True
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
+def threads():
+    return [open(f"/proc/self/task/{one}/comm").read() for one in os.listdir("/proc/self/task")]
+def main():
+    while not any("THREAD" in one for one in threads()):
+        time.sleep(0.01)
+    os.kill(parent_of(parent_of(multiprocessing.parent_process().pid)), signal.SIGSTOP)
 """
 
 
@@ -106,6 +125,51 @@ def test_nothing_is_left_when_the_doctor_is_ended(short_path: Path) -> None:
             assert not job.shared.exists()
             assert time.monotonic() - ended < 2 * SECONDS
             assert (job.doctor.returncode, stderr[-len(end.stderr) or len(stderr) :]) == (end.code, end.stderr)
+    finally:
+        for job in jobs:
+            job.doctor.kill()
+            job.doctor.communicate()
+
+
+class Stopped:
+    """`ddpdoctor smoke` that its rank 1 stops with SIGSTOP as soon as it has a thread of that name."""
+
+    def __init__(self, thread: str, folder: Path) -> None:
+        self.estate = Estate(folder / "files")
+        rank_1_runs(STOPS_THE_DOCTOR.replace("THREAD", thread), folder / "library", self.estate)
+        stages = ("--stages", "training,checkpoint", "--timeout", str(LIMIT))
+        self.doctor = subprocess.Popen(
+            command("smoke", "--nproc", "2", "--backend", "gloo", *stages, "--json"),
+            env=self.estate.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def is_stopped(self) -> bool:
+        assert self.doctor.poll() is None, self.doctor.communicate()
+        return process_state(self.doctor.pid) == "stopped"
+
+
+@pytest.mark.slow
+def test_a_doctor_who_is_held_up_tells_what_happened_meanwhile(short_path: Path) -> None:
+    """For longer than a stage may take, from a rank's first moment, or from when it has met the other. Without it they train."""
+    jobs = [Stopped(thread, short_path / (thread or "first")) for thread in ("", "gloo")]
+    try:
+        for job in jobs:
+            wait_for(job.is_stopped, 60)
+            job.estate.look()
+        time.sleep(LIMIT + 2)
+        for job in jobs:
+            os.kill(job.doctor.pid, signal.SIGCONT)
+        for job in jobs:
+            stdout, stderr = job.doctor.communicate(timeout=60)
+            assert job.doctor.returncode == 0, stdout + stderr
+            ranks = json.loads(stdout)["smoke"]["ranks"]
+            assert [one["ending"] for one in ranks] == ["finished"] * 2
+            assert max(stage["seconds"] or 0 for one in ranks for stage in one["stages"]) < LIMIT
+            assert job.estate.left_after(SECONDS) == {}
     finally:
         for job in jobs:
             job.doctor.kill()

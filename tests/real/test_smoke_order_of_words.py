@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,6 +63,47 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 """The ranks and their parent go at once; the engine after them, though it may have been the reason."""
 
+SLOW_RANKS = """
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
+
+doctor = parent_of(os.getppid())
+engine = line("engine")
+engine(stage="import")
+ranks = []
+for number in (0, 1):
+    ranks.append(os.fork())
+    if not ranks[-1]:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        say = line(number)
+        for stage in ("import", "device", "shutdown"):
+            say(stage=stage, state="begun")
+            time.sleep(0.5 if stage == "import" else 3.5)
+            for step in range(100):
+                say(step=f"step {step}")
+            say(stage=stage, state="passed", seconds=0.1)
+        say(finished=True)
+        os._exit(0)
+time.sleep(1)
+os.kill(doctor, signal.SIGSTOP)
+time.sleep(6)
+os.kill(doctor, signal.SIGCONT)
+for one in ranks:
+    os.waitpid(one, 0)
+engine(finished=True)
+"""
+"""They take 3.5 s for a stage, of which the doctor hears nothing for 6 s."""
+
+DOCTOR = """
+import asyncio, os, sys
+from ddpdoctor.smoke.running import run
+from tests.real.smoke_runs import order
+
+work = run(order(nproc=2, stages=("import", "device", "shutdown")), python=sys.argv[1], environ=os.environ)
+print([one.ending.value for one in asyncio.run(work).runs])
+"""
+
 
 def python_that_runs(source: str, folder: Path) -> str:
     """An executable, in a new folder."""
@@ -95,3 +137,20 @@ def test_the_end_of_all_ranks_is_told_by_its_cause_where_that_is_heard_in_time(t
     assert stays.problem == "the process that the ranks were forked from has ended"
     for ran in (killed, stays):
         assert [one.ending for one in ran.runs] == [Ending.ENDED] * 2
+
+
+def test_a_doctor_who_was_stopped_hears_what_was_said_before_calling_anyone_late(tmp_path: Path) -> None:
+    python = python_that_runs(SLOW_RANKS, tmp_path / "patient")
+    estate = Estate(tmp_path / "files")
+
+    done = subprocess.run(
+        [sys.executable, "-c", DOCTOR, python],
+        env=estate.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.stdout, done.stderr) == ("['finished', 'finished']\n", "")
+    assert estate.left_after(1.0) == {}
