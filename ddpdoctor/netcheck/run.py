@@ -65,19 +65,20 @@ def run(wishes: Wishes, audience: Audience) -> End:
     """Takes part until there is a verdict, or it is clear that there will be none.
 
     Raises:
-        Stopped: by a signal; the others have been told, if there still was something to tell.
+        Stopped: by a signal, or the end of the launcher that started this rank; the others have been told, if there still was something to tell.
     """
+    launcher = os.getppid() if wishes.job.launched else 0
     node = _Node(wishes, audience)
-    return asyncio.run(_until_stopped(node.go(), lambda: node.in_touch()))
+    return asyncio.run(_until_stopped(node.go(), lambda: node.in_touch(), launcher))
 
 
-async def _until_stopped(work: Coroutine[Any, Any, End], in_touch: Callable[[], bool]) -> End:
+async def _until_stopped(work: Coroutine[Any, Any, End], in_touch: Callable[[], bool], launcher: int) -> End:
     def said() -> str:
         # Their verdict may have been on its way already.
         told = "; if the test was still going on, the other nodes were told" if in_touch() else ""
         return f"Stopped. There is no verdict here{told}."
 
-    return await until_stopped(work, said)
+    return await until_stopped(work, said, launcher)
 
 
 class _Node:

@@ -14,6 +14,7 @@ from tests.command import command
 from tests.real.namespaces import Host, network
 from tests.real.nvml import FakeNvidia
 from tests.real.slurm import Slurm, slurm
+from tests.real.smoke_runs import wait_for
 from tests.real.test_netcheck_launchers import launcher_environ, processes
 
 pytestmark = pytest.mark.root
@@ -97,6 +98,27 @@ def test_torchrun_with_more_ranks_than_gpus(alone: Host, tmp_path: Path, fake_nv
     assert "n1 can't run the ranks that are planned there" in said
     assert "ranks on this host: 3 (LOCAL_WORLD_SIZE)" in said
     assert not processes(alone)
+
+
+def test_torchrun_that_is_killed_leaves_no_rank_behind(alone: Host, tmp_path: Path) -> None:
+    """Each would wait for much longer than it takes to see that."""
+    environ = launcher_environ(tmp_path)
+    environ["DDPDOCTOR_SMOKE_FAULT"] = json.dumps({"rank": 1, "stage": "all_reduce", "kind": "sleep"})
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python"]
+    out, err = tmp_path / "stdout", tmp_path / "stderr"
+    with out.open("w") as stdout, err.open("w") as stderr:
+        started = alone.command(*run, *command("smoke", "--timeout", "120", *FEW))
+        torchrun = subprocess.Popen(started, env=environ, stdout=stdout, stderr=stderr)
+        try:
+            # Itself, and of each rank the doctor, the keeper, and what it keeps.
+            wait_for(lambda: len(processes(alone).split()) >= 7, 60)
+        finally:
+            torchrun.kill()
+            torchrun.wait()
+    wait_for(lambda: not processes(alone), 10)
+    assert f"The launcher (pid {torchrun.pid}) is gone; the ranks were ended." in err.read_text().splitlines()
+    assert out.read_text() == ""
+    assert not list(tmp_path.glob("ddpdoctor*"))
 
 
 @pytest.mark.thorough
