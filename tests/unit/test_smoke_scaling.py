@@ -195,7 +195,7 @@ def test_messages_are_as_large_as_the_time_of_a_stage_allows(
 def test_it_says_which_size_would_take_too_long_and_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     _, larger = sizes_on(Slow(0.4e9), monkeypatch)
     assert larger == (
-        "for want of time: 1 GiB would take some 30 s, and 15 of a stage's 30 s are left; a longer --timeout gives them more"
+        "for want of time: 1 GiB would take some 30 s, and 14 of a stage's 30 s are left; a longer --timeout gives them more"
     )
     assert sizes_on(Slow(0.4e9, limit=90.0), monkeypatch) == ([1, 16, 256, 1024], "")
 

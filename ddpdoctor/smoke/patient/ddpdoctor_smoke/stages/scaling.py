@@ -1,6 +1,7 @@
 """How fast the same training is, and an all_reduce: for `--scaling`, at one number of ranks each time."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
+import math
 import time
 
 from ddpdoctor_smoke.rank import NotHere
@@ -63,8 +64,8 @@ def bandwidth(one):
         if needed > left:
             tell(
                 one,
-                larger="for want of time: %s would take some %.0f s, and %.0f of a stage's %g s are left; a longer --timeout "
-                "gives them more" % (in_words(size), needed, max(left, 0.0), one.order.seconds),
+                larger="for want of time: %s would take some %d s, and %d of a stage's %g s are left; a longer --timeout "
+                "gives them more" % (in_words(size), math.ceil(needed), max(left, 0), one.order.seconds),
             )
             break
         if on_gpu and least(one, torch.cuda.mem_get_info(one.device)[0]) < 2 * size:
