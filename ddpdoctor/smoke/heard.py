@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from ddpdoctor.facts.smoke import Call, Stage
@@ -13,6 +14,14 @@ MOST_KEPT: Final = 64 * 1024
 
 MOST_ANSWERED: Final = 256 * 1024
 """Bytes of what it printed since it was asked where it is, from their beginning."""
+
+WARNING: Final = re.compile(r"^\S.*: \w*Warning: ")
+"""What `warnings` prints; the line of source behind it is indented."""
+TRAILER: Final = re.compile(
+    r'Extension modules: |(Current t|T)hread 0x|File ".*", line \d+ in |<no Python frame>|\.\.\.$'
+)
+"""Lines of faulthandler, which say where a process was, and not why it ended."""
+OWN_REASON: Final = re.compile(r"what\(\): |terminate called |\b\w*(Error|Exception)\b")
 
 
 class Voice:
@@ -99,3 +108,16 @@ def last_line(output: bytes) -> str:
     """The last line with something in it."""
     lines = [line.strip() for line in last_lines(output, 40).splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
+
+
+def last_words(output: bytes) -> str:
+    """The last line that says why a process ended, as far as one can be told: no warning, nothing of faulthandler's."""
+    lines: list[str] = []
+    warned = False
+    for line in last_lines(output, 200).splitlines():
+        source = warned and line[:1] == " "
+        warned = WARNING.search(line) is not None
+        if line.strip() and not source and not warned and not TRAILER.match(line.strip()):
+            lines.append(line.strip())
+    last = lines[-1] if lines else ""
+    return next((line for line in reversed(lines[-40:]) if OWN_REASON.search(line)), last)[:300]

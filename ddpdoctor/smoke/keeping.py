@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ddpdoctor.deadlines import within
-from ddpdoctor.probes.patient.asking import last_lines
+from ddpdoctor.smoke.heard import last_words
 from ddpdoctor.smoke.keeper import descendants
 from ddpdoctor.smoke.watching import Watch
 from ddpdoctor.wording import signal_name
@@ -93,7 +93,7 @@ class Keeper:
             self._watch.engine_ended(status, time.monotonic())
         else:
             code = await keeper.wait()
-            said_last = last_lines(self._watch.engine.output, 1)[:300]
+            said_last = last_words(self._watch.engine.output)
             how = f"ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
             words = f"the process of ddpdoctor that keeps the ranks was {how}"
             self._watch.keeper_ended(f'{words}; it last said "{said_last}"' if said_last else words)

@@ -8,7 +8,7 @@ from typing import Final
 
 from ddpdoctor.facts.smoke import Ending, RankRun, Stage, State
 from ddpdoctor.knowledge.smoke_blame import LOST
-from ddpdoctor.smoke.heard import Heard, last_line
+from ddpdoctor.smoke.heard import Heard, last_line, last_words
 from ddpdoctor.smoke.watching import MOST_WORDS, Watch
 
 BY_ITSELF: Final = (Ending.RAISED, Ending.WRONG, Ending.EXITED, Ending.KILLED)
@@ -27,7 +27,7 @@ def problem(watch: Watch, late: Iterable[Heard] = ()) -> str:
         return watch.killed or watch.engine_words
     if hung and Ending.NEVER_CAME in endings:
         seconds = watch.order.seconds_for(watch.order.stages[0])
-        said = last_line(watch.engine.output)
+        said = last_words(watch.engine.output)
         last = f'; the patient last said "{said}"' if said else ""
         return f"no rank had begun after {seconds:g} s{last}"
     return ""

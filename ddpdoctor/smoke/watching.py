@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ddpdoctor.facts.smoke import RENDEZVOUS, Call, Stage, State
-from ddpdoctor.probes.patient.asking import last_lines, printable
-from ddpdoctor.smoke.heard import Heard, Voice
+from ddpdoctor.probes.patient.asking import printable
+from ddpdoctor.smoke.heard import Heard, Voice, last_words
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.wording import signal_name
 
@@ -180,9 +180,9 @@ class Watch:
                 return
         if not status or self.engine_words:
             return
-        said = last_lines(self.engine.output, 1)[:300]
-        how = f"ended by {signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
-        whose = "torch's engine was" if self.engine_pid and status < 0 else "the patient's Python"
+        said = last_words(self.engine.output)
+        how = f"was ended by {signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+        whose = "torch's engine" if self.engine_pid and status < 0 else "the patient's Python"
         self.killed = f"{whose} {how}" + (f'; it last said "{said}"' if said else "")
 
     def keeper_ended(self, words: str) -> None:

@@ -271,6 +271,38 @@ def test_a_python_that_ends_at_once_is_told_with_its_last_line() -> None:
     assert problem(watch) == 'the patient\'s Python ended with exit code 3; it last said "no licence"'
 
 
+NO_NUMPY = b"""/opt/torch/storage.py:521: UserWarning: Failed to initialize NumPy: No module named 'numpy' (Triggered at x.cpp:84.)
+  cpu = _conversion_method_template(device=torch.device("cpu"))
+"""
+ABORTED = b"""terminate called after throwing an instance of 'c10::Error'
+  what():  TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL
+Fatal Python error: Aborted
+
+Current thread 0x00007f1d (most recent call first):
+  File "/opt/torch/distributed/__init__.py", line 56 in <module>
+  ...
+
+Extension modules: torch._C, numpy.random.mtrand (total: 18)
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        (ABORTED, '; it last said "what():  TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL"'),
+        (ABORTED.partition(b"()")[2].partition(b"\n")[2], '; it last said "Fatal Python error: Aborted"'),
+        (NO_NUMPY, ""),
+        (b"loading\n" + NO_NUMPY, '; it last said "loading"'),
+        (b"ImportError: no libfoo.so\n" + NO_NUMPY + b"bye\n", '; it last said "ImportError: no libfoo.so"'),
+    ],
+)
+def test_the_last_words_are_the_reason_and_not_what_is_printed_around_it(printed: bytes, words: str) -> None:
+    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch.print(None, printed)
+    watch.engine_ended(-6, 1)
+    assert problem(watch) == f"the patient's Python was ended by SIGABRT{words}"
+
+
 def test_nobody_came() -> None:
     watch = Watch(Order(nproc=2, world_size=2, stages=STAGES, seconds=10.0, import_seconds=90.0), 0.0)
     assert watch.next_due() == 90
