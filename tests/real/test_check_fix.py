@@ -22,6 +22,7 @@ import jsonschema
 import pytest
 
 from ddpdoctor.registry import select as select_checks
+from ddpdoctor.treatments import proof
 from ddpdoctor.treatments.proof import Unproved, look_again
 from tests.checkpoints import on, pins, save
 from tests.command import ROOT, command, ddpdoctor, plain_environ
@@ -146,6 +147,18 @@ def test_the_proof_takes_no_module_from_the_working_folder(tmp_path: Path, monke
     (tmp_path / "settings.sh").write_text("echo refused >&2; return 1\n")
     with pytest.raises(Unproved, match='the settings file could not be sourced; it last said "refused"'):
         look_again(arguments, "settings.sh", None, checks)
+
+
+def test_a_proof_that_takes_too_long_is_ended_even_where_it_does_not_want_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, pid = tmp_path / "settings.sh", tmp_path / "pid"
+    settings.write_text(f"trap '' TERM; echo $$ > {pid}; while :; do sleep 0.1; done\n")
+    monkeypatch.setattr(proof, "CHECK_SECONDS", 2)
+    monkeypatch.setattr(proof, "ENDING_SECONDS", 0.3)
+    with pytest.raises(Unproved, match="no answer within 2 s"):
+        look_again((), str(settings), None, ())
+    assert not Path("/proc", pid.read_text().strip()).exists()
 
 
 ASKED = {"GLOO_SOCKET_IFNAM": "lo", "CUDA_LAUNCH_BLOCKING": "1"}
