@@ -42,6 +42,9 @@ def _run() -> int:
         # Without its standalone mode typer ends the process itself in one case only: the reader of our output has gone.
         return 141
     except OSError as error:
+        if error.filename is None and not _can_be_written(sys.stdout):
+            _close_for_good(sys.stdout)
+            return _say(f"the report could not be written: {error.strerror}", 2)
         return _say(f"ddpdoctor could not go on: {error.strerror or error}", 2)
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):
@@ -70,6 +73,22 @@ def _hint_at_dashes() -> None:
     for argument in sys.argv[1:]:
         if argument[:1] == "-" and os.path.lexists(argument):
             _say(f"There is a file {argument} here: to name it, write ./{argument}", 2)
+
+
+def _can_be_written(stream: TextIO) -> bool:
+    try:
+        # What could not be written before is forgotten: a flush alone would say that all is well.
+        print(file=stream, flush=True)
+    except OSError:
+        return False
+    return True
+
+
+def _close_for_good(stream: TextIO) -> None:
+    """What it still holds goes nowhere, and fails no second time."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
 
 
 def _say(text: str, code: int) -> int:

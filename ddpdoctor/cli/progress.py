@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from ddpdoctor.terminals import moves_its_cursor
 from ddpdoctor.wording import human
 
 _BAR = 20
@@ -24,7 +25,7 @@ class StatusLine:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._shown = False
-        self._thread = threading.Thread(target=self._show, daemon=True) if sys.stderr.isatty() else None
+        self._thread = threading.Thread(target=self._show, daemon=True) if moves_its_cursor(sys.stderr) else None
         if self._thread:
             self._thread.start()
 

@@ -13,6 +13,7 @@ import typer
 from ddpdoctor.cli.looking import PythonOption
 from ddpdoctor.cli.stopping import Stopped
 from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
+from ddpdoctor.terminals import moves_its_cursor
 
 if TYPE_CHECKING:
     from ddpdoctor.examination import Examination
@@ -148,8 +149,9 @@ def smoke(
         raise typer.BadParameter("-v and -q exclude each other")
     if backend not in ("nccl", "gloo", "auto"):
         raise typer.BadParameter(f"--backend is nccl, gloo or auto, not {backend}")
-    if timeout != timeout:
-        raise typer.BadParameter("--timeout is no number of seconds")
+    for name, seconds in (("--timeout", timeout), ("--wait", wait)):
+        if seconds is not None and seconds != seconds:
+            raise typer.BadParameter(f"{name} is no number of seconds")
     for name, value in (("--master-addr", master_addr), ("--python", python)):
         if value is not None and not value.strip():
             raise typer.BadParameter(f"{name} is empty; is the variable in it set?")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 import msgspec
 
 from ddpdoctor.report.plain import one_line
+from ddpdoctor.terminals import moves_its_cursor
 from ddpdoctor.wording import listed, plural
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class Lines(Progress):
 
 def make_view(file: TextIO = sys.stderr, command: str = "netcheck") -> View:
     """The live view on a terminal that can move its cursor, else lines."""
-    if file.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+    if moves_its_cursor(file):
         # Here and not above: rich takes its time to load.
         from ddpdoctor.report.netcheck_live import LiveView
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import textwrap
 from collections.abc import Mapping
 from typing import TextIO
+
+from ddpdoctor.terminals import moves_its_cursor
 
 _CODES = {
     "bold": "1",
@@ -73,5 +74,5 @@ def screen_for(file: TextIO, environ: Mapping[str, str]) -> Screen:
     elif environ.get("FORCE_COLOR"):
         colour = True
     else:
-        colour = os.isatty(file.fileno()) and environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        colour = moves_its_cursor(file, environ)
     return Screen(file, shutil.get_terminal_size().columns, colour=colour)

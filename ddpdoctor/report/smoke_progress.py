@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.smoke_marks import Mark, ranks_text
 from ddpdoctor.smoke.heard import Heard
 from ddpdoctor.smoke.watching import Watch
+from ddpdoctor.terminals import moves_its_cursor
 
 _QUIET_SECONDS = 5.0
 """What is over by then needs no words."""
@@ -132,7 +132,7 @@ class Lines(Progress):
 
 def make_view(file: TextIO = sys.stderr) -> View:
     """The live view on a terminal that can move its cursor, else lines."""
-    if file.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+    if moves_its_cursor(file):
         # Here and not above: rich takes its time to load.
         from ddpdoctor.report.smoke_live import LiveView
 

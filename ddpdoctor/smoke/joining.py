@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddpdoctor.knowledge.launchers import NNODES_FLAG, current_launch
-from ddpdoctor.netcheck.job import Flags, Job, JobError, job_of, rank_job_of
+from ddpdoctor.netcheck.job import RANK_FLAG, Flags, Job, JobError, job_of, rank_job_of
 
 STARTERS = {"Slurm": "srun", "Open MPI": "mpirun", "Intel MPI": "mpirun", "MVAPICH": "mpirun", "PMI": "mpiexec"}
 """What starts the ranks, by the launcher's name."""
@@ -22,6 +22,8 @@ def joint_job(flags: Flags, nproc: int | None, environ: Mapping[str, str]) -> Jo
     if nproc is None and flags.nnodes is None and (job := rank_job_of(flags, environ)):
         return job
     if flags.nnodes == 1:
+        if flags.node_rank:
+            raise JobError(f"{RANK_FLAG} is {flags.node_rank} and {NNODES_FLAG} 1: the only node is node 0")
         return None
     if flags.nnodes is None and not _on_several(environ):
         if flags.master is not None or flags.node_rank is not None:

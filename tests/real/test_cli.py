@@ -150,7 +150,7 @@ def test_a_full_disk_is_told(sick: Path) -> None:
             command("check", "--snapshot", sick), env=plain_environ(), stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert ended.returncode == 2
-    assert "No space left" in ended.stderr
+    assert ended.stderr == "the report could not be written: No space left on device\n"
     assert "Traceback" not in ended.stderr
 
 

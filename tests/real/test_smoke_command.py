@@ -116,6 +116,7 @@ def test_the_same_as_json_tells_rank_stage_and_the_host_s_findings() -> None:
         (("--stages", ","), "--stages is empty"),
         (("--backend", "mpi"), "--backend is nccl, gloo or auto, not mpi"),
         (("--timeout", "nan"), "--timeout"),
+        (("--wait", "nan"), "--wait is no number of seconds"),
         (("--nproc", "0"), "--nproc"),
         (("--nproc", "257"), "--nproc 257: smoke runs 256 ranks on a host at most"),
         (("--nproc", "100000", "--nnodes", "2"), "--nproc 100000: smoke runs 256 ranks on a host at most"),

@@ -140,9 +140,18 @@ def test_hosts_by_hand() -> None:
         (Flags(nnodes=2), {}, "nothing says where the nodes meet"),
         (Flags(), {k: v for k, v in SRUN.items() if "NODELIST" not in k}, "nothing says where the nodes meet"),
         (Flags(), MPIRUN_ONE_HOST | {"OMPI_COMM_WORLD_RANK": "5"}, "rank 5 of 2"),
+        (Flags(nnodes=1, node_rank=3), {}, "--node-rank is 3 and --nnodes 1: the only node is node 0"),
         (Flags(nnodes=2), SBATCH, "--ntasks-per-node=1 ddpdoctor smoke"),
     ],
-    ids=["a master alone", "a rank alone", "no master", "srun without hosts", "a rank too high", "a batch script"],
+    ids=[
+        "a master alone",
+        "a rank alone",
+        "no master",
+        "srun without hosts",
+        "a rank too high",
+        "a second of one",
+        "a batch script",
+    ],
 )
 def test_what_is_no_job_is_said(flags: Flags, environ: Mapping[str, str], words: str) -> None:
     with pytest.raises(JobError) as raised:
