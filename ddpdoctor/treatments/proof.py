@@ -4,7 +4,6 @@ settings file, as a user's job would."""
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from ddpdoctor.registry import Check, Why
 from ddpdoctor.treatments.applying import Applied
 from ddpdoctor.treatments.choosing import Choice
 from ddpdoctor.treatments.outcomes import State, Treatment
+from ddpdoctor.treatments.settings import shell
 
 CHECK_SECONDS = 300
 ENDING_SECONDS = 10
@@ -79,8 +79,7 @@ def _run(arguments: Sequence[str], settings_file: str, *, show_progress: bool) -
     root = str(Path(__file__).parent.parent.parent)
     command = [sys.executable, "-c", _SELF.format(root=root), *arguments]
     if settings_file:
-        # ulimit -u is unknown to some shells, so that bash goes first: it is what the fixes are written for.
-        command = [shutil.which("bash") or "sh", "-c", _SOURCING, "sh", str(Path(settings_file).absolute()), *command]
+        command = [shell(), "-c", _SOURCING, "sh", str(Path(settings_file).absolute()), *command]
     inherited = show_progress and os.isatty(2)
     try:
         process = subprocess.Popen(

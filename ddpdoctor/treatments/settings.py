@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
+import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +22,10 @@ HEADER = "# Settings that ddpdoctor found right here (check --fix). They count i
 GOING_BACK = "# To go back, take lines out or don't source it: nothing else was changed for them."
 LARGEST = 1 << 20
 """Bytes; what is larger isn't ours."""
+SOURCING_SECONDS = 5.0
+
+_OURS = re.compile(r"  # [a-z0-9, -]+, \d{4}-\d\d-\d\d$")
+"""How each of our own lines ends."""
 
 
 class Setting(NamedTuple):
@@ -28,10 +36,34 @@ class Setting(NamedTuple):
 
 
 def place(folder: Path) -> Path:
-    """Where the settings go: ddpdoctor-settings.sh in that folder, or where somebody else has a file of that name,
-    ddpdoctor-settings-2.sh and so on."""
+    """Where the settings go: ddpdoctor-settings.sh in that folder, or where there is one of that name that is somebody
+    else's or would end a shell, ddpdoctor-settings-2.sh and so on."""
     names = chain([f"{NAME}.sh"], (f"{NAME}-{number}.sh" for number in count(2)))
-    return next(path for path in (folder / name for name in names) if not os.path.lexists(path) or is_ours(path))
+    paths = (folder / name for name in names)
+    return next(path for path in paths if not os.path.lexists(path) or (is_ours(path) and can_be_sourced(path)))
+
+
+def shell() -> str:
+    """ulimit -u is unknown to some shells, so that bash goes first: it is what the fixes are written for."""
+    return shutil.which("bash") or "sh"
+
+
+def can_be_sourced(path: Path) -> bool:
+    """Whether a shell goes on after it: its user may have added an `exit`, or something that isn't the shell's."""
+    word = secrets.token_hex(8)
+    command = [shell(), "-c", '. "$1" >/dev/null && echo "$2"', "sh", str(path.absolute()), word]
+    try:
+        ended = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=SOURCING_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return word.encode() in ended.stdout
 
 
 def is_ours(path: Path) -> bool:
@@ -49,14 +81,21 @@ def is_ours(path: Path) -> bool:
 
 
 def merged(before: str, settings: Sequence[Setting], day: str) -> str:
-    """The file's text with these settings. Of what was in it before, only lines that set the same are gone.
+    """The file's text with these settings. Of what was in it before, only lines of ours that set the same are gone; a user's
+    own that do are comments now.
 
     day: for the comments, "2026-11-21".
     """
     lines = before.splitlines() or [HEADER, GOING_BACK]
     new = {one.line.key for one in settings}
-    kept = [line for line in lines if not keys_of_line(line) & new]
+    kept = [one for one in (_kept(line, new) for line in lines) if one is not None]
     return "\n".join([*kept, *_written(settings, day)]) + "\n"
+
+
+def _kept(line: str, new: set[str]) -> str | None:
+    if not keys_of_line(line) & new:
+        return line
+    return None if _OURS.search(line) else f"# yours, replaced by what follows: {line}"
 
 
 def _written(settings: Sequence[Setting], day: str) -> Iterator[str]:

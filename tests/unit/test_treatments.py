@@ -174,6 +174,33 @@ def test_a_second_run_changes_only_what_it_sets(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
+def test_a_users_own_line_that_is_overruled_stays_as_a_comment(tmp_path: Path) -> None:
+    path = file.place(tmp_path)
+    file.write(path, settings_for("export A=1", slug="first"), DAY)
+    with path.open("a") as opened:
+        opened.write("export B=mine\n")
+    file.write(path, settings_for("export A=2; export B=2", slug="second"), DAY)
+    assert path.read_text().splitlines()[2:] == [
+        "# yours, replaced by what follows: export B=mine",
+        f"export A=2  # second, {DAY}",
+        f"export B=2  # second, {DAY}",
+    ]
+
+
+@pytest.mark.parametrize("own", ["exit 3", "if [ x", "exec true", "read answer < /dev/zero", "sleep 60"])
+def test_a_file_that_ends_a_shell_is_left_alone(tmp_path: Path, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "SOURCING_SECONDS", 0.5)
+    path = file.place(tmp_path)
+    file.write(path, settings_for("export A=1"), DAY)
+    before = path.read_text() + f"{own}\n"
+    path.write_text(before)
+    other = file.place(tmp_path)
+    assert other.name == "ddpdoctor-settings-2.sh"
+    file.write(other, settings_for("export A=2"), DAY)
+    assert path.read_text() == before
+    assert file.place(tmp_path) == other
+
+
 def test_a_line_that_two_checks_ask_for_stands_there_once(tmp_path: Path) -> None:
     path = file.place(tmp_path)
     file.write(path, settings_for("unset A", slug="one") + settings_for("unset A", slug="two"), DAY)
