@@ -10,9 +10,11 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.sharing import lacks_nccl
 from ddpdoctor.knowledge.smoke_blame import NO_SMOKE
 from ddpdoctor.knowledge.smoke_fixes import on_one_host, smoke_command
 from ddpdoctor.knowledge.smoke_words import short
@@ -24,7 +26,7 @@ HIDES = re.compile(r"\b(\w+_VISIBLE_DEVICES) hides")
 
 @check("smoke-not-on-gpus", severity=WARN)
 def smoke_not_on_gpus(
-    smoke: Smoke, gpus: Maybe[Gpus], environment: Maybe[Environment], machine: Maybe[Machine]
+    smoke: Smoke, gpus: Maybe[Gpus], environment: Maybe[Environment], machine: Maybe[Machine], torch: Maybe[Torch]
 ) -> Iterator[Finding]:
     """The smoke training leaves out GPUs that are there, or may be.
 
@@ -34,7 +36,8 @@ def smoke_not_on_gpus(
 
     ## Why
     The driver doesn't answer, or not for every GPU: its library is missing in the container, it doesn't fit the kernel
-    module, a GPU has fallen off the bus. Or `CUDA_VISIBLE_DEVICES` hides them. Of several hosts one without a usable GPU is
+    module, a GPU has fallen off the bus. Or `CUDA_VISIBLE_DEVICES` hides them; or torch was built without NCCL, as mostly for
+    Jetson. Of several hosts one without a usable GPU is
     enough: NCCL needs a GPU for every rank, so that all go to the CPU.
 
     ## Fix
@@ -42,6 +45,9 @@ def smoke_not_on_gpus(
     what you train on, say so with `--backend gloo`.
     """
     if not smoke.ranks and smoke.backend == "nccl" and not smoke.problem:
+        if lacks_nccl(torch):
+            yield _needs_nccl(smoke)
+            return
         yield from _before_the_start(smoke, gpus, environment, machine)
         return
     requires(smoke.ranks, NO_SMOKE)
@@ -69,15 +75,29 @@ def _before_the_start(
         return
     # ROCm's own way to an AMD GPU under WSL is nothing that is looked for.
     requires(gpus.devices or not (isinstance(machine, Machine) and machine.wsl), "GPUs under WSL may be unseen")
-    ranks = plural(smoke.world_size, "rank")
     why = smoke.gpus_passed_over or "this host has no GPU"
     yield Finding(
-        summary=short(f"{ranks} {'is' if smoke.world_size == 1 else 'are'} to run over NCCL, but {why}"),
+        summary=short(f"{_are_to_run(smoke)} over NCCL, but {why}"),
         cause="NCCL moves data between GPUs: each rank needs one of its own.",
         evidence=(*_evidence(smoke), Evidence(f"GPUs that ranks may use: 0 of {len(gpus.devices)}", "NVML, PCI bus")),
         fixes=(*(_to_the_gpus(smoke) if smoke.gpus_passed_over else ()), _on_the_cpu(smoke)),
         severity=FAIL,
     )
+
+
+def _needs_nccl(smoke: Smoke) -> Finding:
+    """It was asked for, and torch has none."""
+    return Finding(
+        summary=short(f"{_are_to_run(smoke)} over NCCL, but {smoke.gpus_passed_over}"),
+        cause="Between the ranks of this torch there is gloo alone.",
+        evidence=_evidence(smoke),
+        fixes=(*_to_the_gpus(smoke), _on_the_cpu(smoke)),
+        severity=FAIL,
+    )
+
+
+def _are_to_run(smoke: Smoke) -> str:
+    return f"{plural(smoke.world_size, 'rank')} {'is' if smoke.world_size == 1 else 'are'} to run"
 
 
 def _evidence(smoke: Smoke) -> tuple[Evidence, ...]:
@@ -87,6 +107,8 @@ def _evidence(smoke: Smoke) -> tuple[Evidence, ...]:
 
 
 def _to_the_gpus(smoke: Smoke) -> tuple[Fix, ...]:
+    if "without NCCL" in smoke.gpus_passed_over:
+        return (Fix("See what your own script can do on the GPUs without NCCL", ("ddpdoctor explain nccl-not-built",)),)
     where = "each of these hosts" if smoke.nnodes > 1 else "this host"
     hiding = HIDES.search(smoke.gpus_passed_over)
     if hiding and not re.search(r"answers?\b|asked", smoke.gpus_passed_over):

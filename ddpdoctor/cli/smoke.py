@@ -203,6 +203,7 @@ def smoke(
         raise typer.Exit(end.exit_code)
     with _not_begun():
         snapshot = look(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
+        snapshot = _with_torch(snapshot, wishes, python)
     plan = smoke_plan(snapshot, nproc, backend)
     examination = _train(wishes, plan, snapshot, lambda one: _print(one, as_json=as_json, verbose=verbose, quiet=quiet))
     from ddpdoctor.smoke.judging import needs_a_look, verdict_of
@@ -227,6 +228,21 @@ def _not_begun() -> Iterator[None]:
     except Stopped as stopped:
         stopped.text = "Stopped before the training had begun."
         raise
+
+
+def _with_torch(snapshot: Snapshot, wishes: Wishes, python: str | None) -> Snapshot:
+    """Builds of torch for Jetson mostly have no NCCL, which only an import tells: it is worth its seconds there."""
+    import msgspec
+
+    from ddpdoctor.cli.looking import begin, look
+    from ddpdoctor.facts.base import Unknown
+    from ddpdoctor.smoke.orders import import_seconds
+
+    gpus = snapshot.gpus
+    if wishes.backend == "gloo" or isinstance(gpus, Unknown) or not any(one.integrated for one in gpus.devices):
+        return snapshot
+    imported = look(begin(python, patience=import_seconds(wishes.timeout)), {"torch"})
+    return msgspec.structs.replace(snapshot, torch=imported.torch)
 
 
 def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, shown: Callable[[Examination], None]) -> Examination:

@@ -1,4 +1,4 @@
-"""When ranks share a GPU. Pure."""
+"""When ranks share a GPU, and whether they could use NCCL there. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import VisibleGpu
 
 
@@ -19,6 +20,11 @@ def on_the_cpu(smoke: Maybe[Smoke]) -> bool:
 def on_the_gpus(smoke: Maybe[Smoke]) -> bool:
     """Whether they are those of one over NCCL."""
     return isinstance(smoke, Smoke) and smoke.backend == "nccl"
+
+
+def lacks_nccl(torch: Maybe[Torch]) -> bool:
+    """Whether it is known to have been built for GPUs, and without NCCL."""
+    return isinstance(torch, Torch) and torch.nccl_available is False and not torch.cpu_only
 
 
 def one_gpu_each(environment: Maybe[Environment]) -> bool:

@@ -7,15 +7,17 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
+from ddpdoctor.knowledge.sharing import lacks_nccl
 from ddpdoctor.wording import plural
 
 GROUPS: Final = ("gpus", "environment")
-"""The facts that a plan needs."""
+"""The facts that a plan needs. It is better with torch's, which take an import."""
 
 CPU_RANKS: Final = 2
 
@@ -32,9 +34,13 @@ class SmokePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def smoke_plan(snapshot: Snapshot, nproc: int | None, backend: str) -> SmokePlan:
-    """backend: "nccl", "gloo" or "auto": NCCL where there are GPUs. nproc None: a rank a visible GPU, two without any."""
+    """backend: "nccl", "gloo" or "auto": NCCL where there are GPUs, and torch isn't known to have none. nproc None: a rank a
+    visible GPU, two without any."""
     gpus, lacking, number = _usable(snapshot)
-    over = ("nccl" if gpus else "gloo") if backend == "auto" else backend
+    without = lacks_nccl(snapshot.torch)
+    if gpus and without:
+        lacking = _without_nccl(snapshot.torch)
+    over = ("nccl" if gpus and not without else "gloo") if backend == "auto" else backend
     ranks = nproc if nproc is not None else (gpus if gpus and over == "nccl" else CPU_RANKS)
     passed_over = "" if backend == "gloo" else lacking
     chosen_cpu = backend == "gloo" and (gpus or lacking)
@@ -74,6 +80,11 @@ def _for_ranks(seen: Sequence[VisibleGpu]) -> tuple[int, str]:
     if whole or not seen:
         return whole, plural(whole, "GPU") if whole else NONE
     return 1, "1 GPU" if len(seen) == 1 else f"{len(seen)} MIG slices, of which a process sees one"
+
+
+def _without_nccl(torch: Maybe[Torch]) -> str:
+    version = torch.version if isinstance(torch, Torch) else None
+    return f"torch {version or ''}".strip() + " is built without NCCL"
 
 
 def _lost(gpus: Gpus) -> str:

@@ -7,19 +7,25 @@ from typing import Any
 import msgspec
 import pytest
 
+from ddpdoctor.cli import looking
+from ddpdoctor.cli.smoke import _with_torch
 from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.smoke import ELASTIC, RENDEZVOUS, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.smoke.conducting import Wishes
 from ddpdoctor.smoke.judging import before, judge, own_findings, verdict_of
 from ddpdoctor.smoke.orders import STAGES, Launched, Order
 from ddpdoctor.smoke.plan import smoke_plan
-from tests.fixture_hosts import healthy_facts, to_snapshot
+from tests.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 from tests.smokes import smoke_of_ranks
 
 MISMATCH = "there is an NVIDIA GPU on the PCI bus, but NVML failed to start (code 18)"
+
+
+NO_NCCL = "torch 2.8.0 is built without NCCL"
 
 
 def host(name: str = "h100x8-bare-metal") -> Snapshot:
@@ -71,6 +77,8 @@ SLICES = ",".join(one.uuid for one in host("a100-mig").gpus.devices[0].mig_insta
         (sliced(), None, "auto", "1 rank on GPU over nccl (2 MIG slices, of which a process sees one)", ""),
         (sliced(SLICES), None, "auto", "1 rank on GPU over nccl (2 MIG slices, of which a process sees one)", ""),
         (beside_a_sliced_one(), None, "auto", "8 ranks on GPU over nccl (8 GPUs)", ""),
+        (host("jetson-orin"), None, "auto", "2 ranks on CPU over gloo ({})", NO_NCCL),
+        (host("jetson-orin"), None, "gloo", "2 ranks on CPU over gloo (--backend gloo)", ""),
         (host("mi300x8-rocm"), None, "auto", "8 ranks on GPU over nccl (8 GPUs)", ""),
         (host("cloud-cpu"), None, "auto", "2 ranks on CPU over gloo (no GPU)", ""),
         (host("cloud-cpu"), 3, "gloo", "3 ranks on CPU over gloo (--nproc)", ""),
@@ -115,7 +123,7 @@ def trained(snapshot: Snapshot, backend: str = "auto") -> tuple[Verdict, list[st
 
 
 def test_a_training_that_passed_beside_the_gpus_is_no_plain_ok() -> None:
-    for snapshot in (broken(), without(3), without(*range(8)), hiding("")):
+    for snapshot in (broken(), without(3), without(*range(8)), hiding(""), host("jetson-orin")):
         assert trained(snapshot) == (Verdict.WARN, ["smoke-not-on-gpus"])
     for snapshot in (host(), host("cloud-cpu")):
         assert trained(snapshot) == (Verdict.OK, [])
@@ -137,6 +145,40 @@ def test_nccl_without_gpus_is_explained_before_the_start(snapshot: Snapshot, why
     ((check, _, finding),) = own_findings(hindered)
     assert (check.slug, finding.summary) == ("smoke-not-on-gpus", f"2 ranks are to run over NCCL, but {why}")
     assert any("--backend gloo" in command for fix in finding.fixes for command in fix.commands)
+
+
+def test_nccl_that_torch_lacks_is_explained_before_the_start() -> None:
+    hindered = before(host("jetson-orin"), smoke_plan(host("jetson-orin"), None, "nccl"))
+    assert hindered is not None
+    assert verdict_of(hindered).exit_code(strict=False) == 1
+    ((check, _, finding),) = own_findings(hindered)
+    assert (check.slug, finding.summary) == ("smoke-not-on-gpus", f"1 rank is to run over NCCL, but {NO_NCCL}")
+    commands = [command for fix in finding.fixes for command in fix.commands]
+    assert [one.partition(" --python")[0] for one in commands] == [
+        "ddpdoctor explain nccl-not-built",
+        "ddpdoctor smoke --nproc 1 --backend gloo",
+    ]
+
+
+def test_torch_is_imported_for_the_plan_only_where_it_may_lack_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs seconds on each other host."""
+    asked: list[object] = []
+
+    def look(context: object, groups: object) -> Snapshot:
+        asked.append((context, groups))
+        return host("jetson-orin")
+
+    monkeypatch.setattr(looking, "begin", lambda python, patience: (python, patience))
+    monkeypatch.setattr(looking, "look", look)
+    quick = {name: msgspec.structs.replace(host(name), torch=Unknown("not looked at")) for name in healthy_names()}
+    jetson = quick.pop("jetson-orin")
+    wishes = Wishes(python="/opt/env/bin/python", timeout=50)
+    assert [_with_torch(one, wishes, None) for one in quick.values()] == [*quick.values()]
+    assert _with_torch(jetson, msgspec.structs.replace(wishes, backend="gloo"), None) == jetson
+    assert not asked
+    told = _with_torch(jetson, wishes, "python")
+    assert asked == [(("python", 50), {"torch"})]
+    assert smoke_plan(told, None, "auto").chosen == f"2 ranks on CPU over gloo ({NO_NCCL})"
 
 
 def test_nccl_is_tried_where_nobody_knows_of_gpus() -> None:
