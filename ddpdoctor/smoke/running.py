@@ -35,7 +35,10 @@ EXPLAINING_SECONDS: Final = 5.0
 GOING_SECONDS: Final = 1.0
 """So long may a rank outlive the engine."""
 LISTENING_SECONDS: Final = 0.05
-"""In which we hear what has been said already: a doctor who was stopped, or had no core, is behind."""
+"""If nothing comes in so long, we have heard all that has been said already: a doctor who was stopped, or had no core, is
+behind."""
+BACKLOG_SECONDS: Final = 3.0
+"""So long do we hear it at most: somebody may talk for ever."""
 PATIENCE: Final = 3600.0
 
 
@@ -173,8 +176,8 @@ class _Run:
                     return None
                 continue  # A rank's end was heard, from its parent, before its last words were.
             if watch.late(time.monotonic()):
-                await asyncio.sleep(LISTENING_SECONDS)
-                if late := watch.late(time.monotonic()):
+                await self._hear_the_backlog()
+                if not watch.failed and (late := watch.late(time.monotonic())):
                     self._late = watch.held_up(late)
                     return await self._ask_those_who_run()
             if watch.engine_late(time.monotonic()):
@@ -209,8 +212,18 @@ class _Run:
             return not watch.failed or (thought and not watch.unexplained)
 
         await self._until_known(known, EXPLAINING_SECONDS)
-        await asyncio.sleep(LISTENING_SECONDS)
+        await self._hear_the_backlog()
         return watch.failed
+
+    async def _hear_the_backlog(self) -> None:
+        """What has been said already. There is news then for whoever looks next."""
+        until = time.monotonic() + BACKLOG_SECONDS
+        while time.monotonic() < until:
+            self._news.clear()
+            await asyncio.sleep(LISTENING_SECONDS)
+            if not self._news.is_set():
+                break
+        self._news.set()
 
     # --- where they are -------------------------------------------------------------------------------------------------
 
