@@ -13,6 +13,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import uninstall
+from ddpdoctor.knowledge.namesakes import torch_itself
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import in_patient, listed
 
@@ -131,7 +132,7 @@ def torch_shadowed(torch: Torch, patient: Patient, packages: Maybe[Packages]) ->
             told(torch, "found_through", f"it is found through {torch.found_through}"),
             *([told(torch, "hidden", f"it hides {torch.hidden}")] if torch.hidden else []),
         ),
-        fixes=tuple(_out_of_the_way(torch, patient, not_torch)),
+        fixes=tuple(torch_itself(torch, patient)),
     )
 
 
@@ -140,24 +141,6 @@ def _described(hidden: str, packages: Maybe[Packages]) -> str:
     installed = () if isinstance(packages, Unknown) else packages.named("torch")
     version = next((one.version for one in installed if one.location == folder), "")
     return f"the installed {version}" if version else "the installed one"
-
-
-def _out_of_the_way(torch: Torch, patient: Patient, not_torch: bool) -> Iterator[Fix]:
-    folder, _, name = torch.location.rpartition("/")
-    # A whole checkout of PyTorch keeps its name: it is left, not renamed.
-    if not_torch and name == "torch.py":
-        moved = shlex.join(["mv", torch.location, f"{folder}/my_torch.py"])
-        yield Fix("If the file is yours, give it another name, and change what imports it", (moved,))
-    elif not_torch and not torch.location.endswith("/pytorch/torch"):
-        moved = shlex.join(["mv", torch.location, f"{torch.location}_old"])
-        yield Fix("If the folder is yours, give it another name, and change what imports it", (moved,))
-    if torch.found_through == "PYTHONPATH":
-        yield Fix("Unset PYTHONPATH, or take that folder out of it", ("unset PYTHONPATH",))
-    else:
-        yield Fix(
-            "Start training from another folder; this shows which torch is found there",
-            (f"cd ~ && {in_patient(patient, '-c', 'import torch; print(torch.__file__)')}",),
-        )
 
 
 @check("user-site-shadows", severity=WARN)

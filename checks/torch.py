@@ -26,6 +26,7 @@ from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
 from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
 from ddpdoctor.knowledge.launchers import number
+from ddpdoctor.knowledge.namesakes import another_name, why_in_the_way
 from ddpdoctor.knowledge.wheels import index_options, numbers, release, tag_cuda
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
@@ -149,36 +150,24 @@ def torch_import_broken(
         slugs = ["container-no-gpu"]
     if slugs:
         cause = f"This is what {listed(slugs)} {'looks' if len(slugs) == 1 else 'look'} into."
-    if hiding := _hiding(line):
-        cause = f"{hiding} hides Python's own module of that name: Python looks in the script's folder and PYTHONPATH first."
+    if torch.in_the_way:
+        cause = why_in_the_way(torch)
+        evidence.append(told(torch, "in_the_way", f"the error comes from {torch.in_the_way}, or speaks of it"))
     yield Finding(
         summary=summary if len(summary) <= 160 else summary[:157] + "...",
         cause=cause,
         evidence=tuple(evidence),
-        fixes=(
-            (Fix("Read about the likely cause", tuple(f"ddpdoctor explain {one}" for one in slugs)),)
-            if slugs
-            else (look, *_import_remedies(torch, patient, line))
-        ),
+        fixes=(another_name(torch.in_the_way), look)
+        if torch.in_the_way
+        else (Fix("Read about the likely cause", tuple(f"ddpdoctor explain {one}" for one in slugs)),)
+        if slugs
+        else (look, *_import_remedies(torch, patient, line)),
     )
-
-
-def _hiding(line: str) -> str:
-    """The file that was taken for a module of the library, by the last line of the traceback; "" where none was."""
-    named = re.search(
-        r"cannot import name '[^']+' from (?:partially initialized module )?'(\w+)' \((/[^)]+/(\w+)\.py)\)", line
-    )
-    if not named or named[1] != named[3] or re.search(r"/lib\d*/python3", named[2]):
-        return ""
-    return named[2]
 
 
 def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]:
     missing = re.search(r"No module named '([A-Za-z0-9_]+)'", line)
-    if hiding := _hiding(line):
-        to = f"{hiding.removesuffix('.py')}_of_mine.py"
-        yield Fix("Give that file another name, and change what imports it", (shlex.join(["mv", hiding, to]),))
-    elif torch.found_through == "PYTHONPATH":
+    if torch.found_through == "PYTHONPATH":
         yield Fix("PYTHONPATH brings this torch; try the one without it", ("unset PYTHONPATH",))
     elif torch.found_through:
         yield Fix("The working folder brings this torch; start from another folder", ("cd ~",))

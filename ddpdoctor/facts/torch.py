@@ -35,6 +35,9 @@ class Torch(Facts, frozen=True, kw_only=True):
     """Last line of the traceback, the signal's name, or the deadline."""
     import_traceback: Annotated[str, Source("import torch in a subprocess")] = ""
     """The last lines of stderr."""
+    in_the_way: Annotated[str, Source("its traceback, and sys.path")] = ""
+    """Where the import raised: a file in the working folder or on PYTHONPATH, or the folder of a package there, that the
+    error comes from or speaks of, and that is found in place of a module of Python's own or of an installed one."""
     import_seconds: Annotated[float, Source("import torch in a subprocess")] = 0.0
     arch_list: Annotated[Maybe[tuple[str, ...]], Source("torch.cuda.get_arch_list()")] = NOT_IMPORTED
     """"sm_80", "sm_90", "compute_90" ...; empty for a CPU build."""

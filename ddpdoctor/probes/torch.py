@@ -54,7 +54,7 @@ def import_facts(answer: Answer) -> dict[str, Any]:
         }
     printed = last_lines(answer.ended.stderr)
     if "import_state" in told:
-        return {name: told[name] for name in ("import_state", "import_error", "import_traceback")}
+        return {name: told[name] for name in ("import_state", "import_error", "import_traceback", "in_the_way")}
     state, error = _end(answer)
     return {"import_state": state, "import_error": error, "import_traceback": printed}
 

@@ -187,17 +187,34 @@ def test_a_torch_that_can_not_be_imported(place: Path, code: str, words: tuple[s
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "code", "words"),
     [
-        ("torch", ("[torch-shadowed]",)),
-        ("random", ("hides Python's own module of that name", "mv ")),
-        ("json", ("json.py hides Python's own module json", "failed in import")),
+        ("torch", "x = 1", ("[torch-shadowed]", "`torch-shadowed` was found", "mv ")),
+        ("random", "x = 1", ("hides Python's own module of that name", "mv ")),
+        ("random", "raise RuntimeError('mine')", ("hides Python's own module of that name", "mv ")),
+        ("typing_extensions", "x = 1", ("hides the installed module of that name", "mv ")),
+        ("json", "x = 1", ("json.py hides Python's own module json", "failed in import")),
     ],
 )
-def test_a_file_that_hides_a_module(place: Path, name: str, words: tuple[str, ...]) -> None:
+def test_a_file_that_hides_a_module(place: Path, name: str, code: str, words: tuple[str, ...]) -> None:
     """A training script in that folder would meet it."""
-    (place / "here" / f"{name}.py").write_text("x = 1\n")
-    assert_not_run(smoke(place), f"here/{name}.py", *words)
+    (place / "here" / f"{name}.py").write_text(f"{code}\n")
+    ran = smoke(place)
+    assert_not_run(ran, f"here/{name}.py", *words)
+    assert "--force-reinstall" not in ran.text
+    assert "(--python)" not in ran.text
+    first = ran.text.find("fix")
+    assert name == "json" or 0 < ran.text.find("mv/", first) < ran.text.find("ddpdoctorcheck`finds", first), ran
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("random", "x = 1"), ("socket", "import sys; sys.exit(3)")],
+)
+def test_a_file_on_pythonpath_that_hides_a_module(place: Path, name: str, code: str) -> None:
+    (place / f"{name}.py").write_text(f"{code}\n")
+    ran = smoke(place, PYTHONPATH=f"{place}:{ROOT}")
+    assert_not_run(ran, f"{place}/{name}.py hides Python's own module", "mv ")
 
 
 @pytest.mark.thorough

@@ -94,6 +94,10 @@ def working_folder():
         return []
 
 
+def folders_of_pythonpath():
+    return [absolute(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+
+
 def absolute(path):
     try:
         return os.path.abspath(path)
@@ -246,7 +250,7 @@ def torch_files():
     location = finder_says("torch", folders + sys.path)
     if location is None:
         return None
-    pythonpath = [absolute(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    pythonpath = folders_of_pythonpath()
     in_front = folders + pythonpath
     behind = finder_says("torch", [one for one in sys.path if absolute(one) not in in_front])
     text = read(os.path.join(location, "version.py"))
@@ -290,7 +294,12 @@ def import_torch():
         import torch
     except BaseException as error:
         lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).splitlines()
-        tell(import_state="fails", import_error=in_one_line(error), import_traceback="\n".join(lines[-25:]))
+        tell(
+            import_state="fails",
+            import_error=in_one_line(error),
+            import_traceback="\n".join(lines[-25:]),
+            in_the_way=in_the_way(error),
+        )
         return
     tell(
         import_state="ok",
@@ -302,6 +311,35 @@ def import_torch():
     # From here on the driver is asked, which can hang or crash: the above is safe.
     tell(**cuda(torch))
     tell(loaded=attempt(loaded))
+
+
+def in_the_way(error):
+    """The user's file, or folder of a package, that is found in place of another module, where the error comes from it or
+    speaks of it; "" where there is none."""
+    import traceback
+
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    stacks = [traceback.extract_tb(one.__traceback__)[::-1] for one in chain[::-1]]
+    frames = [one.filename for stack in stacks for one in stack]
+    words = " ".join(map(str, chain))
+    spoken_of = [sys.modules.get(name) for name in re.findall(r"'([A-Za-z_]\w*)", words)]
+    files = frames + [getattr(one, "__file__", None) or "" for one in spoken_of]
+    for number, path in enumerate(map(absolute, filter(None, files))):
+        if os.path.basename(path) == "__init__.py":
+            path = os.path.dirname(path)
+        folder, name = os.path.split(path)
+        in_front = working_folder() + folders_of_pythonpath()
+        name = name.partition(".")[0]
+        if folder not in in_front or finder_says(name, in_front + sys.path) != path:
+            continue
+        instead_of = finder_says(name, [one for one in sys.path if absolute(one) not in in_front]) or ""
+        library = os.path.dirname(instead_of) == os.path.dirname(os.__file__)
+        # A package there may be meant to go before the installed one, and a file that only calls isn't to blame for it.
+        if library or (instead_of and path.endswith(".py") and not 0 < number < len(frames)):
+            return path
+    return ""
 
 
 def watch():

@@ -1,0 +1,47 @@
+"""What to do with a file that is imported in place of torch, or of a module that torch needs. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from sys import stdlib_module_names
+
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import Fix
+from ddpdoctor.wording import in_patient
+
+
+def why_in_the_way(torch: Torch) -> str:
+    """In a sentence, where `torch.in_the_way` is known."""
+    path = torch.in_the_way
+    name = path.rpartition("/")[2].removesuffix(".py")
+    whose = "Python's own" if name in stdlib_module_names else "the installed"
+    return f"{path} hides {whose} module of that name: Python looks in the script's folder and PYTHONPATH first."
+
+
+def another_name(path: str) -> Fix:
+    """For a file, or the folder of a package, of the user's own."""
+    what = "file" if path.endswith(".py") else "folder"
+    to = f"{path.removesuffix('.py')}_of_mine{'.py' if what == 'file' else ''}"
+    return Fix(f"Give that {what} another name, and change what imports it", (shlex.join(["mv", path, to]),))
+
+
+def torch_itself(torch: Torch, patient: Patient) -> Iterator[Fix]:
+    """Where something else than the installed torch is found by its name."""
+    folder, _, name = torch.location.rpartition("/")
+    not_torch = torch.version is None
+    # A whole checkout of PyTorch keeps its name: it is left, not renamed.
+    if not_torch and name == "torch.py":
+        moved = shlex.join(["mv", torch.location, f"{folder}/my_torch.py"])
+        yield Fix("If the file is yours, give it another name, and change what imports it", (moved,))
+    elif not_torch and not torch.location.endswith("/pytorch/torch"):
+        moved = shlex.join(["mv", torch.location, f"{torch.location}_old"])
+        yield Fix("If the folder is yours, give it another name, and change what imports it", (moved,))
+    if torch.found_through == "PYTHONPATH":
+        yield Fix("Unset PYTHONPATH, or take that folder out of it", ("unset PYTHONPATH",))
+    else:
+        yield Fix(
+            "Start training from another folder; this shows which torch is found there",
+            (f"cd ~ && {in_patient(patient, '-c', 'import torch; print(torch.__file__)')}",),
+        )
