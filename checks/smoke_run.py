@@ -15,14 +15,15 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
-from ddpdoctor.facts.smoke import Leftovers, RankRun, Smoke
+from ddpdoctor.facts.smoke import Ending, Leftovers, RankRun, Smoke
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import install_torch
 from ddpdoctor.knowledge.namesakes import another_name, torch_itself, why_in_the_way
-from ddpdoctor.knowledge.smoke_blame import NO_SMOKE, not_started, own_gpu
-from ddpdoctor.knowledge.smoke_words import message, short
+from ddpdoctor.knowledge.smoke_blame import NO_SMOKE, ended_early, not_started, own_gpu
+from ddpdoctor.knowledge.smoke_fixes import ended_with, halted, smoke_command
+from ddpdoctor.knowledge.smoke_words import ended, message, short
 from ddpdoctor.registry import check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install, plural, ranks_named
 
@@ -66,16 +67,19 @@ def smoke_not_started(
         if isinstance(patient, Patient)
         else Patient(python=smoke.python or "python3", chosen_by="the plan of the run")
     )
-    of_python = f"It is {who.python} that was to run them." if smoke.python else ""
+    held = next((one for one in missing if one.process_state), None)
+    why, fixes = halted(held, smoke) if held else ended_with(words)
+    if not why and smoke.python:
+        why = f"It is {who.python} that was to run them."
     yield Finding(
         summary=short(f"No rank could be started{where}: {words}"),
-        cause=why_in_the_way(torch) if isinstance(torch, Torch) and torch.in_the_way else of_python,
+        cause=why_in_the_way(torch) if isinstance(torch, Torch) and torch.in_the_way else why,
         evidence=(
             told(smoke, "problem", words),
             Evidence(f"Python: {who.python}", who.chosen_by),
             told(smoke, "engine", f"started by {smoke.engine}"),
         ),
-        fixes=_in_the_way(torch, who) or _how_to_start(words, who, (driver, gpus, pci, machine, packages)),
+        fixes=(*fixes, *(_in_the_way(torch, who) or _how_to_start(words, who, (driver, gpus, pci, machine, packages)))),
         rank=missing[0].rank if some else None,
         said=words,
     )
@@ -114,6 +118,41 @@ def _how_to_start(
         return Fix(f"Install {module} into that Python", (pip_install(patient, module),)), by_hand
     check_it = Fix("See what is wrong with that Python", (f"ddpdoctor check --python {shlex.quote(patient.python)}",))
     return check_it, by_hand
+
+
+@check("smoke-ended-early", severity=FAIL)
+def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
+    """The smoke training ended with what had started its ranks, and by no fault of theirs.
+
+    ## What breaks
+    torch's engine, which is torchrun's, or the process that the ranks are forked from was ended, or failed: all ranks end
+    with it, wherever they are. Your own training would end like that, without a word of any rank.
+
+    ## Why
+    Mostly the kernel kills such a process: the memory of the host, the container or the job has run out, or a limit of CPU
+    time is used up. Else somebody did: a scheduler, an administrator, a script.
+
+    ## Fix
+    Look into the kernel's log for a process that was killed, and at `ulimit -t`. Then run `ddpdoctor smoke` again: if it
+    passes, it was ended from outside.
+    """
+    requires(smoke.ranks or smoke.problem, NO_SMOKE)
+    requires(smoke.ranks and not not_started(smoke), "ranks could not be started: see smoke-not-started")
+    if not ended_early(smoke):
+        return
+    why, fixes = ended_with(smoke.problem)
+    were = [one for one in smoke.ranks if one.ending is not Ending.FINISHED]
+    yield Finding(
+        summary=short(f"The training ended early: {smoke.problem}"),
+        cause=" ".join(filter(None, ("All ranks end with it, and none failed by itself.", why))),
+        evidence=(
+            told(smoke, "problem", smoke.problem),
+            *(told(smoke, "ranks", f"{ranks_named([one.rank])} {ended(one)}") for one in were[:4]),
+            told(smoke, "engine", f"started by {smoke.engine}"),
+        ),
+        fixes=(*fixes, Fix("Run it once more: if it passes, it was ended from outside", (smoke_command(smoke),))),
+        said=smoke.problem,
+    )
 
 
 @check("smoke-scaling-failed", severity=FAIL)

@@ -89,6 +89,11 @@ def not_started(smoke: Smoke) -> tuple[RankRun, ...]:
     return tuple(one for one in smoke.ranks if one.node not in began) if smoke.problem or not began else ()
 
 
+def ended_early(smoke: Smoke) -> bool:
+    """Whether the ranks ended with what had started them, and none of them by itself."""
+    return bool(smoke.problem and smoke.ranks) and not not_started(smoke) and not _by_themselves(smoke.ranks)
+
+
 def blame_for(smoke: Smoke, *kinds: Kind) -> Blame | None:
     """What a training that wasn't finished came to, for a check that speaks of those kinds; None where it was finished.
 
@@ -97,6 +102,7 @@ def blame_for(smoke: Smoke, *kinds: Kind) -> Blame | None:
     """
     requires(smoke.ranks or smoke.problem, NO_SMOKE)
     requires(smoke.ranks and not not_started(smoke), "ranks could not be started: see smoke-not-started")
+    requires(not ended_early(smoke), "what had started the ranks ended: see smoke-ended-early")
     found = blame(smoke.ranks)
     requires(found is None or found.kind in kinds, "the smoke training ended early for another reason")
     return found
@@ -173,14 +179,19 @@ def at_the_end(found: Blame) -> bool:
     return found.stage == LAST and all(THE_END.search(one.step) for one in found.culprits)
 
 
-def _failed(ranks: Sequence[RankRun]) -> Blame | None:
-    """The first that failed by itself, with those that failed in the same way, or a wrong result that was noticed before."""
-    own = [
+def _by_themselves(ranks: Sequence[RankRun]) -> list[RankRun]:
+    """Those that failed, and not since they lost another."""
+    return [
         one
         for one in ranks
         if one.ending is Ending.WRONG
         or (one.ending in (Ending.RAISED, Ending.EXITED, Ending.KILLED) and not lost_another(one))
     ]
+
+
+def _failed(ranks: Sequence[RankRun]) -> Blame | None:
+    """The first that failed by itself, with those that failed in the same way, or a wrong result that was noticed before."""
+    own = _by_themselves(ranks)
     if not own:
         return None
     first = min(own, key=lambda one: one.ended_after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from typing import Final
@@ -65,23 +66,41 @@ def _there(run: RankRun, smoke: Smoke) -> str:
     return f" on {run.host}" if smoke.nnodes > 1 and run.host else ""
 
 
+ENDED_BY: Final = {
+    "SIGKILL": "Mostly that is the kernel, when the memory of the host, the container or the job has run out, or the limit of"
+    " CPU time is used up (ulimit -t); else somebody's kill -9.",
+    "SIGTERM": "Somebody asked it to end: a scheduler whose time was up, an administrator, a script.",
+    "SIGXCPU": "Its limit of CPU time was used up (ulimit -t).",
+}
+SIGNAL: Final = re.compile(r"ended by (SIG[A-Z0-9]+)")
+PARENT_ENDED: Final = "the process that the ranks were forked from has ended"
+"""How it ended nobody is told; by itself it doesn't."""
+
+
+def ended_with(problem: str) -> tuple[str, tuple[Fix, ...]]:
+    """Why what starts the ranks ended before its time, and what to do, where the signal tells."""
+    found = SIGNAL.search(problem)
+    name = found[1] if found else "SIGKILL" if PARENT_ENDED in problem else ""
+    return (ENDED_BY[name], _who_ended_it(name)) if name in ENDED_BY else ("", ())
+
+
+def _who_ended_it(name: str, there: str = "") -> tuple[Fix, ...]:
+    kernel = Fix(
+        f"See whether the kernel killed it{there}: it names the process and the limit",
+        ("sudo dmesg -T | grep -iE 'killed process|out of memory' | tail",),
+    )
+    seconds = Fix("See how many seconds of CPU time a process may use in this shell", ("ulimit -Ht; ulimit -St",))
+    return {"SIGKILL": (kernel, seconds), "SIGXCPU": (seconds,)}.get(name, (kernel,))
+
+
 def killed_by(run: RankRun, smoke: Smoke) -> tuple[str, tuple[Fix, ...]]:
     """Why a rank gets that signal, and what to do."""
     name = signal_name(run.exit_code or 0)
     there = _there(run, smoke)
-    if name in ("SIGKILL", "SIGTERM", "SIGXCPU"):
-        why = {
-            "SIGKILL": "The kernel killed it, since the memory of this host, container or job ran out."
-            if run.out_of_memory
-            else "Mostly that is the kernel, when the memory of the host, the container or the job has run out.",
-            "SIGTERM": "Somebody asked it to end: a scheduler whose time was up, an administrator, a script.",
-            "SIGXCPU": "Its limit of CPU time was used up (ulimit -t).",
-        }[name]
-        return why, (
-            Fix(
-                f"See whether the kernel killed it{there}: it names the process and the limit",
-                ("sudo dmesg -T | grep -iE 'killed process|out of memory' | tail",),
-            ),
+    if name in ENDED_BY:
+        why = "The kernel killed it, since the memory of this host, container or job ran out."
+        return why if run.out_of_memory else ENDED_BY[name], (
+            *_who_ended_it(name, there),
             check_host(f"See how much memory there is{there}, and which limits", ("host",), run, smoke),
         )
     why = {
@@ -101,7 +120,8 @@ def halted(run: RankRun, smoke: Smoke) -> tuple[str, tuple[Fix, ...]]:
         return f"Its process is {state}{by}.", (
             Fix(
                 f"See which processes are stopped{_there(run, smoke)}. What stops them: a debugger (gdb, strace), Ctrl-Z in a"
-                " terminal, a read from the terminal by a job in the background, a job manager that suspends jobs",
+                " terminal, a read from the terminal by a job in the background, a job manager that suspends jobs. `kill -CONT`"
+                " with its number lets one go on",
                 ("ps -eo pid,ppid,stat,args | awk '$3 ~ /^[Tt]/'",),
             ),
         )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, State
-from ddpdoctor.knowledge.smoke_blame import Kind, blame, lost_another
+from ddpdoctor.knowledge.smoke_blame import Kind, blame, ended_early, lost_another
 from ddpdoctor.knowledge.smoke_words import message
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.smoke_marks import Mark, ranks_text
@@ -118,7 +118,7 @@ def _began_after(facts: Smoke) -> float:
 def culprits(facts: Smoke) -> frozenset[int]:
     """The ranks whose fault it was, as far as that can be told: all that failed alike, none where all wait alike."""
     found = blame(facts.ranks)
-    if found is None or found.kind is Kind.TOGETHER:
+    if found is None or ended_early(facts) or found.kind is Kind.TOGETHER:
         return frozenset()
     return frozenset(one.rank for one in found.culprits)
 
