@@ -42,7 +42,10 @@ def smoke(
     nproc: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Ranks on this host. Default: one a GPU; without any, 2.", show_default=False
+            min=1,
+            metavar="N",
+            help="Ranks on this host, 120 at most. Default: one a GPU; without any, 2.",
+            show_default=False,
         ),
     ] = None,
     nnodes: Annotated[

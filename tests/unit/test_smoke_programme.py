@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import tempfile
 from collections.abc import Sequence
 
 import msgspec
@@ -20,6 +22,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.netcheck.company import Company, ImpossibleError
 from ddpdoctor.netcheck.messages import (
     MOST_ANSWER,
+    MOST_RANKS_HERE,
     MOST_RUN,
     Answer,
     Cannot,
@@ -75,7 +78,7 @@ def talkative(rank: int) -> RankRun:
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 8, 64, 256])
+@pytest.mark.parametrize("ranks", [1, 8, 64, 120])
 def test_whatever_its_ranks_say_a_nodes_answer_fits(ranks: int) -> None:
     wordy = [talkative(rank) for rank in range(ranks)]
     wordy = [
@@ -369,8 +372,8 @@ def test_ranks_of_a_launcher_on_mig_slices() -> None:
 @pytest.mark.parametrize(
     ("ranks", "why"),
     [
-        ([256, 257], "257 ranks are planned on n; a host runs 256 at most"),
-        ([256] * 257, "65792 ranks are planned on 257 hosts; 65536 at most can be run"),
+        ([120, 121], "121 ranks are planned on n; a host runs 120 at most"),
+        ([120] * 547, "65640 ranks are planned on 547 hosts; 65536 at most can be run"),
     ],
     ids=["on a host", "in all"],
 )
@@ -571,3 +574,10 @@ def test_a_rank_is_no_plural() -> None:
     company.members = [0]
     one = SmokeProgramme(company, terms, master="n1", store_port=29500)
     assert one._chosen(*one._plans()) == "1 rank as Slurm started it, on CPU over gloo"
+
+
+def test_as_many_ranks_as_a_host_runs_can_be_started() -> None:
+    """torch's elastic engine gives each of them a queue of every one, and four descriptors more are handed over."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, tempfile.TemporaryFile() as one:
+        socket.send_fds(ours, [b"x"], [one.fileno()] * (2 * MOST_RANKS_HERE + 4))
