@@ -78,7 +78,10 @@ PARENT_ENDED: Final = "the process that the ranks were forked from has ended"
 
 
 def ended_with(problem: str) -> tuple[str, tuple[Fix, ...]]:
-    """Why what starts the ranks ended before its time, and what to do, where the signal tells."""
+    """Why what starts the ranks ended before its time, and what to do, where a signal or a limit tells."""
+    if "(ulimit -f)" in problem:
+        lift = Fix("Lift the limit in this shell, or ask for a higher one", ("ulimit -f unlimited",))
+        return "The size of files is limited for all that is started here, checkpoints too.", (lift,)
     found = SIGNAL.search(problem)
     name = found[1] if found else "SIGKILL" if PARENT_ENDED in problem else ""
     return (ENDED_BY[name], _who_ended_it(name)) if name in ENDED_BY else ("", ())

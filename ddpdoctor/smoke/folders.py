@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -11,6 +13,8 @@ from shutil import rmtree
 from typing import Final
 
 import msgspec
+
+from ddpdoctor.wording import human
 
 ROOM: Final = 1 << 20
 """Bytes that must fit in there: a checkpoint of the small model, and the engine's own files."""
@@ -43,13 +47,18 @@ def own_folder(environ: Mapping[str, str]) -> Folder:
     """A new folder in the first place that can be used.
 
     Raises:
-        NoFolderError: in none.
+        NoFolderError: in none, or this process may write no file that is large enough.
     """
     reasons: list[str] = []
     for place in dict.fromkeys(_places(environ)):
         try:
             return Folder(_made(place), "; ".join(reasons))
         except OSError as error:
+            if error.errno == errno.EFBIG:
+                most = human(resource.getrlimit(resource.RLIMIT_FSIZE)[0])
+                raise NoFolderError(
+                    f"no file may be larger than {most} here (ulimit -f), and {human(ROOM)} is needed"
+                ) from None
             reasons.append(f"{place}: {error.strerror or error}")
     raise NoFolderError(f"no place for temporary files: {'; '.join(reasons)}")
 

@@ -256,6 +256,8 @@ class _Run:
             if not pid:
                 continue
             found = (await ask({pid: watch.engine}))[pid]
+            if found.state:
+                watch.held = f"{whose} (process {pid}) is {found.state}"
             _settle(ranks, Stack(found.frames, f"{found.source} of {whose}" if found.frames else "", found.state))
             if not any("multiprocessing/" in frame for frame in found.frames):
                 return  # Else it waits for the other one.

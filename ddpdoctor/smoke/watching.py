@@ -53,6 +53,8 @@ class Watch:
         self.engine_over = False
         self.killed = ""
         """What ended before its time, so that all ranks ended with it: "torch's engine was ended by SIGKILL"."""
+        self.held = ""
+        """Of what starts the ranks, where the kernel holds it: "torch's engine (process 12) is stopped"."""
         self.ended_at: float | None = None
         """When ddpdoctor began to end all."""
         self.oom_kills = 0

@@ -312,6 +312,14 @@ def test_nobody_came() -> None:
     assert {one.ending for one in runs(watch, "n", late)} == {Ending.NEVER_CAME}
 
 
+def test_nobody_came_since_what_starts_them_is_stopped() -> None:
+    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES, seconds=10.0, import_seconds=90.0), 0.0)
+    watch.print(None, b"loading\n")
+    watch.held = "torch's engine (process 12) is stopped"
+    late = watch.held_up(watch.late(90))
+    assert problem(watch, late) == "no rank had begun after 90 s: torch's engine (process 12) is stopped"
+
+
 def test_the_one_rank_of_a_launcher_tells_its_end_itself() -> None:
     job = Job(nproc=1, launched=Launched(1, 0)).in_stage(1, "all_reduce", 1)
     job.watch.engine_ended(-11, 2)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.checks.smoke import smoke_rank_failed
+from ddpdoctor.checks.smoke_run import smoke_ended_early
 from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.smoke import Ending, RankRun
+from ddpdoctor.facts.smoke import Ending, RankRun, Smoke
+from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Finding
 from ddpdoctor.knowledge.smoke_words import message
-from ddpdoctor.report.smoke_words import accounts
+from ddpdoctor.registry import NotApplicable
+from ddpdoctor.report.smoke_words import accounts, culprits
+from ddpdoctor.smoke.judging import judge
 from tests.smokes import rank_run, smoke_of_ranks
 
 GLOO = "/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
@@ -29,6 +33,46 @@ STACK = ("init_process_group (torch/distributed/distributed_c10d.py:1899)",)
 )
 def test_the_message_comes_without_its_place_in_cpp(words: str, said: str) -> None:
     assert message(words) == said
+
+
+@pytest.mark.parametrize(
+    ("problem", "why", "command"),
+    [
+        ("torch's engine was ended by SIGKILL", "the memory of the host", "ulimit -Ht; ulimit -St"),
+        ("torch's engine was ended by SIGXCPU", "CPU time was used up (ulimit -t)", "ulimit -Ht; ulimit -St"),
+        ("no file may be larger than 0 B here (ulimit -f)", "The size of files is limited", "ulimit -f unlimited"),
+    ],
+)
+def test_what_ends_the_engine_is_explained(problem: str, why: str, command: str) -> None:
+    facts = smoke_of_ranks(2, {rank: rank_run(rank, Ending.NEVER_CAME, pid=0) for rank in range(2)}, problem=problem)
+    (one,) = not_started(facts)
+    assert why in one.cause
+    assert command in [command for fix in one.fixes for command in fix.commands]
+
+
+def test_an_engine_that_is_stopped_is_explained_as_a_rank_is() -> None:
+    fates = {rank: rank_run(rank, Ending.NEVER_CAME, pid=0, process_state="stopped") for rank in range(2)}
+    problem = "no rank had begun after 90 s: torch's engine (process 12) is stopped"
+    (one,) = not_started(smoke_of_ranks(2, fates, problem=problem))
+    assert one.cause == "Its process is stopped: something sent it SIGSTOP or SIGTSTP."
+    assert "`kill -CONT`" in one.fixes[0].text
+
+
+@pytest.mark.parametrize("ending", [Ending.FINISHED, Ending.ENDED])
+def test_no_rank_is_blamed_where_what_started_them_ended(ending: Ending) -> None:
+    fates = {rank: rank_run(rank, ending, "shutdown") for rank in range(2)}
+    facts = smoke_of_ranks(2, fates, problem="torch's engine was ended by SIGKILL")
+    (one,) = smoke_ended_early(facts)
+    assert one.summary == "The training ended early: torch's engine was ended by SIGKILL"
+    assert one.rank is None
+    assert culprits(facts) == frozenset()
+    with pytest.raises(NotApplicable, match="smoke-ended-early"):
+        list(smoke_rank_failed(facts, Unknown("not asked")))
+
+
+def not_started(facts: Smoke) -> list[Finding]:
+    results = judge(Snapshot(host="node07"), facts).results
+    return [found for one in results if one.check.slug == "smoke-not-started" for found in one.findings]
 
 
 def failed(size: int, **of_rank: RankRun) -> Finding:

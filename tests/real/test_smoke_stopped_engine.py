@@ -1,0 +1,27 @@
+"""An engine that something stops: its ranks never come, and that is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from contextlib import suppress
+
+from ddpdoctor.smoke.orders import Order
+from ddpdoctor.smoke.running import run
+from ddpdoctor.smoke.watching import Watch
+from tests.command import plain_environ
+
+
+def test_a_stopped_engine_is_told() -> None:
+    def stop(watch: Watch) -> None:
+        if watch.engine_pid:
+            with suppress(ProcessLookupError):
+                os.kill(watch.engine_pid, signal.SIGSTOP)
+
+    order = Order(nproc=1, world_size=1, seconds=3.0, import_seconds=4.0)
+    ran = asyncio.run(run(order, python=sys.executable, environ=plain_environ(), heard=stop))
+    assert re.fullmatch(r"no rank had begun after 4 s: torch's engine \(process \d+\) is stopped", ran.problem)
+    assert [one.process_state for one in ran.runs] == ["stopped"]
