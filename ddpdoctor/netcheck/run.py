@@ -72,7 +72,7 @@ def run(wishes: Wishes, audience: Audience) -> End:
     return asyncio.run(_until_stopped(node.go(), lambda: node.in_touch(), launcher))
 
 
-async def _until_stopped(work: Coroutine[Any, Any, End], in_touch: Callable[[], bool], launcher: int) -> End:
+async def _until_stopped(work: Coroutine[Any, Any, End], in_touch: Callable[[], bool], launcher: int = 0) -> End:
     def said() -> str:
         # Their verdict may have been on its way already.
         told = "; if the test was still going on, the other nodes were told" if in_touch() else ""
