@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable
 from typing import Final
@@ -14,6 +15,9 @@ from ddpdoctor.smoke.watching import MOST_WORDS, Watch
 BY_ITSELF: Final = (Ending.RAISED, Ending.WRONG, Ending.EXITED, Ending.KILLED)
 """How a rank ends that nobody else has ended."""
 
+SERVER_LOST: Final = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError)\b")
+"""What the engine says where the process has ended that the ranks are forked from."""
+
 
 def problem(watch: Watch, late: Iterable[Heard] = ()) -> str:
     """Why it could not be run, or was ended, where no rank tells the reason."""
@@ -21,7 +25,7 @@ def problem(watch: Watch, late: Iterable[Heard] = ()) -> str:
     endings = {_ending(watch, one, hung) for one in watch.ranks.values()}
     if endings & {*BY_ITSELF, Ending.HUNG}:
         return ""
-    if watch.engine_words and not watch.blamed:
+    if watch.engine_words and not watch.blamed and not (watch.killed and SERVER_LOST.match(watch.engine_words)):
         return watch.engine_words  # Its server ends with it, and may be heard first.
     if watch.killed or watch.engine_words:
         return watch.killed or watch.engine_words

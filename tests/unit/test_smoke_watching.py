@@ -257,6 +257,13 @@ def test_the_end_of_the_ranks_parent_is_explained_by_that_of_its_own(kill: Calla
     assert job.endings(3) == [Ending.ENDED] * 2
 
 
+def test_the_ranks_parent_may_be_heard_to_end_before_its_engine_has_finished() -> None:
+    job = Job().finishes(0, 5).finishes(1, 6).exits(0, 7, 0).exits(1, 7, 0)
+    job.watch.server_gone()
+    job.watch.hear_engine({"finished": True})
+    assert problem(job.watch) == ""
+
+
 def test_a_rank_that_was_killed_before_the_engine_was_is_the_reason() -> None:
     job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1).exits(1, 2, -9)
     job.watch.engine_ended(-9, 2.2)
@@ -301,6 +308,14 @@ def test_the_last_words_are_the_reason_and_not_what_is_printed_around_it(printed
     watch.print(None, printed)
     watch.engine_ended(-6, 1)
     assert problem(watch) == f"the patient's Python was ended by SIGABRT{words}"
+
+
+def test_an_engine_that_lost_the_ranks_parent_does_not_say_why() -> None:
+    job = Job().in_stage(0, "all_reduce", 1)
+    job.watch.server_gone()
+    job.watch.hear_engine({"failures": {}, "error": "EOFError: unexpected EOF"})
+    job.watch.engine_ended(1, 1.1)
+    assert problem(job.watch) == "the process that the ranks were forked from has ended"
 
 
 def test_nobody_came() -> None:
