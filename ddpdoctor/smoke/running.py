@@ -186,6 +186,8 @@ class _Run:
                 continue
             await self._hear(min(watch.next_due(), time.monotonic() + PATIENCE))
         await self._until_known(lambda: watch.all_gone, GOING_SECONDS)
+        if not watch.all_gone:
+            await self._hear_the_backlog()
         if watch.failed:
             await self._hear_the_others()
         return None

@@ -142,6 +142,8 @@ class Watch:
             self.engine_missing = _text(message.get("missing"))
         if message.get("finished") is True or isinstance(failures, Mapping):
             self.engine_over = True
+        if message.get("finished") is True and self.ended_at is None:
+            self.killed = ""  # The ranks' parent ends with it, and may be heard first.
 
     def hear_server(self, message: Mapping[str, Any], now: float) -> None:
         """One message of the process that the ranks are forked from: a child of it has ended."""

@@ -80,7 +80,7 @@ for number in range(16):
         for stage in ("import", "device", "shutdown"):
             say(stage=stage, state="begun")
             time.sleep(0.5 if stage == "import" else 3.5)
-            for step in range(250):
+            for step in range(150):
                 say(step=f"step {step}")
             say(stage=stage, state="passed", seconds=0.1)
         say(finished=True)
