@@ -110,7 +110,7 @@ def test_gpus_outside_of_the_fabric_matter_to_more_than_one_rank() -> None:
 
 
 def test_a_single_rank_has_the_cores_to_itself() -> None:
-    snapshot = to_snapshot(healthy_facts("h100x8-slurm"))
+    snapshot = to_snapshot(healthy_facts("h100x8-bare-metal"))
     result = diagnose(snapshot, plan_for(snapshot, 1), [find_check("omp-threads")])[0]
     assert result.not_tested is not None
     assert result.not_tested.why is Why.NOT_APPLICABLE
