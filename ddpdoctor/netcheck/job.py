@@ -231,22 +231,13 @@ def _names(launch: Launch) -> tuple[str, str, str]:
 def _check(nnodes: _Said | None, node_rank: _Said | None, launch: Launch | None) -> None:
     """Raises JobError where the numbers can't be.
 
-    Not where a launcher gave a rank that is too high: node 0 waits for this node, and must learn why it isn't the one.
+    Not for a rank that is too high: node 0 waits for this node, and must learn why it isn't the one.
     """
     if nnodes and not 1 <= nnodes.value <= MOST_NODES:
         raise JobError(f"{nnodes.name} is {nnodes.value}; a job has 1 to {MOST_NODES} nodes")
     if node_rank and not 0 <= node_rank.value < MOST_NODES:
         counted = f"nodes are counted from 0, and a job has at most {MOST_NODES}"
         raise JobError(f"{node_rank.name} is {node_rank.value}; {counted}")
-    if (
-        nnodes
-        and node_rank
-        and (nnodes.name, node_rank.name) == (NNODES_FLAG, RANK_FLAG)
-        and node_rank.value >= nnodes.value
-    ):
-        raise JobError(
-            f"{RANK_FLAG} is {node_rank.value} and {NNODES_FLAG} {nnodes.value}: nodes are counted from 0, to {nnodes.value - 1}"
-        )
     several = launch is not None and _is_mpi(launch) and launch.world_size != 1
     if nnodes is None and several and launch and launch.local_world_size:
         one_each = ONE_A_NODE.get(launch.launcher, "")
