@@ -210,9 +210,9 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
     A process inside a system call, mostly in a driver or a network file system, ends only when that call returns. Files
     stay where a process that would remove them was killed.
 
-    Of files in /dev/shm that appeared during a training over NCCL, and that no process of the training was seen to have, only the names look
-    like NCCL's or torch's: another job of yours, perhaps in another container with this /dev/shm (`--ipc=host`), may need
-    them.
+    Of files in /dev/shm that appeared during a training over NCCL, and that no process of the training was seen to have,
+    only the names look like NCCL's or torch's: another job of yours, perhaps in another container with this /dev/shm
+    (`--ipc=host`), may need them.
 
     ## Fix
     End the process (`kill -9`); if it stays, what it waits for must be mended, or the host restarted. Remove the files that

@@ -23,7 +23,7 @@ def _hides_modules(folder: str) -> bool:
     for name in names:
         module, _, ending = name.partition(".")
         package = not ending and os.path.isfile(os.path.join(folder, name, "__init__.py"))  # noqa: PTH113, PTH118
-        if module in sys.stdlib_module_names and (package or ending.endswith(("py", "pyc", "so"))):
+        if module in sys.stdlib_module_names and (package or ending in ("py", "pyc") or ending.endswith("so")):
             return True
     return False
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import PythonOption
+from ddpdoctor.cli.looking import PythonOption, refuse_what_is_no_python
 from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -108,7 +108,6 @@ def netcheck(
     if job.local_rank:
         typer.echo(f"Local rank {job.local_rank}: local rank 0 speaks for this node.", err=True)
         return
-    from ddpdoctor.cli.looking import refuse_what_is_no_python
     from ddpdoctor.netcheck.ends import Wishes
     from ddpdoctor.netcheck.purpose import Netcheck
     from ddpdoctor.netcheck.run import run

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import PythonOption
+from ddpdoctor.cli.looking import PythonOption, begin, look, refuse_what_is_no_python
 from ddpdoctor.cli.stopping import Stopped
 from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
 from ddpdoctor.terminals import moves_its_cursor
@@ -164,7 +164,6 @@ def smoke(
 
         if nproc > MOST_RANKS_HERE:
             raise typer.BadParameter(f"--nproc {nproc}: smoke runs {MOST_RANKS_HERE} ranks on a host at most")
-    from ddpdoctor.cli.looking import look, refuse_what_is_no_python
     from ddpdoctor.probes.context import Context
     from ddpdoctor.probes.patient.choice import choose_python
     from ddpdoctor.smoke.conducting import Wishes
@@ -237,7 +236,6 @@ def _with_torch(snapshot: Snapshot, wishes: Wishes, python: str | None) -> Snaps
     """Builds of torch for Jetson mostly have no NCCL, which only an import tells: it is worth its seconds there."""
     import msgspec
 
-    from ddpdoctor.cli.looking import begin, look
     from ddpdoctor.facts.base import Unknown
     from ddpdoctor.smoke.orders import import_seconds
 
@@ -290,9 +288,8 @@ def _at_once(examination: Examination) -> str:
 
 
 def _with_host(examination: Examination, python: str | None, timeout: float | None, known: str) -> Examination:
-    """With the whole `check` of this host, known as in `looking.look`. An import of torch that was waited for as long as the user would wait isn't
-    waited for much longer."""
-    from ddpdoctor.cli.looking import begin, look
+    """With the whole `check` of this host. An import of torch that was waited for as long as the user would wait isn't
+    waited for much longer. known: as in `looking.look`."""
     from ddpdoctor.facts.snapshot import GROUPS
     from ddpdoctor.smoke.judging import nothing_ran, smoke_of, with_host
     from ddpdoctor.smoke.orders import import_seconds

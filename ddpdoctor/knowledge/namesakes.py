@@ -21,23 +21,18 @@ def why_in_the_way(torch: Torch) -> str:
 
 
 def another_name(path: str) -> Fix:
-    """For a file, or the folder of a package, of the user's own."""
+    """For a file, or the folder of a package."""
     what = "file" if path.endswith(".py") else "folder"
     to = f"{path.removesuffix('.py')}_of_mine{'.py' if what == 'file' else ''}"
-    return Fix(f"Give that {what} another name, and change what imports it", (shlex.join(["mv", path, to]),))
+    words = f"If that {what} is yours, give it another name, and change what imports it"
+    return Fix(words, (shlex.join(["mv", path, to]),))
 
 
 def torch_itself(torch: Torch, patient: Patient) -> Iterator[Fix]:
     """Where something else than the installed torch is found by its name."""
-    folder, _, name = torch.location.rpartition("/")
-    not_torch = torch.version is None
     # A whole checkout of PyTorch keeps its name: it is left, not renamed.
-    if not_torch and name == "torch.py":
-        moved = shlex.join(["mv", torch.location, f"{folder}/my_torch.py"])
-        yield Fix("If the file is yours, give it another name, and change what imports it", (moved,))
-    elif not_torch and not torch.location.endswith("/pytorch/torch"):
-        moved = shlex.join(["mv", torch.location, f"{torch.location}_old"])
-        yield Fix("If the folder is yours, give it another name, and change what imports it", (moved,))
+    if torch.version is None and not torch.location.endswith("/pytorch/torch"):
+        yield another_name(torch.location)
     if torch.found_through == "PYTHONPATH":
         yield Fix("Unset PYTHONPATH, or take that folder out of it", ("unset PYTHONPATH",))
     else:

@@ -65,7 +65,8 @@ def run(wishes: Wishes, audience: Audience) -> End:
     """Takes part until there is a verdict, or it is clear that there will be none.
 
     Raises:
-        Stopped: by a signal, or the end of the launcher that started this rank; the others have been told, if there still was something to tell.
+        Stopped: by a signal, or the end of the launcher that started this rank; the others have been told, if there still
+            was something to tell.
     """
     launcher = os.getppid() if wishes.job.launched else 0
     node = _Node(wishes, audience)

@@ -21,14 +21,10 @@ def joint_job(flags: Flags, nproc: int | None, environ: Mapping[str, str]) -> Jo
     """
     if nproc is None and flags.nnodes is None and (job := rank_job_of(flags, environ)):
         return job
-    if flags.nnodes and flags.node_rank is not None and flags.node_rank >= flags.nnodes > 1:
-        last = flags.nnodes - 1
-        raise JobError(
-            f"{RANK_FLAG} is {flags.node_rank} and {NNODES_FLAG} {flags.nnodes}: nodes are counted from 0, to {last}"
-        )
+    if flags.nnodes and (flags.node_rank or 0) >= flags.nnodes:
+        counted = f"nodes are counted from 0, to {flags.nnodes - 1}"
+        raise JobError(f"{RANK_FLAG} is {flags.node_rank} and {NNODES_FLAG} {flags.nnodes}: {counted}")
     if flags.nnodes == 1:
-        if flags.node_rank:
-            raise JobError(f"{RANK_FLAG} is {flags.node_rank} and {NNODES_FLAG} 1: the only node is node 0")
         return None
     if flags.nnodes is None and not _on_several(environ):
         if flags.master is not None or flags.node_rank is not None:

@@ -5,8 +5,8 @@
 Starts the command and waits for its end, or for the end of its own standard input: ddpdoctor holds the other side, and
 closes it to have all ended, or by dying. Then it kills every process that the command has started, also those whose parents
 are gone (they become its own children: prctl(2), PR_SET_CHILD_SUBREAPER), and removes the folder and the shared memory that
-they had and nobody else uses. On its standard output,
-once the command has ended by itself: its status in a line, a signal's number negative.
+they had and nobody else uses. On its standard output, once the command has ended by itself: its status in a line, a signal's
+number negative.
 """
 
 from __future__ import annotations

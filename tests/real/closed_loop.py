@@ -398,7 +398,7 @@ ILLNESSES = (
         thorough=True,
         slug="torch-shadowed",
         made="echo 'print(1)' > torch.py",
-        carried_out="mv .../torch.py .../my_torch.py",
+        carried_out="mv .../torch.py .../torch_of_mine.py",
         smoke_says="torch-shadowed",
     ),
     Illness(

@@ -141,7 +141,7 @@ def test_hosts_by_hand() -> None:
         (Flags(), {k: v for k, v in SRUN.items() if "NODELIST" not in k}, "nothing says where the nodes meet"),
         (Flags(), MPIRUN_ONE_HOST | {"OMPI_COMM_WORLD_RANK": "5"}, "rank 5 of 2"),
         (Flags("n1", None, 2, 2), {}, "--node-rank is 2 and --nnodes 2: nodes are counted from 0, to 1"),
-        (Flags(nnodes=1, node_rank=3), {}, "--node-rank is 3 and --nnodes 1: the only node is node 0"),
+        (Flags(nnodes=1, node_rank=3), {}, "--node-rank is 3 and --nnodes 1: nodes are counted from 0, to 0"),
         (Flags(nnodes=2), SBATCH, "--ntasks-per-node=1 ddpdoctor smoke"),
     ],
     ids=[
