@@ -15,6 +15,7 @@ from ddpdoctor.facts.extensions import Extensions
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.kernel_log import KernelLog
 from ddpdoctor.facts.libraries import Libraries
 from ddpdoctor.facts.limits import Limits
@@ -25,6 +26,7 @@ from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.rdma import Rdma
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.smoke import Smoke
@@ -69,6 +71,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nccl: Maybe[Nccl] = NOT_PROBED
     firewall: Maybe[Firewall] = NOT_PROBED
     rdma: Maybe[Rdma] = NOT_PROBED
+    processes: Maybe[Processes] = NOT_PROBED
     checkpoints: Maybe[Checkpoints] = Checkpoints(files=())
     """Without any file where nobody named one: unlike the host, checkpoints are looked at only where that is asked for."""
     meeting: Maybe[Meeting] = Meeting()
@@ -76,6 +79,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """As long as nobody tried anything between hosts, both are empty."""
     smoke: Maybe[Smoke] = Smoke()
     """Without any rank where no smoke training was run."""
+    hang: Maybe[Hang] = Hang()
+    """Without any rank where no running job was looked at."""
 
 
 HEADER = ("ddpdoctor_snapshot", "tool_version", "taken_at", "host")
@@ -83,5 +88,5 @@ HEADER = ("ddpdoctor_snapshot", "tool_version", "taken_at", "host")
 GROUPS = tuple(name for name in Snapshot.__struct_fields__ if name not in HEADER)
 """Names of the groups of facts; a probe and a check's parameter go by the same name."""
 
-EXPERIMENTS = ("meeting", "fleet", "smoke")
-"""Groups that no look at a host can fill in: `netcheck` and `smoke` do, by trying things out."""
+EXPERIMENTS = ("meeting", "fleet", "smoke", "hang")
+"""Groups that no look at a host can fill in: `netcheck` and `smoke` do, by trying things out, and `jobs --hang`."""

@@ -1,0 +1,167 @@
+"""Where the ranks of one running, or dead, job stand. Filled in by an experiment, `ddpdoctor jobs --hang`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ddpdoctor.facts.base import Facts, Source
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """A call on a stack. path: as Python knows it, absolute where it was. line: 0 where it isn't known."""
+
+    function: str
+    path: str
+    line: int = 0
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """One process at one moment. seconds: after the first look began."""
+
+    seconds: float = 0.0
+    frames: tuple[Frame, ...] = ()
+    """Of its main thread, the innermost first."""
+    others: tuple[tuple[str, tuple[Frame, ...]], ...] = ()
+    """(name, frames) of those other Python threads that matter: autograd's, a DataLoader's pin-memory thread."""
+    source: str = ""
+    """"py-spy", "faulthandler"; or why there are no frames."""
+    state: str = "S"
+    """The kernel's letter."""
+    waits_in: str = ""
+    """wchan."""
+    cpu_seconds: float = 0.0
+    switches: int = 0
+    """Voluntary and other context switches of all its threads since its start."""
+    transferred: int = 0
+    """rchar + wchar since its start."""
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that was looked at twice."""
+
+    pid: int
+    looks: tuple[Look, ...] = ()
+
+    @property
+    def last(self) -> Look:
+        return self.looks[-1] if self.looks else Look()
+
+    @property
+    def still(self) -> bool:
+        """Both looks saw the main thread in the same frames, or, without frames, the process did nothing in between. One look
+        tells nothing."""
+        if len(self.looks) < 2:
+            return False
+        first, last = self.looks[0], self.looks[-1]
+        if first.frames and last.frames:
+            return first.frames == last.frames
+        return first.switches == last.switches and first.cpu_seconds == last.cpu_seconds
+
+
+class WatchedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank, with its DataLoader workers. watched: None where the rank is gone, or is on another host (only its dump is here)."""
+
+    rank: int
+    host: str = ""
+    watched: Watched | None = None
+    workers: tuple[Watched, ...] = ()
+    gone: str = ""
+    """Why there is no process: "no such process", "Z: it has ended, and its parent has not taken note" ...; "" where there is one."""
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of a flight recorder. Sequence numbers count from 1 within the process group."""
+
+    number: int
+    """collective_seq_id, or p2p_seq_id where `point_to_point`."""
+    name: str
+    """"nccl:all_reduce", "gloo:broadcast", as torch writes it."""
+    state: str
+    """"scheduled", "started", "completed". gloo's stay "scheduled" for ever, also where they have completed."""
+    point_to_point: bool = False
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of the inputs."""
+    dtypes: tuple[str, ...] = ()
+    created: float = 0.0
+    """Seconds since the epoch."""
+    frames: tuple[Frame, ...] = ()
+    """Where it was called, the innermost first."""
+
+
+class RecordedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank's flight recorder says of one process group."""
+
+    group: str
+    """Its name ("0" is the default group) and description: "0:default_pg"."""
+    ranks: tuple[int, ...] = ()
+    """The group's members by global rank; () where the dump doesn't say."""
+    last_enqueued: int | None = None
+    last_started: int | None = None
+    last_completed: int | None = None
+    entries: tuple[Collective, ...] = ()
+    """The last ones, in their order."""
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's dump."""
+
+    rank: int
+    file: str
+    host: str = ""
+    written: float = 0.0
+    """Modification time, seconds since the epoch."""
+    version: str = ""
+    groups: tuple[RecordedGroup, ...] = ()
+
+
+class RasCount(msgspec.Struct, frozen=True, kw_only=True):
+    """What NCCL's RAS says of one rank in one communicator: how many operations of each kind it has begun, asked twice."""
+
+    communicator: str
+    rank: int
+    host: str = ""
+    pid: int = 0
+    first: tuple[tuple[str, int], ...] = ()
+    """(operation, count): ("AllReduce", 1024)."""
+    second: tuple[tuple[str, int], ...] = ()
+    status: str = ""
+    """RAS's own word, where it isn't well."""
+
+
+class Hang(Facts, frozen=True, kw_only=True):
+    """Two looks at the ranks of one job. Without any rank, dump or count where nobody asked for it. Times in seconds."""
+
+    job: Annotated[str, Source("/proc")] = ""
+    """As `ddpdoctor jobs` calls it; "" where there are only dumps."""
+    world_size: Annotated[int, Source("the ranks' environment")] = 0
+    """0: not known."""
+    backend: Annotated[str, Source("names of threads")] = ""
+    """"nccl", "gloo", "nccl and gloo"; "" where it can't be told."""
+    ranks: Annotated[tuple[WatchedRank, ...], Source("py-spy, /proc")] = ()
+    """Of this host, by rank; also those that should be here and are not."""
+    between: Annotated[float, Source("ddpdoctor's clock")] = 0.0
+    """Of the two looks."""
+    paused: Annotated[float, Source("ddpdoctor's clock")] = 0.0
+    """The longest that any rank was held up; 0.0: none was."""
+    recorded: Annotated[tuple[Recorded, ...], Source("flight recorder")] = ()
+    """By rank; of all hosts whose dumps were given."""
+    dumps: Annotated[str, Source("flight recorder")] = ""
+    """The folder or pattern that was read, or why there is nothing to read."""
+    refused: Annotated[tuple[str, ...], Source("flight recorder")] = ()
+    """"FILE: why" of each dump that was not read."""
+    counts: Annotated[tuple[RasCount, ...], Source("NCCL's RAS")] = ()
+    ras: Annotated[str, Source("NCCL's RAS")] = ""
+    """Why RAS was not asked, or has not answered; "" where it has."""
+    hidden: Annotated[tuple[str, ...], Source("py-spy, /proc")] = ()
+    """What could not be seen, and why, in whole sentences."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything was looked at."""
+        return bool(self.ranks or self.recorded or self.counts)
+
+    def rank(self, number: int) -> WatchedRank | None:
+        """That rank, if it is one of this host's."""
+        return next((one for one in self.ranks if one.rank == number), None)

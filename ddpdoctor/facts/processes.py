@@ -1,0 +1,145 @@
+"""The processes of this host that matter to training: ranks, their launchers, their DataLoader workers, and who holds a GPU."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import msgspec
+
+from ddpdoctor.facts.base import Facts, Maybe, Source, Unknown
+from ddpdoctor.facts.environment import Setting
+
+NOT_LOOKED_INTO = Unknown("it was not looked into")
+
+
+class Role(str, Enum):
+    """What a process is to a training job."""
+
+    RANK = "rank"
+    LAUNCHER = "launcher"
+    """torchrun, srun, mpirun, accelerate, or the script that calls mp.spawn."""
+    WORKER = "DataLoader worker"
+    HELPER = "helper"
+    """Of a rank: multiprocessing's resource tracker or fork server, torch's compile workers."""
+    OTHER = "other"
+
+
+class Identity(msgspec.Struct, frozen=True, order=True):
+    """A pid is used again; with the time of its start it names one process for ever. start: clock ticks since boot."""
+
+    pid: int
+    start: int
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rank a process is, and of how many. source: who says so: "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "the order in which
+    its parent started them" ...; only the last is a guess."""
+
+    rank: int
+    world_size: int | None = None
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    source: str
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """One process, as /proc tells of it. Memory in bytes, times in seconds. What this user may not see is `Unknown`."""
+
+    pid: int
+    start: int
+    """Clock ticks since boot."""
+    parent: int
+    group: int = 0
+    session: int = 0
+    terminal: bool = False
+    """It has a controlling terminal: somebody may sit in front of it."""
+    uid: int = 0
+    user: str = ""
+    name: str = ""
+    """As in /proc/PID/comm: the kernel keeps 15 letters."""
+    command: str = ""
+    """Its words, redacted and cut."""
+    executable: Maybe[str] = NOT_LOOKED_INTO
+    state: str = "S"
+    """The kernel's letter: R, S, D, T, t, Z, X, I."""
+    age: float = 0.0
+    cpu_seconds: float = 0.0
+    """Of all its threads since its start."""
+    recent_cpu: Maybe[float] = NOT_LOOKED_INTO
+    """Cores that it used during `Processes.watched` seconds: 1.0 is one core."""
+    recent_bytes: Maybe[int] = NOT_LOOKED_INTO
+    """Bytes that it read and wrote (rchar + wchar) meanwhile."""
+    recent_switches: Maybe[int] = NOT_LOOKED_INTO
+    """How often its threads gave up the processor meanwhile, by themselves or not."""
+    memory: int = 0
+    """Resident."""
+    waits_in: str = ""
+    """The kernel function in which its main thread waits (wchan); "" where it runs or none is told."""
+    tracer: int = 0
+    """The debugger's pid, 0 without one."""
+    threads: int = 1
+    marks: tuple[str, ...] = ()
+    """Names of its threads that tell of a process group or a GPU: "pt_gloo_runloop", "gloo_tcp_loop", "pt_nccl_watchdg", "cuda-EvtHandlr"."""
+    ended_threads: bool = False
+    """Its main thread has ended and others go on, or it is being taken down."""
+    role: Role = Role.OTHER
+    place: Place | None = None
+    """None where it is no rank, or nobody says which."""
+    settings: Maybe[tuple[Setting, ...]] = NOT_LOOKED_INTO
+    """Of its environment, as of its exec, what matters to training; a rank that was forked shows its parent's."""
+    devices: Maybe[tuple[int, ...]] = NOT_LOOKED_INTO
+    """N of each /dev/nvidiaN that it has open."""
+    listens: Maybe[tuple[int, ...]] = NOT_LOOKED_INTO
+    """TCP ports on which it listens."""
+    shared_memory: Maybe[tuple[str, ...]] = NOT_LOOKED_INTO
+    """Paths of files in /dev/shm that it has mapped or open."""
+    writes_to: Maybe[tuple[str, ...]] = NOT_LOOKED_INTO
+    """Paths of regular files that it has open for writing, but for those in /dev/shm and logs: a checkpoint, perhaps."""
+    pid_inside: int = 0
+    """Its pid in its own container (the last of NSpid); 0 where it is the same."""
+    pid_namespace: str = ""
+    """As /proc/PID/ns/pid links to; "" where that can't be read."""
+    network_namespace: str = ""
+    container: str = ""
+    """The container's or pod's id out of its cgroup, cut to 12 letters; "" outside of any."""
+    unit: str = ""
+    """The systemd service, Slurm job or session scope of its cgroup: "job_4711", "user@1000.service"; "" where there is none."""
+    ours: bool = False
+    """ddpdoctor itself, one that it started, or one of its ancestors."""
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.pid, self.start)
+
+    @property
+    def forked(self) -> bool:
+        """Its place is a guess."""
+        return self.place is not None and self.place.source.startswith("the order")
+
+
+class Processes(Facts, frozen=True, kw_only=True):
+    """Of all processes those that matter: of a job or a GPU, or that may be left over from one, each with its ancestors and
+    descendants. Times in seconds."""
+
+    listed: Annotated[tuple[Process, ...], Source("/proc")] = ()
+    """By pid."""
+    count: Annotated[int, Source("/proc")] = 0
+    """Of all processes that this user can see."""
+    closed: Annotated[int, Source("/proc")] = 0
+    """Of those, how many this user may not look into: other users' without root."""
+    unseen: Annotated[str, Source("/proc")] = ""
+    """Why there may be more that this user can't even list (a container, hidepid), "" where all are seen."""
+    watched: Annotated[float, Source("ddpdoctor's clock")] = 0.0
+    """Between the two looks; 0.0 where there was only one."""
+    cores: Annotated[int, Source("sched_getaffinity")] = 0
+    pid_namespace: Annotated[str, Source("/proc/self/ns/pid")] = ""
+    """ddpdoctor's own."""
+    network_namespace: Annotated[str, Source("/proc/self/ns/net")] = ""
+    uid: Annotated[int, Source("geteuid()")] = 0
+    """ddpdoctor's own."""
+
+    def get(self, pid: int) -> Process | None:
+        """The process of that pid, or None."""
+        return next((one for one in self.listed if one.pid == pid), None)
