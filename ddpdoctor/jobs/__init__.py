@@ -1,0 +1,1 @@
+"""Looking into running training jobs: where their ranks stand, and what they have recorded."""
