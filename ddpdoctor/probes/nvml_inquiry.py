@@ -20,6 +20,8 @@ NO_ANSWER = {3: "not supported by this GPU or driver", 4: "needs more rights", 1
 """Codes by which NVML declines one question although the GPU is well."""
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND = 2, 3, 4, 6, 13
 
+NOT_TOLD = {"type": "unknown", "reason": "the driver doesn't tell what each process holds"}
+
 COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
 FABRIC_STATES = ("not-supported", "not-started", "in-progress", "completed")
 VIRTUALIZATION = ("none", "passthrough", "vgpu", "host-vgpu", "host-vsga")
@@ -145,6 +147,7 @@ class Gpu:
         if "type" in listed:
             listed = {"processes": listed, "processes_memory": listed}
         self.answers.update(listed)
+        self.ask("holders", lambda: self.holders())
 
     def memory_used(self) -> int:
         """Without what the driver keeps for itself, where NVML tells the two apart."""
@@ -155,14 +158,8 @@ class Gpu:
 
     def mig_instances(self) -> list[dict[str, Any]]:
         found = []
-        for slot in range(self.nvml.nvmlDeviceGetMaxMigDeviceCount(self.handle)):
-            try:
-                part = self.nvml.nvmlDeviceGetMigDeviceHandleByIndex(self.handle, slot)
-                instance = {"uuid": self.nvml.nvmlDeviceGetUUID(part)}
-            except self.nvml.NVMLError as error:
-                if error.value in (INVALID_ARGUMENT, NOT_FOUND):
-                    continue  # An empty slot.
-                raise
+        for uuid, part in self.parts():
+            instance = {"uuid": uuid}
             with suppress(self.nvml.NVMLError):
                 instance["name"] = self.nvml.nvmlDeviceGetName(part)
             with suppress(self.nvml.NVMLError):
@@ -202,17 +199,70 @@ class Gpu:
         return {"fabric_state": word(FABRIC_STATES, info.state), "fabric_status": info.status}
 
     def compute_processes(self) -> dict[str, Any]:
-        try:
-            listed = self.nvml.nvmlDeviceGetComputeRunningProcesses_v3(self.handle)
-        except (self.nvml.NVMLError, AttributeError) as error:
-            if getattr(error, "value", FUNCTION_NOT_FOUND) != FUNCTION_NOT_FOUND:
-                raise
-            listed = self.nvml.nvmlDeviceGetComputeRunningProcesses_v2(self.handle)
+        listed = self.running("Compute", self.handle)
         return {
             "processes": len(listed),
             "processes_memory": sum(one.usedGpuMemory or 0 for one in listed),
             "mps_server": any(is_mps_server(one.pid) for one in listed),
         }
+
+    def running(self, kind: str, handle: Any) -> Any:
+        """The processes of that kind ("Compute", "Graphics", "MPSCompute"), by the newest function that there is."""
+        try:
+            return getattr(self.nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")(handle)
+        except (self.nvml.NVMLError, AttributeError) as error:
+            if getattr(error, "value", FUNCTION_NOT_FOUND) != FUNCTION_NOT_FOUND:
+                raise
+            return getattr(self.nvml, f"nvmlDeviceGet{kind}RunningProcesses_v2")(handle)
+
+    def holders(self) -> list[dict[str, Any]]:
+        """All processes on the GPU and on its MIG instances. The whole GPU tells of those, too, to whom it may."""
+        found: dict[object, dict[str, Any]] = {}
+        for uuid, part in self.parts():
+            self.note_holders(part, uuid, found)
+        on_instances = {one["pid"] for one in found.values()}
+        try:
+            self.note_holders(self.handle, "", found, on_instances)
+        except self.nvml.NVMLError as error:
+            if not found or error.value not in NO_ANSWER:
+                raise
+        return list(found.values())
+
+    def note_holders(self, handle: Any, uuid: str, found: dict[object, dict[str, Any]], known: Any = ()) -> None:
+        """known: pids that have been noted on another part."""
+        for kind, word_for_it in (("Compute", "compute"), ("Graphics", "graphics"), ("MPSCompute", "mps client")):
+            try:
+                listed = self.running(kind, handle)
+            except (self.nvml.NVMLError, AttributeError) as error:
+                # A GPU without display or MPS, and an old NVML, don't know the question.
+                if kind == "Compute" or getattr(error, "value", FUNCTION_NOT_FOUND) not in NO_ANSWER:
+                    raise
+                continue
+            for place, one in enumerate(listed):
+                if one.pid and one.pid in known:
+                    continue
+                # Who computes and draws stands in both lists, with the same memory. Those without a pid are unlike.
+                key = (uuid, one.pid) if one.pid else (uuid, kind, place)
+                role = "mps server" if is_mps_server(one.pid) else word_for_it
+                holder = found.setdefault(key, {"pid": one.pid, "mig_uuid": uuid, "kind": role, "memory": NOT_TOLD})
+                if word_for_it == "mps client" and role != "mps server":
+                    holder["kind"] = role
+                if one.usedGpuMemory is not None:
+                    holder["memory"] = one.usedGpuMemory
+
+    def parts(self) -> list[tuple[str, Any]]:
+        """(UUID, handle) of each MIG instance."""
+        if self.answers.get("mig_enabled") is not True:
+            return []
+        found = []
+        for slot in range(self.nvml.nvmlDeviceGetMaxMigDeviceCount(self.handle)):
+            try:
+                part = self.nvml.nvmlDeviceGetMigDeviceHandleByIndex(self.handle, slot)
+                found.append((self.nvml.nvmlDeviceGetUUID(part), part))
+            except self.nvml.NVMLError as error:
+                if error.value not in (INVALID_ARGUMENT, NOT_FOUND):  # An empty slot.
+                    raise
+        return found
 
 
 def is_mps_server(pid: int) -> bool:

@@ -16,6 +16,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.gpus import Holder
+
 SOURCES = Path(__file__).parent / "fake_nvidia"
 
 
@@ -88,6 +91,22 @@ class FakeNvidia:
         environ["FAKE_NVML"] = _joined(settings)
         environ["FAKE_CUDA"] = _joined({"init": cuda_init, "version": settings["cuda"], "does": cuda_does})
         return environ
+
+
+def holding(*holders: Holder) -> str:
+    """The value of a GPU's key "holders": these processes are on it."""
+    return ",".join(
+        f"{one.pid}:{'-' if isinstance(one.memory, Unknown) else one.memory}:{_KINDS[one.kind]}:{_slot(one.mig_uuid)}"
+        for one in holders
+    )
+
+
+_KINDS = {"compute": "C", "graphics": "G", "mps server": "C", "mps client": "M"}
+
+
+def _slot(mig_uuid: str) -> int:
+    """As in the UUIDs that the stand-in makes up."""
+    return int(mig_uuid.split("-")[4], 16) if mig_uuid else -1
 
 
 def _joined(settings: Mapping[str, object]) -> str:

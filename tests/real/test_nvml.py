@@ -14,14 +14,14 @@ from msgspec.structs import replace
 
 from ddpdoctor.facts.base import Facts, Unknown
 from ddpdoctor.facts.driver import Driver
-from ddpdoctor.facts.gpus import Gpu, Gpus, MigInstance
+from ddpdoctor.facts.gpus import Gpu, Gpus, Holder, MigInstance
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.probes import driver, gpus, libcuda, nvml
 from ddpdoctor.probes.context import Context
 from ddpdoctor.registry import diagnose, find_check
 from tests.fixture_hosts import healthy_facts, to_snapshot
-from tests.real.nvml import FakeNvidia
+from tests.real.nvml import FakeNvidia, holding
 
 pytestmark = pytest.mark.tool("gcc")
 
@@ -94,6 +94,7 @@ def test_eight_healthy_gpus(look: Look, fake_nvidia: FakeNvidia) -> None:
         fabric_status=0,
         processes=0,
         processes_memory=0,
+        holders=(),
         virtualization="none",
     )
     assert found.p2p == tuple(tuple("self" if i == j else "ok" for j in range(8)) for i in range(8))
@@ -291,14 +292,15 @@ def test_count_that_fails(look: Look, fake_nvidia: FakeNvidia) -> None:
     ("function", "field"),
     [
         ("nvmlDeviceGetRemappedRows", "row_remap_pending"),
-        ("nvmlDeviceGetComputeRunningProcesses_v3", "processes_memory"),
+        ("nvmlDeviceGetComputeRunningProcesses_v3 nvmlDeviceGetComputeRunningProcesses_v2", "processes_memory"),
+        ("nvmlDeviceGetComputeRunningProcesses_v3 nvmlDeviceGetComputeRunningProcesses_v2", "holders"),
         ("nvmlDeviceGetNvLinkState", "nvlinks_active"),
         ("nvmlDeviceGetMigMode", "mig_enabled"),
         ("nvmlDeviceGetVirtualizationMode", "virtualization"),
     ],
 )
 def test_function_that_an_older_nvml_lacks(look: Look, fake_nvidia: FakeNvidia, function: str, field: str) -> None:
-    (gpu,) = look(fake_nvidia.environ(gpus=1, missing=[function])).devices
+    (gpu,) = look(fake_nvidia.environ(gpus=1, missing=function.split())).devices
     assert getattr(gpu, field) == Unknown("this NVML is too old to say")
     assert gpu.memory_used == 0
     assert gpu.temperature == 31
@@ -361,9 +363,61 @@ def test_server_of_mps_is_known_by_its_name(look: Look, fake_nvidia: FakeNvidia,
             finally:
                 process.kill()
         assert found.devices[0].mps_server is expected
+        assert found.devices[0].holders == (
+            Holder(pid=process.pid, memory=GIB, kind="mps server" if expected else "compute"),
+        )
     assert (
         not look(fake_nvidia.environ(gpus=1, all_gpus={"processes": 1, "process_id": 2**22 + 1})).devices[0].mps_server
     )
+
+
+GIB = 1 << 30
+NOT_TOLD = Unknown("the driver doesn't tell what each process holds")
+SLICES = tuple(f"MIG-5c7d1e00-3a4f-b1c2-000{slot}-000000000000" for slot in (1, 2))
+
+
+def test_who_holds_a_gpu_and_how_much(look: Look, fake_nvidia: FakeNvidia) -> None:
+    held = (
+        Holder(pid=4711, memory=3 * GIB),
+        Holder(pid=4712, memory=NOT_TOLD),
+        Holder(pid=0, memory=NOT_TOLD),
+        Holder(pid=0, memory=2 * GIB),
+        Holder(pid=2001, memory=1 << 28, kind="graphics"),
+        Holder(pid=4713, memory=GIB, kind="mps client"),
+    )
+    found = look(fake_nvidia.environ(gpus=2, of_gpu={1: {"holders": holding(*held)}}))
+    assert found.devices[0].holders == ()
+    assert found.devices[1].holders == held
+    assert (found.devices[1].processes, found.devices[1].processes_memory) == (4, 5 * GIB)
+
+
+def test_who_computes_and_draws_is_one_holder(look: Look, fake_nvidia: FakeNvidia) -> None:
+    both = holding(Holder(pid=4711, memory=GIB), Holder(pid=4711, memory=GIB, kind="graphics"))
+    (gpu,) = look(fake_nvidia.environ(gpus=1, all_gpus={"holders": both})).devices
+    assert gpu.holders == (Holder(pid=4711, memory=GIB),)
+
+
+@pytest.mark.parametrize("whole_processes", [0, "!4"], ids=["told by the whole GPU, too", "by the instances alone"])
+def test_who_holds_a_mig_instance(look: Look, fake_nvidia: FakeNvidia, whole_processes: object) -> None:
+    held = tuple(Holder(pid=4711 + place, memory=GIB, mig_uuid=uuid) for place, uuid in enumerate(SLICES))
+    told = {"mig": 2, "holders": holding(*held), "whole_processes": whole_processes}
+    (gpu,) = look(fake_nvidia.environ(gpus=1, all_gpus=told)).devices
+    assert gpu.holders == held
+    assert isinstance(gpu.processes, Unknown) is (whole_processes == "!4")
+
+
+def test_holders_that_this_user_may_not_know(look: Look, fake_nvidia: FakeNvidia) -> None:
+    (gpu,) = look(fake_nvidia.environ(gpus=1, all_gpus={"whole_processes": "!4"})).devices
+    assert gpu.holders == gpu.processes == Unknown("needs more rights")
+    assert gpu.error == ""
+
+
+def test_older_nvml_tells_the_holders_in_its_own_form(look: Look, fake_nvidia: FakeNvidia) -> None:
+    held = Holder(pid=4711, memory=GIB)
+    missing = [f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "Graphics", "MPSCompute")]
+    (gpu,) = look(fake_nvidia.environ(gpus=1, missing=missing, all_gpus={"holders": holding(held)})).devices
+    assert gpu.holders == (held,)
+    assert (gpu.processes, gpu.processes_memory) == (1, GIB)
 
 
 @pytest.mark.parametrize(

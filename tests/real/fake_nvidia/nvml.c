@@ -2,7 +2,8 @@
  *
  * FAKE_NVML is ";key=value;key=value;". Of the library: gpus (how many), init (return code), init_does ("hang", "crash"),
  * driver, nvml (versions), p2p (status of each pair). Of a GPU: "3.key=value", or "*.key=value" for all. A value "!15"
- * makes that question return code 15; "*.everything=!3" is the value of all that isn't named. */
+ * makes that question return code 15; "*.everything=!3" is the value of all that isn't named. The processes on a GPU are
+ * "holders", or so many "processes" that hold "process_memory" each; "whole_processes=!4" hides those of the whole GPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,7 @@ static long library(const char *key, long otherwise) {
 }
 
 static Return text(Handle h, const char *key, const char *otherwise, char *out, size_t size) {
-    char prefix[16], value[256];
+    char prefix[16], value[4096];
     snprintf(prefix, sizeof prefix, "%d.", h->gpu);
     if (lookup(prefix, "lost", value, sizeof value) && atoi(value)) return LOST;
     if (!lookup(prefix, key, value, sizeof value) && !lookup("*.", key, value, sizeof value) &&
@@ -265,8 +266,29 @@ Return nvmlDeviceGetGpuFabricInfo(Handle h, OldFabric *out) {
 }
 
 typedef struct { unsigned pid; u64 memory; unsigned gpu_instance, compute_instance; } Process;
+
+/* "PID:BYTES:KIND:SLOT,...": kind C, G or M; bytes "-" are told to nobody; slot -1 is the whole GPU. */
+static Return listed(Handle h, char kind, unsigned *count, Process *out) {
+    char all[4096], bytes[32], what;
+    unsigned pid, space = *count, found = 0;
+    int slot, length;
+    Return code = text(h, "holders", "", all, sizeof all);
+    if (code != OK) return code;
+    for (const char *one = all; sscanf(one, "%u:%31[^:]:%c:%d%n", &pid, bytes, &what, &slot, &length) == 4; one += length + (one[length] == ',')) {
+        if (what != kind || (h->slot >= 0 && slot != h->slot)) continue;
+        if (found < space) out[found] = (Process){pid, bytes[0] == '-' ? ~0ull : strtoull(bytes, NULL, 10), ~0u, ~0u};
+        found++;
+    }
+    *count = found;
+    return found > space ? TOO_SMALL : OK;
+}
+
 Return nvmlDeviceGetComputeRunningProcesses_v3(Handle h, unsigned *count, Process *out) {
     u64 running, each = 0, first, space = *count;
+    char holders[4096];
+    Return hidden = h->slot < 0 ? number(h, "whole_processes", 0, &first) : OK;
+    if (hidden != OK) return hidden;
+    if (h->slot >= 0 || text(h, "holders", "", holders, sizeof holders) != OK || holders[0]) return listed(h, 'C', count, out);
     Return code = number(h, "processes", 0, &running);
     if (code == OK) code = number(h, "process_memory", 1ull << 30, &each);
     if (number(h, "process_id", 4000, &first) != OK) first = 4000;
@@ -275,6 +297,15 @@ Return nvmlDeviceGetComputeRunningProcesses_v3(Handle h, unsigned *count, Proces
     if (running > space) return TOO_SMALL;
     for (u64 i = 0; i < running; i++) out[i] = (Process){(unsigned)(first + i), each, ~0u, ~0u};
     return OK;
+}
+Return nvmlDeviceGetComputeRunningProcesses_v2(Handle h, unsigned *count, Process *out) {
+    return listed(h, 'C', count, out);
+}
+Return nvmlDeviceGetGraphicsRunningProcesses_v3(Handle h, unsigned *count, Process *out) {
+    return listed(h, 'G', count, out);
+}
+Return nvmlDeviceGetMPSComputeRunningProcesses_v3(Handle h, unsigned *count, Process *out) {
+    return listed(h, 'M', count, out);
 }
 
 Return nvmlDeviceGetP2PStatus(Handle one, Handle other, int index, int *out) {
