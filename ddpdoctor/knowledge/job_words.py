@@ -1,0 +1,70 @@
+"""A remark on the ranks of a running job, and how its ranks are called."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from enum import Enum
+
+import msgspec
+
+from ddpdoctor.facts.processes import Process
+from ddpdoctor.findings import Severity
+from ddpdoctor.wording import listed, ranks_named
+
+ENDED = ("Z", "X")
+"""Kernel letters of a process that is none any more."""
+
+_MOST_PIDS = 6
+
+
+class Oddity(str, Enum):
+    """What stands out, as the table says it."""
+
+    MISSING = "missing"
+    DOUBLED = "doubled"
+    DEAD = "dead"
+    ENDING = "ending"
+    STOPPED = "stopped"
+    TRACED = "in a debugger"
+    ORPHANED = "orphaned"
+    SHARED_GPU = "shared GPU"
+    EXTRA_CONTEXT = "extra context"
+    OTHER_GPU = "other GPU"
+    ON_CPU = "on CPU"
+
+
+NOT_RUNNING = (Oddity.MISSING, Oddity.DOUBLED, Oddity.DEAD, Oddity.ENDING, Oddity.STOPPED, Oddity.TRACED)
+"""What keeps a rank from its work, or the others from theirs."""
+
+
+class Remark(msgspec.Struct, frozen=True):
+    """One oddity of one or several ranks of a job. text: a sentence without its full stop, that names them.
+
+    told_by: slugs of checks that say the same, where they find anything.
+    """
+
+    oddity: Oddity
+    severity: Severity
+    text: str
+    ranks: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
+    """Of those that have one: a missing rank has none."""
+    told_by: tuple[str, ...] = ()
+
+
+def who(processes: Sequence[Process]) -> str:
+    """ "rank 3 (pid 4711)", "ranks 0-2 (pids 4711, 4712 and 4713)"; without their places "pid 4711"."""
+    pids = [one.pid for one in processes]
+    named = f"pid{'' if len(pids) == 1 else 's'} {listed(pids, _MOST_PIDS)}"
+    ranks = {one.place.rank for one in processes if one.place}
+    return f"{ranks_named(ranks)} ({named})" if ranks else named
+
+
+def places(processes: Iterable[Process]) -> tuple[int, ...]:
+    """Their ranks, as far as anybody says which they are."""
+    return tuple(sorted({one.place.rank for one in processes if one.place}))
+
+
+def of_pid(remarks: Collection[Remark], pid: int) -> list[Remark]:
+    """The remarks on that process."""
+    return [one for one in remarks if pid in one.pids]
