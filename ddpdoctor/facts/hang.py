@@ -39,10 +39,17 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that was looked at twice."""
+    """A process that was looked at twice, and its stack many times in between."""
 
     pid: int
     looks: tuple[Look, ...] = ()
+    samples: int = 0
+    """How often the main thread's stack was read between the looks; 0 where it wasn't."""
+    elsewhere: int = 0
+    """In how many of these it stood in other calls than in most of them. A loop within one function, which calls no other, stays
+    where it is: what it does there its CPU time tells."""
+    within: tuple[Frame, ...] = ()
+    """The calls in which it was all the while, the innermost first, whatever it called from there; () without samples."""
 
     @property
     def last(self) -> Look:
@@ -50,11 +57,14 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def still(self) -> bool:
-        """Both looks saw the main thread in the same frames, or, without frames, the process did nothing in between. One look
-        tells nothing."""
+        """The main thread was in the same calls all the while (without samples: in the same frames at both looks; without frames:
+        the process did nothing in between). One look tells nothing. Whoever waits in a loop wakes up now and then: a hundredth of
+        the samples may differ."""
         if len(self.looks) < 2:
             return False
         first, last = self.looks[0], self.looks[-1]
+        if self.samples:
+            return self.elsewhere <= max(1, self.samples // 100)
         if first.frames and last.frames:
             return first.frames == last.frames
         return first.switches == last.switches and first.cpu_seconds == last.cpu_seconds
