@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
+
 from ddpdoctor.facts.base import Facts, Maybe, Source
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A file there that no process maps or has open. Size in bytes, age in seconds since it was last written by a call."""
+
+    path: str
+    size: int = 0
+    uid: int = 0
+    user: str = ""
+    age: float = 0.0
+    device: int = 0
+    inode: int = 0
+    wanted_by: str = ""
+    """Who may still come for it, though it has it neither mapped nor open: "torch_shm_manager (pid 4711)"; "" where nobody may."""
 
 
 class SharedMemory(Facts, frozen=True, kw_only=True):
@@ -17,3 +33,7 @@ class SharedMemory(Facts, frozen=True, kw_only=True):
     stale: Annotated[Maybe[tuple[str, ...]], Source("/dev/shm/{nccl-,torch_,psm_,sem.mp-}*, /proc/*/maps")] = ()
     """Paths of segments that no process maps or has open any more; those of users whose processes can't be seen are left out."""
     stale_size: Annotated[int, Source("/dev/shm")] = 0
+    segments: Annotated[
+        tuple[Segment, ...], Source("/dev/shm/{nccl-,torch_,psm_,sem.mp-}*, /proc/*/{maps,cmdline}")
+    ] = ()
+    """Those of `stale`, with their owners."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.shared_memory import SharedMemory
+from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
+from ddpdoctor.probes.segment_owners import keepers, wanted_by
 from ddpdoctor.wording import plural
 
 # NCCL; torch's file_system strategy; multiprocessing.shared_memory; multiprocessing's semaphores.
@@ -32,40 +35,65 @@ def probe(context: Context) -> SharedMemory | Unknown:
         return SharedMemory(exists=False, size=0, free=0, writable=False)
     except OSError as error:
         return Unknown(f"/dev/shm: {error.strerror}")
-    stale, stale_size = _stale(context, folder)
+    stale = _stale(context, folder)
+    segments = () if isinstance(stale, Unknown) else tuple(segments_of(context, stale))
     return SharedMemory(
         size=state.f_blocks * state.f_frsize,
         free=state.f_bavail * state.f_frsize,
         writable=os.access(folder, os.W_OK | os.X_OK),
-        stale=stale,
-        stale_size=stale_size,
+        stale=stale if isinstance(stale, Unknown) else tuple(one.path for one in segments),
+        stale_size=sum(one.size for one in segments),
+        segments=segments,
     )
 
 
-def _stale(context: Context, folder: Path) -> tuple[tuple[str, ...] | Unknown, int]:
-    """The segments that nobody uses and their size in bytes; Unknown where those who may use them can't be seen."""
+def _stale(context: Context, folder: Path) -> dict[str, os.stat_result] | Unknown:
+    """The segments that nobody uses; Unknown where those who may use them can't be seen."""
     segments = _segments(folder)
     if not segments:
-        return (), 0
+        return {}
     try:
         namespace = str(context.path("/proc/self/ns/pid").readlink())
     except OSError as error:
-        return Unknown(f"/proc/self/ns/pid: {error.strerror}"), 0
+        return Unknown(f"/proc/self/ns/pid: {error.strerror}")
     if namespace != INITIAL_PID_NAMESPACE:
-        return Unknown(f"processes outside of this container may use {plural(len(segments), 'segment')} in /dev/shm"), 0
+        return Unknown(f"processes outside of this container may use {plural(len(segments), 'segment')} in /dev/shm")
     me = os.geteuid()
     # Only the owner's processes (and root's) may open a segment, and only our own can be looked into.
     judged = {name: state for name, state in segments.items() if me in (0, state.st_uid)}
     if not judged:
-        return Unknown(_others(len(segments))), 0
+        return Unknown(_others(len(segments)))
     used = _in_use(context, {(state.st_dev, state.st_ino) for state in judged.values()})
     if isinstance(used, Unknown):
-        return used, 0
+        return used
     stale = {name: state for name, state in judged.items() if (state.st_dev, state.st_ino) not in used}
     if not stale and len(judged) < len(segments):
-        return Unknown(_others(len(segments) - len(judged))), 0
-    size = sum(state.st_blocks * 512 for state in stale.values())
-    return tuple(f"/dev/shm/{name}" for name in sorted(stale)), size
+        return Unknown(_others(len(segments) - len(judged)))
+    return stale
+
+
+def segments_of(context: Context, stale: Mapping[str, os.stat_result]) -> Iterator[Segment]:
+    """What is known of each of these, by name."""
+    known = keepers(context) if stale else ()
+    now = time.time()
+    for name, state in sorted(stale.items()):
+        yield Segment(
+            path=f"/dev/shm/{name}",
+            size=state.st_blocks * 512,
+            uid=state.st_uid,
+            user=user_name(state.st_uid),
+            age=round(max(0.0, now - state.st_mtime), 1),
+            device=state.st_dev,
+            inode=state.st_ino,
+            wanted_by=wanted_by(name, state, known),
+        )
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _others(count: int) -> str:

@@ -1,0 +1,37 @@
+"""Memory of a GPU that no process holds: nothing can be ended for it, so it is only named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.knowledge.leftovers import Certainty, Kind, Leftover
+from ddpdoctor.knowledge.unowned_memory import unowned
+
+
+def left_memory(gpus: Gpus, processes: Maybe[Processes]) -> Iterator[Leftover]:
+    """One a GPU on which more is used than all who are listed hold."""
+    for gpu in gpus.devices:
+        size = unowned(gpu)
+        if isinstance(size, Unknown) or not size:
+            continue
+        yield Leftover(
+            kind=Kind.MEMORY,
+            certainty=Certainty.DOUBT,
+            what=f"GPU {gpu.index}" + (f" ({gpu.name})" if gpu.name else ""),
+            why="more of its memory is in use than all processes hold that NVML lists",
+            doubts=(_who(processes),),
+            command=f"sudo fuser -v /dev/nvidia{gpu.index}",
+            size=size,
+            gpus=(gpu.index,),
+        )
+
+
+def _who(processes: Maybe[Processes]) -> str:
+    if isinstance(processes, Unknown):
+        return f"who holds it can't be told: {processes.reason}"
+    if processes.unseen:
+        return f"it may belong to somebody who can't be seen from here: {processes.unseen}"
+    return "a process that is just ending, or a driver that lost count, may hold it"

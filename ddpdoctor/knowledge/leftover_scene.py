@@ -1,0 +1,97 @@
+"""The processes of a host by what they are to each other, as the judging of leftovers needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
+from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.knowledge.jobs import Job, jobs_of
+
+INITS: Final = frozenset(
+    {"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "runit", "pause", "sleep", "tail"}
+)
+"""Programs that are a system's or a container's first process, adopt orphans, and start no rank themselves."""
+INTERPRETERS: Final = ("python", "pypy", "ipython", "jupyter", "conda", "ray", "java", "node", "perl", "ruby", "bash", "sh", "dash", "zsh", "ksh", "fish", "tcsh", "csh", "ash", "busybox")  # fmt: skip
+"""Programs that may have started a rank themselves, also as a container's first process."""
+
+
+class Scene:
+    """All processes that are listed, and the GPUs that they hold."""
+
+    def __init__(self, processes: Processes, gpus: Maybe[Gpus]) -> None:
+        self.processes = processes
+        self.all_gpus: Sequence[Gpu] | Unknown = gpus if isinstance(gpus, Unknown) else gpus.answering
+        self.by_pid: dict[int, Process] = {one.pid: one for one in processes.listed}
+        self._children: dict[int, list[Process]] = {}
+        for one in processes.listed:
+            if one.pid != one.parent:
+                self._children.setdefault(one.parent, []).append(one)
+        self._held: dict[int, list[tuple[Gpu, Holder]]] = {}
+        for gpu in () if isinstance(self.all_gpus, Unknown) else self.all_gpus:
+            for holder in () if isinstance(gpu.holders, Unknown) else gpu.holders:
+                self._held.setdefault(holder.pid, []).append((gpu, holder))
+        self._jobs: dict[int, Job] = {rank.pid: job for job in jobs_of(processes) for rank in job.ranks}
+        ours = [one for one in processes.listed if one.ours]
+        self.own: Process | None = max(ours, key=lambda one: one.start, default=None)
+        """ddpdoctor itself, or one that it started."""
+
+    def parent(self, process: Process) -> Process | None:
+        return self.by_pid.get(process.parent)
+
+    def job(self, rank: Process) -> Job | None:
+        return self._jobs.get(rank.pid)
+
+    def held(self, process: Process) -> Sequence[tuple[Gpu, Holder]]:
+        """Where NVML lists it."""
+        return self._held.get(process.pid, ())
+
+    def descendants(self, process: Process) -> Iterator[Process]:
+        """Its children before theirs."""
+        waiting, seen = [process], {process.pid}
+        while waiting:
+            for one in self._children.get(waiting.pop(0).pid, ()):
+                if one.pid not in seen:
+                    seen.add(one.pid)
+                    waiting.append(one)
+                    yield one
+
+    def ancestors(self, process: Process) -> Iterator[Process]:
+        seen = {process.pid}
+        up = self.parent(process)
+        while up and up.pid not in seen:
+            yield up
+            seen.add(up.pid)
+            up = self.parent(up)
+
+    def adopted(self, process: Process) -> bool:
+        """Its parent is one that adopts orphans; whether it has also started it, `not_adopted` says."""
+        parent = self.parent(process)
+        if parent is None:
+            return process.parent == 1
+        return parent.role is Role.OTHER and (parent.pid == 1 or _user_manager(parent))
+
+    def not_adopted(self, process: Process) -> Iterator[str]:
+        """Why its parent may have started it after all, so that it is no orphan."""
+        parent = self.parent(process)
+        if parent is None:
+            yield "its parent can't be looked into"
+        elif parent.start > process.start:
+            yield f"its parent, {parent.name} (pid {parent.pid}), is younger than itself"
+        elif parent.name in INITS:
+            return
+        elif isinstance(parent.executable, Unknown):
+            yield f"its parent, {parent.name} (pid {parent.pid}), may have started it: it can't be looked into"
+        elif _base(parent.executable).startswith(INTERPRETERS):
+            yield f"its parent, {parent.name} (pid {parent.pid}), may have started it"
+
+
+def _user_manager(process: Process) -> bool:
+    """systemd --user: the first process of a user's session, which adopts its orphans."""
+    return process.name == "systemd" and process.parent == 1
+
+
+def _base(path: str) -> str:
+    return path.rpartition("/")[2]
