@@ -219,6 +219,7 @@ def listener() -> str:
 ILLNESSES = (
     Illness(
         name="an interface's name of another host",
+        thorough=True,
         slug="gloo-ifname-not-found",
         made="export GLOO_SOCKET_IFNAME=eth9",
         carried_out="export GLOO_SOCKET_IFNAME=eth0",

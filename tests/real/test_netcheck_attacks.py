@@ -222,6 +222,7 @@ def test_in_the_middle_of_the_collective(hosts, tmp_path, who, number):
         assert len(ran[1].report["problems"]) == 1
 
 
+@pytest.mark.thorough
 def test_nodes_that_are_halted(hosts, tmp_path):
     """Of one job node 1, of another one node 0 is suspended; both go on when all is over."""
     both = [

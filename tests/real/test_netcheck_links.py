@@ -136,7 +136,7 @@ def test_a_slow_link(hosts: list[Host], sudo: Path) -> None:
     assert_healthy(netcheck(two))
 
 
-@pytest.mark.parametrize("number", [3, 8])
+@pytest.mark.parametrize("number", [3, pytest.param(8, marks=pytest.mark.thorough)])
 def test_a_straggler(eight: list[Host], sudo: Path, number: int) -> None:
     some = eight[:number]
     some[2].run("tc", *LIMITED.split())

@@ -54,7 +54,9 @@ def hosts() -> Iterator[list[Host]]:
         yield found
 
 
-@pytest.mark.parametrize("phase", CASES)
+@pytest.mark.parametrize(
+    "phase", [pytest.param(one, marks=pytest.mark.thorough if one == LINKS else ()) for one in CASES]
+)
 def test_a_node_that_is_killed_or_halted_in_a_phase(phase: str, hosts: list[Host], tmp_path: Path) -> None:
     """Jobs side by side."""
     hosts[2].run("sysctl", "-q", "-w", "net.netfilter.nf_conntrack_acct=1")

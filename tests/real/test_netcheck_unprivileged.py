@@ -76,6 +76,7 @@ def test_a_filter_of_unknown_tool(hosts: list[Host], sudo: Path) -> None:
     assert_mended(hosts)
 
 
+@pytest.mark.thorough
 def test_ufw_is_known_to_everybody(hosts: list[Host], sudo: Path) -> None:
     ufw()(hosts)
     fix = blamed(hosts).findings(SLUG)[0]["fixes"][0]

@@ -130,6 +130,7 @@ def test_a_rank_that_raises_on_the_third_of_three_hosts(hosts: list[Host]) -> No
     assert fates(ran[0])[2] == ("n3", "raised", "training")
 
 
+@pytest.mark.thorough
 def test_a_rank_that_sleeps_while_the_other_hosts_train(hosts: list[Host]) -> None:
     fault = {"rank": 1, "stage": "training", "kind": "sleep"}
     ran = smoke(hosts[:2], "--nproc", "1", "--stages", FEW, "--timeout", "12", fault=fault)

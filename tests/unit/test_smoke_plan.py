@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.cli import looking
+from ddpdoctor.cli import smoke as command
 from ddpdoctor.cli.smoke import _with_torch
 from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.base import Unknown
@@ -168,8 +168,8 @@ def test_torch_is_imported_for_the_plan_only_where_it_may_lack_nccl(monkeypatch:
         asked.append((context, groups))
         return host("jetson-orin")
 
-    monkeypatch.setattr(looking, "begin", lambda python, patience: (python, patience))
-    monkeypatch.setattr(looking, "look", look)
+    monkeypatch.setattr(command, "begin", lambda python, patience: (python, patience))
+    monkeypatch.setattr(command, "look", look)
     quick = {name: msgspec.structs.replace(host(name), torch=Unknown("not looked at")) for name in healthy_names()}
     jetson = quick.pop("jetson-orin")
     wishes = Wishes(python="/opt/env/bin/python", timeout=50)
