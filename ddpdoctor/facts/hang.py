@@ -58,13 +58,13 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def still(self) -> bool:
         """The main thread was in the same calls all the while (without samples: in the same frames at both looks; without frames:
-        the process did nothing in between). One look tells nothing. Whoever waits in a loop wakes up now and then: a hundredth of
-        the samples may differ."""
+        the process did nothing in between). One look tells nothing. Whoever waits in a loop wakes up now and then: one of two
+        hundred samples may differ."""
         if len(self.looks) < 2:
             return False
         first, last = self.looks[0], self.looks[-1]
         if self.samples:
-            return self.elsewhere <= max(1, self.samples // 100)
+            return self.elsewhere <= max(1, self.samples // 200)
         if first.frames and last.frames:
             return first.frames == last.frames
         return first.switches == last.switches and first.cpu_seconds == last.cpu_seconds
