@@ -53,11 +53,11 @@ NAMES = {
 
 
 def probe(context: Context) -> Environment:
-    own = [Setting(name, value) for name, value in context.environ.items() if _matters(name)]
+    own = [Setting(name, value) for name, value in context.environ.items() if matters(name)]
     files = _within(FILE_SECONDS, lambda: _read_files(context))
     if isinstance(files, Unknown):
         files = _Files(paths=files)
-    settings = sorted(_for_facts(own), key=lambda one: one.name) + list(_for_facts(files.settings))
+    settings = sorted(for_facts(own), key=lambda one: one.name) + list(for_facts(files.settings))
     found = _within(FILE_SECONDS, lambda: _rendezvous_files(context, [one.value for one in own]))
     return Environment(
         settings=tuple(settings),
@@ -71,11 +71,13 @@ def probe(context: Context) -> Environment:
     )
 
 
-def _matters(name: str) -> bool:
+def matters(name: str) -> bool:
+    """Whether a variable of that name has a say in training."""
     return name.startswith(PREFIXES) or name in NAMES or name in known_settings() or name in read_by_nothing()
 
 
-def _for_facts(settings: Iterable[Setting]) -> Iterable[Setting]:
+def for_facts(settings: Iterable[Setting]) -> Iterable[Setting]:
+    """Cut, legible and without their secrets."""
     for one in settings:
         value = REDACTED if one.value and _is_secret(one.name) else legible(one.value[:MAX_VALUE])
         yield redact_facts(Setting(legible(one.name), value, one.origin))
@@ -170,7 +172,7 @@ def _parse(path: str, content: bytes, found: _Files) -> None:
         why = _why_ignored(name, equals, value)
         if why:
             found.ignored.append(IgnoredLine(path, number, redact_text(line.strip()[:200]), why))
-        if equals and _matters(name) and all(one.name != name for one in found.settings):
+        if equals and matters(name) and all(one.name != name for one in found.settings):
             found.settings.append(Setting(name, value, path))
 
 

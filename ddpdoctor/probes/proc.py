@@ -1,0 +1,205 @@
+"""Reads what /proc tells of a process: cheaply, since there may be thousands of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+import msgspec
+
+from ddpdoctor.facts.base import Unknown
+
+KERNEL_THREAD = 0x00200000
+FORKED = 0x00000040
+"""Of its flags: it was forked and has not exec'd anything since (PF_FORKNOEXEC)."""
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+MAX_COMMAND = 16 * 1024
+MAX_ENVIRON = 1024 * 1024
+MAX_MAPS = 16 * 1024 * 1024
+
+
+class Stat(msgspec.Struct, frozen=True):
+    """/proc/PID/stat. Times in clock ticks, memory in pages, as it stands there."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    group: int
+    session: int
+    terminal: int
+    flags: int
+    cpu: int
+    """Of all its threads, those that ended too."""
+    threads: int
+    start: int
+    resident: int
+
+    @property
+    def forked(self) -> bool:
+        return bool(self.flags & FORKED)
+
+    @property
+    def kernel_thread(self) -> bool:
+        return bool(self.flags & KERNEL_THREAD)
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What a process has used since its start. cpu: seconds. switches: how often its threads left the processor. transferred:
+    bytes (rchar + wchar), or why that isn't known."""
+
+    cpu: float
+    switches: int
+    transferred: int | Unknown
+
+
+class Proc:
+    """The files of one /proc. folder: "/proc", or a made-up one.
+
+    What can't be read is `Unknown("/proc/123/environ: Permission denied")`. A process may be gone at any moment.
+    """
+
+    def __init__(self, folder: str = "/proc") -> None:
+        self._folder = folder
+
+    def pids(self) -> list[int]:
+        """Of all processes that are listed. Raises OSError where /proc itself can't be read."""
+        return [int(name) for name in os.listdir(self._folder) if name.isdecimal()]  # noqa: PTH208 (names are enough)
+
+    def read(self, file: str, limit: int = 1 << 16) -> bytes | Unknown:
+        """The first bytes of `/proc/FILE`."""
+        try:
+            descriptor = os.open(f"{self._folder}/{file}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            return _why(file, error)
+        try:
+            pieces = []
+            while limit > 0 and (piece := os.read(descriptor, limit)):
+                pieces.append(piece)
+                limit -= len(piece)
+            return b"".join(pieces)
+        except OSError as error:
+            return _why(file, error)
+        finally:
+            os.close(descriptor)
+
+    def link(self, file: str) -> str | Unknown:
+        """Where the link `/proc/FILE` leads."""
+        try:
+            return os.readlink(f"{self._folder}/{file}")  # noqa: PTH115 (a Path for each descriptor takes longer)
+        except OSError as error:
+            return _why(file, error)
+
+    def stat(self, pid: int) -> Stat | Unknown:
+        """The name may hold anything, parentheses and line ends as well."""
+        content = self.read(f"{pid}/stat", 4096)
+        if isinstance(content, Unknown):
+            return content
+        before, found, after = content.rpartition(b")")
+        fields = after.split()
+        if not found or len(fields) < 22:
+            return Unknown(f"/proc/{pid}/stat: not understood")
+        name = before.partition(b"(")[2].decode("utf-8", "replace")
+        try:
+            numbers = [int(field) for field in fields[1:22]]
+        except ValueError:
+            return Unknown(f"/proc/{pid}/stat: not understood")
+        return Stat(
+            pid=pid,
+            name=name,
+            state=fields[0].decode("ascii", "replace"),
+            parent=numbers[0],
+            group=numbers[1],
+            session=numbers[2],
+            terminal=numbers[3],
+            flags=numbers[5],
+            cpu=numbers[10] + numbers[11],
+            threads=numbers[16],
+            start=numbers[18],
+            resident=numbers[20],
+        )
+
+    def status(self, pid: int) -> dict[str, str]:
+        """The lines of /proc/PID/status; empty where it is gone."""
+        content = self.read(f"{pid}/status")
+        if isinstance(content, Unknown):
+            return {}
+        lines = (line.partition(":") for line in content.decode("utf-8", "replace").splitlines())
+        return {name: value.strip() for name, _, value in lines}
+
+    def words(self, pid: int) -> tuple[str, ...] | Unknown:
+        """Its command line. A program may have written something of its own there."""
+        content = self.read(f"{pid}/cmdline", MAX_COMMAND)
+        if isinstance(content, Unknown):
+            return content
+        words = content.rstrip(b"\0").split(b"\0")
+        return tuple(os.fsdecode(word) for word in words) if content.rstrip(b"\0") else ()
+
+    def threads(self, pid: int) -> list[int]:
+        """Ids of its threads; empty where it is gone."""
+        with suppress(OSError):
+            return [int(name) for name in os.listdir(f"{self._folder}/{pid}/task")]  # noqa: PTH208
+        return []
+
+    def thread_names(self, pid: int) -> Iterator[tuple[int, str]]:
+        """(id, name) of each of its threads."""
+        for thread in self.threads(pid):
+            name = self.read(f"{pid}/task/{thread}/comm", 64)
+            if isinstance(name, bytes):
+                yield thread, name.decode("utf-8", "replace").strip("\n")
+
+    def descriptors(self, pid: int) -> list[tuple[int, str]] | Unknown:
+        """(number, where it leads) of each file that it has open."""
+        try:
+            numbers = os.listdir(f"{self._folder}/{pid}/fd")  # noqa: PTH208
+        except OSError as error:
+            return _why(f"{pid}/fd", error)
+        links = ((int(number), self.link(f"{pid}/fd/{number}")) for number in numbers)
+        return [(number, link) for number, link in links if isinstance(link, str)]
+
+    def opened_for_writing(self, pid: int, descriptor: int) -> bool:
+        content = self.read(f"{pid}/fdinfo/{descriptor}", 1024)
+        if isinstance(content, Unknown):
+            return False
+        flags = next((line.split()[1] for line in content.splitlines() if line.startswith(b"flags:")), b"0")
+        return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
+
+    def spent(self, pid: int) -> Spent | Unknown:
+        """What it has used so far: of the threads that it has now."""
+        stat = self.stat(pid)
+        if isinstance(stat, Unknown):
+            return stat
+        nanoseconds = switches = 0
+        for thread in self.threads(pid):
+            content = self.read(f"{pid}/task/{thread}/schedstat", 128)
+            fields = content.split() if isinstance(content, bytes) else []
+            if len(fields) == 3:
+                nanoseconds += int(fields[0])
+                switches += int(fields[2])
+        return Spent(nanoseconds / 1e9 or stat.cpu / TICKS, switches, self.transferred(pid))
+
+    def transferred(self, pid: int) -> int | Unknown:
+        """Bytes that it has read and written so far, in whatever way."""
+        content = self.read(f"{pid}/io", 1024)
+        if isinstance(content, Unknown):
+            return content
+        fields = dict(line.split(b": ") for line in content.splitlines() if b": " in line)
+        return int(fields.get(b"rchar", 0)) + int(fields.get(b"wchar", 0))
+
+
+def _why(file: str, error: OSError) -> Unknown:
+    return Unknown(f"/proc/{file}: {error.strerror or error}")
+
+
+def variables(environ: bytes) -> dict[str, str]:
+    """The content of /proc/PID/environ: the first of each name counts, as it does for getenv."""
+    found: dict[str, str] = {}
+    for piece in environ.split(b"\0"):
+        name, equals, value = piece.partition(b"=")
+        if equals:
+            found.setdefault(os.fsdecode(name), os.fsdecode(value))
+    return found

@@ -1,0 +1,92 @@
+"""What a process is by its command line: an interpreter, a launcher, a helper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+_INTERPRETER = re.compile(r"(?:python|pypy|ipython)[\d.]*(?:-dbg|-config|t|d|m)?$")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+LAUNCHING_MODULES = (
+    "torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic", "torchrun", "accelerate.commands.launch",
+    "accelerate.commands.accelerate_cli", "accelerate", "deepspeed.launcher.runner", "deepspeed.launcher.launch", "deepspeed",
+    "horovod.runner.launch", "horovod.runner", "colossalai.cli",
+)  # fmt: skip
+LAUNCHING_PROGRAMS = (
+    "torchrun", "deepspeed", "horovodrun", "colossalai", "srun", "slurmstepd", "mpirun", "mpiexec", "mpiexec.hydra",
+    "orterun", "orted", "prte", "prted", "prterun", "prun", "hydra_pmi_proxy", "hydra_bstrap_proxy", "mpispawn", "jsrun", "aprun",
+)  # fmt: skip
+_SUBCOMMANDS = {"accelerate": "launch", "accelerate-launch": "", "fabric": "run"}
+"""Programs that launch only by this first word."""
+
+_HELPERS = (
+    "from multiprocessing.resource_tracker import",
+    "from multiprocessing.semaphore_tracker import",
+    "from multiprocessing.forkserver import",
+)
+_COMPILE_WORKER = "torch/_inductor/compile_worker/"
+SPAWNED = "from multiprocessing.spawn import spawn_main"
+FORK_SERVER = "from multiprocessing.forkserver import"
+
+
+def is_interpreter(path: str) -> bool:
+    """Whether a program by that name is Python."""
+    return bool(_INTERPRETER.search(PurePosixPath(path.removesuffix(" (deleted)")).name))
+
+
+def programme(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """What an interpreter was told to run, and its arguments: ("-m torch.distributed.run", ...), ("train.py", ...), ("-c ...",
+    ...); of any other program its own name. ("", ()) where there is none, as with an interactive one."""
+    if not words:
+        return "", ()
+    if not is_interpreter(words[0]):
+        return words[0], tuple(words[1:])
+    at = 1
+    while at < len(words):
+        word = words[at]
+        if word in ("-m", "-c") or (word.startswith(("-m", "-c")) and not word.startswith("--")):
+            value = word[2:] or (words[at + 1] if at + 1 < len(words) else "")
+            return f"{word[:2]} {value}", tuple(words[at + (1 if word[2:] else 2) :])
+        # "-um torch.distributed.run" is one option of several letters.
+        if re.fullmatch(r"-[bBdEhiIOPqRsSuvVx?]+[mc]", word):
+            value = words[at + 1] if at + 1 < len(words) else ""
+            return f"-{word[-1]} {value}", tuple(words[at + 2 :])
+        if not word.startswith("-") or word == "-":
+            return word, tuple(words[at + 1 :])
+        at += 2 if word in _WITH_VALUE else 1
+    return "", ()
+
+
+def is_launcher(words: Sequence[str]) -> bool:
+    """Whether that command starts ranks, torch's or MPI's."""
+    what, arguments = programme(words)
+    if what.startswith("-m "):
+        module = what[3:]
+        name = module
+        if module not in LAUNCHING_MODULES:
+            return False
+    else:
+        name = PurePosixPath(what).name.rstrip(":")
+        if name.endswith(".py"):
+            module = what.removesuffix(".py").replace("/", ".")
+            return any(module.endswith(f".{one}") for one in LAUNCHING_MODULES if "." in one)
+    first = next((one for one in arguments if not one.startswith("-")), "")
+    if name in _SUBCOMMANDS:
+        return first == _SUBCOMMANDS[name] or not _SUBCOMMANDS[name]
+    return what.startswith("-m ") or name in LAUNCHING_PROGRAMS
+
+
+def is_helper(words: Sequence[str]) -> bool:
+    """multiprocessing's resource tracker and fork server, torch's compile workers."""
+    return any(word.startswith(_HELPERS) or _COMPILE_WORKER in word for word in words[1:6])
+
+
+def is_fork_server(words: Sequence[str]) -> bool:
+    return any(word.startswith(FORK_SERVER) for word in words[1:6])
+
+
+def is_spawned(words: Sequence[str]) -> bool:
+    """Started by multiprocessing's method "spawn"."""
+    return any(word.startswith(SPAWNED) for word in words[1:6])
