@@ -1,0 +1,170 @@
+"""Looks at the ranks of one running job: twice, some seconds apart, and at their stacks all the while. Nothing is held up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.hang import Frame, Hang, Look, Watched, WatchedRank
+from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.jobs.glances import ENDED, Glance, glance
+from ddpdoctor.jobs.permission import Missed, hidden_stacks, powers
+from ddpdoctor.jobs.sampling import Sampled, sample
+from ddpdoctor.jobs.spying import Spied, spy
+from ddpdoctor.knowledge.hang_places import WORKER_LOOP, name_of, pythons
+from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.probes.proc import Proc
+from ddpdoctor.wording import plural
+
+SECONDS: Final = 3
+MOST_WORKERS: Final = 256
+"""Of all ranks together; more than that are not looked at."""
+
+ENDED_WORDS: Final = "it has ended, and its parent has not taken note"
+STOPPED_BY: Final = "a debugger holds it (pid {}), and was not disturbed"
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment: what the kernel and py-spy say, by pid. A process that is gone has no glance."""
+
+    seconds: float
+    glances: Mapping[int, Glance]
+    spied: Mapping[int, Spied]
+
+
+async def watch(job: Job, processes: Processes, host: str, seconds: int = SECONDS, proc: Proc | None = None) -> Hang:
+    """Takes a little longer than `seconds`. host: this one's name."""
+    proc = proc or Proc()
+    ranked = [one for one in job.ranks if one.place is not None]
+    workers = {one.pid: list(job.workers_of(one)) for one in ranked}
+    left_out = _cut(workers)
+    wanted = [one for rank in ranked for one in (rank, *workers[rank.pid])]
+    began = time.monotonic()
+    first = await _look(wanted, proc, began)
+    sampled = await _between([one.pid for one in ranked], first, seconds)
+    second = await _look(wanted, proc, began)
+    looks = (first, second)
+    of_rank = {one.pid: one.place.rank for one in ranked if one.place}
+    ranks = [
+        WatchedRank(
+            rank=of_rank[one.pid],
+            host=host,
+            watched=_watched(one, looks, sampled),
+            workers=tuple(found for worker in workers[one.pid] if (found := _watched(worker, looks, sampled))),
+            gone=_gone(one, looks),
+        )
+        for one in ranked
+    ]
+    ranks += [WatchedRank(rank=rank, host=host, gone="no process on this host is this rank") for rank in job.missing]
+    missed = [
+        Missed(rank=of_rank[rank.pid], process=one, trouble=second.spied[one.pid].trouble, worker=one is not rank)
+        for rank in ranked
+        for one in (rank, *workers[rank.pid])
+        if one.pid in second.spied and second.spied[one.pid].trouble
+    ]
+    hidden = [
+        *hidden_stacks(missed, powers(proc), job.name),
+        *_unlooked(job, left_out),
+        *([f"{processes.unseen[:1].upper()}{processes.unseen[1:]}."] if processes.unseen else []),
+    ]
+    return Hang(
+        job=job.name,
+        world_size=job.world_size or 0,
+        backend=backend_of(job),
+        ranks=tuple(sorted(ranks, key=lambda one: one.rank)),
+        between=round(second.seconds - first.seconds, 3),
+        hidden=tuple(hidden),
+    )
+
+
+def _cut(workers: dict[int, list[Process]]) -> int:
+    """Leaves out what is too much; how many that are."""
+    each = max(1, MOST_WORKERS // max(1, len(workers)))
+    before = sum(map(len, workers.values()))
+    for pid, those in workers.items():
+        workers[pid] = those[:each]
+    return before - sum(map(len, workers.values()))
+
+
+async def _look(wanted: Iterable[Process], proc: Proc, began: float) -> Seen:
+    seconds = time.monotonic() - began
+    found = {one.pid: glance(one.identity, proc) for one in wanted}
+    there = {pid: one for pid, one in found.items() if one is not None}
+    # Two can't trace one process, and a debugger's user wouldn't thank us.
+    open_to_us = [pid for pid, one in there.items() if not one.ended and not one.tracer]
+    spied = await spy(open_to_us)
+    # What has another's pid by now was not what was meant.
+    same = {one.pid for one in wanted if one.pid in spied and glance(one.identity, proc) is not None}
+    return Seen(seconds=seconds, glances=there, spied={pid: one for pid, one in spied.items() if pid in same})
+
+
+async def _between(ranks: Sequence[int], first: Seen, seconds: int) -> dict[int, Sampled]:
+    """The samples of ranks, and of those workers that have something to do."""
+    seen = {pid: one.frames for pid, one in first.spied.items() if one.frames}
+    wanted = [pid for pid, frames in seen.items() if pid in ranks or not _idle(frames)]
+    began = time.monotonic()
+    sampled = await sample(wanted, seconds) if wanted else {}
+    # Without py-spy the kernel's figures need their time all the same.
+    await asyncio.sleep(began + seconds - time.monotonic())
+    return sampled
+
+
+def _idle(frames: Sequence[Frame]) -> bool:
+    """A worker that waits for an order."""
+    names = [name_of(one) for one in frames]
+    inner = frames[: names.index(WORKER_LOOP)] if WORKER_LOOP in names else frames
+    return all(pythons(one) for one in inner)
+
+
+def _watched(one: Process, looks: Sequence[Seen], sampled: Mapping[int, Sampled]) -> Watched | None:
+    found = tuple(look for seen in looks if (look := _look_of(one.pid, seen)) is not None)
+    if not found or one.pid not in looks[-1].glances or looks[-1].glances[one.pid].ended:
+        return None
+    samples = sampled.get(one.pid, Sampled())
+    return Watched(pid=one.pid, looks=found, samples=samples.count, elsewhere=samples.elsewhere, within=samples.within)
+
+
+def _look_of(pid: int, seen: Seen) -> Look | None:
+    there = seen.glances.get(pid)
+    if there is None:
+        return None
+    spied = seen.spied.get(pid, Spied())
+    source = STOPPED_BY.format(there.tracer) if there.tracer else (spied.trouble.value or "py-spy")
+    return there.look(seen.seconds, spied.frames, _that_matter(spied.others), source)
+
+
+def _that_matter(others: Iterable[tuple[str, tuple[Frame, ...]]]) -> list[tuple[str, tuple[Frame, ...]]]:
+    """Threads that run something else than Python's own waiting: not the feeders of queues."""
+    return [(name, frames) for name, frames in others if any(not pythons(one) for one in frames)]
+
+
+def _gone(one: Process, looks: Sequence[Seen]) -> str:
+    last = looks[-1].glances.get(one.pid)
+    if last is not None:
+        return f"{last.state}: {ENDED_WORDS}" if last.state in ENDED else ""
+    return "it ended while it was looked at" if one.pid in looks[0].glances else "no such process"
+
+
+def _unlooked(job: Job, left_out: int) -> list[str]:
+    sentences = []
+    if placeless := [one for one in job.ranks if one.place is None]:
+        pids = ", ".join(str(one.pid) for one in placeless[:5])
+        sentences.append(
+            f"Which rank {plural(len(placeless), 'process', 'processes')} of this job may be, nobody says "
+            f"(pid {pids}): {'it was' if len(placeless) == 1 else 'they were'} not looked at."
+        )
+    if left_out:
+        sentences.append(f"{plural(left_out, 'DataLoader worker')} more were not looked at.")
+    return sentences
+
+
+def backend_of(job: Job) -> str:
+    """By the threads that each starts; "" where no rank has any."""
+    marks = {mark for one in job.ranks for mark in one.marks}
+    gloo = any("gloo" in mark for mark in marks)
+    nccl = any("nccl" in mark for mark in marks)
+    return " and ".join(name for name, there in (("nccl", nccl), ("gloo", gloo)) if there)
