@@ -19,6 +19,7 @@ _COMMANDS = {
     "check": "check",
     "netcheck": "netcheck",
     "smoke": "smoke",
+    "jobs": "jobs",
     "fix-checkpoint": "fix_checkpoint",
     "snapshot": "snapshot",
     "list": "list_checks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
@@ -40,7 +41,8 @@ NOT_RUNNING = (Oddity.MISSING, Oddity.DOUBLED, Oddity.DEAD, Oddity.ENDING, Oddit
 class Remark(msgspec.Struct, frozen=True):
     """One oddity of one or several ranks of a job. text: a sentence without its full stop, that names them.
 
-    told_by: slugs of checks that say the same, where they find anything.
+    told_by: slugs of checks that judge the same. Where one finds something here, it says it, and how bad it is; where none does, it is
+    no more than good to know.
     """
 
     oddity: Oddity
@@ -68,3 +70,8 @@ def places(processes: Iterable[Process]) -> tuple[int, ...]:
 def of_pid(remarks: Collection[Remark], pid: int) -> list[Remark]:
     """The remarks on that process."""
     return [one for one in remarks if pid in one.pids]
+
+
+def numbers_in(text: str) -> set[int]:
+    """All whole numbers that stand in it by themselves: a pid among them, perhaps."""
+    return {int(one) for one in re.findall(r"(?<![\w.])\d{1,10}(?![\w.]*\w)", text)}

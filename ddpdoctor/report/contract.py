@@ -19,6 +19,7 @@ from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Evidence, Fix, Severity
 from ddpdoctor.registry import Why
+from ddpdoctor.report.reported_jobs import ReportedJob
 from ddpdoctor.treatments.outcomes import Treatment
 
 
@@ -100,6 +101,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     smoke: Smoke | UnsetType = UNSET
     treatments: tuple[Treatment, ...] | UnsetType = UNSET
     """Of check --fix: what became of each finding's fix; the findings are those that were left."""
+    jobs: tuple[ReportedJob, ...] | UnsetType = UNSET
+    """Of jobs: the training jobs of this host, the oldest first; empty where none was found."""
 
 
 def build_report(

@@ -1,0 +1,66 @@
+"""`ddpdoctor jobs`: the training jobs that run on this host, and what is wrong with them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ddpdoctor.cli.looking import look
+
+if TYPE_CHECKING:
+    from ddpdoctor.jobs.overview import Overview
+
+
+def jobs(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PID|JOB]",
+            help="Only this job: the pid of its launcher, a rank, a worker, or the script around them.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with -v also the facts.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings, too.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="A row for every rank, and what passed and had nothing to test.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="One line a finding, and the verdict.")] = False,
+) -> None:
+    """Show the training jobs that run on this host: each rank, and what stands out.
+
+    It only looks: no process is stopped, signalled or attached to.
+
+    Exit code: 0 nothing failed, 1 something did (or warned, with --strict), 2
+    wrong usage, no such job, or the processes could not be seen.
+    """
+    if verbose and quiet:
+        raise typer.BadParameter("-v and -q exclude each other")
+    if job is not None and not job.strip():
+        raise typer.BadParameter("the job is empty; is the variable in it set?")
+    overview = _overview(job)
+    if as_json:
+        from ddpdoctor.report.contract import to_json
+        from ddpdoctor.report.jobs_json import jobs_report
+
+        print(to_json(jobs_report(overview, with_facts=verbose)))
+    else:
+        from ddpdoctor.report.jobs_terminal import show_jobs
+        from ddpdoctor.report.terminal import make_console
+
+        show_jobs(make_console(sys.stdout), overview, verbose=verbose, quiet=quiet)
+    raise typer.Exit(overview.verdict.exit_code(strict=strict))
+
+
+def _overview(job: str | None) -> Overview:
+    from ddpdoctor.jobs.overview import UnknownJobError, checks_of_jobs, groups_of, overview
+    from ddpdoctor.probes.context import Context
+
+    checks = checks_of_jobs()
+    snapshot = look(Context(sys.executable, "ddpdoctor", quick=True), groups_of(checks))
+    try:
+        return overview(snapshot, checks, job)
+    except UnknownJobError as error:
+        raise typer.BadParameter(str(error)) from error

@@ -1,0 +1,147 @@
+"""What stands out among the ranks of a running job: missing, doubled, dead, stopped, orphaned, or not where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.facts.base import Maybe
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.findings import FAIL, INFO, WARN
+from ddpdoctor.knowledge.job_gpu_remarks import gpu_remarks
+from ddpdoctor.knowledge.job_words import ENDED, Oddity, Remark, places, who
+from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.knowledge.leftovers import Kind, left_by_processes
+from ddpdoctor.wording import listed, ranks_named
+
+STOPPED = "T"
+HELD_BY_A_DEBUGGER = "t"
+
+STATES_TOLD_BY = "rank-not-running"
+
+SETTLED_SECONDS = 10.0
+"""A job whose youngest rank is younger may still be starting the others."""
+
+
+def remarks_on(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> tuple[Remark, ...]:
+    """What stands out, worst first; () where all is as it should be as far as this user can see."""
+    found = [*_not_running(job), *_orphaned(job, processes, gpus), *gpu_remarks(job, processes, gpus)]
+    return tuple(sorted(found, key=lambda one: one.severity.rank))
+
+
+def _not_running(job: Job) -> Iterator[Remark]:
+    yield from _missing(job)
+    yield from _doubled(job)
+    yield from _ended(job)
+    yield from _stopped(job)
+
+
+def _missing(job: Job) -> Iterator[Remark]:
+    if job.missing and min(one.age for one in job.ranks) >= SETTLED_SECONDS:
+        be = "is" if len(job.missing) == 1 else "are"
+        yield Remark(
+            Oddity.MISSING,
+            WARN,
+            ranks=job.missing,
+            text=f"{ranks_named(job.missing)} {be} missing: {len(job.expected)} ranks belong on this host, and no process "
+            f"that this user can see is {'it' if len(job.missing) == 1 else 'one of them'}",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
+def _doubled(job: Job) -> Iterator[Remark]:
+    for rank in job.doubled:
+        alike = [one for one in job.ranks if one.place and one.place.rank == rank]
+        parents = {one.pid for one in alike}
+        # What a rank starts itself inherits its RANK.
+        alike = [one for one in alike if one.parent not in parents and one.state not in ENDED]
+        if len(alike) > 1 and not any(one.forked for one in alike):
+            yield Remark(
+                Oddity.DOUBLED,
+                FAIL,
+                ranks=(rank,),
+                pids=tuple(one.pid for one in alike),
+                text=f"rank {rank} is there {'twice' if len(alike) == 2 else f'{len(alike)} times'}: "
+                f"pids {listed(one.pid for one in alike)} say that they are it",
+                told_by=(STATES_TOLD_BY,),
+            )
+
+
+def _ended(job: Job) -> Iterator[Remark]:
+    dead = [one for one in job.ranks if one.state in ENDED or one.ended_threads]
+    zombies = [one for one in dead if one.state in ENDED]
+    if zombies:
+        parents = sorted({one.parent for one in zombies})
+        yield Remark(
+            Oddity.DEAD,
+            WARN,
+            ranks=places(zombies),
+            pids=tuple(one.pid for one in zombies),
+            text=f"{who(zombies)}: ended, state Z, and pid {listed(parents)} that started it has not taken note",
+            told_by=(STATES_TOLD_BY,),
+        )
+    ending = [one for one in dead if one not in zombies]
+    if ending:
+        yield Remark(
+            Oddity.ENDING,
+            WARN,
+            ranks=places(ending),
+            pids=tuple(one.pid for one in ending),
+            text=f"{who(ending)}: being taken down; the main thread has ended and {listed(_waits(ending)) or 'others go on'}",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
+def _waits(processes: Sequence[Process]) -> list[str]:
+    return sorted({f"others wait in {one.waits_in}" for one in processes if one.waits_in})
+
+
+def _stopped(job: Job) -> Iterator[Remark]:
+    alive = [one for one in job.ranks if one.state not in ENDED]
+    stopped = [one for one in alive if one.state == STOPPED]
+    if stopped:
+        whole = len(stopped) == len(alive)
+        others = "all ranks of the job on this host" if whole else f"{len(alive) - len(stopped)} others go on"
+        yield Remark(
+            Oddity.STOPPED,
+            # A scheduler that suspends a job stops all of it, and continues it.
+            WARN if whole else FAIL,
+            ranks=places(stopped),
+            pids=tuple(one.pid for one in stopped),
+            text=f"{who(stopped)}: stopped by a signal (SIGSTOP or Ctrl-Z), state T; {others}",
+            told_by=(STATES_TOLD_BY,),
+        )
+    if job.launcher and job.launcher.state == STOPPED and not stopped:
+        yield Remark(
+            Oddity.STOPPED,
+            WARN,
+            pids=(job.launcher.pid,),
+            text=f"the launcher, pid {job.launcher.pid}, is stopped, state T: it notices no rank that fails",
+            told_by=(STATES_TOLD_BY,),
+        )
+    traced = [one for one in alive if one.state != STOPPED and (one.tracer or one.state == HELD_BY_A_DEBUGGER)]
+    if traced:
+        held = any(one.state == HELD_BY_A_DEBUGGER for one in traced)
+        tracers = listed(sorted({one.tracer for one in traced if one.tracer})) or "that is not told"
+        yield Remark(
+            Oddity.TRACED,
+            WARN if held else INFO,
+            ranks=places(traced),
+            pids=tuple(one.pid for one in traced),
+            text=f"{who(traced)}: {'held' if held else 'watched'} by a debugger, pid {tracers}",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
+def _orphaned(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Remark]:
+    left = {one.identity for one in left_by_processes(processes, gpus) if one.kind is Kind.RANK}
+    orphans = [one for one in job.ranks if one.identity in left]
+    if orphans:
+        yield Remark(
+            Oddity.ORPHANED,
+            WARN,
+            ranks=places(orphans),
+            pids=tuple(one.pid for one in orphans),
+            text=f"{who(orphans)}: orphaned; what started {'it' if len(orphans) == 1 else 'them'} is gone",
+            told_by=("orphaned-rank", "zombie-gpu-process", "gpu0-extra-contexts"),
+        )
