@@ -57,10 +57,12 @@ def jobs(
 def _overview(job: str | None) -> Overview:
     from ddpdoctor.jobs.overview import UnknownJobError, checks_of_jobs, groups_of, overview
     from ddpdoctor.probes.context import Context
+    from ddpdoctor.report.plain import one_line
 
     checks = checks_of_jobs()
     snapshot = look(Context(sys.executable, "ddpdoctor", quick=True), groups_of(checks))
     try:
         return overview(snapshot, checks, job)
     except UnknownJobError as error:
-        raise typer.BadParameter(str(error)) from error
+        print(one_line(str(error)), file=sys.stderr)
+        raise typer.Exit(2) from error

@@ -85,7 +85,8 @@ def seen(examination: Examination) -> str:
 def _closed(processes: Processes) -> str:
     if not processes.closed:
         return ""
-    return f"{processes.closed} of which belong to others, and only root may look into them"
+    why = ", being others': only root may" if processes.uid else ""
+    return f"{processes.closed} of which can't be looked into{why}"
 
 
 def hidden(examination: Examination) -> list[str]:
