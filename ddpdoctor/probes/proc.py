@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,6 +11,8 @@ import msgspec
 
 from ddpdoctor.facts.base import Unknown
 
+DENIED = os.strerror(errno.EACCES)
+"""How the reason ends where this user may not look."""
 KERNEL_THREAD = 0x00200000
 FORKED = 0x00000040
 """Of its flags: it was forked and has not exec'd anything since (PF_FORKNOEXEC)."""
@@ -44,15 +47,22 @@ class Stat(msgspec.Struct, frozen=True):
         return bool(self.flags & FORKED)
 
     @property
+    def ended(self) -> bool:
+        """A zombie, or its main thread has ended before others."""
+        return self.state in ("Z", "X")
+
+    @property
     def kernel_thread(self) -> bool:
         return bool(self.flags & KERNEL_THREAD)
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What a process has used since its start. cpu: seconds. switches: how often its threads left the processor. transferred:
-    bytes (rchar + wchar), or why that isn't known."""
+    """What a process has used since its start. cpu: seconds, of the threads that it has now. process_cpu: seconds of all that
+    it ever had, in whole ticks. switches: how often the threads that it has now were let onto a processor. transferred: bytes
+    (rchar + wchar), or why that isn't known."""
 
     cpu: float
+    process_cpu: float
     switches: int
     transferred: int | Unknown
 
@@ -169,7 +179,7 @@ class Proc:
         return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
     def spent(self, pid: int) -> Spent | Unknown:
-        """What it has used so far: of the threads that it has now."""
+        """What it has used so far."""
         stat = self.stat(pid)
         if isinstance(stat, Unknown):
             return stat
@@ -180,7 +190,7 @@ class Proc:
             if len(fields) == 3:
                 nanoseconds += int(fields[0])
                 switches += int(fields[2])
-        return Spent(nanoseconds / 1e9 or stat.cpu / TICKS, switches, self.transferred(pid))
+        return Spent(nanoseconds / 1e9, stat.cpu / TICKS, switches, self.transferred(pid))
 
     def transferred(self, pid: int) -> int | Unknown:
         """Bytes that it has read and written so far, in whatever way."""

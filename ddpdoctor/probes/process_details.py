@@ -8,14 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.processes import NOT_LOOKED_INTO
-from ddpdoctor.probes.environment import for_facts, matters
-from ddpdoctor.probes.proc import MAX_MAPS, Proc, variables
+from ddpdoctor.probes.proc import MAX_MAPS, Proc
 from ddpdoctor.redaction import legible
 
 SHARED = "/dev/shm/"
-_DEVICE = re.compile(r"/dev/nvidia(\d+)$")
+DEVICE = re.compile(r"/dev/nvidia(\d+)$")
 _SOCKET = re.compile(r"socket:\[(\d+)\]$")
 _NO_CHECKPOINT = re.compile(r"^/(?:dev|proc|sys)/|^(?:pipe|socket|anon_inode|memfd):|\.(?:log|out|err|txt)(?:\.\d+)?$")
 LISTEN = b"0A"
@@ -49,7 +47,7 @@ def files(proc: Proc, pid: int, *, maps: bool) -> Files:
     links = [link for _, link in opened]
     shared = {link for link in links if link.startswith(SHARED)}
     return Files(
-        devices=tuple(sorted({int(found[1]) for link in links if (found := _DEVICE.match(link))})),
+        devices=tuple(sorted({int(found[1]) for link in links if (found := DEVICE.match(link))})),
         sockets=frozenset(int(found[1]) for link in links if (found := _SOCKET.match(link))),
         shared_memory=mapped if isinstance(mapped, Unknown) else _sorted(shared | mapped),
         writes_to=_sorted(
@@ -86,20 +84,6 @@ def listening_ports(proc: Proc, pid: int) -> Mapping[int, int]:
             if len(fields) >= 10 and fields[3] == LISTEN:
                 found[int(fields[9])] = int(fields[1].rpartition(b":")[2], 16)
     return found
-
-
-class SettingsReader:
-    """The settings that matter out of an environment. Ranks' workers have their ranks', so each is judged once."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, tuple[Setting, ...]] = {}
-
-    def settings(self, environ: bytes) -> tuple[Setting, ...]:
-        """By name."""
-        if environ not in self._known:
-            told = (Setting(name, value) for name, value in variables(environ).items() if matters(name))
-            self._known[environ] = tuple(sorted(for_facts(told), key=lambda one: one.name))
-        return self._known[environ]
 
 
 def contained(cgroup: bytes) -> tuple[str, str]:

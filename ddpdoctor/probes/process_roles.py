@@ -2,137 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterable
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import Place, Role
-from ddpdoctor.knowledge.launchers import Launch, launches
 from ddpdoctor.probes import process_commands as commands
-from ddpdoctor.probes.proc import Stat, variables
+from ddpdoctor.probes.process_family import Family, Seen
 
-GROUP_MARKS = ("pt_gloo", "gloo_", "pt_nccl", "NCCL", "nccl")
-"""How the names of those threads begin that a process group starts."""
-OTHER_MARKS = ("pt_tcpstore", "cuda")
 DATA_WORKER = "pt_data_worker"
-
+"""How torch calls the main thread of a DataLoader's worker, since 2.6."""
 BY_ORDER = "the order in which its parent started them"
-_RANK_SETTINGS = (b"RANK=", b"SLURM_PROCID=", b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK=", b"MV2_COMM_WORLD_RANK=")
-_SOURCES = {
-    "Open MPI": "OMPI_COMM_WORLD_RANK",
-    "MVAPICH": "MV2_COMM_WORLD_RANK",
-    "Intel MPI": "PMI_RANK",
-    "PMI": "PMI_RANK",
-    "Slurm": "SLURM_PROCID",
-}
-
-
-class Seen:
-    """What is known of one process before anybody says what it is.
-
-    words: its command line. environ: as of its exec. marks: names of threads. computes: Python or torch is in it.
-    """
-
-    def __init__(
-        self,
-        stat: Stat,
-        words: tuple[str, ...] = (),
-        executable: str | Unknown = "",
-        environ: bytes | Unknown = b"",
-    ) -> None:
-        self.stat = stat
-        self.words = words
-        self.executable = executable
-        self.environ = environ
-        self.marks: tuple[str, ...] = ()
-        self.computes = self.python
-
-    @cached_property
-    def python(self) -> bool:
-        """By its executable, or where that may not be read by its command."""
-        if isinstance(self.executable, str) and self.executable:
-            return commands.is_interpreter(self.executable)
-        return bool(self.words) and commands.is_interpreter(self.words[0])
-
-    @cached_property
-    def launcher(self) -> bool:
-        return commands.is_launcher(self.words)
-
-    @cached_property
-    def variables(self) -> Mapping[str, str]:
-        return variables(self.environ) if isinstance(self.environ, bytes) else {}
-
-    @property
-    def has_rank_settings(self) -> bool:
-        """One look at the bytes, for all the processes that have none."""
-        environ = self.environ
-        return isinstance(environ, bytes) and any(name in environ for name in _RANK_SETTINGS)
-
-    @cached_property
-    def place(self) -> Place | None:
-        """By its settings."""
-        return place_by_settings(self.variables) if self.has_rank_settings else None
-
-    @property
-    def in_group(self) -> bool:
-        """It has a process group of torch's."""
-        return any(mark.startswith(GROUP_MARKS) for mark in self.marks)
-
-    @property
-    def forked_rank(self) -> bool:
-        """It has a process group, and a Python started it without giving it settings of its own."""
-        return self.in_group and (self.stat.forked or commands.is_spawned(self.words))
-
-
-def place_by_settings(settings: Mapping[str, str]) -> Place | None:
-    """Who the settings say that a process is: torchrun before MPI before RANK, which is what torch reads, before Slurm."""
-    told = [one for one in launches(settings) if one.rank is not None]
-    order = ("torchrun", "Open MPI", "MVAPICH", "Intel MPI", "PMI", "settings", "Slurm")
-    return _place(min(told, key=lambda one: order.index(one.launcher))) if told else None
-
-
-def _place(launch: Launch) -> Place:
-    return Place(
-        rank=launch.rank or 0,
-        world_size=launch.world_size,
-        local_rank=launch.local_rank,
-        local_world_size=launch.local_world_size,
-        node_rank=launch.node_rank,
-        source=_SOURCES.get(launch.launcher, "RANK"),
-    )
-
-
-class Family:
-    """All processes by their parents."""
-
-    def __init__(self, seen: Mapping[int, Seen]) -> None:
-        self.seen = seen
-        self._children: dict[int, list[Seen]] = {}
-        for one in seen.values():
-            self._children.setdefault(one.stat.parent, []).append(one)
-
-    def children(self, pid: int) -> list[Seen]:
-        """The oldest first."""
-        return sorted(self._children.get(pid, ()), key=lambda one: (one.stat.start, one.stat.pid))
-
-    def ancestors(self, one: Seen) -> Iterator[Seen]:
-        """The parent first."""
-        met = {one.stat.pid}
-        parent = self.seen.get(one.stat.parent)
-        while parent and parent.stat.pid not in met:
-            yield parent
-            met.add(parent.stat.pid)
-            parent = self.seen.get(parent.stat.parent)
-
-    def descendants(self, pid: int) -> Iterator[Seen]:
-        left, met = [pid], {pid}
-        while left:
-            for child in self._children.get(left.pop(), ()):
-                if child.stat.pid not in met:
-                    met.add(child.stat.pid)
-                    left.append(child.stat.pid)
-                    yield child
-
+BY_CHILDREN = "its children's LOCAL_RANK"
 
 Roles = dict[int, tuple[Role, "Place | None"]]
 
@@ -143,30 +23,42 @@ def roles(family: Family) -> Roles:
     for one in family.seen.values():
         if one.launcher:
             found[one.stat.pid] = Role.LAUNCHER, None
-        elif one.python and commands.is_helper(one.words):
-            found[one.stat.pid] = Role.HELPER, None
         elif one.stat.name == DATA_WORKER:
             found[one.stat.pid] = Role.WORKER, None
+        elif one.python and _helps(one):
+            found[one.stat.pid] = Role.HELPER, None
     _forked_ranks(family, found)
     _ranks_by_settings(family, found)
+    _parents_that_are_rank_0(family, found)
+    _ranks_without_settings(family, found)
+    _unreadable_ranks(family, found)
     _workers(family, found)
     return found
 
 
+def _helps(one: Seen) -> bool:
+    """What a fork server forks has the server's command line, and is no helper."""
+    return commands.is_helper(one.words) and not (one.stat.forked and commands.is_fork_server(one.words))
+
+
+def _role(family_member: Seen, found: Roles) -> Role:
+    return found.get(family_member.stat.pid, (Role.OTHER, None))[0]
+
+
 def _forked_ranks(family: Family, found: Roles) -> None:
-    for parent in list(family.seen.values()):
-        if not parent.python or parent.in_group or parent.launcher:
+    """Those that a script has forked or spawned show no settings of their own, but have threads of a process group."""
+    starters = {one.stat.parent for one in family.seen.values() if one.forked_rank}
+    for parent in (family.seen[pid] for pid in starters if pid in family.seen):
+        if not parent.python or parent.in_group:
             continue
         children = family.children(parent.stat.pid)
-        if not any(one.forked_rank for one in children):
-            continue
-        ranks = [one for one in children if one.stat.pid not in found and _alike(one, children)]
-        first, count = _node(parent.place)
-        for number_, one in enumerate(ranks):
+        ranks = [one for one in children if _role(one, found) is Role.OTHER and _alike(one, children)]
+        node, nodes = _node(parent)
+        for count, one in enumerate(ranks):
             place = Place(
-                rank=first * len(ranks) + number_,
-                world_size=count * len(ranks),
-                local_rank=number_,
+                rank=node * len(ranks) + count,
+                world_size=nodes * len(ranks),
+                local_rank=count,
                 local_world_size=len(ranks),
                 source=BY_ORDER,
             )
@@ -174,21 +66,22 @@ def _forked_ranks(family: Family, found: Roles) -> None:
         starter = parent
         if commands.is_fork_server(parent.words):
             starter = family.seen.get(parent.stat.parent, parent)
-        if found.get(starter.stat.pid, (Role.OTHER, None))[0] is Role.OTHER:
+        if _role(starter, found) is Role.OTHER:
             found[starter.stat.pid] = Role.LAUNCHER, None
 
 
-def _node(place: Place | None) -> tuple[int, int]:
-    """Which node this is, of how many: a PyTorchJob counts pods, and a script forks a pod's ranks."""
+def _node(parent: Seen) -> tuple[int, int]:
+    """Which node this is, of how many: a PyTorchJob counts pods, and the script in each forks the ranks."""
+    place = parent.place
     return (place.rank, place.world_size) if place and place.world_size else (0, 1)
 
 
-def _alike(one: Seen, siblings: list[Seen]) -> bool:
+def _alike(one: Seen, siblings: Iterable[Seen]) -> bool:
     """Whether it was started as those were that have a process group: one may be late, or have died."""
     if one.forked_rank:
         return True
     ranks = [other for other in siblings if other.forked_rank]
-    if one.stat.state == "Z":
+    if not one.words:
         return one.stat.name in {other.stat.name for other in ranks}
     spawned = commands.is_spawned(one.words)
     return one.python and any(
@@ -197,31 +90,102 @@ def _alike(one: Seen, siblings: list[Seen]) -> bool:
 
 
 def _ranks_by_settings(family: Family, found: Roles) -> None:
-    chosen: dict[int, list[Seen]] = {}
+    chains: dict[int, list[Seen]] = {}
     for one in family.seen.values():
-        if one.place and one.computes and one.stat.pid not in found:
-            outermost = one
-            for up in family.ancestors(one):
-                if up.stat.pid in found and found[up.stat.pid][0] is not Role.HELPER:
-                    break
-                if up.computes and up.place == one.place:
-                    outermost = up
-            chosen.setdefault(outermost.stat.pid, []).append(one)
-    for pid, chain in chosen.items():
-        # A Python that only wraps another doesn't train; one that was forked, or holds no group where its parent does, isn't a rank.
+        if one.place and one.computes and _role(one, found) is Role.OTHER:
+            chains.setdefault(_outermost(one, family, found).stat.pid, []).append(one)
+    for pid, chain in chains.items():
+        # A Python that only wraps another doesn't train. What was forked holds no group unless it is a rank itself.
         grouped = [one for one in chain if one.in_group]
         rank = min(grouped, key=lambda one: one.stat.start) if grouped else family.seen[pid]
         if rank.stat.forked and not rank.in_group:
-            found[pid] = Role.WORKER, None
+            found[rank.stat.pid] = Role.WORKER, None
+        else:
+            found[rank.stat.pid] = Role.RANK, rank.place
+
+
+def _outermost(one: Seen, family: Family, found: Roles) -> Seen:
+    """The first of those with its place, from whom it has its settings: a rank's workers and helpers inherit them."""
+    outermost = one
+    for up in family.ancestors(one):
+        if _role(up, found) in (Role.LAUNCHER, Role.RANK):
+            break
+        if up.computes and up.place == one.place:
+            outermost = up
+    return outermost
+
+
+def _parents_that_are_rank_0(family: Family, found: Roles) -> None:
+    """Lightning's first rank starts the others, and its own settings don't show."""
+    by_parent: dict[int, list[Place]] = {}
+    for pid, (_, place) in list(found.items()):
+        if place and place.source == "LOCAL_RANK":
+            by_parent.setdefault(family.seen[pid].stat.parent, []).append(place)
+    for pid, places in by_parent.items():
+        parent = family.seen.get(pid)
+        if parent and parent.python and _role(parent, found) is Role.OTHER and min(one.rank for one in places) == 1:
+            place = Place(rank=0, world_size=places[0].world_size, local_rank=0, node_rank=0, source=BY_CHILDREN)
+            found[pid] = Role.RANK, place
+
+
+def _ranks_without_settings(family: Family, found: Roles) -> None:
+    """In a process group, but nobody says who: the script has set it all itself."""
+    for one in family.seen.values():
+        if one.in_group and one.python and not one.stat.forked and _role(one, found) is Role.OTHER:
+            found[one.stat.pid] = Role.RANK, None
+
+
+def _unreadable_ranks(family: Family, found: Roles) -> None:
+    """A launcher's child whose settings can't be read: a zombie's, one's that hangs in the kernel, another user's."""
+    launchers = [pid for pid, (role, _) in found.items() if role is Role.LAUNCHER]
+    for pid in launchers:
+        ranks = [one for one in family.children(pid) if _role(one, found) is Role.RANK]
+        hidden = [one for one in family.children(pid) if _may_be_rank(one, ranks, found)]
+        if not hidden:
             continue
-        found[rank.stat.pid] = Role.RANK, rank.place
+        everybody = sorted([*ranks, *hidden], key=lambda one: (one.stat.start, one.stat.pid))
+        places = [found.get(one.stat.pid, (Role.OTHER, None))[1] for one in everybody]
+        for one, place in zip(everybody, _filled(places), strict=True):
+            found[one.stat.pid] = Role.RANK, place
+
+
+def _may_be_rank(one: Seen, ranks: list[Seen], found: Roles) -> bool:
+    if not isinstance(one.environ, Unknown) or found.get(one.stat.pid, (Role.OTHER, None))[1]:
+        return False
+    if one.in_group:
+        return True
+    return _role(one, found) is Role.OTHER and one.stat.name in {other.stat.name for other in ranks}
+
+
+def _filled(places: list[Place | None]) -> list[Place | None]:
+    """The places of a launcher's children, the oldest first, with those that nobody told filled in where the others agree
+    with that order, or only one is missing."""
+    told = [place for place in places if place and place.local_rank is not None]
+    first = {place.rank - (place.local_rank or 0) for place in told} or {0}
+    sizes = {place.local_world_size for place in told if place.local_world_size}
+    if len(first) > 1 or len(sizes) > 1 or (sizes and max(sizes) < len(places)):
+        return places
+    in_order = all(place is None or place.local_rank in (None, count) for count, place in enumerate(places))
+    free = sorted(set(range(max(sizes, default=len(places)))) - {place.local_rank for place in told})
+    if in_order and (len(places) == max(sizes, default=len(places))):
+        free = [count for count, place in enumerate(places) if place is None]
+    elif len(free) != 1 or places.count(None) != 1:
+        return places
+    left = iter(free)
+    size = next((place.world_size for place in told if place.world_size), None)
+    return [place or _by_order(min(first), next(left), size, max(sizes, default=len(places))) for place in places]
+
+
+def _by_order(first: int, local: int, world_size: int | None, here: int) -> Place:
+    return Place(rank=first + local, world_size=world_size, local_rank=local, local_world_size=here, source=BY_ORDER)
 
 
 def _workers(family: Family, found: Roles) -> None:
-    """What a rank forks is a DataLoader's, as a rule; so is what was left over when the rank went."""
+    """What a rank forks is a DataLoader's, as a rule."""
     for pid in [pid for pid, (role, _) in found.items() if role is Role.RANK]:
         children = family.children(pid)
         servers = [one for one in children if commands.is_fork_server(one.words)]
         for child in [*children, *(one for server in servers for one in family.children(server.stat.pid))]:
-            if child.stat.pid not in found and child.python and (child.stat.forked or commands.is_spawned(child.words)):
+            started_so = child.stat.forked or commands.is_spawned(child.words)
+            if _role(child, found) is Role.OTHER and child.python and started_so:
                 found[child.stat.pid] = Role.WORKER, None

@@ -1,0 +1,158 @@
+"""Processes as they are seen at first, by their parents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.processes import Place
+from ddpdoctor.knowledge.launchers import Launch, launches, number
+from ddpdoctor.probes import process_commands as commands
+from ddpdoctor.probes.proc import Stat, variables
+
+GROUP_MARKS = ("pt_gloo", "gloo_", "pt_nccl", "NCCL", "nccl")
+"""How the names of those threads begin that a process group starts."""
+OTHER_MARKS = ("pt_tcpstore", "cuda")
+
+_RANK_SETTINGS = (b"RANK=", b"SLURM_PROCID=")
+"""In the names of all variables that give a rank."""
+_SOURCES = {
+    "Open MPI": "OMPI_COMM_WORLD_RANK",
+    "MVAPICH": "MV2_COMM_WORLD_RANK",
+    "Intel MPI": "PMI_RANK",
+    "PMI": "PMI_RANK",
+    "Slurm": "SLURM_PROCID",
+}
+
+
+class Seen:
+    """What is known of one process before anybody says what it is.
+
+    words: its command line, () where that can't be read. environ: as of its exec. marks: names of threads. computes: Python
+    or torch is in it.
+    """
+
+    def __init__(
+        self,
+        stat: Stat,
+        words: tuple[str, ...] = (),
+        executable: str | Unknown = "",
+        environ: bytes | Unknown = b"",
+    ) -> None:
+        self.stat = stat
+        self.words = words
+        self.executable = executable
+        self.environ = environ
+        self.marks: tuple[str, ...] = ()
+        self.computes = self.python
+
+    @cached_property
+    def python(self) -> bool:
+        """By its executable, or where that may not be read by its command."""
+        if isinstance(self.executable, str) and self.executable:
+            return commands.is_interpreter(self.executable)
+        return bool(self.words) and commands.is_interpreter(self.words[0])
+
+    @cached_property
+    def launcher(self) -> bool:
+        return commands.is_launcher(self.words)
+
+    @cached_property
+    def variables(self) -> Mapping[str, str]:
+        return variables(self.environ) if isinstance(self.environ, bytes) else {}
+
+    @property
+    def has_rank_settings(self) -> bool:
+        """One look at the bytes, for all the processes that have none."""
+        environ = self.environ
+        return isinstance(environ, bytes) and any(name in environ for name in _RANK_SETTINGS)
+
+    @cached_property
+    def place(self) -> Place | None:
+        """By its settings, or where it has none and is in a process group by its arguments."""
+        if self.has_rank_settings and (told := place_by_settings(self.variables)):
+            return told
+        return place_by_arguments(self.words) if self.in_group else None
+
+    @property
+    def in_group(self) -> bool:
+        """It has a process group of torch's."""
+        return any(mark.startswith(GROUP_MARKS) for mark in self.marks)
+
+    @property
+    def forked_rank(self) -> bool:
+        """It has a process group, and a Python started it without giving it settings of its own."""
+        return self.in_group and (self.stat.forked or commands.is_spawned(self.words))
+
+
+def place_by_settings(settings: Mapping[str, str]) -> Place | None:
+    """Who the settings say that a process is: torchrun before MPI before RANK, which is what torch reads, before Slurm."""
+    told = [one for one in launches(settings) if one.rank is not None]
+    order = ("torchrun", "Open MPI", "MVAPICH", "Intel MPI", "PMI", "settings", "Slurm")
+    if told:
+        return _place(min(told, key=lambda one: order.index(one.launcher)))
+    # Lightning sets no RANK. Of further nodes it can't be told: that takes how many ranks each node has.
+    local, node = number(settings.get("LOCAL_RANK", "")), number(settings.get("NODE_RANK", "0"))
+    if local is None or node != 0 or "WORLD_SIZE" not in settings:
+        return None
+    size = number(settings.get("WORLD_SIZE", ""))
+    return Place(rank=local, world_size=size, local_rank=local, node_rank=0, source="LOCAL_RANK")
+
+
+def place_by_arguments(words: Sequence[str]) -> Place | None:
+    """For those who hand the rank to init_process_group themselves: train.py --rank 0 --world-size 2."""
+    found: dict[str, int] = {}
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        name, equals, value = word.partition("=")
+        told = number(value if equals else following)
+        if told is not None and name.startswith("--"):
+            found.setdefault(name[2:].replace("-", "_"), told)
+    if "rank" not in found:
+        return None
+    return Place(
+        rank=found["rank"], world_size=found.get("world_size"), local_rank=found.get("local_rank"), source="--rank"
+    )
+
+
+def _place(launch: Launch) -> Place:
+    return Place(
+        rank=launch.rank or 0,
+        world_size=launch.world_size,
+        local_rank=launch.local_rank,
+        local_world_size=launch.local_world_size,
+        node_rank=launch.node_rank,
+        source=_SOURCES.get(launch.launcher, "RANK"),
+    )
+
+
+class Family:
+    """All processes by their parents."""
+
+    def __init__(self, seen: Mapping[int, Seen]) -> None:
+        self.seen = seen
+        self._children: dict[int, list[Seen]] = {}
+        for one in seen.values():
+            self._children.setdefault(one.stat.parent, []).append(one)
+
+    def children(self, pid: int) -> list[Seen]:
+        """The oldest first."""
+        return sorted(self._children.get(pid, ()), key=lambda one: (one.stat.start, one.stat.pid))
+
+    def ancestors(self, one: Seen) -> Iterator[Seen]:
+        """The parent first."""
+        met = {one.stat.pid}
+        parent = self.seen.get(one.stat.parent)
+        while parent and parent.stat.pid not in met:
+            yield parent
+            met.add(parent.stat.pid)
+            parent = self.seen.get(parent.stat.parent)
+
+    def descendants(self, pid: int) -> Iterator[Seen]:
+        left, met = [pid], {pid}
+        while left:
+            for child in self._children.get(left.pop(), ()):
+                if child.stat.pid not in met:
+                    met.add(child.stat.pid)
+                    left.append(child.stat.pid)
+                    yield child
