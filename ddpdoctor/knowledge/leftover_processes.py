@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ddpdoctor.facts.base import Maybe
+from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.knowledge.jobs import ELASTIC_RUN, Job, setting
@@ -18,6 +18,8 @@ from ddpdoctor.wording import plural, ranks_named
 
 LEAST_AGE: Final = 10.0
 """Seconds. Whoever is younger may still be starting, or on the way to another parent."""
+STARTED_TOGETHER: Final = 60.0
+"""Seconds between the first and the last of a job's ranks that torchrun starts, on however slow a host."""
 AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
 PROCESS_GROUP: Final = ("pt_gloo", "gloo_", "pt_nccl", "pt_tcpstore")
 """How the threads of a rank that has joined its job are named."""
@@ -158,7 +160,7 @@ def _of_a_rank(process: Process, scene: Scene) -> Iterator[str]:
         yield "it doesn't lead a session of its own, as torchrun's ranks do"
     if not any(mark.startswith(PROCESS_GROUP) for mark in process.marks):
         yield "it has no process group's threads, so whether it ever was a rank is not certain"
-    if place is None or place.world_size is None or place.local_world_size is None:
+    if place is None or place.world_size is None or place.local_world_size is None or place.local_rank is None:
         yield "of how many ranks its job has is not known"
     elif process.forked:
         yield "which rank it is can only be guessed"
@@ -174,19 +176,37 @@ def _of_a_rank(process: Process, scene: Scene) -> Iterator[str]:
             yield from (f"rank {_number(other)} of its job (pid {other.pid}): {text}" for text in _alive(other, scene))
 
 
+def _missing(process: Process, job: Job) -> tuple[int, ...]:
+    """Ranks of this host that are none of those which were surely started with it: other runs may have met at the same place."""
+    place = process.place
+    if place is None or place.local_rank is None or place.local_world_size is None:
+        return ()
+    first = place.rank - place.local_rank
+    mates = {
+        one.place.rank
+        for one in job.ranks
+        if one.place
+        and (one.uid, one.pid_namespace, one.container) == (process.uid, process.pid_namespace, process.container)
+        and abs(one.age - process.age) < STARTED_TOGETHER
+    }
+    return tuple(rank for rank in range(first, first + place.local_world_size) if rank not in mates)
+
+
 def _of_the_missing(process: Process, job: Job, scene: Scene) -> Iterator[str]:
     """Why the ranks of its job that no process is may still run somewhere, and it only waits for them."""
-    if not job.missing:
+    missing = _missing(process, job)
+    if not missing:
         return
+    named = f"{ranks_named(missing)} of its job"
     if scene.processes.unseen:
-        yield f"{ranks_named(job.missing)} of its job may run where that can't be seen: {scene.processes.unseen}"
+        yield f"{named} may run where that can't be seen: {scene.processes.unseen}"
     if setting(process, AGENT_STORE) != "True":
         # Else it was torchrun's own store that they met at, and with torchrun that is gone.
-        yield f"{ranks_named(job.missing)} of its job may run on another host, as {_are(job.missing)} not on this one"
+        yield f"{named} may run on another host, as {_are(missing)} not on this one"
     for one in scene.processes.listed:
         hidden = isinstance(one.settings, Unknown) and one.uid == process.uid and one.state not in ("Z", "X")
-        if hidden and not one.ours and one.role is Role.OTHER and one.name.startswith(("python", "pt_")):
-            yield f"{one.name} (pid {one.pid}), which can't be looked into, may be {ranks_named(job.missing)} of its job"
+        if hidden and (one.role is Role.RANK or (one.role is Role.OTHER and one.name.startswith(("python", "pt_")))):
+            yield f"{one.name} (pid {one.pid}), which can't be looked into, may be {named}"
 
 
 def _alive(other: Process, scene: Scene) -> Iterator[str]:
@@ -263,7 +283,8 @@ def _why(process: Process, scene: Scene) -> str:
         return f"the rank that it helped is gone{idle}"
     if process.role is Role.RANK and setting(process, ELASTIC_RUN):
         job = scene.job(process)
-        gone = f", as {_are(job.missing)} {ranks_named(job.missing)}" if job and job.missing else ""
+        missing = _missing(process, job) if job else ()
+        gone = f", as {_are(missing)} {ranks_named(missing)}" if missing else ""
         return f"torchrun, which started it, is gone{gone}{idle}"
     return f"whoever started it is gone{idle}"
 

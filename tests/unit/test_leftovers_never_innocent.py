@@ -1,0 +1,62 @@
+"""Over thousands of made-up hosts: nobody innocent is ever called a proven leftover, and real ones are."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from ddpdoctor.knowledge.leftovers import Leftover, left_by_processes
+from tests.process_trees import DEAD, INNOCENT, Filler, Host, random_host, with_less_told
+
+
+def proven(host: Host) -> list[Leftover]:
+    return [one for one in left_by_processes(*host.facts()) if one.proven]
+
+
+def wrongly_ended(host: Host) -> list[str]:
+    """Whom `--kill` would end though the host's maker says that it lives."""
+    names = {one.identity: f"{one.name} {one.pid} {one.command}" for one in host.processes}
+    ended = [identity for one in proven(host) for identity in (one.identity, *one.children) if identity]
+    return [names[one] for one in ended if one not in host.dead]
+
+
+def judge(seeds: range) -> None:
+    clear = found = 0
+    for seed in seeds:
+        host = random_host(Random(seed))
+        assert not wrongly_ended(host), f"seed {seed}"
+        ended = {one.identity for one in proven(host)}
+        clear += len(host.clear)
+        found += len(host.clear & ended)
+        assert not wrongly_ended(with_less_told(host)), f"seed {seed}, with less told"
+    assert clear > len(seeds) / 2
+    assert found > 0.8 * clear
+
+
+def test_nobody_innocent_in_a_thousand_hosts() -> None:
+    judge(range(1_000))
+
+
+@pytest.mark.thorough
+def test_nobody_innocent_in_ten_thousand_hosts() -> None:
+    judge(range(1_000, 11_000))
+
+
+@pytest.mark.parametrize("fill", INNOCENT)
+def test_each_innocent_by_itself(fill: Filler) -> None:
+    for seed in range(40):
+        host = Host(Random(seed))
+        fill(host)
+        assert not host.dead
+        assert not proven(host), f"seed {seed}"
+
+
+@pytest.mark.parametrize("fill", DEAD)
+def test_each_dead_by_itself(fill: Filler) -> None:
+    for seed in range(40):
+        host = Host(Random(seed))
+        fill(host)
+        assert host.dead == {
+            identity for one in proven(host) for identity in (one.identity, *one.children) if identity
+        }, f"seed {seed}"
