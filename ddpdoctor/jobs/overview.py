@@ -14,7 +14,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Finding, Severity
 from ddpdoctor.knowledge.gpu_holders import Held, holdings
 from ddpdoctor.knowledge.job_remarks import STATES_TOLD_BY, remarks_on
-from ddpdoctor.knowledge.job_words import Remark, numbers_in
+from ddpdoctor.knowledge.job_words import Remark, pids_in
 from ddpdoctor.knowledge.jobs import Job, ancestors, jobs_of
 from ddpdoctor.registry import Check, select
 from ddpdoctor.wording import listed, plural
@@ -95,7 +95,7 @@ def overview(snapshot: Snapshot, checks: Sequence[Check], name: str | None = Non
     if name is None:
         return Overview(examination=examination, views=_views(jobs, examination))
     job = named_job(name, jobs, processes)
-    own, left_out = _of_job(examination, job, jobs)
+    own, left_out = _of_job(examination, job)
     return Overview(examination=own, views=_views((job,), own), others=left_out)
 
 
@@ -181,10 +181,12 @@ def called(job: Job) -> str:
 # --- whose finding it is ----------------------------------------------------------------------------------------------------
 
 
-def _of_job(examination: Examination, job: Job, jobs: Sequence[Job]) -> tuple[Examination, int]:
-    """Without the findings that name processes of other jobs and none of this one; how many these are."""
-    own = members(job)
-    foreign = {pid for one in jobs if one is not job for pid in members(one)} - own
+def _of_job(examination: Examination, job: Job) -> tuple[Examination, int]:
+    """Without the findings that name processes, and none of this job or on its GPUs; how many these are."""
+    processes = examination.snapshot.processes
+    assert not isinstance(processes, Unknown)
+    own = members(job) | _beside(job, examination.snapshot)
+    foreign = {one.pid for one in processes.listed} - own
     left_out = 0
     results = []
     for result in examination.results:
@@ -194,7 +196,16 @@ def _of_job(examination: Examination, job: Job, jobs: Sequence[Job]) -> tuple[Ex
     return msgspec.structs.replace(examination, results=tuple(results)), left_out
 
 
+def _beside(job: Job, snapshot: Snapshot) -> set[int]:
+    """The pids of all that is on the GPUs of this job."""
+    if isinstance(snapshot.gpus, Unknown) or isinstance(snapshot.processes, Unknown):
+        return set()
+    own, held = members(job), holdings(snapshot.gpus, snapshot.processes)
+    gpus = {one.gpu.index for one in held if one.process and one.process.pid in own}
+    return {one.holder.pid for one in held if one.gpu.index in gpus}
+
+
 def names_any(finding: Finding, pids: set[int]) -> bool:
     """Whether one of these pids stands in its words."""
     words = " ".join([finding.summary, *(one.text for one in finding.evidence)])
-    return not pids.isdisjoint(numbers_in(words))
+    return not pids.isdisjoint(pids_in(words))

@@ -72,6 +72,9 @@ def of_pid(remarks: Collection[Remark], pid: int) -> list[Remark]:
     return [one for one in remarks if pid in one.pids]
 
 
-def numbers_in(text: str) -> set[int]:
-    """All whole numbers that stand in it by themselves: a pid among them, perhaps."""
-    return {int(one) for one in re.findall(r"(?<![\w.])\d{1,10}(?![\w.]*\w)", text)}
+_PIDS = re.compile(r"\b(?:pids?|jobs?) ((?:\d+(?:, | and )?)+)(?!\d| more)", re.IGNORECASE)
+
+
+def pids_in(text: str) -> set[int]:
+    """The pids that findings and remarks name: "pid 4711", "pids 4711, 4712 and 4713", "job 4711"."""
+    return {int(one) for found in _PIDS.findall(text) for one in re.findall(r"\d+", found)}

@@ -11,7 +11,7 @@ from ddpdoctor.facts.gpus import Gpus, Holder
 from ddpdoctor.facts.processes import Place, Process
 from ddpdoctor.findings import FAIL, WARN
 from ddpdoctor.knowledge.job_remarks import remarks_on
-from ddpdoctor.knowledge.job_words import Oddity, Remark, numbers_in
+from ddpdoctor.knowledge.job_words import Oddity, Remark, pids_in
 from ddpdoctor.knowledge.jobs import jobs_of
 from tests.running import GIB, gpus, launcher, on_their_gpus, processes, rank
 
@@ -141,7 +141,7 @@ def test_in_a_container_that_sees_no_pids_nobody_is_called_on_the_cpu() -> None:
     assert not remarks(launcher(), *hidden, on=gpus(held))
 
 
-def test_numbers_in() -> None:
-    text = "rank 3 (pid 4711), pids 12 and 13; 31.2 GiB, 80GB, /dev/nvidia6, 4 of 8."
-    assert {3, 4711, 12, 13, 4, 8} <= numbers_in(text)
-    assert not numbers_in(text) & {31, 2, 80, 6}
+def test_pids_in() -> None:
+    text = "Job 5: rank 3 (pid 4711), ranks 1 and 2 (pids 12, 13 and 14), pids 20, 21 and 68 more; 31 GiB, 4 of 8, port 29500"
+    assert pids_in(text) >= {5, 4711, 12, 13, 14, 20}
+    assert not pids_in(text) & {3, 1, 2, 6, 8, 68, 31, 4, 29500}

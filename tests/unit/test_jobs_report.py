@@ -224,6 +224,7 @@ def test_a_job_by_any_of_its_pids_without_what_concerns_another(pid: str) -> Non
     assert one.others == 1
     assert "1 finding of other jobs left out: ddpdoctor jobs" in report(one, 120)
     assert looked(BOTH, "5721").verdict is Verdict.FAIL
+    assert looked(BOTH, "5721").others == 0
     assert looked(BOTH).verdict is Verdict.FAIL
 
 
