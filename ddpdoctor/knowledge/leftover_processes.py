@@ -74,6 +74,7 @@ def _leftover(process: Process, scene: Scene) -> Leftover:
     doubts = foreign or tuple(dict.fromkeys(_doubts(process, children, scene)))
     certainty = Certainty.NOT_OURS if foreign else Certainty.DOUBT if doubts else Certainty.PROVEN
     all_of_it = (process, *children)
+    job = scene.job(process)
     held = [(gpu, holder) for one in all_of_it for gpu, holder in scene.held(one)]
     return Leftover(
         kind=_KINDS.get(process.role, Kind.HOLDER),
@@ -86,6 +87,7 @@ def _leftover(process: Process, scene: Scene) -> Leftover:
         age=process.age,
         identity=process.identity,
         children=tuple(one.identity for one in children),
+        mates=tuple(one.identity for one in job.ranks if one.pid != process.pid) if job else (),
         memory=sum(one.memory for one in all_of_it),
         gpus=tuple(sorted({gpu.index for gpu, _ in held})),
         gpu_memory=sum(holder.memory for _, holder in held if isinstance(holder.memory, int)),

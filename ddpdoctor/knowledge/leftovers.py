@@ -51,6 +51,8 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     age: float | None = None
     identity: Identity | None = None
     children: tuple[Identity, ...] = ()
+    mates: tuple[Identity, ...] = ()
+    """The other ranks that may be of its job: while one of them works, it is none."""
     path: str = ""
     inode: tuple[int, int] = (0, 0)
     """Device and inode of the segment."""

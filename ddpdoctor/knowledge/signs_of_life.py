@@ -67,17 +67,21 @@ def not_known(process: Process, watched: float) -> Iterator[str]:
 
 def gpu_at_work(process: Process, holding: Sequence[Gpu], all_gpus: Sequence[Gpu] | Unknown) -> Iterator[str]:
     """Why its GPUs may be working for it. holding: those on which NVML lists it. A rank may sleep while its kernels run."""
-    devices = process.devices
-    if isinstance(devices, tuple) and not devices and not holding:
-        return
     if isinstance(all_gpus, Unknown):
-        yield f"whether its GPUs work can't be told: {all_gpus.reason}"
+        yield f"whether a GPU works for it can't be told: {all_gpus.reason}"
         return
-    for gpu in holding or all_gpus:
-        if isinstance(gpu.utilisation, Unknown):
-            yield f"whether GPU {gpu.index} works can't be told: {gpu.utilisation.reason}"
-        elif gpu.utilisation > 0:
-            yield f"GPU {gpu.index} is {gpu.utilisation} % busy, perhaps for it"
+    touches = isinstance(process.devices, Unknown) or bool(process.devices)
+    for gpu in all_gpus:
+        if gpu in holding or (touches and not holding) or _through_other_devices(gpu):
+            if isinstance(gpu.utilisation, Unknown):
+                yield f"whether GPU {gpu.index} works for it can't be told: {gpu.utilisation.reason}"
+            elif gpu.utilisation > 0:
+                yield f"GPU {gpu.index} is {gpu.utilisation} % busy, perhaps for it"
+
+
+def _through_other_devices(gpu: Gpu) -> bool:
+    """It isn't reached through /dev/nvidiaN: AMD's, a Jetson's, or one in WSL, which doesn't tell who uses it."""
+    return gpu.integrated or gpu.architecture is not None or isinstance(gpu.holders, Unknown)
 
 
 def worked_between(earlier: Process, later: Process, seconds: float) -> bool:
