@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -10,6 +10,8 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import Process, Processes, Role
 
 ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
+MOST_ON_A_HOST = 4096
+"""Ranks. Where settings tell of more, they are wrong."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,10 +22,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     launcher: Process | None = None
+    """The oldest where several started parts of it: one in each container."""
+    launchers: tuple[Process, ...] = ()
+    """All of these."""
     ranks: tuple[Process, ...] = ()
     """By rank; those without a place last."""
     others: tuple[Process, ...] = ()
-    """DataLoader workers and helpers."""
+    """DataLoader workers and helpers, those of a fork server as well."""
     world_size: int | None = None
     expected: tuple[int, ...] = ()
     """The ranks that should be on this host, where the ranks' own settings say so."""
@@ -42,7 +47,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def workers_of(self, rank: Process) -> tuple[Process, ...]:
         """The DataLoader workers of that rank."""
-        return tuple(one for one in self.others if one.role is Role.WORKER and one.parent == rank.pid)
+        parents = {rank.pid, *(one.pid for one in self.others if one.role is Role.HELPER and one.parent == rank.pid)}
+        return tuple(one for one in self.others if one.role is Role.WORKER and one.parent in parents)
 
 
 def setting(process: Process, name: str) -> str:
@@ -64,43 +70,138 @@ def ancestors(process: Process, processes: Processes) -> Iterator[Process]:
 
 def jobs_of(processes: Processes) -> tuple[Job, ...]:
     """The jobs of this host, the oldest first."""
-    ranks = [one for one in processes.listed if one.role is Role.RANK]
-    by_key: dict[tuple[str, ...], list[Process]] = {}
-    launchers: dict[tuple[str, ...], Process | None] = {}
-    for one in ranks:
-        launcher = next((up for up in ancestors(one, processes) if up.role is Role.LAUNCHER), None)
-        key = (str(launcher.pid),) if launcher else _meeting_point(one)
-        by_key.setdefault(key, []).append(one)
-        launchers[key] = launcher
-    jobs = [_job(members, launchers[key], processes) for key, members in by_key.items()]
-    return tuple(sorted(jobs, key=lambda job: min(one.start for one in job.ranks)))
+    by_pid = {one.pid: one for one in processes.listed}
+    parts: dict[tuple[object, ...], _Part] = {}
+    for one in processes.listed:
+        if one.role is not Role.RANK:
+            continue
+        launcher, first = _started_by(one, by_pid)
+        key = (launcher.identity,) if launcher else _meeting_point(first)
+        parts.setdefault(key, _Part(launcher)).ranks.append(one)
+    whole = [piece for part in parts.values() for piece in part.runs()]
+    jobs = [_job(pieces, processes) for pieces in _joined(whole)]
+    return tuple(sorted(jobs, key=lambda job: (min(one.start for one in job.ranks), job.name)))
 
 
-def _meeting_point(rank: Process) -> tuple[str, ...]:
-    names = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "SLURM_JOB_ID", "SLURM_STEP_ID", "WORLD_SIZE")
-    return ("", rank.pid_namespace, rank.network_namespace, *(setting(rank, name) for name in names))
+class _Part:
+    """Ranks that one launcher has started, or that meet at one point."""
+
+    def __init__(self, launcher: Process | None, ranks: Sequence[Process] = ()) -> None:
+        self.launcher = launcher
+        self.ranks = list(ranks)
+
+    @property
+    def places(self) -> frozenset[int]:
+        return frozenset(one.place.rank for one in self.ranks if one.place)
+
+    @property
+    def world_size(self) -> int | None:
+        return max((one.place.world_size or 0 for one in self.ranks if one.place), default=0) or None
+
+    def runs(self) -> Sequence[_Part]:
+        """One by one where several runs met at the same point one after the other: each has all the ranks that the others
+        have, and began when the one before it was complete. Else, doubled or not, it is one."""
+        if self.launcher:
+            return [self]
+        runs: list[_Part] = []
+        for one in sorted(self.ranks, key=lambda one: (one.start, one.pid)):
+            if one.place is None or not runs or one.place.rank in runs[-1].places:
+                runs.append(_Part(None))
+            runs[-1].ranks.append(one)
+        several = len(runs[0].places) > 1 or self.world_size == 1
+        return runs if several and len({run.places for run in runs}) == 1 else [self]
 
 
-def _job(members: Sequence[Process], launcher: Process | None, processes: Processes) -> Job:
-    ranks = sorted(members, key=lambda one: (one.place.rank if one.place else 1 << 30, one.start, one.pid))
-    pids = {one.pid for one in ranks}
-    others = tuple(one for one in processes.listed if one.role in (Role.WORKER, Role.HELPER) and one.parent in pids)
-    sizes = {one.place.world_size for one in ranks if one.place and one.place.world_size}
-    return Job(
-        name=str(launcher.pid if launcher else ranks[0].pid),
-        launcher=launcher,
-        ranks=tuple(ranks),
-        others=others,
-        world_size=max(sizes) if sizes else None,
-        expected=_expected(ranks),
+def _started_by(rank: Process, by_pid: Mapping[int, Process]) -> tuple[Process | None, Process]:
+    """The rank's launcher, and the rank whose settings tell of the job: with Lightning the first has started the others."""
+    first, one, seen = rank, by_pid.get(rank.parent), {rank.pid}
+    while one and one.pid not in seen:
+        if one.role is Role.LAUNCHER:
+            return one, first
+        if one.role is Role.RANK and not (rank.place and rank.place.source == "LOCAL_RANK"):
+            break
+        if one.role is Role.RANK:
+            first = one
+        seen.add(one.pid)
+        one = by_pid.get(one.parent)
+    return None, first
+
+
+_MEETING = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "SLURM_JOB_ID", "SLURM_STEP_ID", "WORLD_SIZE")
+
+
+def _meeting_point(rank: Process) -> tuple[object, ...]:
+    if not setting(rank, "MASTER_PORT"):
+        # Nobody says where they meet: those that one process has started belong together.
+        return (rank.uid, rank.pid_namespace, rank.parent if rank.parent > 1 else rank.session)
+    return (rank.uid, rank.pid_namespace, rank.network_namespace, *(setting(rank, name) for name in _MEETING))
+
+
+def _joined(parts: Sequence[_Part]) -> list[list[_Part]]:
+    """The parts of each job: they meet at the same point and have different ranks of the same world."""
+    jobs: list[list[_Part]] = []
+    for part in parts:
+        for job in jobs:
+            if all(_together(part, other) for other in job):
+                job.append(part)
+                break
+        else:
+            jobs.append([part])
+    return jobs
+
+
+def _together(part: _Part, other: _Part) -> bool:
+    one, two = part.ranks[0], other.ranks[0]
+    master = setting(one, "MASTER_ADDR")
+    if not master or not setting(one, "MASTER_PORT") or part.places & other.places:
+        return False
+    # Another network namespace has a loopback of its own.
+    here = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "WORLD_SIZE")
+    return (
+        part.world_size == other.world_size
+        and len(part.places | other.places) <= (part.world_size or 0)
+        and one.uid == two.uid
+        and all(setting(one, name) == setting(two, name) for name in here)
+        and (not _is_loopback(master) or one.network_namespace == two.network_namespace)
     )
 
 
-def _expected(ranks: Sequence[Process]) -> tuple[int, ...]:
-    """By LOCAL_WORLD_SIZE: a rank that is missing here is none of another host's."""
-    for one in ranks:
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address.lower() in ("localhost", "::1", "[::1]")
+
+
+def _job(parts: Sequence[_Part], processes: Processes) -> Job:
+    members = [one for part in parts for one in part.ranks]
+    ranks = sorted(members, key=lambda one: (one.place.rank if one.place else 1 << 30, one.start, one.pid))
+    started = {part.launcher.pid: part.launcher for part in parts if part.launcher}
+    launchers = sorted(started.values(), key=lambda one: (one.start, one.pid))
+    return Job(
+        name=str((launchers or ranks)[0].pid),
+        launcher=launchers[0] if launchers else None,
+        launchers=tuple(launchers),
+        ranks=tuple(ranks),
+        others=_others(ranks, processes),
+        world_size=max((part.world_size or 0 for part in parts), default=0) or None,
+        expected=tuple(sorted({rank for part in parts for rank in _expected(part)})),
+    )
+
+
+def _others(ranks: Sequence[Process], processes: Processes) -> tuple[Process, ...]:
+    helping = [one for one in processes.listed if one.role in (Role.WORKER, Role.HELPER)]
+    parents = {one.pid for one in ranks}
+    parents |= {one.pid for one in helping if one.role is Role.HELPER and one.parent in parents}
+    return tuple(one for one in helping if one.parent in parents)
+
+
+def _expected(part: _Part) -> tuple[int, ...]:
+    """By LOCAL_WORLD_SIZE: a rank that is missing here is none of another host's. By WORLD_SIZE where all meet on loopback."""
+    size = part.world_size
+    if size and size <= MOST_ON_A_HOST and _is_loopback(setting(part.ranks[0], "MASTER_ADDR")):
+        return tuple(range(size))
+    found: set[int] = set()
+    for one in part.ranks:
         place = one.place
         if place and place.local_world_size and place.local_rank is not None:
             first = place.rank - place.local_rank
-            return tuple(range(first, first + place.local_world_size))
-    return ()
+            found.update(range(first, first + min(place.local_world_size, MOST_ON_A_HOST)))
+    return tuple(sorted(found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import PurePosixPath
+from functools import lru_cache
 
 _INTERPRETER = re.compile(r"(?:python|pypy|ipython)[\d.]*(?:-dbg|-config|t|d|m)?$")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -31,9 +31,14 @@ SPAWNED = "from multiprocessing.spawn import spawn_main"
 FORK_SERVER = "from multiprocessing.forkserver import"
 
 
+@lru_cache(maxsize=4096)
 def is_interpreter(path: str) -> bool:
     """Whether a program by that name is Python."""
-    return bool(_INTERPRETER.search(PurePosixPath(path.removesuffix(" (deleted)")).name))
+    return bool(_INTERPRETER.search(_name(path.removesuffix(" (deleted)"))))
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def programme(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -59,7 +64,8 @@ def programme(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     return "", ()
 
 
-def is_launcher(words: Sequence[str]) -> bool:
+@lru_cache(maxsize=4096)
+def is_launcher(words: tuple[str, ...]) -> bool:
     """Whether that command starts ranks, torch's or MPI's."""
     what, arguments = programme(words)
     if what.startswith("-m "):
@@ -68,7 +74,7 @@ def is_launcher(words: Sequence[str]) -> bool:
         if module not in LAUNCHING_MODULES:
             return False
     else:
-        name = PurePosixPath(what).name.rstrip(":")
+        name = _name(what).rstrip(":")
         if name.endswith(".py"):
             module = what.removesuffix(".py").replace("/", ".")
             return any(module.endswith(f".{one}") for one in LAUNCHING_MODULES if "." in one)

@@ -100,13 +100,12 @@ class _Look:
             )
 
     def _described(self, family: Family, found: Roles) -> Mapping[int, Process]:
-        """Facts of those that matter, with their relatives."""
+        """Facts of those that matter, and of ddpdoctor itself, with their relatives."""
         mattering = {pid for pid, (role, _) in found.items() if role is not Role.HELPER}
         mattering |= self._holders.pids(NVML_SECONDS) & family.seen.keys()
-        chosen = set(mattering)
-        for pid in mattering:
-            chosen.update(one.stat.pid for one in family.ancestors(family.seen[pid]))
-            chosen.update(one.stat.pid for one in family.descendants(pid))
+        chosen = {one.stat.pid for pid in mattering for one in family.descendants(pid)} | mattering
+        chosen |= {os.getpid()} & family.seen.keys()
+        chosen |= {one.stat.pid for pid in list(chosen) for one in family.ancestors(family.seen[pid])}
         own = _own(family)
 
         def describe(pid: int) -> Process:
