@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddpdoctor.checks.hang_calls import different_calls
 from ddpdoctor.facts.base import Maybe
+from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, Ending, Smoke, State
 from ddpdoctor.findings import FAIL, Finding, Fix
@@ -29,7 +31,7 @@ WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier",
         LogSign("Mismatched collective detected", why="not verified against a release"),
     ),
 )
-def collective_desync(smoke: Smoke) -> Iterator[Finding]:
+def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
     """The ranks call different collectives, or the same one with different shapes.
 
     ## What breaks
@@ -45,6 +47,9 @@ def collective_desync(smoke: Smoke) -> Iterator[Finding]:
     `TORCH_DISTRIBUTED_DEBUG=DETAIL` has torch compare every call and name the rank; over gloo, DDP() of torch 2.13 crashes
     under it (SIGSEGV). Several hosts need the same code, torch and settings.
     """
+    if isinstance(hang, Hang) and hang.asked:
+        yield from different_calls(hang)
+        return
     found = blame_for(smoke, Kind.DIFFERENT_CALLS)
     if found is None:
         requires(any(one.called for one in smoke.ranks), "no collective was run")

@@ -1,0 +1,337 @@
+"""Why a running job hangs: ranks that all wait, and what tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.facts.hang import Hang
+from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.knowledge.hang_company import Standing
+from ddpdoctor.knowledge.hang_fixes import (
+    full_stacks,
+    lines_of,
+    look_on_other_hosts,
+    read_the_code,
+    record_next_time,
+    test_the_way,
+)
+from ddpdoctor.knowledge.hang_places import Where
+from ddpdoctor.knowledge.hang_recorded import Record, Sign
+from ddpdoctor.knowledge.hang_verdict import Kind, Verdict, verdict_for
+from ddpdoctor.knowledge.hang_words import (
+    evidence_of,
+    file_line,
+    named,
+    not_known,
+    numbers_named,
+    timeout_words,
+    waiting_words,
+    what_they_do,
+    where,
+)
+from ddpdoctor.knowledge.smoke_words import short
+from ddpdoctor.registry import LogSign, check
+from ddpdoctor.wording import listed
+
+
+@check("uneven-inputs", severity=FAIL, log_signs=(LogSign("Detected at least one rank that exhausted inputs"),))
+def uneven_inputs(hang: Hang) -> Iterator[Finding]:
+    """Some ranks have left the training loop, while others wait for them in a step.
+
+    ## What breaks
+    The ranks with more batches wait in DDP's next all_reduce for those that have none left, and these wait in a barrier, at
+    the end, or are gone.
+
+    ## Why
+    The ranks have different numbers of batches: an IterableDataset that isn't split evenly, a sampler of one's own, filtering
+    by rank, or a `break` that only some ranks reach.
+
+    ## Fix
+    Give all ranks as many batches: DistributedSampler with drop_last=True, or the smallest length, agreed by all_reduce
+    before the loop. Or `with model.join():` around the loop (torch's Join), which lets ranks that are done take part.
+    """
+    found = verdict_for(hang, Kind.UNEVEN)
+    if found is None:
+        return
+    first = found.culprits[0]
+    one = len(found.culprits) == 1
+    at = listed(dict.fromkeys(where(stand.place) for stand in found.culprits), most=2)
+    step = found.waiting[0].place.frame
+    yield Finding(
+        summary=short(
+            f"{named(found.culprits, hang)} {'has' if one else 'have'} left the loop for {at}{waiting_words(found, hang)}"
+        ),
+        cause=f"{_fewer(first.place.where, first.place.what)} {timeout_words(hang)}",
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code(
+                (step, first.place.frame),
+                f"Count the batches of each rank before the loop at {file_line(step) or 'its first line'}: they must be equal",
+            ),
+            Fix(
+                "Let DistributedSampler(..., drop_last=True) share the data out, or stop all ranks at the smallest number of batches"
+            ),
+            Fix(
+                "Or let ranks that are done take part in the steps of the others: with model.join(): around the loop (not with FSDP)"
+            ),
+        ),
+        rank=first.number,
+    )
+
+
+def _fewer(place: Where, what: str) -> str:
+    if place is Where.LEAVING:
+        return "The ranks that left had fewer batches, or ended the loop early."
+    return f"The ranks that left had fewer batches, or call {what} alone within the loop."
+
+
+def different_calls(hang: Hang) -> Iterator[Finding]:
+    """Of a running job: what collective-desync says."""
+    found = verdict_for(hang, Kind.DESYNC)
+    if found is None:
+        return
+    record = found.record
+    yield Finding(
+        summary=short(_recorded_calls(record, hang) if record else _who_stands_where(found, hang)),
+        cause=_how_they_differ(found, hang),
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code(
+                (record.frame, record.last) if record else (place.frame for place, _ in found.places),
+                "Look at these lines: every rank must come to the same collective, so no `if rank == 0:` and no early `continue` around one",
+            ),
+            Fix(
+                "Where the code doesn't show it, let torch compare every call and name the rank (over gloo, DDP() of torch 2.13"
+                " crashes under this)",
+                ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",),
+            ),
+            *(() if record else (record_next_time(),)),
+        ),
+        rank=found.ranks[0],
+    )  # fmt: skip
+
+
+def _who_stands_where(found: Verdict, hang: Hang) -> str:
+    verb = "waits" if len(found.culprits) == 1 else "wait"
+    if not found.waiting:
+        return f"ranks call different collectives: {what_they_do(found.culprits, hang)}"
+    at = listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)
+    return f"{named(found.culprits, hang)} {verb} in {at}, but {what_they_do(found.waiting, hang)}"
+
+
+def _recorded_calls(record: Record, hang: Hang) -> str:
+    at = f" at number {record.number} of group {record.group}" if record.number else ""
+    calls = listed((f"{numbers_named(members, hang)} {call}" for call, members in record.calls), most=3)
+    return f"ranks called different collectives{at}: {calls}"
+
+
+def _how_they_differ(found: Verdict, hang: Hang) -> str:
+    majority = found.waiting or (found.record and found.record.others)
+    alone = "" if majority else "No majority tells which of them is wrong. "
+    groups = (
+        ""
+        if found.record
+        else "Where these calls belong to different groups by design, look for the rank that both wait for. "
+    )
+    return f"{alone}{groups}{timeout_words(hang) if hang.ranks else ''}".strip()
+
+
+@check("rank-fell-behind", severity=FAIL)
+def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
+    """A rank has not called the collective in which the others wait.
+
+    ## What breaks
+    By the sequence numbers of the flight recorder, or RAS's counts, the others have begun a collective that this rank never
+    came to.
+
+    ## Why
+    It stopped, crashed, left the loop, or does something else since its last call; or it skipped a call that the others made.
+
+    ## Fix
+    Look at what comes after its last call, which is named. On its host `ddpdoctor jobs --hang` shows where it stands now.
+    """
+    found = verdict_for(hang, Kind.BEHIND)
+    if found is None or found.record is None:
+        return
+    record = found.record
+    yield Finding(
+        summary=short(_behind(record, hang)),
+        cause=f"{_now(found, hang)}{not_known(found, hang)}".strip(),
+        evidence=evidence_of(found, hang),
+        fixes=_after_the_last_call(found, hang),
+        rank=record.ranks[0],
+    )
+
+
+def _behind(record: Record, hang: Hang) -> str:
+    who = numbers_named(record.ranks, hang)
+    call = f"{record.call or 'collective'} number {record.number}" if record.number else record.call or "operations"
+    line = f" ({file_line(record.frame)})" if record.frame else ""
+    last = f"; its last call was at {file_line(record.last)}" if record.last and len(record.ranks) == 1 else ""
+    return f"{who} never called {call}{line} of group {record.group}, where {numbers_named(record.others, hang)} wait{last}"
+
+
+def _now(found: Verdict, hang: Hang) -> str:
+    words = what_they_do(found.culprits, hang)
+    return f"{words[:1].upper()}{words[1:]} now. " if words else ""
+
+
+def _after_the_last_call(found: Verdict, hang: Hang) -> tuple[Fix, ...]:
+    record = found.record
+    frames = (record.last, record.frame) if record else ()
+    hosts = {one.host for one in hang.recorded if record and one.rank in record.ranks} - {""}
+    there = f" on {listed(sorted(hosts), most=3)}" if hosts else ""
+    return (
+        *read_the_code(
+            frames,
+            f"See what comes after its last call at {file_line(record.last) or 'a line that was not recorded'}"
+            if record
+            else "",
+        ),
+        Fix(f"While the job still runs, see where it stands{there}", ("ddpdoctor jobs --hang",)),
+    )
+
+
+@check(
+    "nccl-watchdog-timeout",
+    severity=FAIL,
+    log_signs=(
+        LogSign("Watchdog caught collective operation timeout: WorkNCCL("),
+        LogSign("last enqueued NCCL work:"),
+        LogSign("last completed NCCL work:"),
+        LogSign("Process group watchdog thread terminated with exception"),
+    ),
+)
+def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
+    """A collective of NCCL has waited until the group's timeout, and the watchdog wrote its dumps.
+
+    ## What breaks
+    The watchdog ends the ranks that waited (10 minutes by default). The timeout is a symptom: what it names is the collective,
+    not the cause.
+
+    ## Why
+    A rank never called the collective (the dumps say which: its number is the lowest), or all did and the data doesn't get
+    through: network, GPU, peer-to-peer copies.
+
+    ## Fix
+    Where a rank is named, look at its last call. Where all called the same, test the network and the GPUs. A longer timeout
+    only helps where slowness is proven.
+    """
+    found = verdict_for(hang, Kind.TIMED_OUT)
+    if found is None or found.record is None:
+        return
+    record = found.record
+    if record.sign is Sign.BEHIND:
+        summary, fixes = (
+            f"timed out after {record.waited:.0f} s: {_behind(record, hang)}",
+            _after_the_last_call(found, hang),
+        )
+    else:
+        line = f" ({file_line(record.frame)})" if record.frame else ""
+        summary = f"{record.call} number {record.number}{line} timed out after {record.waited:.0f} s though {numbers_named(record.ranks, hang)} had called it"
+        fixes = test_the_way(hang)
+    yield Finding(
+        summary=short(summary),
+        cause=f"NCCL's watchdog struck. {not_known(found, hang)}".strip(),
+        evidence=evidence_of(found, hang),
+        fixes=fixes,
+        rank=record.ranks[0] if record.sign is Sign.BEHIND else None,
+    )
+
+
+@check("exit-hang", severity=FAIL)
+def exit_hang(hang: Hang) -> Iterator[Finding]:
+    """The training is over, and the ranks don't end.
+
+    ## What breaks
+    The processes stay, with their GPU memory and ports, until somebody ends them.
+
+    ## Why
+    `destroy_process_group` waits for collectives that were never done, or with gloo for a DDP object that dies after it; or
+    Python waits at its end for a thread, a process pool or a DataLoader's worker that doesn't end.
+
+    ## Fix
+    Call `dist.barrier()` and then `dist.destroy_process_group()` on all ranks as the last of the script, after deleting the
+    model and loaders; end threads and pools before. Once results are saved, ending the processes loses nothing.
+    """
+    found = verdict_for(hang, Kind.EXIT)
+    if found is None:
+        return
+    yield Finding(
+        summary=short(
+            f"{named(found.culprits, hang)} do{'es' if len(found.culprits) == 1 else ''} not end: {what_they_do(found.culprits, hang)}"
+        ),
+        cause="The training itself is over.",
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code(
+                (one.place.frame for one in found.culprits[:1]),
+                f"See what is still open at {lines_of(found.culprits) or 'the end'}: threads, pools, loaders, groups",
+            ),
+            *full_stacks(found.culprits),
+            *look_on_other_hosts(hang),
+        ),
+        rank=found.culprits[0].number,
+    )
+
+
+@check("collective-stalled", severity=WARN)
+def collective_stalled(hang: Hang) -> Iterator[Finding]:
+    """All ranks that can be seen wait, and nothing tells them apart.
+
+    ## What breaks
+    The job stands still until the group's timeout. No rank of those that can be seen is to blame.
+
+    ## Why
+    All of them called the same collective, so that the fault is between them: network, GPU, peer-to-peer copies. Or a rank on
+    another host, or one that could not be looked into, is the one that all wait for. Over NCCL a busy GPU looks the same.
+
+    ## Fix
+    Look at the other hosts first (`ddpdoctor jobs --hang` there), then test the way between the ranks with `ddpdoctor smoke`
+    and `ddpdoctor netcheck`. A flight recorder in the next run tells ranks apart where stacks don't.
+    """
+    found = verdict_for(hang, Kind.STALLED)
+    if found is None:
+        return
+    sure = any(one.standing in (Standing.WAITS, Standing.ELSEWHERE) for one in found.culprits)
+    recorded = found.record is not None
+    yield Finding(
+        summary=short(_all_of_them(found, hang)),
+        cause=_why_nobody(found, hang, sure=sure or recorded),
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *look_on_other_hosts(hang),
+            *(
+                ()
+                if sure
+                else (
+                    Fix(
+                        "Look again: if the numbers of steps in the log go up, it only computes",
+                        ("ddpdoctor jobs --hang",),
+                    ),
+                )
+            ),
+            *test_the_way(hang),
+            record_next_time(),
+        ),
+        severity=None if sure or recorded else INFO,
+    )
+
+
+def _all_of_them(found: Verdict, hang: Hang) -> str:
+    if not found.culprits and found.record:
+        record = found.record
+        return f"all recorded ranks wait in {record.call} number {record.number}, and nothing tells them apart: {numbers_named(record.ranks, hang)}"
+    if len(found.places) > 1:
+        return f"ranks stand apart, and who waits for whom can't be told: {what_they_do(found.culprits, hang)}"
+    every = "" if not_known(found, hang) else "all ranks wait in the same place: "
+    return f"{every}{what_they_do(found.culprits, hang)}, and nothing tells them apart"
+
+
+def _why_nobody(found: Verdict, hang: Hang, *, sure: bool) -> str:
+    unknown = not_known(found, hang)
+    if unknown:
+        return f"{unknown} The one that all wait for may be among them."
+    if not sure:
+        return "Over NCCL a rank that waits for its GPU looks like one that waits for the others: neither stacks nor /proc tell which."
+    return f"The fault is between them, then: network, GPUs, peer-to-peer copies. {timeout_words(hang)}"

@@ -1,0 +1,265 @@
+"""Why a running job hangs: ranks that do something else while the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.facts.hang import Hang, Watched
+from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.knowledge.hang_company import Stand, worker_idle
+from ddpdoctor.knowledge.hang_fixes import full_stacks, lines_of, look_on_other_hosts, read_the_code
+from ddpdoctor.knowledge.hang_places import Where, worker_place
+from ddpdoctor.knowledge.hang_verdict import Kind, verdict_for
+from ddpdoctor.knowledge.hang_words import evidence_of, file_line, named, not_known, timeout_words, waiting_words, where
+from ddpdoctor.knowledge.smoke_words import short
+from ddpdoctor.registry import LogSign, check
+from ddpdoctor.wording import listed, plural
+
+
+@check("dataloader-stuck", severity=FAIL)
+def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
+    """A rank waits for its DataLoader, which doesn't move.
+
+    ## What breaks
+    The rank waits for the next batch without end (a DataLoader has no timeout unless it is given one), and the other ranks
+    wait for the rank. Their timeout speaks of a collective, never of data.
+
+    ## Why
+    A worker stands in the data set's own code: a download without a timeout, a network file system that doesn't answer, a
+    lock that was held when the worker was forked (OpenCV, HDF5, tokenizers, a thread pool). Or the worker is gone.
+
+    ## Fix
+    Look at the line where the worker stands. `DataLoader(..., timeout=120)` turns the hang into an error that names it;
+    `num_workers=0` tells data apart from workers; `multiprocessing_context="spawn"` avoids locks held across the fork.
+    """
+    found = verdict_for(hang, Kind.LOADER)
+    if found is None:
+        return
+    first = found.culprits[0]
+    stuck = [worker for one in found.culprits for worker in one.rank.workers if not worker_idle(worker)]
+    frames = [worker_place(one.last).frame for one in stuck] or [one.place.frame for one in found.culprits]
+    yield Finding(
+        summary=short(f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} for data at"
+                      f" {lines_of(found.culprits) or 'a line that is not known'}{_workers(first, stuck)}{waiting_words(found, hang)}"),
+        cause=_why_no_data(first, stuck),
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code(frames, f"Look at {_lines(frames)}: what does it wait for there?"),
+            Fix("Let the DataLoader give up, with an error that names the worker: DataLoader(..., timeout=120)"),
+            *full_stacks(() if stuck else found.culprits, [one.pid for one in stuck]),
+        ),
+        rank=first.number,
+    )  # fmt: skip
+
+
+def _lines(frames: list) -> str:  # type: ignore[type-arg]
+    return listed(dict.fromkeys(filter(None, map(file_line, frames))), most=3) or "the data set's code"
+
+
+def _workers(stand: Stand, stuck: list[Watched]) -> str:
+    if stand.place.where is Where.DATA:
+        return f", in {where(stand.place)}"
+    if not stuck:
+        return ", and no worker is there" if not stand.rank.workers else ""
+    places = listed(dict.fromkeys(where(worker_place(one.last)) for one in stuck), most=2)
+    return (
+        f", its worker (pid {stuck[0].pid}) stands in {places}"
+        if len(stuck) == 1
+        else f", {len(stuck)} workers stand in {places}"
+    )
+
+
+def _why_no_data(stand: Stand, stuck: list[Watched]) -> str:
+    held = [one for one in stuck if one.last.state == "D"]
+    if held:
+        return f"The kernel holds {plural(len(held), 'worker')} in {held[0].last.waits_in or 'a disk or network file system'}."
+    if stand.place.where is Where.LOADER and not stand.rank.workers:
+        return "Its workers are gone, killed perhaps: the DataLoader notices only a worker's end that it waits for."
+    stopped = [one for one in stuck if one.last.state in "Tt"]
+    return f"Worker {stopped[0].pid} is stopped: `kill -CONT {stopped[0].pid}` lets it go on." if stopped else ""
+
+
+@check("rank-in-lock", severity=FAIL)
+def rank_in_lock(hang: Hang) -> Iterator[Finding]:
+    """A rank waits for a lock, a queue or another thread, and the others wait for it.
+
+    ## What breaks
+    The rank stands still without using a processor; the others wait in their next collective until the timeout ends the job.
+
+    ## Why
+    A process was forked while another thread held a lock (logging, an import, a thread pool): in the child nobody ever lets
+    it go. Or a `Queue.put` waits for a reader that is gone, a thread for one that waits for it.
+
+    ## Fix
+    Look at the line where it stands. Start processes with "spawn" or before threads are started; `put` and `get` take a
+    timeout.
+    """
+    found = verdict_for(hang, Kind.LOCK)
+    if found is None:
+        return
+    yield Finding(
+        summary=short(f"{named(found.culprits, hang)} stand{'s' if len(found.culprits) == 1 else ''} in"
+                      f" {listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)}{waiting_words(found, hang)}"),
+        cause=timeout_words(hang) if found.waiting else "",
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code((one.place.frame for one in found.culprits), f"Look at {lines_of(found.culprits) or 'the stack'}: who is to let it go on?"),
+            *full_stacks(found.culprits),
+        ),
+        rank=found.culprits[0].number,
+    )  # fmt: skip
+
+
+@check(
+    "slow-rank0-timeout",
+    severity=WARN,
+    log_signs=(
+        LogSign("is setting up NCCL communicator and retrieving ncclUniqueId from [0]"),
+        LogSign("store->get('0') got error: Socket Timeout", why="not verified against a release"),
+    ),
+)
+def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
+    """Rank 0 does something long by itself, and the others wait until the timeout strikes.
+
+    ## What breaks
+    If rank 0 isn't back before the group's timeout (10 minutes over NCCL, 30 over gloo), all others end with a timeout of a
+    collective that is not to blame.
+
+    ## Why
+    Rank 0 alone saves a checkpoint, evaluates, downloads or prepares data, or compiles, under `if rank == 0:`, and a barrier
+    or the next step of the others comes before it is done.
+
+    ## Fix
+    Do it before init_process_group(), or on all ranks; save in the background or in shards; or give the group a longer
+    timeout: `init_process_group(timeout=timedelta(hours=2))`.
+    """
+    found = verdict_for(hang, Kind.SLOW_0)
+    if found is None:
+        return
+    place = found.culprits[0].place
+    moves = "still moving" if found.moving else "not moving"
+    yield Finding(
+        summary=short(f"{named(found.culprits, hang)} is alone in {where(place)}, {moves}{waiting_words(found, hang)}"),
+        cause=f"Rank 0 {place.where.value}. {timeout_words(hang)}",
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code(
+                [place.frame],
+                f"See what rank 0 does alone at {file_line(place.frame)}: do it before, on all ranks, or in parts",
+            ),
+            Fix(
+                "Where it must take so long, give the group more time: init_process_group(timeout=datetime.timedelta(hours=2))"
+            ),
+            Fix("See whether it has gone on: its place and its processor time", ("ddpdoctor jobs --hang",)),
+        ),
+        severity=None if found.moving else FAIL,
+        rank=0,
+    )
+
+
+@check("rank-busy-outside-collectives", severity=FAIL)
+def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
+    """A rank does something else while the others wait for it.
+
+    ## What breaks
+    All others wait in a collective until the group's timeout ends the job, with a message that names their collective and
+    not the rank that never came.
+
+    ## Why
+    The rank sleeps, spins or computes in code of its own: a loop that never ends for its share of the data, a request without
+    a timeout, a file or another process that it waits for, a branch that only this rank takes.
+
+    ## Fix
+    Look at the line that is named. What one rank does alone must be short, or be done before the training.
+    """
+    found = verdict_for(hang, Kind.BUSY)
+    if found is None:
+        return
+    verb = "is busy" if found.moving else "stands"
+    many = verb.replace("is ", "are ").replace("stands", "stand")
+    places = listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)
+    yield Finding(
+        summary=short(
+            f"{named(found.culprits, hang)} {verb if len(found.culprits) == 1 else many} in {places}{waiting_words(found, hang)}"
+        ),
+        cause=f"{_between(found.moving)} {timeout_words(hang)}",
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code(
+                (one.place.frame for one in found.culprits),
+                f"See why {named(found.culprits, hang)} {'is' if len(found.culprits) == 1 else 'are'} at {lines_of(found.culprits)}",
+            ),
+            *full_stacks(found.culprits),
+        ),
+        severity=WARN if found.moving else None,
+        rank=found.culprits[0].number,
+    )
+
+
+def _between(moving: bool) -> str:
+    return (
+        "It made progress between the two looks."
+        if moving
+        else "It was in the same place in both looks, and did nothing in between."
+    )
+
+
+@check(
+    "rendezvous-waiting",
+    severity=FAIL,
+    log_signs=(LogSign("clients joined", why="how many of how many stands before it"),),
+)
+def rendezvous_waiting(hang: Hang) -> Iterator[Finding]:
+    """Ranks wait in init_process_group for others that are not there.
+
+    ## What breaks
+    Nothing is computed: the ranks that have come wait for the store or for the others, silently, up to 30 minutes over gloo
+    and 10 over NCCL (600 s for the store).
+
+    ## Why
+    Fewer ranks were started than WORLD_SIZE says, on other hosts perhaps; they can't reach MASTER_ADDR:MASTER_PORT; or a rank
+    does something long before it calls init_process_group.
+
+    ## Fix
+    Start the missing ranks, or correct WORLD_SIZE. `ddpdoctor netcheck` tests the way between hosts, and names who doesn't
+    come. Call init_process_group early.
+    """
+    found = verdict_for(hang, Kind.RENDEZVOUS)
+    if found is None:
+        return
+    late = found.culprits if found.waiting else ()
+    missing = not_known(found, hang)
+    if late:
+        summary = f"{named(late, hang)} {'is' if len(late) == 1 else 'are'} not in init_process_group but in {where(late[0].place)}{waiting_words(found, hang)}"
+    else:
+        summary = f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} in {where(found.culprits[0].place)}: {_who_is_missing(missing)}"
+    yield Finding(
+        summary=short(summary),
+        cause=missing or timeout_words(hang),
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *(
+                read_the_code(
+                    [late[0].place.frame],
+                    f"See what comes before init_process_group at {file_line(late[0].place.frame)}",
+                )
+                if late
+                else ()
+            ),
+            *look_on_other_hosts(hang),
+            Fix(
+                "Test whether all hosts can reach the master: `ddpdoctor netcheck --help` shows what to run on each",
+                ("ddpdoctor netcheck --help",),
+            ),
+            Fix(
+                "See whether settings of the launch agree with each other",
+                ("ddpdoctor check --select launch,network,settings",),
+            ),
+        ),
+        severity=INFO if late and found.moving else None,
+        rank=found.culprits[0].number,
+    )
+
+
+def _who_is_missing(missing: str) -> str:
+    return missing.rstrip(".") if missing else "all ranks are there, and don't get through to each other"
