@@ -20,6 +20,7 @@ _COMMANDS = {
     "netcheck": "netcheck",
     "smoke": "smoke",
     "jobs": "jobs",
+    "zombies": "zombies",
     "fix-checkpoint": "fix_checkpoint",
     "snapshot": "snapshot",
     "list": "list_checks",

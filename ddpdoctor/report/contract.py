@@ -15,11 +15,13 @@ from ddpdoctor.checkpoints.outcomes import Outcome
 from ddpdoctor.examination import Examination, Verdict, node_names, overall
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.fleet import Absent, Fleet, Link, Node, Phase, Reach
+from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Evidence, Fix, Severity
 from ddpdoctor.registry import Why
 from ddpdoctor.report.reported_jobs import ReportedJob
+from ddpdoctor.report.reported_leftovers import ReportedLeftover
 from ddpdoctor.treatments.outcomes import Treatment
 
 
@@ -103,6 +105,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Of check --fix: what became of each finding's fix; the findings are those that were left."""
     jobs: tuple[ReportedJob, ...] | UnsetType = UNSET
     """Of jobs: the training jobs of this host, the oldest first; empty where none was found."""
+    leftovers: tuple[ReportedLeftover, ...] | UnsetType = UNSET
+    """Of zombies: what earlier runs left behind, what is proven first."""
+    not_seen: tuple[str, ...] | UnsetType = UNSET
+    """Of zombies: where more may be left over, and why nobody could look there."""
+    freed: tuple[str, ...] | UnsetType = UNSET
+    """Of zombies --kill: what is free again, in words."""
+    hang: Hang | UnsetType = UNSET
+    """Of jobs --hang: where each rank stood, and what the flight recorders say."""
 
 
 def build_report(
@@ -115,11 +125,13 @@ def build_report(
     seconds: float | None = None,
     of_all: Verdict | None = None,
     smoke: Smoke | None = None,
+    hang: Hang | None = None,
 ) -> Report:
     """Puts the examinations of one or several hosts into one report.
 
     fleet: what all nodes found out, where netcheck ran on node 0; `seconds`: from the last join to the verdict; `of_all`:
-    the verdict on all nodes, where the examination is of one of them, or on the training; smoke: what that came to.
+    the verdict on all nodes, where the examination is of one of them, or on the training; smoke: what that came to; hang: where the ranks of
+    a running job stand.
     """
     several = len(examinations) > 1
     findings = []
@@ -168,6 +180,7 @@ def build_report(
         matrix=UNSET if fleet is None else Matrix(reach=fleet.reach, links=fleet.links),
         seconds=UNSET if seconds is None else seconds,
         smoke=UNSET if smoke is None else smoke,
+        hang=UNSET if hang is None else hang,
     )
 
 

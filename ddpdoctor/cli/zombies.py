@@ -1,0 +1,201 @@
+"""`ddpdoctor zombies`: what earlier runs left behind, and, with --kill, the end of what is proven to be that."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ddpdoctor.cli.stopping import Stopped
+
+if TYPE_CHECKING:
+    from ddpdoctor.knowledge.leftovers import Leftover
+    from ddpdoctor.treatments.ending import Endings, Look
+
+
+def zombies(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PID|SEGMENT]...",
+            help="Only these: pids, or paths in /dev/shm. Default: all that is left over.",
+            show_default=False,
+        ),
+    ] = None,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="End what is proven to be left over, and yours. Shown first, then asked for.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --kill: don't ask.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --kill: show what would be ended, and end nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what earlier runs left behind: orphaned ranks and DataLoader workers, GPU memory, ports, shared memory.
+
+    With --kill it ends only what is proven to be left over and is yours: it is
+    looked at twice, some seconds apart, and must have done nothing. What still
+    works, what belongs to others, and what is in doubt is shown with the
+    reason, and left alone.
+
+    Exit code: 0 nothing is left over, 1 something is, 2 wrong usage, or the
+    processes could not be seen.
+    """
+    _refuse(targets or (), kill=kill, yes=yes, dry_run=dry_run, as_json=as_json)
+    from ddpdoctor.cli.treating_wishes import not_ours
+
+    if kill and not dry_run and (silent := not_ours(os.environ)):
+        typer.echo(silent, err=True)
+        raise typer.Exit(0)
+    raise typer.Exit(_zombies(tuple(targets or ()), kill=kill, yes=yes, dry_run=dry_run, as_json=as_json))
+
+
+def _refuse(targets: Sequence[str], *, kill: bool, yes: bool, dry_run: bool, as_json: bool) -> None:
+    if not kill and (yes or dry_run):
+        raise typer.BadParameter(f"{'--yes' if yes else '--dry-run'} goes with --kill")
+    if as_json and kill and not yes and not dry_run:
+        raise typer.BadParameter("--kill --json can't ask: add --yes, or --dry-run to see what would be done")
+    wrong = [one for one in targets if not one.isdecimal() and not one.startswith("/dev/shm/")]
+    if wrong:
+        raise typer.BadParameter(f"{wrong[0]!r} is neither a pid nor a path in /dev/shm")
+
+
+def _zombies(targets: tuple[str, ...], *, kill: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
+    from ddpdoctor.facts.base import Unknown
+    from ddpdoctor.knowledge.leftover_blind_spots import blind_spots
+    from ddpdoctor.treatments.leftovers import chosen
+
+    first = _look("Looking for leftovers")
+    found = chosen(first.leftovers, targets)
+    spots = blind_spots(first.processes, first.gpus, first.shared_memory)
+    problems = _problems(targets, found, first)
+    unseen = isinstance(first.processes, Unknown)
+    if not as_json:
+        _show(found, spots, problems, killing=kill)
+    proven = [one for one in found if one.proven]
+    ending = None
+    code = 1 if found else 2 if unseen or problems else 0
+    if kill and proven:
+        if not as_json:
+            _show_plan(proven)
+        if dry_run:
+            _say("Nothing was ended: it was a dry run.", as_json=as_json)
+        elif _may(yes=yes):
+            ending = _end(proven, first)
+            left = [one for one in found if one not in {done.leftover for done in ending.done}]
+            gone = [one.leftover for one in ending.all if one.fate.value == "gone"]
+            code = 1 if [one for one in left if one not in gone] else 0
+            if not as_json:
+                _show_endings(ending)
+    elif kill and found:
+        _say("Nothing was ended: nothing of it is proven to be left over, and yours.", as_json=as_json)
+    if as_json:
+        _print_json(found, spots, problems, ending, code)
+    return code
+
+
+def _look(what: str) -> Look:
+    from ddpdoctor.cli.progress import StatusLine
+    from ddpdoctor.treatments.leftovers import look
+
+    line = StatusLine(lambda seconds: f"{what} ({seconds:.0f} s)", 0.3)
+    try:
+        return look()
+    finally:
+        line.close()
+
+
+def _problems(targets: Sequence[str], found: Sequence[Leftover], first: Look) -> list[str]:
+    """What was asked for and isn't left over, and why."""
+    from ddpdoctor.facts.base import Unknown
+
+    processes = first.processes
+    if isinstance(processes, Unknown):
+        return [f"The processes could not be seen: {processes.reason}"]
+    named = {str(one.pid) for one in found if one.pid} | {one.path for one in found}
+    there = {str(one.pid) for one in processes.listed}
+    told = {True: "it is not left over, as far as can be seen", False: "no job's process has that pid"}
+    return [
+        f"{one}: {told[one in there] if one.isdecimal() else 'no segment that nobody uses'}; nothing was done to it"
+        for one in targets
+        if one not in named
+    ]
+
+
+def _may(*, yes: bool) -> bool:
+    """Whether they may be ended. Without anybody to ask, nothing is."""
+    if yes:
+        return True
+    sys.stdout.flush()
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        print(
+            "Nothing was ended: there is no terminal to ask on. To end them without being asked: "
+            "ddpdoctor zombies --kill --yes",
+            file=sys.stderr,
+        )
+        return False
+    print("End them? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    print("Nothing was ended.", file=sys.stderr)
+    return False
+
+
+def _end(proven: Sequence[Leftover], first: Look) -> Endings:
+    from ddpdoctor.cli.progress import StatusLine
+    from ddpdoctor.treatments.ending import Endings, end
+    from ddpdoctor.treatments.leftovers import look
+
+    ending = Endings()
+    line = StatusLine(lambda seconds: f"Looking a second time, then ending them ({seconds:.0f} s)", 0.3)
+    try:
+        end(proven, first, look, ending)
+    except Stopped as stopped:
+        stopped.text = ending.stopped()
+        raise
+    finally:
+        line.close()
+    return ending
+
+
+def _show(found: Sequence[Leftover], spots: Sequence[str], problems: Sequence[str], *, killing: bool) -> None:
+    from ddpdoctor.report.plain import one_line
+    from ddpdoctor.report.screen import screen_for
+    from ddpdoctor.report.zombies_terminal import show_leftovers
+
+    screen = screen_for(sys.stdout, os.environ)
+    for problem in problems:
+        screen.labelled("", one_line(problem), 0, style="yellow")
+    show_leftovers(screen, found, spots, killing=killing)
+
+
+def _show_plan(proven: Sequence[Leftover]) -> None:
+    from ddpdoctor.report.screen import screen_for
+    from ddpdoctor.report.zombies_terminal import show_plan
+
+    show_plan(screen_for(sys.stdout, os.environ), proven)
+
+
+def _show_endings(ending: Endings) -> None:
+    from ddpdoctor.report.screen import screen_for
+    from ddpdoctor.report.zombies_terminal import show_endings
+
+    show_endings(screen_for(sys.stdout, os.environ), ending)
+
+
+def _say(text: str, *, as_json: bool) -> None:
+    print(text, file=sys.stderr if as_json else sys.stdout)
+
+
+def _print_json(
+    found: Sequence[Leftover], spots: Sequence[str], problems: Sequence[str], ending: Endings | None, code: int
+) -> None:
+    from ddpdoctor.examination import Verdict
+    from ddpdoctor.report.contract import to_json
+    from ddpdoctor.report.zombies_json import zombies_report
+
+    verdict = {0: Verdict.OK, 1: Verdict.FAIL, 2: Verdict.UNKNOWN}[code]
+    print(to_json(zombies_report(found, spots, problems, ending, verdict)))
