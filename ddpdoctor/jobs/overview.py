@@ -155,8 +155,8 @@ def named_job(name: str, jobs: Sequence[Job], processes: Processes) -> Job:
 
 
 def members(job: Job) -> set[int]:
-    """The pids of launcher, ranks, workers and helpers."""
-    return {one.pid for one in (*job.ranks, *job.others, *((job.launcher,) if job.launcher else ()))}
+    """The pids of launchers, ranks, workers and helpers."""
+    return {one.pid for one in (*job.launchers, *job.ranks, *job.others)}
 
 
 def _above(job: Job, processes: Processes) -> set[int]:

@@ -51,10 +51,7 @@ def _missing(job: Job) -> Iterator[Remark]:
 
 def _doubled(job: Job) -> Iterator[Remark]:
     for rank in job.doubled:
-        alike = [one for one in job.ranks if one.place and one.place.rank == rank]
-        parents = {one.pid for one in alike}
-        # What a rank starts itself inherits its RANK.
-        alike = [one for one in alike if one.parent not in parents and one.state not in ENDED]
+        alike = [one for one in job.ranks if one.place and one.place.rank == rank and one.state not in ENDED]
         if len(alike) > 1 and not any(one.forked for one in alike):
             yield Remark(
                 Oddity.DOUBLED,
@@ -111,12 +108,13 @@ def _stopped(job: Job) -> Iterator[Remark]:
             text=f"{who(stopped)}: stopped by a signal (SIGSTOP or Ctrl-Z), state T; {others}",
             told_by=(STATES_TOLD_BY,),
         )
-    if job.launcher and job.launcher.state == STOPPED and not stopped:
+    halted = [one for one in job.launchers if one.state == STOPPED]
+    if halted and not stopped:
         yield Remark(
             Oddity.STOPPED,
             WARN,
-            pids=(job.launcher.pid,),
-            text=f"the launcher, pid {job.launcher.pid}, is stopped, state T: it notices no rank that fails",
+            pids=tuple(one.pid for one in halted),
+            text=f"the launcher, pid {listed(one.pid for one in halted)}, is stopped, state T: it notices no rank that fails",
             told_by=(STATES_TOLD_BY,),
         )
     traced = [one for one in alive if one.state != STOPPED and (one.tracer or one.state == HELD_BY_A_DEBUGGER)]

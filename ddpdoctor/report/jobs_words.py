@@ -39,7 +39,7 @@ def described(job: Job) -> str:
         listed(users, 3),
         f"up {age(max(one.age for one in job.ranks))}",
         f"{here} on this host of {job.world_size} in all" if more else here,
-        f"launcher pid {job.launcher.pid}" if job.launcher else "no launcher here",
+        _launchers(job),
         *_workers(job),
         *(["the order in which they were started is taken for their ranks"] if _guessed(job) else []),
     ]
@@ -47,6 +47,12 @@ def described(job: Job) -> str:
     if containers:
         parts.append(f"in container {listed(containers, 3)}")
     return ", ".join(parts)
+
+
+def _launchers(job: Job) -> str:
+    if not job.launchers:
+        return "no launcher here"
+    return f"launcher{'' if len(job.launchers) == 1 else 's'} pid {listed((one.pid for one in job.launchers), 4)}"
 
 
 def _workers(job: Job) -> Iterator[str]:

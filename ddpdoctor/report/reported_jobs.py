@@ -65,10 +65,10 @@ class ReportedRemark(msgspec.Struct, frozen=True):
 
 class ReportedJob(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks of one job on this host. name: what `ddpdoctor jobs NAME` takes; expected: the ranks that should be here, as far
-    as their settings say so."""
+    as their settings say so; launchers: several where each container has one."""
 
     name: str
-    launcher: ReportedProcess | None
+    launchers: tuple[ReportedProcess, ...]
     world_size: int | None
     expected: tuple[int, ...]
     missing: tuple[int, ...]
@@ -80,7 +80,7 @@ def reported_job(job: Job, remarks: Sequence[Remark], held: Sequence[Held]) -> R
     """held: what all processes hold on the GPUs."""
     return ReportedJob(
         name=job.name,
-        launcher=_process(job.launcher) if job.launcher else None,
+        launchers=tuple(map(_process, job.launchers)),
         world_size=job.world_size,
         expected=job.expected,
         missing=job.missing,

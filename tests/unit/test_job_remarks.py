@@ -55,11 +55,10 @@ def test_doubled() -> None:
 @pytest.mark.parametrize(
     "twin",
     [
-        rank(3, pid=9000, parent=4723),
         rank(3, pid=9000, state="Z"),
         rank(3, pid=9000, place=Place(rank=3, world_size=4, source="the order in which its parent started them")),
     ],
-    ids=["its own child", "has ended", "a guess"],
+    ids=["has ended", "a guess"],
 )
 def test_not_doubled(twin: Process) -> None:
     assert Oddity.DOUBLED not in oddities(launcher(), *RANKS, twin)

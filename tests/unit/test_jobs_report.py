@@ -198,7 +198,7 @@ def test_quiet_and_json() -> None:
     assert told["command"] == "jobs"
     assert told["verdict"] == "fail"
     (job,) = told["jobs"]
-    assert job["launcher"]["pid"] == 4711
+    assert [each["pid"] for each in job["launchers"]] == [4711]
     assert [each["rank"] for each in job["ranks"]] == [0, 1, 2, 3]
     assert job["ranks"][2]["remarks"] == ["stopped"]
     assert job["remarks"][0]["severity"] == "fail"
