@@ -31,7 +31,7 @@ from ddpdoctor.knowledge.hang_words import (
 )
 from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.registry import LogSign, check
-from ddpdoctor.wording import listed
+from ddpdoctor.wording import listed, ranks_named
 
 
 @check("uneven-inputs", severity=FAIL, log_signs=(LogSign("Detected at least one rank that exhausted inputs"),))
@@ -133,7 +133,7 @@ def _how_they_differ(found: Verdict, hang: Hang) -> str:
         if found.record
         else "Where these calls belong to different groups by design, look for the rank that both wait for. "
     )
-    return f"{alone}{groups}{timeout_words(hang) if hang.ranks else ''}".strip()
+    return f"{alone}{groups}{timeout_words(hang)}".strip()
 
 
 @check("rank-fell-behind", severity=FAIL)
@@ -164,11 +164,13 @@ def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
 
 
 def _behind(record: Record, hang: Hang) -> str:
-    who = numbers_named(record.ranks, hang)
-    call = f"{record.call or 'collective'} number {record.number}" if record.number else record.call or "operations"
+    who, others = numbers_named(record.ranks, hang), ranks_named(record.others)
+    call = f"{record.call or 'collective'} number {record.number}" if record.number else record.call or "an operation"
+    group = "" if record.group.partition(":")[0] == "0" else f" of group {record.group}"
     line = f" ({file_line(record.frame)})" if record.frame else ""
-    last = f"; its last call was at {file_line(record.last)}" if record.last and len(record.ranks) == 1 else ""
-    return f"{who} never called {call}{line} of group {record.group}, where {numbers_named(record.others, hang)} wait{last}"
+    last = f"; its last call: {file_line(record.last)}" if record.last and len(record.ranks) == 1 else ""
+    wait = "waits" if len(record.others) == 1 else "wait"
+    return f"{who} never called {call}{group}{line}, where {others} {wait}{last}"
 
 
 def _now(found: Verdict, hang: Hang) -> str:
@@ -259,7 +261,7 @@ def exit_hang(hang: Hang) -> Iterator[Finding]:
         return
     yield Finding(
         summary=short(
-            f"{named(found.culprits, hang)} do{'es' if len(found.culprits) == 1 else ''} not end: {what_they_do(found.culprits, hang)}"
+            f"{named(found.culprits, hang)} do{'es' if len(found.culprits) == 1 else ''} not end, in {listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)}"
         ),
         cause="The training itself is over.",
         evidence=evidence_of(found, hang),
@@ -324,8 +326,11 @@ def _all_of_them(found: Verdict, hang: Hang) -> str:
         return f"all recorded ranks wait in {record.call} number {record.number}, and nothing tells them apart: {numbers_named(record.ranks, hang)}"
     if len(found.places) > 1:
         return f"ranks stand apart, and who waits for whom can't be told: {what_they_do(found.culprits, hang)}"
-    every = "" if not_known(found, hang) else "all ranks wait in the same place: "
-    return f"{every}{what_they_do(found.culprits, hang)}, and nothing tells them apart"
+    unknown = not_known(found, hang)
+    if unknown:
+        return f"{what_they_do(found.culprits, hang)}; {unknown[:1].lower()}{unknown[1:].rstrip('.')}"
+    everybody = "both " if len(found.culprits) == 2 else "all of " if len(found.culprits) > 2 else ""
+    return f"{everybody}{what_they_do(found.culprits, hang)}, and nothing tells them apart"
 
 
 def _why_nobody(found: Verdict, hang: Hang, *, sure: bool) -> str:
@@ -334,4 +339,6 @@ def _why_nobody(found: Verdict, hang: Hang, *, sure: bool) -> str:
         return f"{unknown} The one that all wait for may be among them."
     if not sure:
         return "Over NCCL a rank that waits for its GPU looks like one that waits for the others: neither stacks nor /proc tell which."
-    return f"The fault is between them, then: network, GPUs, peer-to-peer copies. {timeout_words(hang)}"
+    if len(found.places) > 1:
+        return f"One may wait for the next in a chain whose end can't be seen. {timeout_words(hang)}"
+    return f"The fault is between them, then: network, GPUs, peer-to-peer copies. {timeout_words(hang)}".strip()

@@ -58,7 +58,7 @@ def _lines(frames: list) -> str:  # type: ignore[type-arg]
 
 def _workers(stand: Stand, stuck: list[Watched]) -> str:
     if stand.place.where is Where.DATA:
-        return f", in {where(stand.place)}"
+        return f", and stands in the data set, {where(stand.place)}"
     if not stuck:
         return ", and no worker is there" if not stand.rank.workers else ""
     places = listed(dict.fromkeys(where(worker_place(one.last)) for one in stuck), most=2)
@@ -140,7 +140,7 @@ def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
     moves = "still moving" if found.moving else "not moving"
     yield Finding(
         summary=short(f"{named(found.culprits, hang)} is alone in {where(place)}, {moves}{waiting_words(found, hang)}"),
-        cause=f"Rank 0 {place.where.value}. {timeout_words(hang)}",
+        cause=f"Rank 0 is {place.where.value}. {timeout_words(hang)}",
         evidence=evidence_of(found, hang),
         fixes=(
             *read_the_code(

@@ -11,6 +11,7 @@ import msgspec
 from ddpdoctor.facts.hang import Hang, Watched, WatchedRank
 from ddpdoctor.knowledge.hang_places import Place, Where, place_of, worker_place
 
+IDLE: Final = 0.05
 BUSY: Final = 0.2
 """Cores. A rank that only waits uses less than 0.02: gloo's threads wake up a hundred times a second, and do nothing."""
 DATA_MOVES: Final = 64 << 10
@@ -86,7 +87,7 @@ def worker_moves(worker: Watched) -> bool:
     if not worker.looks:
         return False
     first, last = worker_place(worker.looks[0]), worker_place(worker.last)
-    return _changed(first, last) or cores_used(worker) > BUSY or bytes_moved(worker) > DATA_MOVES
+    return _changed(first, last) or _wandered(worker) or cores_used(worker) > BUSY or bytes_moved(worker) > DATA_MOVES
 
 
 def worker_idle(worker: Watched) -> bool:

@@ -17,7 +17,7 @@ from ddpdoctor.wording import human, listed, plural, ranks_named
 
 MOST_FRAMES: Final = 6
 MOST_SHOWN: Final = 4
-ORDERS: Final = {"nccl": "10 minutes", "gloo": "30 minutes"}
+ORDERS: Final = {"nccl": ("NCCL", "10 minutes"), "gloo": ("gloo", "30 minutes")}
 """Timeouts of a process group unless the script says otherwise."""
 
 
@@ -99,8 +99,10 @@ def not_known(found: Verdict, hang: Hang) -> str:
 
 
 def timeout_words(hang: Hang) -> str:
-    """Which timeout will strike."""
-    times = [f"{minutes} over {name}" for name, minutes in ORDERS.items() if name in hang.backend]
+    """Which timeout will strike; "" where no rank is left for it."""
+    if not hang.ranks:
+        return ""
+    times = [f"{minutes} over {name}" for word, (name, minutes) in ORDERS.items() if word in hang.backend]
     default = listed(times) or "10 minutes over NCCL, 30 over gloo"
     return f"The group's timeout ends the wait: {default}, unless init_process_group(timeout=...) says otherwise."
 
