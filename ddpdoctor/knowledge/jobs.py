@@ -12,6 +12,8 @@ from ddpdoctor.facts.processes import Process, Processes, Role
 ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
 MOST_ON_A_HOST = 4096
 """Ranks. Where settings tell of more, they are wrong."""
+STARTED_TOGETHER = 60.0
+"""Seconds between the first and the last of a run's ranks, on however slow a host."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +102,7 @@ class _Part:
 
     def runs(self) -> Sequence[_Part]:
         """One by one where several runs met at the same point one after the other: each has all the ranks that the others
-        have, and began when the one before it was complete. Else, doubled or not, it is one."""
+        have, began when the one before it was complete, and began at once. Else, doubled or not, it is one."""
         if self.launcher:
             return [self]
         runs: list[_Part] = []
@@ -109,7 +111,10 @@ class _Part:
                 runs.append(_Part(None))
             runs[-1].ranks.append(one)
         several = len(runs[0].places) > 1 or self.world_size == 1
-        return runs if several and len({run.places for run in runs}) == 1 else [self]
+        at_once = all(
+            max(ages) - min(ages) < STARTED_TOGETHER for ages in ([one.age for one in run.ranks] for run in runs)
+        )
+        return runs if several and at_once and len({run.places for run in runs}) == 1 else [self]
 
 
 def _started_by(rank: Process, by_pid: Mapping[int, Process]) -> tuple[Process | None, Process]:
@@ -118,10 +123,10 @@ def _started_by(rank: Process, by_pid: Mapping[int, Process]) -> tuple[Process |
     while one and one.pid not in seen:
         if one.role is Role.LAUNCHER:
             return one, first
-        if one.role is Role.RANK and not (rank.place and rank.place.source == "LOCAL_RANK"):
-            break
-        if one.role is Role.RANK:
+        if one.role is Role.RANK and rank.place and rank.place.source == "LOCAL_RANK":
             first = one
+        elif one.role is Role.RANK and _meeting_point(one) != _meeting_point(rank):
+            break
         seen.add(one.pid)
         one = by_pid.get(one.parent)
     return None, first
