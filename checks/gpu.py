@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, torch_version
+from ddpdoctor.knowledge.gpu_holders import told_by_holder
 from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
@@ -343,7 +346,9 @@ def _described(gpu: Gpu) -> str:
         LogSign("reserved in total by PyTorch", why="the batch may also be too large"),
     ),
 )
-def gpu_memory_in_use(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
+def gpu_memory_in_use(
+    gpus: Gpus, plan: Plan, environment: Maybe[Environment], processes: Maybe[Processes], machine: Maybe[Machine]
+) -> Iterator[Finding]:
     """Something else holds much of a GPU's memory.
 
     ## What breaks
@@ -362,7 +367,10 @@ def gpu_memory_in_use(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
     asked = tuple(one for one in visible if not one.integrated and _share(one) is not None)
     if not asked:
         raise NotKnown("the memory in use on the visible GPUs is not reported")
-    full = tuple(one for one in asked if (_share(one) or 0.0) >= 0.1)
+    # Where it is known who holds what, gpu-memory-held-by-others, zombie-gpu-process and gpu-memory-unowned name them.
+    looked_at = isinstance(processes, Processes) and isinstance(machine, Machine) and not machine.wsl
+    named = tuple(one for one in asked if looked_at and told_by_holder(one))
+    full = tuple(one for one in asked if (_share(one) or 0.0) >= 0.1 and one not in named)
     if not full:
         if len(asked) < sum(not one.integrated for one in visible):
             raise NotKnown("the memory in use on some visible GPUs is not reported")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import selector, visible_gpus
-from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned
+from ddpdoctor.knowledge.gpu_holders import Held, Shared, all_told, holdings, of_process, own_jobs, shared_gpus
+from ddpdoctor.knowledge.gpu_holders_words import evidence_of
+from ddpdoctor.knowledge.job_words import places
+from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import plural, ranks_named
@@ -27,9 +32,14 @@ from ddpdoctor.wording import plural, ranks_named
     ),
 )
 def duplicate_gpu(
-    gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Smoke
+    gpus: Gpus,
+    plan: Plan,
+    environment: Maybe[Environment],
+    torch: Maybe[Torch],
+    smoke: Smoke,
+    processes: Maybe[Processes],
 ) -> Iterator[Finding]:
-    """Several ranks would use the same GPU.
+    """Several ranks use the same GPU, or would.
 
     ## What breaks
     NCCL refuses at the first collective: "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device". Where each rank
@@ -43,6 +53,16 @@ def duplicate_gpu(
     At most as many ranks as GPUs (`torchrun --nproc-per-node=gpu`), and `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`
     as the first that touches CUDA. To try out several ranks without as many GPUs: the backend gloo on the CPU.
     """
+    if isinstance(processes, Processes):
+        yield from _running(gpus, processes)
+    yield from _planned(gpus, plan, environment, torch, smoke)
+    if own_jobs(known(processes)):
+        all_told(gpus.answering)
+
+
+def _planned(
+    gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Smoke
+) -> Iterator[Finding]:
     requires(not on_the_cpu(smoke), "the ranks run on the CPU")
     requires(gpus.devices, "no GPU on this host")
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
@@ -60,6 +80,35 @@ def duplicate_gpu(
     # With several GPUs it is nproc-exceeds-gpus that speaks, unless ranks are just about to be put on them.
     requires(on_the_gpus(smoke) or one_gpu_for_all(seen, plan), "several GPUs are visible: see nproc-exceeds-gpus")
     yield _shared(gpus, plan, environment, len(seen))
+
+
+def _running(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
+    """Of running jobs those whose ranks share a GPU for another reason than a missing set_device."""
+    held = holdings(gpus, processes)
+    for job in own_jobs(processes):
+        for one in shared_gpus(job, held, gpus):
+            if not one.unset:
+                yield _runs_on_one(job, one, held)
+
+
+def _runs_on_one(job: Job, shared: Shared, held: Sequence[Held]) -> Finding:
+    over_nccl = any("nccl" in mark for one in shared.ranks for mark in one.marks)
+    ranks = ranks_named(places(shared.ranks)) if places(shared.ranks) else plural(len(shared.ranks), "rank")
+    return Finding(
+        summary=f"{ranks} of job {job.name} all work on GPU {shared.gpu.index}, "
+        + ("which NCCL refuses" if over_nccl else "and take turns"),
+        evidence=evidence_of(
+            [each for one in shared.ranks for each in of_process(one, held) if each.gpu == shared.gpu]
+        ),
+        fixes=(
+            Fix(
+                "Start at most as many ranks as GPUs, and let each take that of its local rank: "
+                'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+            ),
+            Fix("See which GPUs each rank was shown", (f"ddpdoctor jobs {job.name}",)),
+        ),
+        severity=FAIL if over_nccl else WARN,
+    )
 
 
 def _shared(gpus: Gpus, plan: Plan, environment: Maybe[Environment], visible: int) -> Finding:

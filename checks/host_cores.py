@@ -13,8 +13,12 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, told
+from ddpdoctor.knowledge.gpu_holders import ENDED, own_jobs
+from ddpdoctor.knowledge.job_words import who
+from ddpdoctor.knowledge.jobs import setting
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import plural
@@ -132,7 +136,9 @@ def _more_cores(container: Maybe[Container], environment: Maybe[Environment], pl
         ),
     ),
 )
-def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environment, plan: Plan) -> Iterator[Finding]:
+def omp_threads(
+    machine: Machine, cgroup: Maybe[Cgroup], environment: Environment, plan: Plan, processes: Maybe[Processes]
+) -> Iterator[Finding]:
     """The ranks start more OpenMP threads than there are cores.
 
     ## What breaks
@@ -146,6 +152,8 @@ def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environmen
     ## Fix
     Set it to cores divided by ranks: on 96 cores with 8 ranks `export OMP_NUM_THREADS=12`.
     """
+    if isinstance(processes, Processes):
+        yield from _running(processes)
     value = environment.get("OMP_NUM_THREADS").split(",")[0].strip()
     requires(plan.nproc > 1 or value, "a single rank has the cores to itself")
     share = share_of(machine, cgroup, environment, plan)
@@ -165,6 +173,50 @@ def omp_threads(machine: Machine, cgroup: Maybe[Cgroup], environment: Environmen
         )
     else:
         _quota_is_known(cgroup)
+
+
+def _running(processes: Processes) -> Iterator[Finding]:
+    """Of running jobs those whose ranks have really started so many threads."""
+    for job in own_jobs(processes):
+        ranks = [one for one in job.ranks if one.state not in ENDED]
+        share = max(1.0, processes.cores / max(1, len(ranks)))
+        greedy = [
+            (one, threads)
+            for one in ranks
+            if (threads := _threads_of(one, processes.cores)) > share and one.threads >= threads
+        ]
+        if len(ranks) > 1 and processes.cores and greedy:
+            first, threads = greedy[0]
+            said = setting(first, "OMP_NUM_THREADS")
+            yield Finding(
+                summary=f"Job {job.name} runs with {plural(len(greedy), 'rank')} of {threads} OpenMP threads each, on "
+                f"{_cores(processes.cores)}",
+                cause=""
+                if said
+                else "OMP_NUM_THREADS is not set in them, and torchrun, which would set it, didn't start them.",
+                evidence=tuple(
+                    Evidence(
+                        f"{who([one])}: OMP_NUM_THREADS is {setting(one, 'OMP_NUM_THREADS') or 'not set'}, "
+                        f"{plural(one.threads, 'thread')}",
+                        "/proc",
+                    )
+                    for one, _ in greedy[:8]
+                ),
+                fixes=(
+                    Fix(
+                        "Divide the cores between the ranks, and start the job again",
+                        (f"export OMP_NUM_THREADS={max(1, int(share))}",),
+                    ),
+                ),
+            )
+
+
+def _threads_of(rank: Process, cores: int) -> int:
+    """OpenMP's, of one rank; 0 where that can't be told: a forked one shows its parent's settings."""
+    if isinstance(rank.settings, Unknown) or rank.forked:
+        return 0
+    value = setting(rank, "OMP_NUM_THREADS").split(",")[0].strip()
+    return (number(value) or 0) if value else cores
 
 
 def _too_many(ranks: int, threads: int, cores: str) -> str:

@@ -10,14 +10,18 @@ from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
+from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.processes import Processes
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, whom
+from ddpdoctor.knowledge.gpu_holders_words import end_leftover, why_left
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
+from ddpdoctor.knowledge.leftovers import Leftover, left_by_processes
 from ddpdoctor.knowledge.meeting_words import another_port, who_listens
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.root import by_root
@@ -26,6 +30,7 @@ from ddpdoctor.wording import in_patient, listed, plural
 
 UNVERIFIED = "not verified against a release"
 
+NOT_LOOKED_AT = Unknown("not looked at")
 THE_ENDPOINT = "the rendezvous endpoint"
 
 PORTS_A_RANK = 64
@@ -44,7 +49,12 @@ PORTS_A_RANK = 64
     ),
 )
 def port_in_use(
-    network: Network, environment: Environment, patient: Patient, meeting: Maybe[Meeting]
+    network: Network,
+    environment: Environment,
+    patient: Patient,
+    meeting: Maybe[Meeting],
+    processes: Maybe[Processes] = NOT_LOOKED_AT,
+    gpus: Maybe[Gpus] = NOT_LOOKED_AT,
 ) -> Iterator[Finding]:
     """The job's port is taken.
 
@@ -77,15 +87,31 @@ def port_in_use(
                 yield _not_listened(not_listened, f"ports {port + 1} to {port + 4}", name, patient)
             continue
         holder = max(holders, key=lambda one: (one.listening, one.pid), default=Listener(address="", port=port))
+        left = _left_over(holder, processes, gpus)
         yield Finding(
-            summary=f"Port {port} ({name}) is taken by {_who(holder)}",
-            cause="Another job runs here with the same port, or a crashed run left a process behind."
+            summary=f"Port {port} ({name}) is taken by {_who(holder)}"
+            + (f", {'a leftover' if left.proven else 'perhaps a leftover'} of a run that is gone" if left else ""),
+            cause=why_left(left)
+            if left
+            else "Another job runs here with the same port, or a crashed run left a process behind."
             if severity is FAIL
             else f"A job that already runs isn't hurt; one that is started now and wants {port} is.",
             evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
-            fixes=(*_end_it(holder), _other_port(patient, name, port, meets, on_one_node=on_one_node)),
+            fixes=(
+                *((end_leftover(left),) if left else _end_it(holder)),
+                _other_port(patient, name, port, meets, on_one_node=on_one_node),
+            ),
             severity=severity,
         )
+
+
+def _left_over(holder: Listener, processes: Maybe[Processes], gpus: Maybe[Gpus]) -> Leftover | None:
+    """What is known of the holder where it is left over from a run that is gone."""
+    process = processes.get(holder.pid) if holder.pid and isinstance(processes, Processes) else None
+    if process is None:
+        return None
+    found = left_by_processes(processes, gpus)
+    return next((one for one in found if process.identity in (one.identity, *one.children)), None)
 
 
 def _not_listened(meeting: Meeting, where: str, name: str, patient: Patient) -> Finding:

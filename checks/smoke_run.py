@@ -8,19 +8,23 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.checks.processes_extra_contexts import of_running_jobs
+from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.smoke import Ending, Leftovers, RankRun, Smoke
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.gpu_holders import all_told, own_jobs
 from ddpdoctor.knowledge.installing import install_torch
 from ddpdoctor.knowledge.namesakes import another_name, torch_itself, why_in_the_way
+from ddpdoctor.knowledge.nvidia import NO_GPU
 from ddpdoctor.knowledge.smoke_blame import NO_SMOKE, ended_early, not_started, own_gpu
 from ddpdoctor.knowledge.smoke_fixes import ended_with, halted, smoke_command
 from ddpdoctor.knowledge.smoke_words import ended, message, short
@@ -291,7 +295,7 @@ def _shared(names: Sequence[str]) -> list[str]:
 
 
 @check("gpu0-extra-contexts", severity=FAIL)
-def gpu0_extra_contexts(smoke: Smoke) -> Iterator[Finding]:
+def gpu0_extra_contexts(smoke: Smoke, gpus: Maybe[Gpus], processes: Maybe[Processes]) -> Iterator[Finding]:
     """Ranks hold a context on a GPU that isn't theirs, mostly on GPU 0.
 
     ## What breaks
@@ -299,14 +303,22 @@ def gpu0_extra_contexts(smoke: Smoke) -> Iterator[Finding]:
     `nvidia-smi` shows every rank on it.
 
     ## Why
-    A rank touched `cuda:0`: `torch.load()` without `map_location` restores tensors where they were saved, and before
-    `torch.cuda.set_device(local_rank)` every call means GPU 0. In the smoke training itself neither happens, so that
-    something else in that Python does it: sitecustomize.py, a .pth file, a library that is loaded at the start.
+    A rank touched `cuda:0`: `torch.load()` without `map_location` restores tensors where they were saved (much memory), and
+    before `torch.cuda.set_device(local_rank)` every call means GPU 0 (a bare context). Or a rank of an old run is still there.
+    In the smoke training itself none of these happens, so that something else in that Python does it: sitecustomize.py, a
+    .pth file, a library that is loaded at the start.
 
     ## Fix
-    `torch.cuda.set_device(local_rank)` first of all, and `torch.load(path, map_location="cpu")`.
+    `torch.cuda.set_device(local_rank)` first of all, and `torch.load(path, map_location="cpu")`. `ddpdoctor zombies` ends what
+    an old run left.
     """
-    requires(smoke.ranks, NO_SMOKE)
+    if isinstance(gpus, Gpus) and isinstance(processes, Processes):
+        yield from of_running_jobs(gpus, processes)
+    if not smoke.ranks:
+        requires(known(gpus).devices and known(gpus).vendor != "amd", NO_GPU)
+        requires(own_jobs(known(processes)), f"{NO_SMOKE}, and no training job runs on this host")
+        all_told(known(gpus).answering)
+        return
     requires(smoke.backend == "nccl", "the smoke training ran on the CPU")
     silent = [one.rank for one in smoke.ranks if own_gpu(one) not in one.contexts]
     requires(len(silent) < len(smoke.ranks), "no rank has told on which GPUs it holds a context")

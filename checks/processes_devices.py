@@ -1,0 +1,135 @@
+"""How the ranks of a running job use the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.facts.base import Maybe, NotKnown
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.gpu_holders import ENDED, Held, Shared, all_told, holdings, of_process, own_jobs, shared_gpus
+from ddpdoctor.knowledge.gpu_holders_words import evidence_of
+from ddpdoctor.knowledge.job_words import places
+from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.knowledge.nvidia import nvidia_gpus
+from ddpdoctor.knowledge.own_gpu import own_gpu
+from ddpdoctor.knowledge.sharing import lacks_nccl
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import listed, ranks_named
+
+NO_JOB = "no training job of several ranks runs on this host"
+
+
+@check(
+    "missing-set-device",
+    severity=WARN,
+    log_signs=(
+        LogSign("devices used by this process are currently unknown"),
+        LogSign("module must have its parameters and buffers on device cuda:0", why="not verified against a release"),
+    ),
+)
+def missing_set_device(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
+    """Ranks of a running job are all on GPU 0, although each has a GPU of its own.
+
+    ## What breaks
+    GPU 0 runs out of memory while the others idle. NCCL refuses ("Duplicate GPU detected"), or hangs in its first barrier.
+
+    ## Why
+    Until `torch.cuda.set_device(local_rank)` is called, "cuda" means cuda:0 in every rank: `.cuda()`, `.to("cuda")` and NCCL's
+    barrier all go there. The call is missing, or comes after the model was moved.
+
+    ## Fix
+    `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` as the first line that touches CUDA; with torch 2.3 or newer also
+    `init_process_group(device_id=torch.device("cuda", local_rank))`.
+    """
+    nvidia_gpus(gpus)
+    jobs = [job for job in own_jobs(processes) if len(job.ranks) > 1]
+    requires(jobs, NO_JOB)
+    held = holdings(gpus, processes)
+    for job in jobs:
+        for one in shared_gpus(job, held, gpus):
+            if one.unset:
+                yield _all_on_one(job, one, held, gpus)
+    all_told(gpus.devices)
+
+
+def _all_on_one(job: Job, shared: Shared, held: Sequence[Held], gpus: Gpus) -> Finding:
+    ranks = places(shared.ranks)
+    own = listed(sorted({str(own_gpu(one, gpus)) for one in shared.ranks}), 8)
+    return Finding(
+        summary=f"{ranks_named(ranks)} of job {job.name} all work on GPU {shared.gpu.index}; by their local ranks GPUs {own}"
+        " are theirs"[:160],
+        evidence=evidence_of(
+            [each for one in shared.ranks for each in of_process(one, held) if each.gpu == shared.gpu]
+        ),
+        fixes=(
+            Fix('Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else that touches CUDA'),
+            Fix("See it in a training that does so", (f"ddpdoctor smoke --nproc {len(shared.ranks)}",)),
+        ),
+    )
+
+
+@check(
+    "backend-gloo-on-gpu",
+    severity=WARN,
+    log_signs=(
+        LogSign("ProcessGroupGloo", why="NCCL jobs on which gloo does what is on the CPU say it as well"),
+        LogSign("Backend gloo", why="not verified against a release"),
+    ),
+)
+def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -> Iterator[Finding]:
+    """The ranks of a running job compute on GPUs, and talk over gloo alone.
+
+    ## What breaks
+    Nothing fails. Every gradient goes through the host's memory and a TCP socket instead of NVLink or PCIe: with several GPUs
+    the training is often slower than with one.
+
+    ## Why
+    `init_process_group("gloo")` was left in from a test on the CPU, or a framework fell back to gloo since NCCL was not
+    available.
+
+    ## Fix
+    `init_process_group("nccl")`, or `"cpu:gloo,cuda:nccl"` where tensors on the CPU are sent as well.
+    """
+    nvidia_gpus(gpus)
+    requires(not lacks_nccl(torch), "torch has no NCCL here: see nccl-not-built")
+    held = holdings(gpus, processes)
+    jobs = [job for job in own_jobs(processes) if len(job.ranks) > 1]
+    requires(jobs, NO_JOB)
+    unnamed = False
+    for job in jobs:
+        on = [(one, contexts[0]) for one in job.ranks if one.state not in ENDED and (contexts := of_process(one, held))]
+        if len(on) < 2 or shared_gpus(job, held, gpus):
+            continue  # Ranks that share a GPU have no other way: NCCL refuses that.
+        marks = [{_backend(mark) for mark in one.marks} for one, _ in on]
+        if any("nccl" in some for some in marks):
+            continue
+        if all("gloo" in some for some in marks):
+            yield Finding(
+                summary=f"{ranks_named(places([one for one, _ in on]))} of job {job.name} are on GPUs, and talk over gloo alone: "
+                "NCCL is many times faster",
+                evidence=(
+                    *evidence_of([context for _, context in on][:4]),
+                    Evidence(
+                        f"threads of process groups: {listed(sorted({mark for one, _ in on for mark in one.marks}))}; "
+                        "none of NCCL's",
+                        "/proc/PID/task/*/comm",
+                    ),
+                ),
+                fixes=(
+                    Fix('Start the process group with init_process_group("nccl"), or "cpu:gloo,cuda:nccl"'),
+                    Fix("See whether NCCL works on this host", ("ddpdoctor smoke --backend nccl",)),
+                ),
+            )
+        else:
+            unnamed = True
+    all_told(gpus.devices)
+    if unnamed:
+        raise NotKnown("the ranks' threads have no names by which their backend could be told")
+
+
+def _backend(mark: str) -> str:
+    """ "gloo", "nccl" or "", by the name of a thread. Names of torch are cut to 15 letters."""
+    return next((name for name in ("nccl", "gloo") if name in mark.lower()), "")

@@ -1,0 +1,76 @@
+"""What gpu0-extra-contexts finds of running jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.knowledge.extra_contexts import Extra, ExtraKind, extra_contexts
+from ddpdoctor.knowledge.gpu_holders import LeftOnGpus, holdings, left_on_gpus, own_jobs
+from ddpdoctor.knowledge.gpu_holders_words import end_it, evidence_of, gpus_named, holders_named, why_left
+from ddpdoctor.knowledge.job_words import places
+from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.wording import human, plural, ranks_named
+
+CAUSES = {
+    ExtraKind.BARE: "So little is a context without tensors: something touched cuda:0 before torch.cuda.set_device(local_rank),"
+    " or a library asks every GPU (pin_memory, empty_cache, a look at cuda:0's properties).",
+    ExtraKind.TENSORS: "So much is no mere context: tensors are there. torch.load() without map_location puts them on the GPU from"
+    " which they were saved, mostly GPU 0.",
+    ExtraKind.WORKER: "A DataLoader worker that touches CUDA (a dataset or collate_fn that returns tensors on the GPU) opens a"
+    " context of its own on cuda:0.",
+}
+
+FIXES = {
+    ExtraKind.BARE: (Fix("Call torch.cuda.set_device(local_rank) before anything else that touches CUDA"),),
+    ExtraKind.TENSORS: (Fix('Load checkpoints with torch.load(path, map_location="cpu")'),),
+    ExtraKind.WORKER: (
+        Fix("Keep tensors on the CPU in the dataset and collate_fn, and move the batch in the training loop"),
+    ),
+}
+
+
+def of_running_jobs(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
+    """A finding for each job and cause; and one for what an old run has left beside a running job."""
+    held = holdings(gpus, processes)
+    for job in own_jobs(processes):
+        extra = extra_contexts(job, held, gpus)
+        for kind in ExtraKind:
+            if some := [one for one in extra if one.kind is kind]:
+                yield _of_job(job, kind, some)
+    for left in left_on_gpus(gpus, processes):
+        if left.beside:
+            yield _leaked(left, processes)
+
+
+def _of_job(job: Job, kind: ExtraKind, extra: Sequence[Extra]) -> Finding:
+    pids = {one.process.pid for one in extra}
+    ranks = places([one.process for one in extra])
+    who = plural(len(pids), "DataLoader worker") if kind is ExtraKind.WORKER else ranks_named(ranks) if ranks else ""
+    total = sum(one.held.memory for one in extra)
+    size = f"{human(total)} " if total else "a context "
+    own = "aren't their own" if len({one.held.gpu.index for one in extra}) > 1 else "isn't their own"
+    return Finding(
+        summary=f"{who or plural(len(pids), 'rank')} of job {job.name} {'holds' if len(pids) == 1 else 'hold'} {size}on "
+        f"{gpus_named([one.held for one in extra])}, which {own.replace('their', 'its') if len(pids) == 1 else own}",
+        cause=CAUSES[kind],
+        evidence=evidence_of([one.held for one in extra]),
+        fixes=FIXES[kind],
+        severity=WARN,
+        rank=ranks[0] if len(ranks) == 1 and kind is not ExtraKind.WORKER else None,
+    )
+
+
+def _leaked(one: LeftOnGpus, processes: Processes) -> Finding:
+    size = sum(each.memory for each in one.held)
+    be = "is" if one.leftover.proven else "may be"
+    return Finding(
+        summary=f"{holders_named(one.held)} on {gpus_named(one.held)} beside a running job {be} left over from an old run"
+        + (f", with {human(size)}" if size else ""),
+        cause=why_left(one.leftover),
+        evidence=evidence_of(one.held),
+        fixes=end_it(one, processes),
+        severity=FAIL if one.leftover.proven else WARN,
+    )

@@ -1,0 +1,322 @@
+"""Who holds the GPUs that a job would use here: the dead, others, or nobody."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+
+from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.knowledge.gpu_holders import (
+    Held,
+    LeftOnGpus,
+    all_told,
+    for_this_job,
+    holdings,
+    in_this_job,
+    left_on_gpus,
+    own_jobs,
+)
+from ddpdoctor.knowledge.gpu_holders_words import end_it, evidence_of, gpus_named, holders_named, why_left
+from ddpdoctor.knowledge.jobs import jobs_of
+from ddpdoctor.knowledge.leftovers import Kind
+from ddpdoctor.knowledge.nvidia import nvidia_gpus
+from ddpdoctor.knowledge.root import by_root, on_the_host
+from ddpdoctor.knowledge.unowned_memory import RESERVE, unowned
+from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.wording import human, listed, plural
+
+MUCH = 0.1
+"""Of a GPU's memory. Below, batches that fitted still fit."""
+ALL = 0.9
+"""With less left, not even a small model starts."""
+
+
+@check(
+    "zombie-gpu-process",
+    severity=FAIL,
+    log_signs=(LogSign("CUDA out of memory", why="the batch may also be too large, or another job holds the GPU"),),
+)
+def zombie_gpu_process(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
+    """A process that is dead, or left over from a run that ended, still holds a GPU.
+
+    ## What breaks
+    The next run dies with "CUDA out of memory", on some ranks only, or shares the GPU with ranks that nobody waits for.
+
+    ## Why
+    torchrun was killed with SIGKILL, or its terminal closed, and its ranks went on without it. Or a process has ended (state
+    Z), but a thread of it hangs in the driver, so that the driver can't take its memory back; a Z alone holds none.
+
+    ## Fix
+    `ddpdoctor zombies` shows what is left over and why, and ends only what is proven to be. What hangs in the driver ends with
+    a reset of that GPU (`sudo nvidia-smi --gpu-reset -i N`, once nobody uses it), or a reboot.
+    """
+    nvidia_gpus(gpus)
+    # Beside a running job, it is gpu0-extra-contexts that tells why the GPU has more contexts than ranks.
+    for one in left_on_gpus(gpus, processes):
+        if not one.beside:
+            yield _left(one, processes)
+    all_told(gpus.devices)
+    _all_seen(holdings(gpus, processes), processes)
+
+
+def _left(one: LeftOnGpus, processes: Processes) -> Finding:
+    left = one.leftover
+    ended = left.kind is Kind.ENDED
+    what = "has ended, and still" if ended else "is left over, and" if left.proven else "may be left over, and"
+    return Finding(
+        summary=f"{holders_named(one.held)} {what} {_holds(one.held)} on {gpus_named(one.held)}",
+        cause=why_left(left),
+        evidence=evidence_of(one.held),
+        fixes=end_it(one, processes),
+        severity=FAIL if left.proven or ended else WARN,
+    )
+
+
+def _holds(held: Sequence[Held]) -> str:
+    """ "hold 31.2 GiB"."""
+    verb = "holds" if len({one.holder.pid for one in held}) == 1 else "hold"
+    total = sum(one.memory for one in held)
+    return f"{verb} {human(total) if total else 'memory'}"
+
+
+def _all_seen(held: Iterable[Held], processes: Processes) -> None:
+    """Raises:
+    NotKnown: somebody holds a GPU whom this user can't see.
+    """
+    unseen = [one for one in held if one.process is None]
+    if unseen and (processes.unseen or any(not one.holder.pid for one in unseen)):
+        who = plural(len(unseen), "process", "processes")
+        why = processes.unseen or "NVML doesn't tell its pid"
+        raise NotKnown(f"{who} on {gpus_named(unseen)} can't be seen from here: {why}")
+
+
+@check(
+    "gpu-memory-held-by-others",
+    severity=WARN,
+    log_signs=(
+        LogSign("already allocated;", why="the batch may also be too large"),
+        LogSign("Tried to allocate", why="the batch may also be too large"),
+    ),
+)
+def gpu_memory_held_by_others(
+    gpus: Gpus, processes: Processes, environment: Maybe[Environment], plan: Plan
+) -> Iterator[Finding]:
+    """Other jobs' or other users' processes hold much of a GPU that this job would use.
+
+    ## What breaks
+    "CUDA out of memory" at a batch size that fits elsewhere, on some ranks only; or all ranks wait at every step for the one
+    that shares its GPU.
+
+    ## Why
+    Somebody else trains here, a notebook kernel keeps its model, or another job of your own still runs. On a host without a
+    scheduler every job takes GPU 0 first.
+
+    ## Fix
+    Take the free GPUs by CUDA_VISIBLE_DEVICES, ask the owner, or wait. Don't end what isn't yours.
+    """
+    nvidia_gpus(gpus)
+    ours = for_this_job(gpus, environment)
+    requires(ours, "no whole GPU is visible (only MIG slices, or none)")
+    indices = {one.index for one in ours}
+    dead = _dead_pids(gpus, processes)
+    held = [
+        one
+        for one in holdings(gpus, processes)
+        if one.gpu.index in indices
+        and one.process
+        and not in_this_job(one.process, processes, environment)
+        and one.holder.pid not in dead
+    ]
+    full = [one for one in ours if _share(sum(each.memory for each in held if each.gpu == one), one) >= MUCH]
+    free = [one for one in ours if one not in full and _used(one) < MUCH]
+    if full:
+        yield _held([one for one in held if one.gpu in full], full, free, processes, plan)
+    known(environment)
+    all_told(ours)
+
+
+def _held(held: Sequence[Held], full: Sequence[Gpu], free: Sequence[Gpu], processes: Processes, plan: Plan) -> Finding:
+    most = max(_share(sum(one.memory for one in held if one.gpu == gpu), gpu) for gpu in full)
+    users = sorted({one.process.user or str(one.process.uid) for one in held if one.process})
+    own = all(one.process and one.process.uid == processes.uid for one in held)
+    whose = "another job of yours" if own else f"{listed(users, 3)}"
+    choose = ",".join(str(one.index) for one in free)
+    enough = len(free) >= plan.nproc or plan.source != "--nproc"
+    return Finding(
+        summary=f"{holders_named(held)} ({whose}) {_holds(held)} on {gpus_named(held)}: up to {most:.0%} of a GPU",
+        evidence=evidence_of(held),
+        fixes=(
+            *(
+                (Fix(f"Use the {plural(len(free), 'free GPU')}", (f"export CUDA_VISIBLE_DEVICES={choose}",)),)
+                if free and enough
+                else ()
+            ),
+            Fix(
+                "See what runs there; it is at work as far as can be told, so end it only if it is yours and not needed",
+                ("ddpdoctor jobs", f"ps -o pid,user,lstart,args -p {','.join(str(pid) for pid in _pids(held))}"),
+            ),
+        ),
+        severity=_how_bad(most, stays_free=bool(free)),
+    )
+
+
+def _dead_pids(gpus: Gpus, processes: Processes) -> set[int]:
+    return {each.holder.pid for one in left_on_gpus(gpus, processes) for each in one.held}
+
+
+def _pids(held: Iterable[Held]) -> list[int]:
+    return sorted({one.holder.pid for one in held})[:16]
+
+
+def _how_bad(most: float, *, stays_free: bool) -> Severity:
+    """A neighbour at work beside GPUs that are free is no illness."""
+    if stays_free:
+        return INFO
+    return FAIL if most >= ALL else WARN
+
+
+def _share(size: int, gpu: Gpu) -> float:
+    return size / gpu.memory_total if isinstance(gpu.memory_total, int) and gpu.memory_total else 0.0
+
+
+def _used(gpu: Gpu) -> float:
+    return _share(gpu.memory_used, gpu) if isinstance(gpu.memory_used, int) else 1.0
+
+
+@check(
+    "gpu-memory-unowned",
+    severity=WARN,
+    log_signs=(LogSign("CUDA out of memory", why="the batch may also be too large, or another job holds the GPU"),),
+)
+def gpu_memory_unowned(
+    gpus: Gpus, processes: Processes, environment: Maybe[Environment], container: Maybe[Container], machine: Machine
+) -> Iterator[Finding]:
+    """A GPU's memory is in use, and no process is listed that holds it.
+
+    ## What breaks
+    "CUDA out of memory" on a GPU that looks free: `nvidia-smi` shows memory in use above an empty list of processes.
+
+    ## Why
+    The process is in another container or virtual machine, and is hidden from here; or it was killed while a thread of it
+    hung in the driver, which then can't take the memory back; or the driver itself has lost track after an error (Xid).
+
+    ## Fix
+    On the host, as root, `fuser -v /dev/nvidiaN` shows who has the device open, containers' processes too. If nobody has,
+    `sudo nvidia-smi --gpu-reset -i N` gives the memory back, or a reboot.
+    """
+    nvidia_gpus(gpus)
+    requires(not machine.wsl, "under WSL the driver tells what Windows uses as well, and not whose it is")
+    ours = for_this_job(gpus, environment)
+    requires(ours, "no whole GPU is visible (only MIG slices, or none)")
+    rest = {one.index: unowned(one) for one in ours}
+    bad = [(one, size) for one in ours if isinstance(size := rest[one.index], int) and size]
+    if bad:
+        yield _unowned(bad, processes, container)
+    gone = [one for one in holdings(gpus, processes) if one.gpu in ours and one.memory >= RESERVE and not one.process]
+    if not processes.unseen and (gone := [one for one in gone if one.holder.pid]):
+        yield _gone(gone)
+    for size in rest.values():
+        known(size)
+    known(environment)
+
+
+def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Processes, container: Maybe[Container]) -> Finding:
+    worst, size = max(bad, key=lambda one: _share(one[1], one[0]))
+    hidden = bool(processes.unseen)
+    numbers = [gpu.index for gpu, _ in bad]
+    nodes = shlex.join(f"/dev/nvidia{one}" for one in numbers[:8])
+    who = by_root("See who has the device open", (f"sudo fuser -v {nodes}",))
+    reset = by_root(
+        "If nobody has, give the memory back, while no one else uses that GPU",
+        tuple(f"sudo nvidia-smi --gpu-reset -i {one}" for one in numbers[:8]),
+    )
+    share = _share(size, worst)
+    return Finding(
+        summary=f"{human(size)} ({share:.0%}) of GPU {worst.index} {'are' if size > 1 else 'is'} in use, and no process"
+        f" that can be seen holds {'it' if hidden else 'them'}"
+        + (f"; so it is on {plural(len(bad) - 1, 'more GPU')}" if len(bad) > 1 else ""),
+        cause=f"It may well be a process that is hidden from here: {processes.unseen}."
+        if hidden
+        else "All processes of this host can be seen from here, so it is what a killed process has left in the driver.",
+        evidence=tuple(Evidence(f"GPU {gpu.index}: {_account(gpu, lost)}", "NVML") for gpu, lost in bad[:8]),
+        fixes=(on_the_host(who, container), on_the_host(reset, container)),
+        severity=INFO if share < MUCH else FAIL if share >= ALL else WARN,
+    )
+
+
+def _gone(held: Sequence[Held]) -> Finding:
+    one = len({each.holder.pid for each in held}) == 1
+    return Finding(
+        summary=f"{holders_named(held)} {_holds(held)} on {gpus_named(held)} by the driver's account, and "
+        f"{'is' if one else 'are'} no {'process' if one else 'processes'} of this host",
+        cause="The process has just ended; or it was killed, and the driver could not take its memory back.",
+        evidence=evidence_of(held),
+        fixes=(
+            Fix("See whether it is still so", ("ddpdoctor check --select gpu-memory-unowned",)),
+            by_root(
+                "If it is, give the memory back, while no one else uses that GPU",
+                tuple(f"sudo nvidia-smi --gpu-reset -i {index}" for index in sorted({each.gpu.index for each in held})),
+            ),
+        ),
+    )
+
+
+def _account(gpu: Gpu, lost: int) -> str:
+    used = human(gpu.memory_used) if isinstance(gpu.memory_used, int) else "?"
+    holders = () if isinstance(gpu.holders, Unknown) else gpu.holders
+    held = sum(one.memory for one in holders if isinstance(one.memory, int))
+    return (
+        f"{used} in use, {plural(len(holders), 'process', 'processes')} with {human(held)}: {human(lost)} are nobody's"
+    )
+
+
+@check("mixed-jobs-on-gpu", severity=WARN)
+def mixed_jobs_on_gpu(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
+    """Ranks of two jobs use the same GPU.
+
+    ## What breaks
+    Both take turns on the GPU, and each of their ranks waits at every step for the one that is slowed down. One of them may run
+    out of memory when the other grows.
+
+    ## Why
+    Both were started without CUDA_VISIBLE_DEVICES and took the GPUs from 0 on; or a run was started again while the one before
+    still ran.
+
+    ## Fix
+    Give each job its own GPUs by CUDA_VISIBLE_DEVICES, or end the one that you don't want.
+    """
+    nvidia_gpus(gpus)
+    held = holdings(gpus, processes)
+    dead = _dead_pids(gpus, processes)
+    jobs = [(job, ranks) for job in jobs_of(processes) if (ranks := {one.pid for one in job.ranks} - dead)]
+    mine = {job.name for job in own_jobs(processes)}
+    mixed = []
+    for gpu in gpus.answering:
+        if gpu.mig_enabled is True or gpu.mps_server:
+            continue
+        here = [one for one in held if one.gpu == gpu and one.process and one.holder.kind != "graphics"]
+        there = [job for job, ranks in jobs if any(one.holder.pid in ranks for one in here)]
+        if len(there) > 1 and any(job.name in mine for job in there):
+            pids = {pid for job, ranks in jobs if job in there for pid in ranks}
+            mixed.append((gpu, there, [one for one in here if one.holder.pid in pids]))
+    if mixed:
+        names = list(dict.fromkeys(job.name for _, there, _ in mixed for job in there))
+        on = [one for _, _, some in mixed for one in some]
+        yield Finding(
+            summary=f"Jobs {listed(names, 3)} share {gpus_named(on)}: each slows the other down",
+            evidence=evidence_of(on),
+            fixes=(
+                Fix("See both jobs, and which GPUs each of them has", ("ddpdoctor jobs",)),
+                Fix("Start each job with GPUs of its own, as in", ("export CUDA_VISIBLE_DEVICES=0,1,2,3",))
+                if len(gpus.answering) > 4
+                else Fix("Start one after the other, or give each its own GPU by CUDA_VISIBLE_DEVICES"),
+            ),
+        )
+    all_told(gpus.devices)
