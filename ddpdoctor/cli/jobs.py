@@ -22,6 +22,20 @@ def jobs(
             show_default=False,
         ),
     ] = None,
+    hang: Annotated[
+        bool, typer.Option("--hang", help="Why it is stuck: where each rank stands, and what the others wait for.")
+    ] = False,
+    dumps: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Dumps of torch's flight recorder: a folder, files, or a pattern; also from other hosts. Repeatable.",
+        ),
+    ] = None,
+    seconds: Annotated[
+        int | None,
+        typer.Option(metavar="S", min=1, max=600, help="How long --hang watches.  [default: 3]", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with -v also the facts.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings, too.")] = False,
     verbose: Annotated[
@@ -31,7 +45,9 @@ def jobs(
 ) -> None:
     """Show the training jobs that run on this host: each rank, and what stands out.
 
-    It only looks: no process is stopped, signalled or attached to.
+    It only looks: no process is stopped, signalled or attached to. With --hang
+    it reads the stacks of one job's ranks while they run on; --dumps alone works
+    after a job has died, too.
 
     Exit code: 0 nothing failed, 1 something did (or warned, with --strict), 2
     wrong usage, no such job, or the processes could not be seen.
@@ -40,6 +56,23 @@ def jobs(
         raise typer.BadParameter("-v and -q exclude each other")
     if job is not None and not job.strip():
         raise typer.BadParameter("the job is empty; is the variable in it set?")
+    if dumps is not None and not all(one.strip() for one in dumps):
+        raise typer.BadParameter("--dumps is empty; is the variable in it set?")
+    if seconds is not None and not hang:
+        raise typer.BadParameter("--seconds is for --hang")
+    if hang or dumps:
+        from ddpdoctor.cli.jobs_hang import SECONDS, show_hang
+
+        show_hang(
+            job,
+            watched=hang or job is not None,
+            dumps=tuple(dumps or ()),
+            seconds=seconds or SECONDS,
+            as_json=as_json,
+            strict=strict,
+            verbose=verbose,
+            quiet=quiet,
+        )
     overview = _overview(job)
     if as_json:
         from ddpdoctor.report.contract import to_json

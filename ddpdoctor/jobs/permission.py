@@ -109,8 +109,8 @@ def _help(mine: Powers, job: str) -> str:
         )
     if mine.contained:
         return (
-            f"From the host: docker exec --privileged CONTAINER {command_line(job)} "
-            "(the next time, start the container with --cap-add SYS_PTRACE)"
+            "The next time, start the container with --cap-add SYS_PTRACE; now, from the host: "
+            f"docker exec --privileged CONTAINER {command_line(job)}"
         )
     if mine.uid == 0:
         return "This root lacks the capability SYS_PTRACE; one that has it can look"

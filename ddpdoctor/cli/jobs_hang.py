@@ -1,0 +1,140 @@
+"""`ddpdoctor jobs --hang`: where the ranks of one job stand, and why it doesn't go on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import typer
+
+from ddpdoctor.cli.looking import look
+from ddpdoctor.cli.progress import StatusLine
+from ddpdoctor.cli.until_stopped import until_stopped
+
+if TYPE_CHECKING:
+    from ddpdoctor.examination import Examination
+    from ddpdoctor.facts.hang import Hang, RasCount
+    from ddpdoctor.facts.snapshot import Snapshot
+    from ddpdoctor.knowledge.jobs import Job
+
+SECONDS: Final = 3
+RAS_PATIENCE: Final = 5.0
+"""Seconds that NCCL's RAS may take beyond the look itself."""
+
+
+def show_hang(
+    name: str | None,
+    *,
+    watched: bool = True,
+    dumps: Sequence[str] = (),
+    seconds: int = SECONDS,
+    as_json: bool = False,
+    strict: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
+) -> NoReturn:
+    """The whole command: looks, judges, prints, and ends.
+
+    name: the job, None where there is only one. watched: False to read the dumps alone. dumps: what the flight recorders have written, if it isn't to be looked for.
+    """
+    examination = _examined(name, dumps, seconds, watched=watched)
+    verdict = examination.verdict
+    if as_json:
+        from ddpdoctor.jobs.judging import hang_of
+        from ddpdoctor.report.contract import build_report, to_json
+
+        print(to_json(build_report("jobs", [examination], with_facts=verbose, hang=hang_of(examination))))
+    else:
+        from ddpdoctor.report.hang_terminal import show_where_it_hangs
+        from ddpdoctor.report.terminal import make_console
+
+        show_where_it_hangs(make_console(sys.stdout), examination, verbose=verbose, quiet=quiet)
+    raise typer.Exit(verdict.exit_code(strict=strict))
+
+
+def _examined(name: str | None, dumps: Sequence[str], seconds: int, *, watched: bool) -> Examination:
+    from ddpdoctor.jobs.judging import groups_of_hangs, judge_hang
+    from ddpdoctor.probes.context import Context
+
+    snapshot = look(Context(sys.executable, "ddpdoctor", quick=True), groups_of_hangs())
+    job = _job(snapshot, name, needed=not dumps) if watched else None
+    return judge_hang(snapshot, _hang(snapshot, job, dumps, seconds))
+
+
+def _job(snapshot: Snapshot, name: str | None, *, needed: bool) -> Job | None:
+    """The one that is meant. With dumps alone there need not be any."""
+    from ddpdoctor.facts.base import Unknown
+    from ddpdoctor.jobs.overview import UnknownJobError, jobs_there, named_job
+    from ddpdoctor.knowledge.jobs import jobs_of
+
+    processes = snapshot.processes
+    if isinstance(processes, Unknown):
+        if needed or name is not None:
+            _refuse(f"The processes of this host could not be seen: {processes.reason}")
+        return None
+    jobs = jobs_of(processes)
+    if name is not None:
+        try:
+            return named_job(name, jobs, processes)
+        except UnknownJobError as error:
+            _refuse(str(error))
+    if len(jobs) == 1 and needed:
+        return jobs[0]
+    if needed:
+        more = f" {processes.unseen}" if processes.unseen and not jobs else ""
+        _refuse(
+            f"Which job? Name one: ddpdoctor jobs --hang PID. {jobs_there(jobs)}" if jobs else jobs_there(jobs) + more
+        )
+    return None
+
+
+def _refuse(why: str) -> NoReturn:
+    from ddpdoctor.report.plain import one_line
+
+    print(one_line(why), file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _hang(snapshot: Snapshot, job: Job | None, dumps: Sequence[str], seconds: int) -> Hang:
+    from ddpdoctor.facts.base import Unknown
+    from ddpdoctor.facts.hang import Hang
+    from ddpdoctor.jobs.flight_recorder import dumps_of, read_dumps
+    from ddpdoctor.jobs.judging import with_counts, with_dumps
+    from ddpdoctor.jobs.watching import watch
+
+    if job is None or isinstance(snapshot.processes, Unknown):
+        return with_dumps(Hang(), read_dumps(dumps))
+    ras = _Ras(job, float(seconds))
+    line = StatusLine(lambda passed: f"Watching {len(job.ranks)} ranks ({passed:.0f} of {seconds} s)", delay=0.3)
+    try:
+        work = watch(job, snapshot.processes, snapshot.host, seconds)
+        hang = asyncio.run(until_stopped(work, lambda: "Stopped. No rank was held up, and nothing is left running."))
+    finally:
+        line.close()
+    return with_counts(with_dumps(hang, read_dumps(dumps) if dumps else dumps_of(job)), *ras.told())
+
+
+class _Ras:
+    """NCCL's RAS is asked meanwhile, in a thread that nobody has to wait for."""
+
+    def __init__(self, job: Job, between: float) -> None:
+        self._told: tuple[tuple[RasCount, ...], str] = ((), "it has not answered in time")
+        self._until = between + RAS_PATIENCE
+        self._thread = threading.Thread(target=self._ask, args=(job, between), daemon=True)
+        self._thread.start()
+
+    def _ask(self, job: Job, between: float) -> None:
+        from ddpdoctor.jobs.ras import ask_twice
+        from ddpdoctor.jobs.watching import backend_of
+
+        if "nccl" in backend_of(job):
+            self._told = ask_twice(job, between)
+        else:
+            self._told = ((), "no rank here has a process group of NCCL's")
+
+    def told(self) -> tuple[tuple[RasCount, ...], str]:
+        self._thread.join(self._until)
+        return self._told
