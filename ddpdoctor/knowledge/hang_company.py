@@ -109,12 +109,28 @@ def _stand(rank: WatchedRank, hang: Hang) -> Stand:
         return Stand(rank, Standing.UNSEEN, place)
     before = place_of(watched.looks[0])
     works = bytes_moved(watched) > DATA_MOVES
-    changed = not watched.still if watched.samples else _changed(before, place)
+    changed = _changed(before, place) or _wandered(watched)
     if {one.state for one in watched.looks} == {"D"} and not works and not changed:
         return Stand(rank, Standing.HELD, place)
     computes = cores_used(watched) > BUSY
     standing = _standing(watched, before, place, hang, works=works, computes=computes, changed=changed)
-    return Stand(rank, standing, place, works or computes or changed)
+    # One that waits for something in a loop changes its place, too, and does nothing.
+    progress = works or computes or _changed(before, place) or (changed and cores_used(watched) > IDLE)
+    return Stand(rank, standing, _seen_within(place, watched), progress)
+
+
+def _wandered(watched: Watched) -> bool:
+    """Whether its stack was another one in between."""
+    return watched.samples > 0 and not watched.still
+
+
+def _seen_within(place: Place, watched: Watched) -> Place:
+    """In code of its own that calls others: the function in which it was all the while says more than where it is just now."""
+    within = [one for one in watched.within if not torchs(one) and not pythons(one)]
+    if place.where is not Where.OWN or watched.still or not within:
+        return place
+    own = next((one for one in within if "-packages/" not in one.path), within[0])
+    return msgspec.structs.replace(place, frame=own)
 
 
 def _changed(before: Place, place: Place) -> bool:
