@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.hang import Hang, Watched, WatchedRank
-from ddpdoctor.knowledge.hang_places import Place, Where, place_of, worker_place
+from ddpdoctor.knowledge.hang_places import Place, Where, place_of, pythons, torchs, worker_place
 
 IDLE: Final = 0.05
 BUSY: Final = 0.2
