@@ -293,4 +293,4 @@ def outcome(examination: Examination) -> str:
         return "Whether it hangs can't be told"
     if not found:
         return "No hang was found"
-    return "The cause of the hang was found" if examination.verdict is Verdict.FAIL else "It may hang"
+    return "This job doesn't go on" if examination.verdict is Verdict.FAIL else "It may be that this job doesn't go on"

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
 from typing import Final
 
 import msgspec
 
-from ddpdoctor.deadlines import within
+from ddpdoctor.jobs.spying import Spied, spy
 from ddpdoctor.probes.patient.asking import printable
 from ddpdoctor.smoke.heard import Heard, Voice
 
@@ -147,47 +144,17 @@ def _state(pid: int) -> str:
         return ""
 
 
-# --- py-spy, where somebody has installed it ------------------------------------------------------------------------------
+# --- py-spy -----------------------------------------------------------------------------------------------------------------
 
 MOST_SPIED: Final = 4
-SPIED_THREAD: Final = re.compile(r'^Thread .*?: "MainThread"', re.MULTILINE)
-SPIED_FRAME: Final = re.compile(r"^\s+(\S.*) \(([^()]+):(\d+)\)$")
 
 
 async def _spy(pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
     """What py-spy sees of those that don't answer; it also sees the stopped ones."""
-    beside = Path(sys.executable).with_name("py-spy")
-    program = os.fspath(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
-    if not pids or program is None:
-        return {}
-    some = pids[:MOST_SPIED]
-    return dict(zip(some, await asyncio.gather(*(_spied(program, pid) for pid in some)), strict=True))
+    found = await spy(pids[:MOST_SPIED], seconds=PY_SPY_SECONDS)
+    return {pid: spied_frames(one) for pid, one in found.items()}
 
 
-async def _spied(program: str, pid: int) -> tuple[str, ...]:
-    try:
-        spy = await asyncio.create_subprocess_exec(
-            program, "dump", "--nonblocking", "--pid", str(pid), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL
-        )
-    except OSError:
-        return ()
-    try:
-        output, _ = await within(PY_SPY_SECONDS, spy.communicate())
-    except TimeoutError:
-        return ()
-    finally:
-        with suppress(ProcessLookupError):
-            spy.kill()
-    return spied_frames(output.decode("utf-8", "replace"))
-
-
-def spied_frames(output: str) -> tuple[str, ...]:
-    """The main thread's frames in what `py-spy dump` prints, innermost first."""
-    begin = SPIED_THREAD.search(output)
-    frames: list[str] = []
-    for line in output[begin.end() :].splitlines()[1:] if begin else ():
-        found = SPIED_FRAME.match(line)
-        if not found:
-            break
-        frames.append(printable(f"{found[1][:200]} ({short(found[2])}:{found[3]})"))
-    return tuple(frames[:MOST_FRAMES])
+def spied_frames(spied: Spied) -> tuple[str, ...]:
+    """The main thread's frames, innermost first."""
+    return tuple(f"{one.function} ({short(one.path)}:{one.line})" for one in spied.frames[:MOST_FRAMES])

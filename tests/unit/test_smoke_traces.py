@@ -19,7 +19,9 @@ import pytest
 
 from ddpdoctor.cli.stopping import SIGNALS, Stopped
 from ddpdoctor.cli.until_stopped import until_stopped
+from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.smoke import Leftovers
+from ddpdoctor.jobs.spying import Spied, Trouble
 from ddpdoctor.smoke import folders, keeping, running
 from ddpdoctor.smoke.folders import NoFolderError, own_folder
 from ddpdoctor.smoke.heard import Heard
@@ -53,15 +55,12 @@ Thread 0x00007f21ea7fc6c0 (most recent call first):
 
 Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
 """
-SPIED = """Process 4711: python train.py
-Python v3.12.3 (/opt/p/bin/python3.12)
-
-Thread 4711 (idle): "MainThread"
-    all_reduce (torch/distributed/distributed_c10d.py:2810)
-    <module> (/home/ada/project/train.py:17)
-Thread 4712 (idle): "Thread-1"
-    wait (threading.py:359)
-"""
+SPIED = Spied(
+    frames=(
+        Frame("all_reduce", "/opt/p/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", 2810),
+        Frame("<module>", "/home/ada/project/train.py", 17),
+    )
+)
 
 
 def test_the_main_thread_is_the_last_that_faulthandler_prints() -> None:
@@ -87,10 +86,10 @@ def test_who_didn_t_crash_keeps_what_it_printed() -> None:
     assert (one.stack, one.output) == ((), b"a line\n")
 
 
-def test_of_py_spy_s_threads_the_main_one_is_taken() -> None:
+def test_what_py_spy_saw_reads_as_what_the_process_would_have_said() -> None:
     frames = ("all_reduce (torch/distributed/distributed_c10d.py:2810)", "<module> (project/train.py:17)")
     assert spied_frames(SPIED) == frames
-    assert spied_frames("Error: Permission Denied\n") == ()
+    assert spied_frames(Spied(trouble=Trouble.DENIED)) == ()
 
 
 @pytest.fixture
