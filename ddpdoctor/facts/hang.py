@@ -121,7 +121,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     host: str = ""
     written: float = 0.0
-    """Modification time, seconds since the epoch."""
+    """Modification time, seconds since the epoch; 0.0 where it is none of the writing's: the file was copied later."""
     version: str = ""
     groups: tuple[RecordedGroup, ...] = ()
 

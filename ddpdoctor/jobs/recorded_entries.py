@@ -20,6 +20,8 @@ KEPT_ENTRIES = 100
 """Of each group, the last ones: a rank that lags is hardly more collectives behind, for the others wait."""
 KEPT_FRAMES = 48
 MOST_GROUPS = 1000
+TIMEOUT_IS_LATE = 300.0
+"""Seconds that a watchdog may take to see a timeout and to write of it."""
 MOST_RANKS = 100_000
 LONGEST_TEXT = 500
 
@@ -31,16 +33,28 @@ _DEFAULT_GROUPS = ("0", "default_pg")
 
 class Dump(NamedTuple):
     """rank: as the dump itself tells, or None. first, last: when its first and its last entry were made, seconds since the epoch;
-    0.0 without entries."""
+    0.0 without entries. timeout: of its last collective, in seconds; 0.0 where it isn't told."""
 
     version: str
     groups: tuple[RecordedGroup, ...]
     rank: int | None
     first: float
     last: float
+    timeout: float
 
-    def recorded(self, rank: int, file: str, host: str, written: float) -> Recorded:
-        return Recorded(rank=rank, file=file, host=host, written=written, version=self.version, groups=self.groups)
+    def recorded(self, rank: int, file: str, host: str, modified: float) -> Recorded:
+        """modified: of the file. It isn't the time of writing where the rank would have timed out long before: the file was
+        copied since."""
+        beyond = modified - self.last
+        copied = self.timeout and beyond > self.timeout + TIMEOUT_IS_LATE
+        return Recorded(
+            rank=rank,
+            file=file,
+            host=host,
+            written=0.0 if copied or beyond < 0 else modified,
+            version=self.version,
+            groups=self.groups,
+        )
 
 
 def understand(data: bytes) -> Dump:
@@ -62,7 +76,8 @@ def understand(data: bytes) -> Dump:
     made = tuple(_group(name, kept, _mapping(status, ids[name]), config) for name, kept in groups.items())
     times = [one.created for group in made for one in group.entries if one.created]
     first = min((_created(one) for one in entries[:1]), default=0.0)
-    return Dump(_text(said, "version"), made, _own_rank(entries), first, max(times, default=0.0))
+    timeout = max((_number(one, "timeout_ms", 0) / 1000 for one in entries[-1:]), default=0.0)
+    return Dump(_text(said, "version"), made, _own_rank(entries), first, max(times, default=0.0), timeout)
 
 
 def _json(data: bytes) -> Any:
