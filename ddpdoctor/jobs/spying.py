@@ -100,10 +100,10 @@ async def _dump(program: str, pid: int, seconds: float) -> Spied:
     command = (program, "dump", "--json", "--nonblocking", "--pid", str(pid))
     try:
         code, output, complaint = await run(command, seconds)
+    except TimeoutError:  # Which is an OSError, too.
+        return Spied(trouble=Trouble.SLOW)
     except OSError as error:
         return Spied(trouble=Trouble.NO_PROGRAM, said=f"{program}: {error.strerror or error}")
-    except TimeoutError:
-        return Spied(trouble=Trouble.SLOW)
     return understood(pid, output) if code == 0 else refused(pid, complaint)
 
 
