@@ -8,7 +8,7 @@ from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.processes import Processes
+from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import selector, visible_gpus
@@ -20,7 +20,7 @@ from ddpdoctor.knowledge.job_words import places
 from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
 from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wording import plural, ranks_named
+from ddpdoctor.wording import listed, plural, ranks_named
 
 
 @check(
@@ -86,19 +86,19 @@ def _running(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     """Of running jobs those whose ranks share a GPU for another reason than a missing set_device."""
     held = holdings(gpus, processes)
     for job in own_jobs(processes):
-        for one in shared_gpus(job, held, gpus):
-            if not one.unset:
-                yield _runs_on_one(job, one, held)
+        if shared := [one for one in shared_gpus(job, held, gpus) if not one.unset]:
+            yield _runs_on_one(job, shared, held)
 
 
-def _runs_on_one(job: Job, shared: Shared, held: Sequence[Held]) -> Finding:
-    over_nccl = any("nccl" in mark for one in shared.ranks for mark in one.marks)
-    ranks = ranks_named(places(shared.ranks)) if places(shared.ranks) else plural(len(shared.ranks), "rank")
+def _runs_on_one(job: Job, shared: Sequence[Shared], held: Sequence[Held]) -> Finding:
+    ranks = [rank for one in shared for rank in one.ranks]
+    over_nccl = any("nccl" in mark.lower() for one in ranks for mark in one.marks)
+    where = listed((f"{_named(one.ranks)} on GPU {one.gpu.index}" for one in shared), 3)
     return Finding(
-        summary=f"{ranks} of job {job.name} all work on GPU {shared.gpu.index}, "
+        summary=f"Job {job.name}: {where} {'share a GPU' if len(shared) == 1 else 'share GPUs'}, "
         + ("which NCCL refuses" if over_nccl else "and take turns"),
         evidence=evidence_of(
-            [each for one in shared.ranks for each in of_process(one, held) if each.gpu == shared.gpu]
+            [each for one in shared for rank in one.ranks for each in of_process(rank, held) if each.gpu == one.gpu]
         ),
         fixes=(
             Fix(
@@ -109,6 +109,10 @@ def _runs_on_one(job: Job, shared: Shared, held: Sequence[Held]) -> Finding:
         ),
         severity=FAIL if over_nccl else WARN,
     )
+
+
+def _named(ranks: Sequence[Process]) -> str:
+    return ranks_named(places(ranks)) if places(ranks) else plural(len(ranks), "rank")
 
 
 def _shared(gpus: Gpus, plan: Plan, environment: Maybe[Environment], visible: int) -> Finding:

@@ -19,7 +19,7 @@ from ddpdoctor.facts.processes import Processes
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, whom
-from ddpdoctor.knowledge.gpu_holders_words import end_leftover, why_left
+from ddpdoctor.knowledge.gpu_holders_words import end_leftovers, why_left
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.leftovers import Leftover, left_by_processes
 from ddpdoctor.knowledge.meeting_words import another_port, who_listens
@@ -98,7 +98,7 @@ def port_in_use(
             else f"A job that already runs isn't hurt; one that is started now and wants {port} is.",
             evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
             fixes=(
-                *((end_leftover(left),) if left else _end_it(holder)),
+                *((end_leftovers([left]),) if left else _end_it(holder)),
                 _other_port(patient, name, port, meets, on_one_node=on_one_node),
             ),
             severity=severity,

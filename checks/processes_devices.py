@@ -17,7 +17,7 @@ from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.own_gpu import own_gpu
 from ddpdoctor.knowledge.sharing import lacks_nccl
 from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wording import listed, ranks_named
+from ddpdoctor.wording import listed, ranks_named, spans
 
 NO_JOB = "no training job of several ranks runs on this host"
 
@@ -57,16 +57,16 @@ def missing_set_device(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
 
 def _all_on_one(job: Job, shared: Shared, held: Sequence[Held], gpus: Gpus) -> Finding:
     ranks = places(shared.ranks)
-    own = listed(sorted({str(own_gpu(one, gpus)) for one in shared.ranks}), 8)
+    own = listed(spans(at for one in shared.ranks if (at := own_gpu(one, gpus)) is not None), 8)
     return Finding(
-        summary=f"{ranks_named(ranks)} of job {job.name} all work on GPU {shared.gpu.index}; by their local ranks GPUs {own}"
-        " are theirs"[:160],
+        summary=f"Job {job.name}: {ranks_named(ranks)} all work on GPU {shared.gpu.index}; by their local ranks GPUs {own} "
+        "are theirs",
         evidence=evidence_of(
             [each for one in shared.ranks for each in of_process(one, held) if each.gpu == shared.gpu]
         ),
         fixes=(
             Fix('Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else that touches CUDA'),
-            Fix("See it in a training that does so", (f"ddpdoctor smoke --nproc {len(shared.ranks)}",)),
+            Fix("See it in a training that does so", (f"ddpdoctor smoke --nproc {len(job.ranks)}",)),
         ),
     )
 
@@ -108,7 +108,7 @@ def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -
             continue
         if all("gloo" in some for some in marks):
             yield Finding(
-                summary=f"{ranks_named(places([one for one, _ in on]))} of job {job.name} are on GPUs, and talk over gloo alone: "
+                summary=f"Job {job.name}: {ranks_named(places([one for one, _ in on]))} are on GPUs, and talk over gloo alone: "
                 "NCCL is many times faster",
                 evidence=(
                     *evidence_of([context for _, context in on][:4]),

@@ -8,10 +8,19 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.knowledge.extra_contexts import Extra, ExtraKind, extra_contexts
-from ddpdoctor.knowledge.gpu_holders import LeftOnGpus, holdings, left_on_gpus, own_jobs
-from ddpdoctor.knowledge.gpu_holders_words import end_it, evidence_of, gpus_named, holders_named, why_left
+from ddpdoctor.knowledge.gpu_holders import Held, holdings, left_on_gpus, own_jobs
+from ddpdoctor.knowledge.gpu_holders_words import (
+    alike,
+    capital,
+    end_it,
+    evidence_of,
+    gpus_named,
+    holders_named,
+    why_left,
+)
 from ddpdoctor.knowledge.job_words import places
 from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.knowledge.leftovers import Leftover
 from ddpdoctor.wording import human, plural, ranks_named
 
 CAUSES = {
@@ -40,21 +49,23 @@ def of_running_jobs(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
         for kind in ExtraKind:
             if some := [one for one in extra if one.kind is kind]:
                 yield _of_job(job, kind, some)
-    for left in left_on_gpus(gpus, processes):
-        if left.beside:
-            yield _leaked(left, processes)
+    beside = {one.leftover: one.held for one in left_on_gpus(gpus, processes) if one.beside}
+    for group in alike(beside):
+        yield _leaked(group, [each for one in group for each in beside[one]], processes)
 
 
 def _of_job(job: Job, kind: ExtraKind, extra: Sequence[Extra]) -> Finding:
     pids = {one.process.pid for one in extra}
     ranks = places([one.process for one in extra])
-    who = plural(len(pids), "DataLoader worker") if kind is ExtraKind.WORKER else ranks_named(ranks) if ranks else ""
+    who = ranks_named(ranks) if ranks else plural(len(pids), "rank")
+    if kind is ExtraKind.WORKER:
+        who = plural(len(pids), "DataLoader worker")
     total = sum(one.held.memory for one in extra)
-    size = f"{human(total)} " if total else "a context "
-    own = "aren't their own" if len({one.held.gpu.index for one in extra}) > 1 else "isn't their own"
+    several = len({one.held.gpu.index for one in extra}) > 1
+    whose = f"{'are' if several else 'is'} not {'its' if len(pids) == 1 else 'their'} own"
     return Finding(
-        summary=f"{who or plural(len(pids), 'rank')} of job {job.name} {'holds' if len(pids) == 1 else 'hold'} {size}on "
-        f"{gpus_named([one.held for one in extra])}, which {own.replace('their', 'its') if len(pids) == 1 else own}",
+        summary=f"Job {job.name}: {who} {'holds' if len(pids) == 1 else 'hold'} {human(total) if total else 'a context'} on "
+        f"{gpus_named([one.held for one in extra])}, which {whose}",
         cause=CAUSES[kind],
         evidence=evidence_of([one.held for one in extra]),
         fixes=FIXES[kind],
@@ -63,14 +74,14 @@ def _of_job(job: Job, kind: ExtraKind, extra: Sequence[Extra]) -> Finding:
     )
 
 
-def _leaked(one: LeftOnGpus, processes: Processes) -> Finding:
-    size = sum(each.memory for each in one.held)
-    be = "is" if one.leftover.proven else "may be"
+def _leaked(group: Sequence[Leftover], held: Sequence[Held], processes: Processes) -> Finding:
+    size, proven = sum(each.memory for each in held), group[0].proven
+    be = ("is" if len(group) == 1 else "are") if proven else "may be"
     return Finding(
-        summary=f"{holders_named(one.held)} on {gpus_named(one.held)} beside a running job {be} left over from an old run"
+        summary=f"{capital(holders_named(held))} on {gpus_named(held)} beside a running job {be} left over from an old run"
         + (f", with {human(size)}" if size else ""),
-        cause=why_left(one.leftover),
-        evidence=evidence_of(one.held),
-        fixes=end_it(one, processes),
-        severity=FAIL if one.leftover.proven else WARN,
+        cause=why_left(group[0]),
+        evidence=evidence_of(held),
+        fixes=end_it(group, held, processes),
+        severity=FAIL if proven else WARN,
     )

@@ -15,7 +15,6 @@ from ddpdoctor.facts.processes import Processes
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.gpu_holders import (
     Held,
-    LeftOnGpus,
     all_told,
     for_this_job,
     holdings,
@@ -23,9 +22,18 @@ from ddpdoctor.knowledge.gpu_holders import (
     left_on_gpus,
     own_jobs,
 )
-from ddpdoctor.knowledge.gpu_holders_words import end_it, evidence_of, gpus_named, holders_named, why_left
+from ddpdoctor.knowledge.gpu_holders_words import (
+    alike,
+    capital,
+    end_it,
+    evidence_of,
+    gpus_named,
+    holders_named,
+    owner_of,
+    why_left,
+)
 from ddpdoctor.knowledge.jobs import jobs_of
-from ddpdoctor.knowledge.leftovers import Kind
+from ddpdoctor.knowledge.leftovers import Kind, Leftover
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.root import by_root, on_the_host
 from ddpdoctor.knowledge.unowned_memory import RESERVE, unowned
@@ -59,23 +67,27 @@ def zombie_gpu_process(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     """
     nvidia_gpus(gpus)
     # Beside a running job, it is gpu0-extra-contexts that tells why the GPU has more contexts than ranks.
-    for one in left_on_gpus(gpus, processes):
-        if not one.beside:
-            yield _left(one, processes)
+    left = {one.leftover: one.held for one in left_on_gpus(gpus, processes) if not one.beside}
+    for group in alike(left):
+        yield _left(group, [held for one in group for held in left[one]], processes)
     all_told(gpus.devices)
     _all_seen(holdings(gpus, processes), processes)
 
 
-def _left(one: LeftOnGpus, processes: Processes) -> Finding:
-    left = one.leftover
-    ended = left.kind is Kind.ENDED
-    what = "has ended, and still" if ended else "is left over, and" if left.proven else "may be left over, and"
+def _left(group: Sequence[Leftover], held: Sequence[Held], processes: Processes) -> Finding:
+    first, one = group[0], len({each.holder.pid for each in held}) == 1
+    if first.kind is Kind.ENDED:
+        state = f"{'has' if one else 'have'} ended, and still"
+    elif first.proven:
+        state = f"{'is' if one else 'are'} left over, and"
+    else:
+        state = "may be left over, and"
     return Finding(
-        summary=f"{holders_named(one.held)} {what} {_holds(one.held)} on {gpus_named(one.held)}",
-        cause=why_left(left),
-        evidence=evidence_of(one.held),
-        fixes=end_it(one, processes),
-        severity=FAIL if left.proven or ended else WARN,
+        summary=f"{capital(holders_named(held))} {state} {_holds(held)} on {gpus_named(held)}",
+        cause=why_left(first),
+        evidence=evidence_of(held),
+        fixes=end_it(group, held, processes),
+        severity=FAIL if first.proven or first.kind is Kind.ENDED else WARN,
     )
 
 
@@ -144,13 +156,11 @@ def gpu_memory_held_by_others(
 
 def _held(held: Sequence[Held], full: Sequence[Gpu], free: Sequence[Gpu], processes: Processes, plan: Plan) -> Finding:
     most = max(_share(sum(one.memory for one in held if one.gpu == gpu), gpu) for gpu in full)
-    users = sorted({one.process.user or str(one.process.uid) for one in held if one.process})
-    own = all(one.process and one.process.uid == processes.uid for one in held)
-    whose = "another job of yours" if own else f"{listed(users, 3)}"
     choose = ",".join(str(one.index) for one in free)
     enough = len(free) >= plan.nproc or plan.source != "--nproc"
     return Finding(
-        summary=f"{holders_named(held)} ({whose}) {_holds(held)} on {gpus_named(held)}: up to {most:.0%} of a GPU",
+        summary=f"{capital(holders_named(held))} {owner_of(held, processes)} {_holds(held)} on {gpus_named(held)}, "
+        f"{f'{most:.0%} of it' if len(full) == 1 else f'up to {most:.0%} of one'}",
         evidence=evidence_of(held),
         fixes=(
             *(
@@ -239,12 +249,12 @@ def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Processes, container: Ma
     )
     share = _share(size, worst)
     return Finding(
-        summary=f"{human(size)} ({share:.0%}) of GPU {worst.index} {'are' if size > 1 else 'is'} in use, and no process"
-        f" that can be seen holds {'it' if hidden else 'them'}"
-        + (f"; so it is on {plural(len(bad) - 1, 'more GPU')}" if len(bad) > 1 else ""),
+        summary=f"{human(size)} ({share:.0%}) of GPU {worst.index} are in use, and no process"
+        f"{' that can be seen from here' if hidden else ''} holds them"
+        + (f"; {plural(len(bad) - 1, 'more GPU')} alike" if len(bad) > 1 else ""),
         cause=f"It may well be a process that is hidden from here: {processes.unseen}."
         if hidden
-        else "All processes of this host can be seen from here, so it is what a killed process has left in the driver.",
+        else "All processes of this host can be seen from here: mostly it is what a killed process has left in the driver.",
         evidence=tuple(Evidence(f"GPU {gpu.index}: {_account(gpu, lost)}", "NVML") for gpu, lost in bad[:8]),
         fixes=(on_the_host(who, container), on_the_host(reset, container)),
         severity=INFO if share < MUCH else FAIL if share >= ALL else WARN,
@@ -254,7 +264,7 @@ def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Processes, container: Ma
 def _gone(held: Sequence[Held]) -> Finding:
     one = len({each.holder.pid for each in held}) == 1
     return Finding(
-        summary=f"{holders_named(held)} {_holds(held)} on {gpus_named(held)} by the driver's account, and "
+        summary=f"{capital(holders_named(held))} {_holds(held)} on {gpus_named(held)} by the driver's account, and "
         f"{'is' if one else 'are'} no {'process' if one else 'processes'} of this host",
         cause="The process has just ended; or it was killed, and the driver could not take its memory back.",
         evidence=evidence_of(held),

@@ -10,9 +10,9 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.gpu_holders import left_on_gpus, own_jobs, works
-from ddpdoctor.knowledge.gpu_holders_words import age, end_leftover, why_left
+from ddpdoctor.knowledge.gpu_holders_words import age, alike, capital, end_leftovers, why_left
 from ddpdoctor.knowledge.job_settings import Difference, differences
-from ddpdoctor.knowledge.job_words import places, who
+from ddpdoctor.knowledge.job_words import who
 from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.knowledge.leftovers import Kind, Leftover, left_by_processes
 from ddpdoctor.registry import check, requires
@@ -40,28 +40,31 @@ def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
         for one in left_by_processes(processes, gpus)
         if one.kind in (Kind.RANK, Kind.WORKER) and one.identity not in told
     ]
-    for one in orphans:
-        yield _orphan(one, processes)
+    for group in alike(orphans):
+        yield _orphans(group, processes)
     if not orphans and not told and processes.closed and processes.count == processes.closed:
         raise NotKnown("this user may not look into any process")
 
 
-def _orphan(left: Leftover, processes: Processes) -> Finding:
-    process = processes.get(left.pid)
-    named = who([process]) if process else f"pid {left.pid}"
-    what = "DataLoader worker " if left.kind is Kind.WORKER else ""
-    still = "still works" if works(left, processes) else "is left over" if left.proven else "may be left over"
-    ports = f", and port{'' if len(left.ports) == 1 else 's'} {listed(left.ports, 3)}" if left.ports else ""
-    since = f", {age(left.age)} old" if left.age else ""
+def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:
+    first, one = group[0], len(group) == 1
+    some = [process for left in group if (process := processes.get(left.pid))]
+    named = f"{'DataLoader workers: ' if first.kind is Kind.WORKER else ''}{who(some)}"
+    if any(works(left, processes) for left in group):
+        state = f"still work{'s' if one else ''}"
+    else:
+        state = ("is left over" if one else "are left over") if first.proven else "may be left over"
+    ports = sorted({port for left in group for port in left.ports})
+    held = human(sum(left.memory for left in group))
+    keeps = f"{'holds' if one else 'hold'} {held}{f' and port {listed(ports, 3)}' if ports else ''}"
     return Finding(
-        summary=f"{what}{named} {still} without its launcher{since}: it holds {human(left.memory)}{ports}"[:160],
-        cause=why_left(left),
-        evidence=(
-            Evidence(f"{left.what[:200]}; parent {process.parent if process else '?'}", "/proc"),
-            *(Evidence(f"it listens on port {port}", "/proc/net/tcp") for port in left.ports[:4]),
+        summary=f"{capital(named)} {state} without a launcher, and {keeps}"[:160],
+        cause=why_left(first),
+        evidence=tuple(
+            Evidence(f"{left.what[:200]}; {age(left.age or 0.0)} old, of {left.owner}", "/proc") for left in group[:8]
         ),
-        fixes=(end_leftover(left),),
-        severity=FAIL if left.proven else WARN,
+        fixes=(end_leftovers(group),),
+        severity=FAIL if first.proven else WARN,
     )
 
 
@@ -88,7 +91,7 @@ def job_settings_differ(processes: Processes) -> Iterator[Finding]:
         closed += [one for one in job.ranks if isinstance(one.settings, Unknown) and one.state != "Z"]
         # What forked ranks set after the fork, nobody can see: all show their parent's.
         if len(seen) > 1 and (found := differences(seen)):
-            yield _differ(job, seen, found)
+            yield _differ(job, found)
     if closed:
         raise NotKnown(f"the settings of {who(closed[:4])} can't be read")
     requires(
@@ -97,22 +100,21 @@ def job_settings_differ(processes: Processes) -> Iterator[Finding]:
     )
 
 
-def _differ(job: Job, ranks: Sequence[Process], found: Sequence[Difference]) -> Finding:
+def _differ(job: Job, found: Sequence[Difference]) -> Finding:
     fatal = [one for one in found if one.fatal]
     first = (fatal or list(found))[0]
     names = listed((one.name for one in found), 4)
     one_of = f"{first.name}={_shown(first.value)} on {ranks_named(first.ranks)}, {_shown(first.usual)} on the others"
-    summary = f"Job {job.name}: {one_of}" if len(found) == 1 else f"The ranks of job {job.name} differ in {names}"
+    summary = f"Job {job.name}: {one_of}" if len(found) == 1 else f"Job {job.name}: its ranks differ in {names}"
     return Finding(
         summary=summary
         if len(summary) <= 160
-        else f"The ranks of job {job.name} differ in {plural(len(found), 'setting')}",
+        else f"Job {job.name}: its ranks differ in {plural(len(found), 'setting')}",
         cause=" ".join(dict.fromkeys(f"{one.name}: {one.why}." for one in (fatal or found))),
         evidence=tuple(Evidence(f"{one.name}: {_values(one.values)}", "/proc/PID/environ") for one in found[:8]),
         fixes=(
             Fix(
-                f"Set the same for all ranks before the launcher is started, if what {ranks_named(places(ranks)[:1])} and most "
-                "have is right",
+                "Set the same for all ranks before the launcher is started, as most have it, if that is right",
                 tuple(_line(one) for one in found if one.settable),
             ),
         ),

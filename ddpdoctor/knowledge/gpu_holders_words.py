@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.findings import Evidence, Fix
-from ddpdoctor.knowledge.gpu_holders import ENDED, Held, LeftOnGpus
+from ddpdoctor.knowledge.gpu_holders import ENDED, Held
+from ddpdoctor.knowledge.job_words import places
 from ddpdoctor.knowledge.leftovers import Certainty, Kind, Leftover
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.wording import listed, plural, spans
+from ddpdoctor.wording import listed, plural, ranks_named, spans
 
 MOST = 8
 """Lines of evidence."""
@@ -25,7 +26,9 @@ def holders_named(held: Sequence[Held]) -> str:
     """ "pid 4711 (rank 3)", "8 processes"."""
     pids = {one.holder.pid: one.process for one in held}
     if len(pids) > 2:
-        return plural(len(pids), "process", "processes")
+        ranks = places([one for one in pids.values() if one])
+        named_ranks = f" ({ranks_named(ranks)})" if len(ranks) == len(pids) else ""
+        return f"{plural(len(pids), 'process', 'processes')}{named_ranks}"
     return " and ".join(named(pid, process) for pid, process in pids.items())
 
 
@@ -66,38 +69,68 @@ def _described(process: Process | None, pid: int) -> str:
     return f"{named(pid, process)} of {process.user or process.uid}{started}{state}{command}"
 
 
+def owner_of(held: Sequence[Held], processes: Processes) -> str:
+    """ "of yours", "of bob and eve"."""
+    users = sorted({one.process.user or str(one.process.uid) for one in held if one.process})
+    own = all(one.process and one.process.uid == processes.uid for one in held)
+    return "of yours" if own else f"of {listed(users, 3)}" if users else ""
+
+
+def capital(text: str) -> str:
+    """With its first letter as a capital, and the rest as it is."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def alike(leftovers: Iterable[Leftover]) -> list[list[Leftover]]:
+    """Those together that are left over for the same reason and with the same certainty: the ranks of one run."""
+    groups: dict[object, list[Leftover]] = {}
+    for one in leftovers:
+        groups.setdefault((one.kind, one.certainty, one.why, one.owner), []).append(one)
+    return list(groups.values())
+
+
 def why_left(leftover: Leftover) -> str:
     """Why it is thought dead, and what speaks against it."""
-    doubts = "" if leftover.proven else f" It is not certain: {listed(leftover.doubts, 3)}."
-    return f"{leftover.why[:1].upper()}{leftover.why[1:]}.{doubts}"
+    why = f"{capital(leftover.why)}."
+    if leftover.proven or leftover.kind is Kind.ENDED:
+        return why
+    if leftover.certainty is Certainty.NOT_OURS:
+        return f"{why} It is left alone: {listed(leftover.doubts, 3)}."
+    return f"{why} That it may go is not certain: {'; '.join(leftover.doubts[:3])}."
 
 
-def end_it(one: LeftOnGpus, processes: Processes) -> tuple[Fix, ...]:
-    """What ends a leftover that holds GPUs."""
-    if one.leftover.kind is not Kind.ENDED:
-        return (end_leftover(one.leftover),)
-    process = processes.get(one.leftover.pid)
-    parent = process.parent if process else 1
+def end_it(leftovers: Sequence[Leftover], held: Sequence[Held], processes: Processes) -> tuple[Fix, ...]:
+    """What ends leftovers of one sort that hold GPUs."""
+    if leftovers[0].kind is not Kind.ENDED:
+        return (end_leftovers(leftovers),)
+    ended = [processes.get(one.pid) for one in leftovers]
+    parents = sorted({one.parent for one in ended if one})
     return (
         Fix(
             "See whether its parent, which has not taken note of its end, can be ended: then it goes, too",
-            (f"ps -o pid,user,lstart,args -p {parent}",),
+            (f"ps -o pid,user,lstart,args -p {','.join(map(str, parents))}",),
         ),
         by_root(
             "If it stays, reset that GPU while nobody else uses it",
-            tuple(f"sudo nvidia-smi --gpu-reset -i {index}" for index in sorted({held.gpu.index for held in one.held})),
+            tuple(f"sudo nvidia-smi --gpu-reset -i {index}" for index in sorted({one.gpu.index for one in held})),
         ),
     )
 
 
-def end_leftover(leftover: Leftover) -> Fix:
-    """What ends a leftover process: ddpdoctor only where it is proven to be one, and the caller's."""
-    if leftover.proven:
+def end_leftovers(leftovers: Sequence[Leftover]) -> Fix:
+    """What ends leftover processes of one sort: ddpdoctor only where they are proven to be that, and the caller's."""
+    first, pids = leftovers[0], [str(one.pid) for one in leftovers]
+    it, them = ("it is", "it") if len(pids) == 1 else ("they are", "them")
+    if first.proven:
         return Fix(
-            "End it: `ddpdoctor zombies` looks again whether it is left over, asks, and touches nothing else",
-            (f"ddpdoctor zombies --kill {leftover.pid}",),
+            f"End {them}: `ddpdoctor zombies` looks again whether {it} left over, asks, and touches nothing else",
+            (f"ddpdoctor zombies --kill {' '.join(pids)}",),
+            appliable=True,
         )
-    look = f"ps -o pid,ppid,user,lstart,stat,args -p {leftover.pid}"
-    if leftover.certainty is Certainty.NOT_OURS:
-        return Fix(f"It is not yours to end: ask {leftover.owner or 'its owner'}", ("ddpdoctor zombies", look))
-    return Fix("See whether it is still needed, and end it if it isn't", (look, f"kill {leftover.pid}"))
+    look = f"ps -o pid,ppid,user,lstart,stat,args -p {','.join(pids)}"
+    if first.certainty is Certainty.NOT_OURS:
+        return Fix(f"Ask {first.owner or 'the owner'} to end {them}, if nothing speaks against it", (look,))
+    return Fix(
+        f"See what speaks against it, and whether {it} still needed: only you can tell",
+        (f"ddpdoctor zombies {' '.join(pids)}", look),
+    )
