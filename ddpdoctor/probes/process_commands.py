@@ -27,6 +27,11 @@ _HELPERS = (
     "from multiprocessing.forkserver import",
 )
 _COMPILE_WORKER = "torch/_inductor/compile_worker/"
+_TOOLS = (
+    "ddpdoctor", "wandb", "wandb-service", "tensorboard", "mlflow", "debugpy", "pip", "py-spy", "nvitop", "gpustat", "jupyter",
+    "jupyter-lab", "jupyter-notebook", "ray",
+)  # fmt: skip
+"""What is run beside a training, or started by it, and has its settings."""
 SPAWNED = "from multiprocessing.spawn import spawn_main"
 FORK_SERVER = "from multiprocessing.forkserver import"
 
@@ -87,6 +92,13 @@ def is_launcher(words: tuple[str, ...]) -> bool:
 def is_helper(words: Sequence[str]) -> bool:
     """multiprocessing's resource tracker and fork server, torch's compile workers."""
     return any(word.startswith(_HELPERS) or _COMPILE_WORKER in word for word in words[1:6])
+
+
+def is_tool(words: Sequence[str]) -> bool:
+    """Something that doesn't train, whatever its settings say."""
+    what = programme(words)[0]
+    name = what[3:].partition(".")[0] if what.startswith("-m ") else _name(what).removesuffix(".py")
+    return name in _TOOLS
 
 
 def is_fork_server(words: Sequence[str]) -> bool:

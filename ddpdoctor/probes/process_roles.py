@@ -92,7 +92,7 @@ def _alike(one: Seen, siblings: Iterable[Seen]) -> bool:
 def _ranks_by_settings(family: Family, found: Roles) -> None:
     chains: dict[int, list[Seen]] = {}
     for one in family.seen.values():
-        if one.place and one.computes and _role(one, found) is Role.OTHER:
+        if one.place and one.computes and _role(one, found) is Role.OTHER and not commands.is_tool(one.words):
             chains.setdefault(_outermost(one, family, found).stat.pid, []).append(one)
     for pid, chain in chains.items():
         # A Python that only wraps another doesn't train. What was forked holds no group unless it is a rank itself.
@@ -129,10 +129,20 @@ def _parents_that_are_rank_0(family: Family, found: Roles) -> None:
 
 
 def _ranks_without_settings(family: Family, found: Roles) -> None:
-    """In a process group, but nobody says who: the script has set it all itself."""
+    """In a process group, but nobody says who: the script has set it all itself, or whoever forked them is gone."""
+    orphans: dict[tuple[object, ...], list[Seen]] = {}
     for one in family.seen.values():
-        if one.in_group and one.python and not one.stat.forked and _role(one, found) is Role.OTHER:
+        if one.in_group and one.python and _role(one, found) is Role.OTHER:
             found[one.stat.pid] = Role.RANK, None
+            if one.forked_rank:
+                command = "spawned" if commands.is_spawned(one.words) else one.words
+                orphans.setdefault((one.stat.parent, one.stat.session, one.stat.group, command), []).append(one)
+    for ranks in orphans.values():
+        # One alone may be a daemon of its own making.
+        if len(ranks) > 1:
+            ranks.sort(key=lambda one: (one.stat.start, one.stat.pid))
+            for count, one in enumerate(ranks):
+                found[one.stat.pid] = Role.RANK, _by_order(0, count, None, len(ranks))
 
 
 def _unreadable_ranks(family: Family, found: Roles) -> None:
@@ -143,7 +153,7 @@ def _unreadable_ranks(family: Family, found: Roles) -> None:
         hidden = [one for one in family.children(pid) if _may_be_rank(one, ranks, found)]
         if not hidden:
             continue
-        everybody = sorted([*ranks, *hidden], key=lambda one: (one.stat.start, one.stat.pid))
+        everybody = [one for one in family.children(pid) if one in ranks or one in hidden]
         places = [found.get(one.stat.pid, (Role.OTHER, None))[1] for one in everybody]
         for one, place in zip(everybody, _filled(places), strict=True):
             found[one.stat.pid] = Role.RANK, place
