@@ -20,6 +20,7 @@ from ddpdoctor.registry import requires
 
 SOON: Final = 60.0
 """Seconds that ranks may well wait for one that does something alone."""
+BARRIERS: Final = ("barrier", "monitored_barrier")
 CHECKPOINTS: Final = (Where.SAVING, Where.LOADING)
 
 
@@ -261,14 +262,12 @@ def _apart(
     waiting: tuple[Stand, ...], places: tuple[tuple[Place, tuple[Stand, ...]], ...], unseen: tuple[Stand, ...]
 ) -> Verdict:
     """Ranks wait in different calls: some have left the loop in which others are, or they call different things."""
-    stepping = tuple(one for one in waiting if one.place.where is Where.STEP)
-    beyond = tuple(
-        one
-        for one in waiting
-        if one.place.where is Where.COLLECTIVE and stepping and _further(one.place, stepping[0].place)
-    )
-    if stepping and beyond and len(stepping) + len(beyond) == len(waiting):
-        return Verdict(kind=Kind.UNEVEN, culprits=beyond, waiting=stepping, places=places, unseen=unseen)
+    beyond = tuple(one for one in waiting if one.place.what in BARRIERS)
+    within = tuple(one for one in waiting if one not in beyond)
+    # DDP's own steps are in a loop. Of others, most ranks decide what the way through the script is.
+    looping = all(one.place.where is Where.STEP for one in within) or len(beyond) <= len(within)
+    if beyond and within and looping and all(_further(one.place, other.place) for one in beyond for other in within):
+        return Verdict(kind=Kind.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
     tied = len(places[0][1]) == len(places[1][1])
     odd = tuple(one for place, members in places for one in members if tied or place is not places[0][0])
     others = tuple(one for one in waiting if one not in odd)

@@ -175,7 +175,8 @@ def _of_worker(worker: Watched, rank: int) -> Evidence:
 
 
 def _stack(frames: Sequence[Frame]) -> str:
-    return " <- ".join(f"{one.function} ({_path(one)}:{one.line})" for one in frames[:MOST_FRAMES])
+    telling = [one for one in frames if not one.path.endswith("torch/distributed/c10d_logger.py")]
+    return " <- ".join(f"{one.function} ({_path(one)}:{one.line})" for one in telling[:MOST_FRAMES])
 
 
 def _path(frame: Frame) -> str:
