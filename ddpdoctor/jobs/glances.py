@@ -53,16 +53,22 @@ def glance(one: Identity, proc: Proc) -> Glance | None:
         return None
     if stat.state in ENDED:
         return Glance(state=stat.state)
-    waits_in = proc.read(f"{one.pid}/wchan", 200)
     spent = proc.spent(one.pid)
     if isinstance(spent, Unknown):
         return None
     tracer = proc.status(one.pid).get("TracerPid", "0")
     return Glance(
         state=stat.state,
-        waits_in="" if isinstance(waits_in, Unknown) else printable(waits_in.decode("utf-8", "replace")).strip("0 \n"),
+        waits_in=_waits_in(one.pid, proc),
         cpu_seconds=spent.cpu,
         switches=spent.switches,
         transferred=0 if isinstance(spent.transferred, Unknown) else spent.transferred,
         tracer=int(tracer) if tracer.isdecimal() else 0,
     )
+
+
+def _waits_in(pid: int, proc: Proc) -> str:
+    """The kernel writes "0" of one that runs, and to whoever may not know."""
+    content = proc.read(f"{pid}/wchan", 200)
+    text = "" if isinstance(content, Unknown) else printable(content.decode("utf-8", "replace")).strip()
+    return "" if text == "0" else text

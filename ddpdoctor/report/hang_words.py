@@ -19,7 +19,7 @@ from ddpdoctor.knowledge.hang_company import (
     worker_idle,
     worker_moves,
 )
-from ddpdoctor.knowledge.hang_places import Where, pythons, torchs, worker_place
+from ddpdoctor.knowledge.hang_places import Place, Where, pythons, torchs, worker_place
 from ddpdoctor.knowledge.hang_words import file_line, named, where
 from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.report.jobs_words import described
@@ -209,7 +209,7 @@ def _words(members: Sequence[Stand]) -> str:
     if first.standing in (Standing.WAITS, Standing.PERHAPS):
         return f"wait{s} in {place}"
     if first.progress:
-        return f"{'does' if s else 'do'} something in {place}"
+        return f"{are} busy in {place}"
     return f"stay{s} in {place}"
 
 
@@ -227,11 +227,15 @@ def _callers(stand: Stand) -> Iterator[str]:
     """By which way of the user's own code it came there."""
     if _goes_on(stand) or stand.standing is Standing.GONE:
         return
-    others = stand.place.path[1:]
-    if others:
-        shown = [f"{one.function.rpartition('.')[2]} ({file_line(one)})" for one in others[:MOST_CALLERS]]
-        more = f", and {len(others) - MOST_CALLERS} more" if len(others) > MOST_CALLERS else ""
-        yield f"called from {', '.join(shown)}{more}"
+    if called := _called_from(stand.place):
+        yield called
+
+
+def _called_from(place: Place) -> str:
+    others = place.path[1:]
+    shown = [f"{one.function.rpartition('.')[2]} ({file_line(one)})" for one in others[:MOST_CALLERS]]
+    more = f", and {len(others) - MOST_CALLERS} more" if len(others) > MOST_CALLERS else ""
+    return f"called from {', '.join(shown)}{more}" if shown else ""
 
 
 def _processes(members: Sequence[Stand]) -> Iterator[str]:
@@ -243,7 +247,8 @@ def _processes(members: Sequence[Stand]) -> Iterator[str]:
         return
     watched = members[0].rank.watched
     assert watched is not None
-    yield f"pid {pids[0]}, {_state(watched)}, used {cores_used(watched):.1f} cores meanwhile"
+    cores = cores_used(watched)
+    yield f"pid {pids[0]}, {_state(watched)}, used {f'{cores:.1f} cores' if cores >= 0.05 else 'no processor'} meanwhile"
 
 
 def _state(watched: Watched) -> str:
@@ -258,7 +263,7 @@ def _workers(members: Sequence[Stand]) -> Iterator[str]:
     busy = [(rank, worker) for rank, worker in workers if not worker_idle(worker)]
     places: dict[tuple[str, bool], list[tuple[int, Watched]]] = {}
     for rank, worker in busy:
-        key = (where(worker_place(worker.last)) if worker.last.frames else worker.last.source, worker_moves(worker))
+        key = (_place_of_worker(worker), worker_moves(worker))
         places.setdefault(key, []).append((rank, worker))
     if _goes_on(members[0]):
         return
@@ -270,6 +275,13 @@ def _workers(members: Sequence[Stand]) -> Iterator[str]:
     if len(workers) > len(busy) and members[0].place.where is Where.LOADER:
         count = len(workers) - len(busy)
         yield f"{plural(count, 'DataLoader worker')} wait{'s' if count == 1 else ''} for something to load"
+
+
+def _place_of_worker(worker: Watched) -> str:
+    if not worker.last.frames:
+        return f"a place that can't be seen: {worker.last.source}"
+    place = worker_place(worker.last)
+    return ", ".join(filter(None, (where(place), _called_from(place))))
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,138 @@
+"""What `jobs --hang` says at a terminal, on made-up looks."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from ddpdoctor.examination import Examination, Verdict
+from ddpdoctor.facts.hang import Frame, Hang, WatchedRank
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.jobs.judging import hang_of, judge_hang
+from ddpdoctor.report.contract import build_report, to_json
+from ddpdoctor.report.hang_terminal import show_where_it_hangs
+from ddpdoctor.report.hang_words import groups, headline
+from ddpdoctor.report.terminal import make_console
+from tests.hangs import GETS_ITEM, IDLE_WORKER, collective, hang, in_worker, loader, own, rank, watched
+
+
+def examined(*ranks: WatchedRank, **more: object) -> Examination:
+    return judge_hang(Snapshot(host="node01"), hang(*ranks, **more))
+
+
+def shown(examination: Examination, width: int = 80, **how: bool) -> str:
+    text = io.StringIO()
+    show_where_it_hangs(make_console(text, width), examination, **how)
+    return text.getvalue()
+
+
+def moving(number: int) -> WatchedRank:
+    """At both looks in the same call, as it happens, and elsewhere in between."""
+    one = rank(number, collective())
+    assert one.watched is not None
+    return msgspec.structs.replace(
+        one, watched=msgspec.structs.replace(one.watched, samples=300, elsewhere=60, within=own("main", 40))
+    )
+
+
+def still(number: int, stack: Sequence[Frame], **more: object) -> WatchedRank:
+    one = rank(number, tuple(stack), **more)  # type: ignore[arg-type]
+    assert one.watched is not None
+    return msgspec.structs.replace(one, watched=msgspec.structs.replace(one.watched, samples=300, within=tuple(stack)))
+
+
+def test_the_odd_one_comes_first() -> None:
+    one = examined(*(still(number, collective()) for number in (0, 2, 3)), still(1, own("load", 31)))
+    first, second = groups(one)
+    assert (first.ranks, first.words) == ("rank 1", "stays in load (train.py:31)")
+    assert (second.ranks, second.words) == ("ranks 0, 2 and 3", "wait in all_reduce (train.py:40)")
+    text = shown(one)
+    assert text.index("rank 1 stays in load (train.py:31)") < text.index("wait in all_reduce (train.py:40)")
+    assert one.verdict is Verdict.FAIL
+
+
+def test_ranks_that_move() -> None:
+    one = examined(*map(moving, range(4)))
+    assert (headline(one), one.verdict) == ("All 4 ranks move", Verdict.OK)
+    [group] = groups(one)
+    assert group.words == "move on, within main (train.py)"
+    assert headline(examined(moving(0), moving(1))) == "Both ranks move"
+    assert headline(examined(moving(0))) == "Rank 0 moves"
+
+
+def test_what_was_not_seen_is_never_called_well() -> None:
+    hidden = (
+        "The stack of rank 1 could not be read: it belongs to ada. Root can: sudo /opt/python -m ddpdoctor jobs --hang 3990",
+    )
+    one = examined(moving(0), rank(1), hidden=hidden)
+    assert headline(one) == "1 of 2 ranks moves; rank 1 could not be looked into"
+    text = shown(one)
+    assert "Could not be seen" in text
+    assert "\n      sudo /opt/python -m ddpdoctor jobs --hang 3990\n" in text
+    both = examined(rank(0), rank(1), hidden=hidden)
+    assert both.verdict is Verdict.UNKNOWN
+    assert "Whether it hangs can't be told" in shown(both)
+
+
+def test_the_worker_that_keeps_a_rank_waiting_is_named_by_its_own_frames() -> None:
+    workers = (watched(51, in_worker(GETS_ITEM)), watched(52, IDLE_WORKER))
+    one = examined(still(0, collective()), still(1, loader(), workers=workers))
+    details = groups(one)[0].details
+    assert any(text.startswith("DataLoader worker (pid 51) stays in __getitem__ (data.py:7)") for text in details)
+    assert "1 DataLoader worker waits for something to load" in details
+
+
+def test_a_rank_that_is_gone() -> None:
+    one = examined(still(0, collective()), rank(1, gone="no such process"))
+    assert groups(one)[0].words == "is gone: no such process"
+
+
+def test_nothing_was_seen_at_all() -> None:
+    one = judge_hang(Snapshot(host="node01"), Hang(dumps="/dumps: no such folder"))
+    assert one.verdict is Verdict.UNKNOWN
+    assert "Nothing was seen: /dumps: no such folder" in shown(one)
+
+
+def test_a_stack_in_full_with_v() -> None:
+    one = examined(still(0, collective()), still(1, own("load", 31)))
+    assert "c10d_logger.py:83" not in shown(one).split("FAIL")[1]
+    assert (
+        "        all_reduce (/opt/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:3252)"
+        in shown(one, verbose=True)
+    )
+
+
+def test_a_line_a_finding() -> None:
+    lines = shown(examined(still(0, collective()), still(1, own("load", 31))), quiet=True).splitlines()
+    assert lines[0].startswith("FAIL  rank-busy-outside-collectives: rank 1 ")
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize("count", [2, 256])
+def test_80_columns_and_many_ranks(count: int) -> None:
+    """Nothing but commands and paths is longer than a line, and the report doesn't grow with the ranks."""
+    one = examined(
+        *(still(number, own("load", 31) if number == count - 1 else collective()) for number in range(count))
+    )
+    lines = shown(one).splitlines()
+    assert len(lines) < 45
+    assert all(len(line) <= 80 or line.startswith(" " * 12) for line in lines)
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_name_can_t_steer_the_terminal() -> None:
+    evil = own("lo\x1b[2Jad", 31, "/home/ada/\x1b]0;x\x07.py")
+    assert "\x1b" not in shown(examined(still(0, collective()), still(1, evil)), verbose=True)
+
+
+def test_json_has_the_facts_and_the_findings() -> None:
+    one = examined(still(0, collective()), still(1, own("load", 31)))
+    told = json.loads(to_json(build_report("jobs", [one], hang=hang_of(one))))
+    assert told["verdict"] == "fail"
+    assert [found["rank"] for found in told["findings"]] == [1]
+    assert told["hang"]["ranks"][1]["watched"]["within"][0]["function"] == "load"
+    assert "hang" not in json.loads(to_json(build_report("jobs", [one])))
