@@ -1,0 +1,323 @@
+"""The look at processes, over made-up /proc trees: odd content, what can't be read, containers, and who holds what."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.facts.base import Facts, Unknown
+from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
+from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.probes import process_patience, processes
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.proc import Proc
+from ddpdoctor.probes.process_details import contained
+from ddpdoctor.probes.process_patience import of_each
+
+ID = "0123456789ab" + "c" * 52
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "BETWEEN", 0.01)
+
+
+class Tree:
+    """A made-up root with processes in its /proc."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "proc").mkdir()
+        (root / "dev" / "shm").mkdir(parents=True)
+
+    def add(
+        self,
+        pid: int,
+        parent: int = 1,
+        words: bytes = b"python3\0train.py\0",
+        *,
+        environ: bytes = b"",
+        name: bytes = b"python3",
+        state: str = "S",
+        executable: str = "/usr/bin/python3",
+        opened: tuple[str, ...] = (),
+        maps: bytes = b"",
+        cgroup: bytes = b"0::/\n",
+        threads: tuple[bytes, ...] = (),
+        inside: str = "",
+    ) -> Path:
+        folder = self.root / "proc" / str(pid)
+        folder.mkdir()
+        fields = f"{state} {parent} {pid} {pid} 0 -1 4194304 0 0 0 0 150 50 0 0 20 0 3 0 {pid * 100} 0 256 0"
+        (folder / "stat").write_bytes(b"%d (%s) %s" % (pid, name, fields.encode()))
+        status = f"Name:\tx\nUid:\t4242\t4242\t4242\t4242\nTracerPid:\t7\nNSpid:\t{pid}\t{inside}\n"
+        (folder / "status").write_text(status)
+        (folder / "cmdline").write_bytes(words)
+        (folder / "environ").write_bytes(environ)
+        (folder / "maps").write_bytes(maps)
+        (folder / "cgroup").write_bytes(cgroup)
+        (folder / "io").write_text("rchar: 10\nwchar: 5\nsyscr: 1\n")
+        (folder / "wchan").write_text("futex_do_wait")
+        (folder / "exe").symlink_to(executable)
+        for number, thread in enumerate((name, *threads)):
+            (folder / "task" / str(pid + number)).mkdir(parents=True)
+            (folder / "task" / str(pid + number) / "comm").write_bytes(thread + b"\n")
+            (folder / "task" / str(pid + number) / "schedstat").write_text("1000000000 5 20\n")
+        for kind in ("fd", "fdinfo", "ns"):
+            (folder / kind).mkdir()
+        for number, link in enumerate(opened):
+            (folder / "fd" / str(number)).symlink_to(link)
+            (folder / "fdinfo" / str(number)).write_text(f"pos:\t0\nflags:\t010000{number % 2}\n")
+        (folder / "ns" / "pid").symlink_to("pid:[1]")
+        (folder / "ns" / "net").symlink_to("net:[2]")
+        return folder
+
+    def sockets(self, pid: int, port: int, inode: int) -> None:
+        """That process's table of sockets: one that listens."""
+        (self.root / "proc" / str(pid) / "net").mkdir()
+        row = (
+            f"   0: 00000000:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0 0 {inode} 1 0 100 0"
+        )
+        (self.root / "proc" / str(pid) / "net" / "tcp").write_text(f"  sl  local_address rem_address st\n{row}\n")
+
+    def look(self, gpus: Facts | Unknown | None = None) -> Processes:
+        context = Context("python", root=self.root, environ={})
+        if gpus is not None:
+            context.answered_by(lambda group: gpus)
+        found = processes.probe(context)
+        assert isinstance(found, Processes)
+        return found
+
+    def one(self, pid: int) -> Process:
+        found = self.look().get(pid)
+        assert found
+        return found
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+RANK = b"RANK=1\0WORLD_SIZE=2\0HOME=/home/ann\0MASTER_PORT=29501\0"
+
+
+def test_everything_that_is_told(tree: Tree) -> None:
+    tree.add(
+        20,
+        environ=RANK,
+        threads=(b"pt_nccl_watchdg", b"cuda-EvtHandlr", b"python3", b"pt_nccl_watchdg"),
+        opened=("/dev/nvidia3", "/dev/nvidiactl", "socket:[77]", "/data/model.pt", "/dev/shm/torch_1", "/data/log.txt"),
+        maps=b"7f0-7f1 rw-s 00000000 00:1 9 /dev/shm/nccl-abc (deleted)\n7f2-7f3 r-xp 0 0 0 /lib/libc.so\n",
+        inside="4",
+    )
+    tree.sockets(20, 29501, 77)
+    one = tree.one(20)
+    assert (one.role, one.place and one.place.rank) == (Role.RANK, 1)
+    assert one.marks == ("cuda-EvtHandlr", "pt_nccl_watchdg")
+    assert [(setting.name, setting.value) for setting in one.settings] == [  # type: ignore[union-attr]
+        ("MASTER_PORT", "29501"), ("RANK", "1"), ("WORLD_SIZE", "2"),
+    ]  # fmt: skip
+    assert (one.devices, one.listens) == ((3,), (29501,))
+    assert one.shared_memory == ("/dev/shm/nccl-abc (deleted)", "/dev/shm/torch_1")
+    assert one.writes_to == ("/data/model.pt",)
+    assert (one.uid, one.user, one.tracer, one.pid_inside) == (4242, "4242", 7, 4)
+    assert (one.start, one.group, one.cpu_seconds, one.waits_in) == (
+        2000,
+        20,
+        200 / os.sysconf("SC_CLK_TCK"),
+        "futex_do_wait",
+    )
+    assert (one.recent_cpu, one.recent_bytes, one.recent_switches) == (0.0, 0, 0)
+    assert one.memory == 256 * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("name", [b"a) R 1 2 (b", b"a\nb) S", b"\xff\xfe)", b"", b"((("])
+def test_odd_names(tree: Tree, name: bytes) -> None:
+    tree.add(20, 7, environ=RANK, name=name)
+    one = tree.one(20)
+    assert (one.parent, one.state) == (7, "S")
+    assert one.name == name.decode("utf-8", "replace")
+
+
+def test_odd_content(tree: Tree) -> None:
+    tree.add(20, words=b"python3\0" + b"\xff" * (1 << 20), environ=b"X=" + b"\xfe" * (1 << 19) + b"\0NOVALUE\0" + RANK)
+    one = tree.one(20)
+    assert one.role is Role.RANK
+    assert len(one.command) <= 1000
+    one.command.encode()
+
+
+def test_secrets_stay_out(tree: Tree) -> None:
+    words = b"python3\0train.py\0--api-key\0abcdef123456\0--url=https://ann:hunter2@host/x\0"
+    tree.add(20, words=words, environ=RANK + b"NCCL_SECRET_KEY=hunter2\0WANDB_API_KEY=hunter2\0")
+    text = repr(tree.look())
+    assert "hunter2" not in text
+    assert "abcdef123456" not in text
+    assert "train.py" in text
+
+
+def test_what_can_not_be_read(tree: Tree) -> None:
+    folder = tree.add(20, environ=RANK)
+    other = tree.add(21, 20)
+    (other / "environ").unlink()
+    (other / "environ").mkdir()
+    (other / "exe").unlink()
+    (other / "io").unlink()
+    for link in (other / "fd", other / "maps"):
+        link.rename(other / f"no-{link.name}")
+    one = tree.one(21)
+    assert one.settings == Unknown("/proc/21/environ: Is a directory")
+    assert one.executable == Unknown("/proc/21/exe: No such file or directory")
+    assert one.devices == one.writes_to == one.listens == Unknown("/proc/21/fd: No such file or directory")
+    assert one.shared_memory == Unknown("/proc/21/maps: No such file or directory")
+    assert isinstance(one.recent_bytes, Unknown)
+    assert one.recent_cpu == 0.0
+    assert folder.exists()
+
+
+def test_gone_meanwhile(tree: Tree) -> None:
+    """Its folder is empty, or says what nobody understands."""
+    tree.add(20, environ=RANK)
+    (tree.root / "proc" / "21").mkdir()
+    (tree.root / "proc" / "22").mkdir()
+    (tree.root / "proc" / "22" / "stat").write_bytes(b"22 (python3) S x y z")
+    found = tree.look()
+    assert found.count == 1
+    assert [one.pid for one in found.listed] == [20]
+
+
+def test_no_proc(tmp_path: Path) -> None:
+    found = processes.probe(Context("python", root=tmp_path))
+    assert found == Unknown("/proc: No such file or directory")
+
+
+def test_those_that_do_not_matter(tree: Tree) -> None:
+    """A Python, a shell, a kernel thread. What matters brings its ancestors and descendants."""
+    tree.add(1, 0, b"/sbin/init\0", executable="/sbin/init", name=b"init")
+    tree.add(10, 1, b"bash\0", executable="/bin/bash", name=b"bash")
+    tree.add(20, 10, environ=RANK)
+    tree.add(30, 20, b"sh\0", executable="/bin/sh", name=b"sh")
+    tree.add(40, 10, b"python3\0app.py\0")
+    tree.add(50, 10, b"vim\0", executable="/usr/bin/vim")
+    found = tree.look()
+    assert [one.pid for one in found.listed] == [1, 10, 20, 30]
+    assert found.count == 6
+
+
+def test_holders(tree: Tree) -> None:
+    """Whoever is on a GPU, has a segment, or listens where a job's store should."""
+    (tree.root / "dev" / "nvidia0").touch()
+    (tree.root / "dev" / "shm" / "torch_12_34").touch()
+    tree.add(20, environ=RANK)
+    tree.add(30, words=b"app\0", executable="/opt/app", opened=("/dev/nvidia0",))
+    tree.add(31, words=b"app\0", executable="/opt/app", maps=b"1-2 rw-s 0 00:1 9 /dev/shm/torch_12_34\n")
+    tree.add(32, words=b"app\0", executable="/opt/app", opened=("socket:[99]",))
+    tree.add(33, words=b"app\0", executable="/opt/app", opened=("/dev/null", "socket:[5]"))
+    tree.add(34, words=b"app\0", executable="/opt/app")
+    tree.add(os.getpid(), words=b"app\0", executable="/opt/app")
+    tree.sockets(os.getpid(), 29501, 99)
+    gpu = Gpu(index=0, holders=(Holder(pid=34, memory=1), Holder(pid=0), Holder(pid=999_999)))
+    found = tree.look(Gpus(devices=(gpu, Gpu(index=1))))
+    assert sorted(one.pid for one in found.listed if not one.ours) == [20, 30, 31, 32, 34]
+    assert [one.devices for one in found.listed if one.pid == 30] == [(0,)]
+    assert [one.listens for one in found.listed if one.pid == 32] == [(29501,)]
+    assert [one.shared_memory for one in found.listed if one.pid == 31] == [("/dev/shm/torch_12_34",)]
+
+
+def test_own_processes(tree: Tree) -> None:
+    tree.add(10, 1, b"python3\0run.py\0", environ=RANK)
+    tree.add(os.getpid(), 10, b"python3\0-m\0ddpdoctor\0", environ=RANK)
+    tree.add(os.getpid() + 1, os.getpid(), b"sh\0", executable="/bin/sh")
+    tree.add(11, 10)
+    found = tree.look()
+    assert {one.pid: one.ours for one in found.listed} == {
+        10: True, 11: False, os.getpid(): True, os.getpid() + 1: True,
+    }  # fmt: skip
+    assert [one.pid for one in found.listed if one.role is Role.RANK] == [10]
+
+
+def test_interpreter_by_another_name(tree: Tree) -> None:
+    tree.add(
+        20,
+        words=b"trainer\0",
+        executable="/opt/trainer",
+        environ=RANK,
+        maps=b"1-2 r-xp 0 0 0 /x/libpython3.11.so.1.0\n",
+    )
+    tree.add(21, words=b"trainer\0", executable="/opt/trainer", environ=RANK)
+    assert [one.pid for one in tree.look().listed if one.role is Role.RANK] == [20]
+
+
+def test_dead_main_thread(tree: Tree) -> None:
+    tree.add(20, 10, environ=RANK)
+    tree.add(21, 20, state="Z", words=b"", executable="/none")
+    one = tree.one(21)
+    assert one.ended_threads
+    assert one.settings == Unknown("the process has ended")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "container", "unit"),
+    [
+        (f"0::/system.slice/docker-{ID}.scope", "0123456789ab", ""),
+        (f"12:pids:/docker/{ID}\n1:name=systemd:/docker/{ID}", "0123456789ab", ""),
+        (f"0::/machine.slice/libpod-{ID}.scope/container", "0123456789ab", ""),
+        (f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope", "0123456789ab", "user@1000.service"),
+        (f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234abcd_0000_1111_2222_333344445555.slice/cri-containerd-{ID}.scope", "0123456789ab", ""),
+        ("11:memory:/kubepods/besteffort/pod1234abcd-0000-1111-2222-333344445555", "1234abcd-000", ""),
+        (f"11:memory:/kubepods/besteffort/pod1234abcd-0000-1111-2222-333344445555/{ID}", "0123456789ab", ""),
+        ("0::/lxc.payload.web/init.scope", "web", "init.scope"),
+        ("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_1", "", "job_4711"),
+        ("4:memory:/slurm/uid_1000/job_4711/step_batch/task_0\n1:name=systemd:/system.slice/slurmd.service", "", "job_4711"),
+        ("0::/user.slice/user-1000.slice/session-3.scope", "", "session-3.scope"),
+        ("0::/system.slice/train.service", "", "train.service"),
+        ("0::/", "", ""),
+        ("", "", ""),
+        ("garbage\n::\n1:x", "", ""),
+    ],
+)  # fmt: skip
+def test_containers(cgroup: str, container: str, unit: str) -> None:
+    assert contained(cgroup.encode()) == (container, unit)
+
+
+def test_one_that_hangs_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is left behind, and all others are answered for."""
+    monkeypatch.setattr(process_patience, "PATIENCE", 0.05)
+    never = threading.Event()
+    assert of_each(range(6), lambda pid: never.wait(60) if pid in (2, 5) else pid) == {0: 0, 1: 1, 3: 3, 4: 4}
+    never.set()
+
+
+def test_a_crash_is_not_swallowed() -> None:
+    with pytest.raises(ZeroDivisionError):
+        of_each(range(3), lambda pid: 1 // (pid - 1))
+
+
+def test_nothing_to_look_at() -> None:
+    assert of_each([], lambda pid: pid) == {}
+
+
+def test_hanging_rank_is_listed_all_the_same(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its command nor its settings can be read; that it is there, and whose child, can."""
+    monkeypatch.setattr(process_patience, "PATIENCE", 0.05)
+    launched = RANK + b"LOCAL_RANK=1\0LOCAL_WORLD_SIZE=2\0TORCHELASTIC_RUN_ID=x\0"
+    tree.add(10, 1, b"python3\0/venv/bin/torchrun\0")
+    tree.add(20, 10, state="D")
+    tree.add(21, 10, environ=launched)
+    never = threading.Event()
+    read = Proc.words
+
+    def words(self: Proc, pid: int) -> tuple[str, ...] | Unknown:
+        if pid == 20:
+            never.wait(60)
+        return read(self, pid)
+
+    monkeypatch.setattr(Proc, "words", words)
+    found = tree.look()
+    never.set()
+    ranks = [(one.pid, one.place and one.place.rank, one.state) for one in found.listed if one.role is Role.RANK]
+    assert ranks == [(20, 0, "D"), (21, 1, "S")]
