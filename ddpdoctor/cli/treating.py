@@ -91,7 +91,10 @@ def _would_be(choice: Choice, refused: dict[Remedy, str], path: Path) -> Treatme
     if choice.remedy is None or choice.remedy in refused:
         (left,) = treatments([choice], _refusing(refused), None)
         return left
-    where = f"written to {path.name}" if choice.remedy.lines else "changed in place, with an undo file"
+    if choice.remedy.leftovers:
+        where = "ended, if a second look agrees"
+    else:
+        where = f"written to {path.name}" if choice.remedy.lines else "changed in place, with an undo file"
     return Treatment(
         slug=choice.case.slug,
         text=choice.remedy.fix.text,
@@ -160,7 +163,7 @@ def _prove(applied: Applied, checks: Sequence[Check], wish: Wish) -> Proof:
 
 def _changed(applied: Applied) -> str:
     """What was done when we were stopped."""
-    if not applied.anything:
+    if not applied.anything and not applied.endings.said():
         return "Nothing was changed."
     parts = []
     if applied.settings_file:
@@ -170,6 +173,8 @@ def _changed(applied: Applied) -> str:
 
         undo = undo_command(applied.fixed, [str(one) for one in applied.fixed])
         parts.append(f"fixed, and whole: {', '.join(one_line(str(one)) for one in applied.fixed)} (to go back: {undo})")
+    if ended := applied.endings.said():
+        parts.append(ended)
     return f"By then {'; '.join(parts)}. Nothing was proved yet."
 
 

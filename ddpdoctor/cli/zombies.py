@@ -154,7 +154,8 @@ def _end(proven: Sequence[Leftover], first: Look) -> Endings:
     try:
         end(proven, first, look, ending)
     except Stopped as stopped:
-        stopped.text = ending.stopped()
+        said = ending.said()
+        stopped.text = f"Stopped. By then {said}." if said else "Stopped. Nothing was ended."
         raise
     finally:
         line.close()

@@ -15,7 +15,7 @@ from ddpdoctor.treatments.applying import Applied
 from ddpdoctor.treatments.outcomes import State, Treatment
 from ddpdoctor.treatments.proof import Proof
 from ddpdoctor.treatments.remedies import Case
-from ddpdoctor.wording import plural
+from ddpdoctor.wording import listed, plural
 
 _WORDS = {
     State.CONFIRMED: ("CONFIRMED", "bold green"),
@@ -39,6 +39,9 @@ def show_case(console: Console, case: Case, number: int, total: int, settings_fi
         _show_commands(console, remedy.commands)
     if any(remedy.checkpoints for remedy in case.remedies):
         console.print(Hanging(Text(""), Text("It is changed in place, with an undo file beside it.", "dim"), _MARGIN))
+    if any(remedy.leftovers for remedy in case.remedies):
+        ended = "It is looked at again first, and ended only if that agrees. There is no way back."
+        console.print(Hanging(Text(""), Text(ended, "dim"), _MARGIN))
     if any(remedy.lines for remedy in case.remedies):
         where = f"It is written to {one_line(str(settings_file))}, for you to source."
         console.print(Hanging(Text(""), Text(where, "dim"), _MARGIN))
@@ -68,6 +71,8 @@ def show_outcome(console: Console, applied: Applied, proof: Proof | None, named:
         told = f"{plural(len(applied.fixed), 'checkpoint')} changed, each with an undo file beside it. To go back:"
         console.print(Text(told))
         console.print(Text(f"    {plain(undo_command(applied.fixed, named))}", "cyan"), soft_wrap=True)
+    if applied.endings.freed:
+        console.print(Text(f"Freed: {listed(applied.endings.freed, 20)}."))
     if proof is not None and not isinstance(proof.smoke, str) and not proof.smoke_passed:
         console.print(Text("See smoke's whole report with the settings sourced:"))
         console.print(Text("    ddpdoctor smoke", "cyan"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Applies what was chosen: the settings as one file, then the checkpoints one after the other."""
+"""Applies what was chosen: the settings as one file, the checkpoints one after the other, then the end of what is left over."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 from ddpdoctor.treatments.checkpoint import files_of, fix, undo_size
 from ddpdoctor.treatments.choosing import Choice
+from ddpdoctor.treatments.ending import Endings
+from ddpdoctor.treatments.leftovers import end_targets, left_alone, look, refusal
 from ddpdoctor.treatments.remedies import Remedy
 from ddpdoctor.treatments.settings import Setting, place, rehearse, write
 
@@ -16,18 +18,19 @@ class Applied:
     """What was done by now, also where we are stopped in the middle of it.
 
     settings_file: the one to be sourced, "" where there is none. fixed: checkpoints that were changed, each with an undo
-    file beside it. refused: remedy to why it could not be applied.
+    file beside it. endings: what became of leftovers. refused: remedy to why it could not be applied.
     """
 
     def __init__(self) -> None:
         self.settings_file = ""
         self.fixed: list[Path] = []
+        self.endings = Endings()
         self.refused: dict[Remedy, str] = {}
         self._begun: tuple[Path, int] | None = None
 
     @property
     def anything(self) -> bool:
-        return bool(self.settings_file or self.fixed)
+        return bool(self.settings_file or self.fixed or self.endings.done)
 
     def begin(self, path: Path) -> None:
         """A checkpoint is about to be changed."""
@@ -56,9 +59,22 @@ def apply(choices: Sequence[Choice], folder: Path, done: Applied) -> None:
             done.settings_file = str(path)
     # One command may be the fix of several findings.
     for remedy in dict.fromkeys(one.remedy for one in choices if one.remedy and one.remedy.checkpoints):
-        refusal = _fix(remedy.checkpoints, done)
-        if refusal:
-            done.refused[remedy] = refusal
+        refused = _fix(remedy.checkpoints, done)
+        if refused:
+            done.refused[remedy] = refused
+    _end_leftovers(choices, done)
+
+
+def _end_leftovers(choices: Sequence[Choice], done: Applied) -> None:
+    """All at once: each is looked at twice, some seconds apart, and several findings may be about the same."""
+    ending = [one.remedy for one in choices if one.remedy and one.remedy.leftovers]
+    if not ending:
+        return
+    targets = tuple(dict.fromkeys(target for remedy in ending for target in remedy.leftovers))
+    end_targets(targets, done.endings)
+    for remedy in ending:
+        if reason := left_alone(remedy.leftovers, done.endings):
+            done.refused[remedy] = reason
 
 
 def _unwritten(
@@ -96,7 +112,11 @@ def refusals(choices: Sequence[Choice], folder: Path) -> dict[Remedy, str]:
     settings = settings_of(choices)
     if settings and (text := _unwritten(rehearse, place(folder), settings)):
         found.update({one.remedy: text for one in choices if one.remedy and one.remedy.lines})
-    for remedy in dict.fromkeys(one.remedy for one in choices if one.remedy):
+    remedies = dict.fromkeys(one.remedy for one in choices if one.remedy)
+    now = look() if any(remedy.leftovers for remedy in remedies) else None
+    for remedy in remedies:
+        if now and remedy.leftovers and (text := refusal(remedy.leftovers, now)):
+            found[remedy] = text
         for path in files_of(remedy.checkpoints):
             outcome = fix(path, dry_run=True)
             if outcome.action is Action.REFUSED:

@@ -83,14 +83,14 @@ class Endings:
     def add(self, leftover: Leftover, fate: Fate, reason: str = "") -> None:
         self.all.append(Ending(leftover=leftover, fate=fate, reason=reason))
 
-    def stopped(self) -> str:
-        """The sentence for whoever stops us: what is true by then."""
+    def said(self) -> str:
+        """What is true by now, for whoever stops us; "" where nothing was done."""
         named = [str(one.leftover.pid or one.leftover.path) for one in self.done]
         told = {one.leftover.identity for one in self.all}
         asked = [str(one.pid) for one in sorted(self.signalled) if one not in told]
         parts = [f"ended: {', '.join(named)}"] if named else []
         parts += [f"asked to end (SIGTERM), and perhaps still there: {', '.join(asked)}"] if asked else []
-        return f"Stopped. By then {'; '.join(parts)}." if parts else "Stopped. Nothing was ended."
+        return "; ".join(parts)
 
 
 class Pin:

@@ -10,7 +10,7 @@ from typing import Final
 
 from ddpdoctor.knowledge.leftovers import Leftover
 from ddpdoctor.probes.context import Context
-from ddpdoctor.treatments.ending import Endings, Look, end
+from ddpdoctor.treatments.ending import Endings, Fate, Look, end
 
 COMMAND: Final = ("ddpdoctor", "zombies", "--kill")
 GROUPS: Final = ("processes", "gpus", "shared_memory")
@@ -56,6 +56,17 @@ def refusal(targets: Sequence[str], seen: Look) -> str:
     if missing:
         return f"{', '.join(missing)}: not left over any more"
     return next((f"{one.what}: {one.doubts[0]}" for one in meant if not one.proven and one.doubts), "")
+
+
+def left_alone(targets: Sequence[str], ending: Endings) -> str:
+    """Why one of these is still there, "" where none is."""
+    told = {str(one.leftover.pid or one.leftover.path): one for one in ending.all}
+    for one in targets:
+        if one not in told:
+            return f"{one}: not left over any more, or in doubt by now; `ddpdoctor zombies {one}` tells"
+        if told[one].fate in (Fate.LEFT, Fate.STAYS):
+            return f"{one}: {told[one].reason}"
+    return ""
 
 
 def end_targets(targets: Sequence[str], ending: Endings) -> None:

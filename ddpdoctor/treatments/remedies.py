@@ -11,6 +11,7 @@ from ddpdoctor.examination import Examination
 from ddpdoctor.findings import Fix, Severity
 from ddpdoctor.knowledge.root import NEEDS_ROOT
 from ddpdoctor.treatments.checkpoint import paths_of
+from ddpdoctor.treatments.leftovers import targets_of
 from ddpdoctor.treatments.lines import Line, lines_of
 from ddpdoctor.treatments.port import free_port, variable_of
 
@@ -18,11 +19,13 @@ T = TypeVar("T")
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """A fix that can be applied: lines for the settings file, or checkpoints to be changed in place."""
+    """A fix that can be applied: lines for the settings file, checkpoints to be changed in place, or leftovers (pids, and paths in
+    /dev/shm) to be ended."""
 
     fix: Fix
     lines: tuple[Line, ...] = ()
     checkpoints: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -65,6 +68,8 @@ def remedy(fix: Fix, port: Callable[[str], Line | None] = free_port) -> Remedy |
         return None
     if paths := _all(paths_of(one) for one in fix.commands):
         return Remedy(fix=fix, checkpoints=tuple(paths))
+    if targets := _all(targets_of(one) for one in fix.commands):
+        return Remedy(fix=fix, leftovers=tuple(targets))
     if len(fix.commands) == 1 and (variable := variable_of(fix.commands[0])):
         line = port(variable)
         return Remedy(fix=fix, lines=(line,)) if line else None
@@ -87,4 +92,4 @@ def why_left(fixes: Sequence[Fix]) -> str:
         return "no command does it"
     if any(lines_of(one) for one in first.commands):
         return "whether it is right, you know best"
-    return "ddpdoctor itself applies settings, free ports and checkpoint fixes alone"
+    return "ddpdoctor itself applies settings, free ports and checkpoint fixes, and ends proven leftovers"
