@@ -7,6 +7,7 @@ Every pattern here takes time in proportion to the text: each starts only where 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,9 @@ import msgspec
 from ddpdoctor.facts.environment import Setting
 
 REDACTED = "[redacted]"
+
+SHORT = 300
+"""Letters. What is redacted in a text up to that long is remembered: a job's ranks have hundreds of values in common."""
 
 T = TypeVar("T")
 
@@ -77,6 +81,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 Span = tuple[int, int]
 
 
+@lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Whether a variable, option, header or key of that name is likely to hold a secret."""
     flat = _flat(name)
@@ -96,6 +101,15 @@ def _is_count(name: str, value: str) -> bool:
 
 def redact_text(text: str) -> str:
     """The text without passwords in URLs, tokens of known shape, and values given to secret-looking names."""
+    return _redact_short(text) if len(text) <= SHORT else _redact(text)
+
+
+@lru_cache(maxsize=8192)
+def _redact_short(text: str) -> str:
+    return _redact(text)
+
+
+def _redact(text: str) -> str:
     text = _SHAPE.sub(REDACTED, text)
     text = _USER_INFO.sub(rf"\1{REDACTED}@", text)
     text = _PROXY_WITHOUT_SCHEME.sub(f"{REDACTED}@", text)

@@ -27,7 +27,8 @@ class Describer:
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
-        self._settings: dict[bytes, tuple[Setting, ...]] = {}
+        self._environments: dict[bytes, tuple[Setting, ...]] = {}
+        self._settings: dict[tuple[str, str], tuple[Setting, ...]] = {}
         self._ports: dict[str, Mapping[int, int]] = {}
 
     def process(self, one: Seen, role: Role, place: Place | None, opened: Files | None, *, ours: bool) -> Process:
@@ -79,11 +80,15 @@ class Describer:
         return files(self._proc, pid, maps=maps)
 
     def _known_settings(self, environ: bytes) -> tuple[Setting, ...]:
-        """By name. A rank's workers have its environment, so each environment is judged once."""
-        if environ not in self._settings:
-            told = (Setting(name, value) for name, value in variables(environ).items() if matters(name))
-            self._settings[environ] = tuple(sorted(for_facts(told), key=lambda one: one.name))
-        return self._settings[environ]
+        """By name. Ranks have most of their settings in common, their workers all, so each is judged once."""
+        if environ not in self._environments:
+            found: list[Setting] = []
+            for one in variables(environ).items():
+                if one not in self._settings:
+                    self._settings[one] = tuple(for_facts([Setting(*one)])) if matters(one[0]) else ()
+                found.extend(self._settings[one])
+            self._environments[environ] = tuple(sorted(found, key=lambda one: one.name))
+        return self._environments[environ]
 
     def _listens(self, pid: int, opened: Files) -> tuple[int, ...] | Unknown:
         if isinstance(opened.sockets, Unknown):
