@@ -22,6 +22,7 @@ CHILDREN, ROOT, NOBODY = 1, 2, 3
 """Yama's settings: whom it lets look into a process beside its own parents."""
 
 WORDS: Final = {
+    Trouble.NO_START: "py-spy is there, and this user can't start it",
     Trouble.NO_PYTHON: "py-spy finds no Python there that it knows",
     Trouble.SLOW: "py-spy gave no answer in time, as happens where a process waits in the kernel",
     Trouble.TORN: "py-spy could make nothing of what it read there",
@@ -85,6 +86,17 @@ def hidden_stacks(missed: Sequence[Missed], mine: Powers, job: str) -> list[str]
         if those := [one for one in missed if one.trouble is trouble]:
             sentences.append(f"{_not_read(those)}: {words}.")
     return sentences
+
+
+def hidden_places(nameless: Sequence[Process], mine: Powers, job: str) -> list[str]:
+    """The sentence on processes of a job of which nobody says which rank they are. They are not looked at."""
+    if not nameless:
+        return []
+    who = f"Which rank{'' if len(nameless) == 1 else 's'} pid {listed(one.pid for one in nameless)} may be, nobody says"
+    users = sorted({one.user or f"uid {one.uid}" for one in nameless if one.uid != mine.uid})
+    if not users:
+        return [f"{who}; {'it was' if len(nameless) == 1 else 'they were'} not looked at."]
+    return [f"{who}, since the settings of {listed(users)}'s processes can't be read. {_help(mine, job)}"]
 
 
 def _why(mine: Powers) -> str:

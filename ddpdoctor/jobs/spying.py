@@ -39,6 +39,7 @@ class Trouble(str, Enum):
 
     NONE = ""
     NO_PROGRAM = "py-spy isn't installed"
+    NO_START = "py-spy can't be started"
     DENIED = "this user may not read its memory"
     GONE = "it has ended"
     NO_PYTHON = "py-spy finds no Python in it"
@@ -73,7 +74,7 @@ class _Thread(msgspec.Struct):
 def py_spy() -> str | None:
     """The program that was installed with this interpreter, else the one on PATH."""
     beside = Path(sys.executable).with_name("py-spy")
-    return os.fspath(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    return os.fspath(beside) if beside.is_file() else shutil.which("py-spy")
 
 
 async def spy(pids: Iterable[int], *, seconds: float = SECONDS) -> dict[int, Spied]:
@@ -103,7 +104,7 @@ async def _dump(program: str, pid: int, seconds: float) -> Spied:
     except TimeoutError:  # Which is an OSError, too.
         return Spied(trouble=Trouble.SLOW)
     except OSError as error:
-        return Spied(trouble=Trouble.NO_PROGRAM, said=f"{program}: {error.strerror or error}")
+        return Spied(trouble=Trouble.NO_START, said=f"{program}: {error.strerror or error}")
     return understood(pid, output) if code == 0 else refused(pid, complaint)
 
 

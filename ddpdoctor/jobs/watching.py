@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.facts.hang import Frame, Hang, Look, Watched, WatchedRank
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.jobs.glances import ENDED, Glance, glance
-from ddpdoctor.jobs.permission import Missed, hidden_stacks, powers
+from ddpdoctor.jobs.permission import Missed, hidden_places, hidden_stacks, powers
 from ddpdoctor.jobs.sampling import Sampled, sample
 from ddpdoctor.jobs.spying import Spied, spy
 from ddpdoctor.knowledge.hang_places import WORKER_LOOP, name_of, pythons
@@ -66,9 +66,11 @@ async def watch(job: Job, processes: Processes, host: str, seconds: int = SECOND
         for one in (rank, *workers[rank.pid])
         if one.pid in second.spied and second.spied[one.pid].trouble
     ]
+    mine = powers(proc)
     hidden = [
-        *hidden_stacks(missed, powers(proc), job.name),
-        *_unlooked(job, left_out),
+        *hidden_stacks(missed, mine, job.name),
+        *hidden_places([one for one in job.ranks if one.place is None], mine, job.name),
+        *([f"{plural(left_out, 'DataLoader worker')} more were not looked at."] if left_out else []),
         *([f"{processes.unseen[:1].upper()}{processes.unseen[1:]}."] if processes.unseen else []),
     ]
     return Hang(
@@ -147,19 +149,6 @@ def _gone(one: Process, looks: Sequence[Seen]) -> str:
     if last is not None:
         return f"{last.state}: {ENDED_WORDS}" if last.state in ENDED else ""
     return "it ended while it was looked at" if one.pid in looks[0].glances else "no such process"
-
-
-def _unlooked(job: Job, left_out: int) -> list[str]:
-    sentences = []
-    if placeless := [one for one in job.ranks if one.place is None]:
-        pids = ", ".join(str(one.pid) for one in placeless[:5])
-        sentences.append(
-            f"Which rank {plural(len(placeless), 'process', 'processes')} of this job may be, nobody says "
-            f"(pid {pids}): {'it was' if len(placeless) == 1 else 'they were'} not looked at."
-        )
-    if left_out:
-        sentences.append(f"{plural(left_out, 'DataLoader worker')} more were not looked at.")
-    return sentences
 
 
 def backend_of(job: Job) -> str:

@@ -93,7 +93,10 @@ def _show_not_tested(console: Console, examination: Examination, *, verbose: boo
     for one in examination.results:
         if one.not_tested is not None:
             reasons[one.not_tested.why].setdefault(one.not_tested.reason, []).append(one.check.slug)
-    unknown = reasons[Why.CRASHED] | reasons[Why.UNKNOWN]
+    said = hang_of(examination).hidden
+    unknown = {
+        reason: slugs for reason, slugs in (reasons[Why.CRASHED] | reasons[Why.UNKNOWN]).items() if reason not in said
+    }
     show_not_tested(console, unknown, reasons[Why.NOT_APPLICABLE] if verbose else {}, verbose=verbose)
 
 

@@ -57,6 +57,8 @@ def headline(examination: Examination) -> str:
         return f"{found[0][2].summary}{more}"
     hang = hang_of(examination)
     stands = stands_of(hang)
+    if not stands and hang.job:
+        return "No rank of this job could be looked at"
     if not stands:
         return (
             f"The dumps don't tell why it hangs: {hang.dumps}" if hang.recorded else f"Nothing was seen: {hang.dumps}"
@@ -115,7 +117,7 @@ def rows(examination: Examination) -> list[tuple[str, str]]:
         ]
     if any(one.watched for one in hang.ranks):
         found.append(("watched", _watched(hang)))
-    found.append(("dumps", hang.dumps if hang.recorded or not hang.ranks or "nccl" in hang.backend else ""))
+    found.append(("dumps", hang.dumps if hang.recorded or not hang.job or "nccl" in hang.backend else ""))
     found += [("refused", text) for text in hang.refused]
     if "nccl" in hang.backend:
         asked = f"{plural(len(hang.counts), 'count')} of operations, asked twice" if hang.counts else hang.ras
