@@ -76,7 +76,10 @@ def _show_last(console: Console, overview: Overview) -> None:
     verdict = overview.verdict
     line = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict]).append(f"{outcome(overview)}.", "bold")
     if overview.others:
-        line.append(f" {plural(overview.others, 'finding')} of other jobs left out: ddpdoctor jobs", "dim")
+        line.append(f" {plural(overview.others, 'finding')} on other processes left out: ddpdoctor jobs", "dim")
+    if overview.views:
+        name = overview.views[0].job.name if len(overview.views) == 1 else "PID"
+        line.append(f"\nWhether it goes on, and where each rank stands: ddpdoctor jobs --hang {name}", "dim")
     found = overview.examination.findings
     if found and verdict is not Verdict.OK:
         line.append(f"\nMore on the first: ddpdoctor explain {found[0][0].slug}", "dim")
@@ -95,5 +98,5 @@ def outcome(overview: Overview) -> str:
         parts.append(plural(warns, "warning"))
     jobs = plural(len(overview.views), "job") if overview.views else "No job"
     if not parts:
-        return f"{jobs}, and nothing wrong was found"
+        return f"{jobs}, and nothing wrong stands out"
     return f"{jobs}: {' and '.join(parts)}"

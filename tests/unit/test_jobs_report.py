@@ -68,7 +68,7 @@ def test_a_healthy_job() -> None:
     rows = [line.split() for line in text.splitlines() if line.strip().startswith("2  4722")]
     assert rows == [["2", "4722", "alice", "2.1", "h", "2", "31", "GiB", "sleeping", "100", "%", "a", "lock"]]
     assert "GPU memory" in text
-    assert "1 job, and nothing wrong was found" in text
+    assert "1 job, and nothing wrong stands out" in text
 
 
 def test_without_nvml_the_memory_is_called_resident() -> None:
@@ -222,7 +222,7 @@ def test_a_job_by_any_of_its_pids_without_what_concerns_another(pid: str) -> Non
     assert [view.job.name for view in one.views] == ["4711"]
     assert one.verdict is Verdict.OK
     assert one.others == 1
-    assert "1 finding of other jobs left out: ddpdoctor jobs" in report(one, 120)
+    assert "1 finding on other processes left out: ddpdoctor jobs" in report(one, 120)
     assert looked(BOTH, "5721").verdict is Verdict.FAIL
     assert looked(BOTH, "5721").others == 0
     assert looked(BOTH).verdict is Verdict.FAIL
