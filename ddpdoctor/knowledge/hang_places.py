@@ -146,7 +146,6 @@ WEAK: Final = (
 )  # fmt: skip
 """(function, files, where, for what) of Python's own, if nothing else fits; the outermost that fits counts."""
 
-ON_THE_GPU: Final = re.compile(r"^(?:cuda|cu)(?:Stream|Event|Ctx|Device)Synchronize|^cudaMemcpy")
 WORKER_LOOP: Final = "_worker_loop"
 
 
@@ -194,8 +193,6 @@ def _place(frames: Sequence[Frame]) -> Place:
 
 
 def _meeting(inner: Sequence[Frame]) -> tuple[Where, str] | None:
-    if inner and ON_THE_GPU.search(inner[0].function):
-        return Where.DEVICE, inner[0].function
     for index, one in enumerate(inner):
         if one.path.endswith(C10D) and name_of(one) not in CARRIERS:
             return _of_c10d(inner[index:])

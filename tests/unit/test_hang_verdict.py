@@ -1,0 +1,131 @@
+"""One cause, with whose it is; and nobody where nobody can be told apart. The fixtures have the plain cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddpdoctor.facts.base import NotKnown
+from ddpdoctor.facts.hang import Hang, WatchedRank
+from ddpdoctor.knowledge.hang_verdict import Kind, verdict_for, verdict_of
+from ddpdoctor.registry import NotApplicable
+from tests.hangs import (
+    GETS_ITEM,
+    backward,
+    call,
+    collective,
+    destroying,
+    dump,
+    forward,
+    hang,
+    in_worker,
+    loader,
+    own,
+    rank,
+    rendezvous,
+    saving,
+    watched,
+)
+
+
+def kind_and_ranks(*ranks: WatchedRank, **more: object) -> tuple[Kind, tuple[int, ...]] | None:
+    found = verdict_of(hang(*ranks, **more))
+    return (found.kind, found.ranks) if found else None
+
+
+SLEEPS: dict[str, Any] = {"waits_in": "hrtimer_nanosleep"}
+SPINS: dict[str, Any] = {"state": "R", "waits_in": "", "cores": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        # What can do nothing at all comes before where the others are.
+        ([rank(0, collective()), rank(1, own(), state="T"), rank(2, own(), **SLEEPS)], (Kind.STOPPED, (1,))),
+        ([rank(0, collective()), rank(1, own(), state="D"), rank(2, loader())], (Kind.KERNEL, (1,))),
+        # Of several that don't wait, the one that stands still, and not the one that moves.
+        ([rank(0, own(), **SPINS), rank(1, own(), **SLEEPS), rank(2, collective())], (Kind.BUSY, (1,))),
+        # A checkpoint of another rank than 0 is no rank 0 alone.
+        ([rank(0, collective("barrier")), rank(1, saving(), moved=9 << 20)], (Kind.BUSY, (1,))),
+        ([rank(0, own(), **SLEEPS), rank(1, collective())], (Kind.BUSY, (0,))),
+        ([rank(0, own(), **SPINS), rank(1, collective())], (Kind.SLOW_0, (0,))),
+        ([rank(0, rendezvous()), rank(1, own("load", 9), **SLEEPS)], (Kind.RENDEZVOUS, (1,))),
+        # One cause: who left the loop is not also one of other calls.
+        ([rank(0, backward()), rank(1, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
+        ([rank(0, backward()), rank(1, destroying()), rank(2, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
+        ([rank(0, collective("all_reduce", 40)), rank(1, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
+        # Before the step, and in most ranks, a barrier is no end of a loop.
+        ([rank(0, backward()), rank(1, collective("barrier", 33))], (Kind.DESYNC, (0, 1))),
+        ([rank(0, collective("broadcast", 40)), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (Kind.DESYNC, (0,))),
+        # A few ranks may have many batches more: DDP's steps are in a loop, whoever is in them.
+        ([rank(0, forward()), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (Kind.UNEVEN, (1, 2))),
+        ([rank(0, collective()), rank(1, collective())], (Kind.STALLED, (0, 1))),
+        ([rank(0, own(), **SLEEPS), rank(1, own(), **SLEEPS)], (Kind.STALLED, (0, 1))),
+        ([rank(0, own(), **SPINS), rank(1, own(), **SPINS)], None),
+        ([rank(0, saving(), moved=9 << 20), rank(1, destroying())], None),
+        ([rank(0, collective()), rank(1, collective("all_reduce", 40), collective("all_reduce", 44))], None),
+        ([rank(0, gone="no such process"), rank(1, destroying(), own())], None),
+    ],
+)  # fmt: skip
+def test_over_gloo(ranks: list[WatchedRank], expected: tuple[Kind, tuple[int, ...]] | None) -> None:
+    assert kind_and_ranks(*ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([rank(0, own("main", 41), **SPINS), rank(1, own("main", 41), **SPINS)], (Kind.STALLED, (0, 1))),
+        ([rank(0, own("main", 41), **SPINS), rank(1, own("main", 44), **SPINS)], (Kind.STALLED, (0, 1))),
+        ([rank(0, own("main", 41), **SPINS), rank(1, loader())], (Kind.LOADER, (1,))),
+        ([rank(0, own("main", 41), **SPINS), rank(1, own("main", 9), **SLEEPS)], (Kind.BUSY, (1,))),
+        ([rank(0, own("f", 50), own("f", 51), **SPINS), rank(1, collective("barrier"), **SPINS)], (Kind.SLOW_0, (0,))),
+        ([rank(0, backward(), **SPINS), rank(1, collective("barrier", 41), **SPINS)], (Kind.UNEVEN, (1,))),
+    ],
+)  # fmt: skip
+def test_over_nccl(ranks: list[WatchedRank], expected: tuple[Kind, tuple[int, ...]]) -> None:
+    assert kind_and_ranks(*ranks, backend="nccl") == expected
+
+
+def test_workers_that_load_show_that_a_job_over_nccl_moves() -> None:
+    moving = watched(5001, in_worker(GETS_ITEM), moved=30 << 20)
+    assert kind_and_ranks(rank(0, own(), workers=(moving,), **SPINS), rank(1, own(), **SPINS), backend="nccl") is None
+
+
+def test_the_flight_recorder_tells_apart_what_stacks_do_not() -> None:
+    dumps = (dump(0, call(57), call(58, state="started")), dump(1, call(57)))
+    ranks = (rank(0, own(), **SPINS), rank(1, own(), **SPINS))
+    assert kind_and_ranks(*ranks, backend="nccl", recorded=dumps) == (Kind.BEHIND, (1,))
+
+
+def test_what_stacks_tell_comes_before_a_dump_that_may_be_old() -> None:
+    dumps = (dump(0, call(57)), dump(1, call(57), call(58)))
+    assert kind_and_ranks(rank(0, collective()), rank(1, own(), **SLEEPS), recorded=dumps) == (Kind.BUSY, (1,))
+
+
+def test_nobody_is_blamed_for_a_rank_that_could_not_be_looked_into() -> None:
+    found = verdict_of(hang(rank(0, collective()), rank(1)))
+    assert found
+    assert (found.kind, [one.number for one in found.unseen]) == (Kind.STALLED, [1])
+    with pytest.raises(NotKnown, match="another user"):
+        verdict_of(hang(rank(0), rank(1), hidden=("They are another user's.",)))
+
+
+def test_dumps_of_gloo_that_agree_tell_nothing() -> None:
+    dumps = tuple(dump(n, call(7, "gloo:all_reduce", "scheduled")) for n in (0, 1))
+    with pytest.raises(NotKnown, match="gloo"):
+        verdict_of(Hang(recorded=dumps, world_size=2))
+
+
+def test_ranks_that_are_all_gone_without_a_dump_tell_nothing() -> None:
+    with pytest.raises(NotKnown, match="gone"):
+        verdict_of(hang(rank(0, gone="no such process"), rank(1, gone="no such process")))
+
+
+def test_only_the_check_of_that_kind_speaks() -> None:
+    job = hang(rank(0, collective()), rank(1, own(), **SLEEPS))
+    assert verdict_for(job, Kind.BUSY)
+    with pytest.raises(NotApplicable, match="see rank-busy-outside-collectives"):
+        verdict_for(job, Kind.DESYNC)
+    with pytest.raises(NotApplicable, match="no running job"):
+        verdict_for(Hang(), Kind.BUSY)
