@@ -28,19 +28,12 @@ from ddpdoctor.wording import listed, plural, ranks_named
 SECONDS = 60.0
 """How long all dumps together may take to be read: 64 of full length take some ten."""
 MOST_REFUSALS = 50
-ANOTHER_RUN = 6 * 3600.0
-"""A dump whose last collective is so much older than another's first belongs to an earlier run, whatever the timeout."""
+UNKNOWN_TIMEOUT = 3 * 3600.0
+"""Taken for that of a collective whose dump doesn't tell it."""
 
 PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """torch appends the rank; the first that is set counts (torch 2.8 and later; before that only the second is known)."""
 PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-NEXT_TIME = (
-    "export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
-    "export TORCH_NCCL_DUMP_ON_TIMEOUT=1",
-    "export TORCH_FR_DUMP_TEMP_FILE=/tmp/flight_rank_ TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/flight_rank_",
-    "export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/flight_rank_",
-)
-"""On every host before the job starts. Of each pair torch before 2.8 knows the second name alone."""
 
 
 class Dumps(NamedTuple):
@@ -132,11 +125,12 @@ def _of_one_run(read: Sequence[_Read], refused: list[str]) -> list[_Read]:
     begun = max(timed, key=lambda one: one.dump.last).dump.first
     kept = []
     for one in read:
-        if one.dump.last and begun - one.dump.last > ANOTHER_RUN:
-            hours = (begun - one.dump.last) / 3600
-            refused.append(
-                _refusal(one.path, f"an earlier run's: its last call is {hours:.0f} h older than the others' first")
-            )
+        # A run whose collectives stand still for so long has ended by its timeout; half of it is for slower clocks and watchdogs.
+        most = 2 * (one.dump.timeout or UNKNOWN_TIMEOUT)
+        if one.dump.last and begun - one.dump.last > most:
+            older = f"{(begun - one.dump.last) / 3600:.1f} h"
+            why = f"an earlier run's: its last call is {older} older than the first that the newest tells of"
+            refused.append(_refusal(one.path, why))
         else:
             kept.append(one)
     return kept
