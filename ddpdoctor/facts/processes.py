@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from enum import Enum
 from typing import Annotated
 
@@ -94,7 +95,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     listens: Maybe[tuple[int, ...]] = NOT_LOOKED_INTO
     """TCP ports on which it listens."""
     shared_memory: Maybe[tuple[str, ...]] = NOT_LOOKED_INTO
-    """Paths of files in /dev/shm that it has mapped or open."""
+    """Paths of files in /dev/shm that it has mapped or open; "PATH (deleted)" where there is none by that name any more."""
     writes_to: Maybe[tuple[str, ...]] = NOT_LOOKED_INTO
     """Paths of regular files that it has open for writing, but for those in /dev/shm and logs: a checkpoint, perhaps."""
     pid_inside: int = 0
@@ -142,4 +143,10 @@ class Processes(Facts, frozen=True, kw_only=True):
 
     def get(self, pid: int) -> Process | None:
         """The process of that pid, or None."""
+        if pid < 1:
+            return None
+        at = bisect_left(self.listed, pid, key=lambda one: one.pid)
+        if at < len(self.listed) and self.listed[at].pid == pid:
+            return self.listed[at]
+        # Whoever wrote them down by hand may have done so in another order.
         return next((one for one in self.listed if one.pid == pid), None)

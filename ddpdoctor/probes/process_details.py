@@ -36,20 +36,25 @@ class Files(msgspec.Struct, frozen=True):
     """Inodes."""
     shared_memory: tuple[str, ...] | Unknown = NOT_LOOKED_INTO
     writes_to: tuple[str, ...] | Unknown = NOT_LOOKED_INTO
+    programme: str = ""
+    """"torch", "python" or "" by the libraries that it has mapped."""
 
 
 def files(proc: Proc, pid: int, *, maps: bool) -> Files:
     """What it has open; with maps, also what it has mapped."""
     opened = proc.descriptors(pid)
-    mapped = _mapped(proc, pid) if maps else frozenset()
+    content = proc.read(f"{pid}/maps", MAX_MAPS) if maps else NOT_LOOKED_INTO
+    mapped = content if isinstance(content, Unknown) else _mapped(content)
+    programme = "" if isinstance(content, Unknown) else _programme(content)
     if isinstance(opened, Unknown):
-        return Files(opened, opened, mapped if isinstance(mapped, Unknown) else _sorted(mapped), opened)
+        shared = mapped if isinstance(mapped, Unknown) else _sorted(mapped)
+        return Files(opened, opened, shared, opened, programme)
     links = [link for _, link in opened]
-    shared = {link for link in links if link.startswith(SHARED)}
+    held = {link for link in links if link.startswith(SHARED)}
     return Files(
         devices=tuple(sorted({int(found[1]) for link in links if (found := DEVICE.match(link))})),
         sockets=frozenset(int(found[1]) for link in links if (found := _SOCKET.match(link))),
-        shared_memory=mapped if isinstance(mapped, Unknown) else _sorted(shared | mapped),
+        shared_memory=mapped if isinstance(mapped, Unknown) else _sorted(held | mapped),
         writes_to=_sorted(
             {
                 link
@@ -57,6 +62,7 @@ def files(proc: Proc, pid: int, *, maps: bool) -> Files:
                 if link.startswith("/") and not _NO_CHECKPOINT.search(link) and proc.opened_for_writing(pid, number)
             }
         ),
+        programme=programme,
     )
 
 
@@ -64,14 +70,17 @@ def _sorted(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(legible(path) for path in paths))
 
 
-def _mapped(proc: Proc, pid: int) -> frozenset[str] | Unknown:
-    content = proc.read(f"{pid}/maps", MAX_MAPS)
-    if isinstance(content, Unknown):
-        return content
-    if b" /dev/shm/" not in content:
+def _mapped(maps: bytes) -> frozenset[str]:
+    if b" /dev/shm/" not in maps:
         return frozenset()
-    lines = (line for line in content.splitlines() if b" /dev/shm/" in line)
+    lines = (line for line in maps.splitlines() if b" /dev/shm/" in line)
     return frozenset(line.split(None, 5)[5].decode("utf-8", "replace") for line in lines)
+
+
+def _programme(maps: bytes) -> str:
+    if b"/libtorch" in maps or b"/libnccl" in maps:
+        return "torch"
+    return "python" if b"/libpython" in maps or b"/lib-dynload/" in maps else ""
 
 
 def listening_ports(proc: Proc, pid: int) -> Mapping[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from ddpdoctor.facts.base import Unknown
@@ -10,6 +10,7 @@ from ddpdoctor.facts.processes import Place
 from ddpdoctor.knowledge.launchers import Launch, launches, number
 from ddpdoctor.probes import process_commands as commands
 from ddpdoctor.probes.proc import Stat, variables
+from ddpdoctor.redaction import legible
 
 GROUP_MARKS = ("pt_gloo", "gloo_", "pt_nccl", "NCCL", "nccl")
 """How the names of those threads begin that a process group starts."""
@@ -30,7 +31,7 @@ class Seen:
     """What is known of one process before anybody says what it is.
 
     words: its command line, () where that can't be read. environ: as of its exec. marks: names of threads. computes: Python
-    or torch is in it.
+    or torch is in it. in_group: it has a process group of torch's. meets: it has torch and a listening socket that its parent has not: what a rank needs to meet others.
     """
 
     def __init__(
@@ -46,6 +47,13 @@ class Seen:
         self.environ = environ
         self.marks: tuple[str, ...] = ()
         self.computes = self.python
+        self.meets = False
+        self.in_group = False
+
+    def named(self, threads: Iterable[str]) -> None:
+        """Takes note of the names of its threads, but for the first."""
+        self.marks = tuple(sorted({legible(name) for name in threads if name.startswith(GROUP_MARKS + OTHER_MARKS)}))
+        self.in_group = any(mark.startswith(GROUP_MARKS) for mark in self.marks)
 
     @cached_property
     def python(self) -> bool:
@@ -75,15 +83,14 @@ class Seen:
             return told
         return place_by_arguments(self.words) if self.in_group else None
 
-    @property
-    def in_group(self) -> bool:
-        """It has a process group of torch's."""
-        return any(mark.startswith(GROUP_MARKS) for mark in self.marks)
+    @cached_property
+    def by_multiprocessing(self) -> bool:
+        """A Python started it without giving it settings of its own."""
+        return self.stat.forked or commands.is_spawned(self.words)
 
     @property
     def forked_rank(self) -> bool:
-        """It has a process group, and a Python started it without giving it settings of its own."""
-        return self.in_group and (self.stat.forked or commands.is_spawned(self.words))
+        return self.in_group and self.by_multiprocessing
 
 
 def place_by_settings(settings: Mapping[str, str]) -> Place | None:

@@ -17,6 +17,7 @@ from ddpdoctor.probes.process_patience import of_each
 
 STORE_PORTS = (29400, 29500)
 """Where torch's store listens unless told otherwise."""
+HANGS = Unknown("it does not answer: the process hangs in the kernel")
 SEGMENTS = (f"{SHARED}torch_", f"{SHARED}nccl-")
 """How the paths of torch's and NCCL's segments begin."""
 
@@ -28,13 +29,22 @@ class Holders:
         self._context = context
         self._describer = describer
         self.files: dict[int, Files] = {}
+        self._without_maps: set[int] = set()
         self._sockets: frozenset[int] = frozenset()
         self._listed_by_nvml: set[int] = set()
         self._asking = threading.Thread(target=self._ask_nvml, daemon=True)
         self._asking.start()
 
-    def look_into(self, pid: int, *, maps: bool = True) -> None:
-        self.files[pid] = self._describer.files(pid, maps=maps)
+    def of(self, pid: int) -> Files:
+        """All that it has open and mapped."""
+        if pid not in self.files or pid in self._without_maps:
+            self._without_maps.discard(pid)
+            self.files[pid] = self._describer.files(pid, maps=True)
+        return self.files[pid]
+
+    def mark_as_hanging(self, pid: int) -> None:
+        """It is not to be looked into again."""
+        self.files[pid] = Files(HANGS, HANGS, HANGS, HANGS)
 
     def look_into_the_rest(self, family: Family) -> None:
         """All those that were not looked at yet, where it may be they."""
@@ -44,7 +54,9 @@ class Holders:
         had = {inode for one in self.files.values() if isinstance(one.sockets, frozenset) for inode in one.sockets}
         if segments or devices or self._sockets - had:
             rest = [pid for pid, one in family.seen.items() if pid not in self.files and not one.stat.kernel_thread]
-            of_each(rest, lambda pid: self.look_into(pid, maps=segments))
+            found = of_each(rest, lambda pid: self._describer.files(pid, maps=segments))
+            self._without_maps = set() if segments else set(rest)
+            self.files |= {pid: found.get(pid, Files(HANGS, HANGS, HANGS, HANGS)) for pid in rest}
 
     def pids(self, seconds: float) -> set[int]:
         """Of those that hold something. NVML is waited for that long: it may hang with the driver."""

@@ -27,6 +27,7 @@ def roles(family: Family) -> Roles:
             found[one.stat.pid] = Role.WORKER, None
         elif one.python and _helps(one):
             found[one.stat.pid] = Role.HELPER, None
+    _unnamed_groups(family)
     _forked_ranks(family, found)
     _ranks_by_settings(family, found)
     _parents_that_are_rank_0(family, found)
@@ -43,6 +44,19 @@ def _helps(one: Seen) -> bool:
 
 def _role(family_member: Seen, found: Roles) -> Role:
     return found.get(family_member.stat.pid, (Role.OTHER, None))[0]
+
+
+def _unnamed_groups(family: Family) -> None:
+    """Before 2.6 or so torch didn't name its threads. Several children of one Python that listen for each other are in a
+    group all the same; one alone may be anything."""
+    meeting: dict[int, list[Seen]] = {}
+    for one in family.seen.values():
+        if one.meets and one.by_multiprocessing and one.python and not one.marks:
+            meeting.setdefault(one.stat.parent, []).append(one)
+    for ranks in meeting.values():
+        if len(ranks) > 1:
+            for one in ranks:
+                one.in_group = True
 
 
 def _forked_ranks(family: Family, found: Roles) -> None:
@@ -134,7 +148,7 @@ def _ranks_without_settings(family: Family, found: Roles) -> None:
     for one in family.seen.values():
         if one.in_group and one.python and _role(one, found) is Role.OTHER:
             found[one.stat.pid] = Role.RANK, None
-            if one.forked_rank:
+            if one.by_multiprocessing:
                 command = "spawned" if commands.is_spawned(one.words) else one.words
                 orphans.setdefault((one.stat.parent, one.stat.session, one.stat.group, command), []).append(one)
     for ranks in orphans.values():
@@ -196,6 +210,5 @@ def _workers(family: Family, found: Roles) -> None:
         children = family.children(pid)
         servers = [one for one in children if commands.is_fork_server(one.words)]
         for child in [*children, *(one for server in servers for one in family.children(server.stat.pid))]:
-            started_so = child.stat.forked or commands.is_spawned(child.words)
-            if _role(child, found) is Role.OTHER and child.python and started_so:
+            if _role(child, found) is Role.OTHER and child.python and child.by_multiprocessing:
                 found[child.stat.pid] = Role.WORKER, None

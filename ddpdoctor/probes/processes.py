@@ -9,21 +9,20 @@ from collections.abc import Iterable, Mapping
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
-from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, MAX_MAPS, Proc, Stat
+from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, Proc, Stat
+from ddpdoctor.probes.process_details import Files
 from ddpdoctor.probes.process_facts import Describer, watched
-from ddpdoctor.probes.process_family import GROUP_MARKS, OTHER_MARKS, Family, Seen
-from ddpdoctor.probes.process_holders import Holders
+from ddpdoctor.probes.process_family import Family, Seen
+from ddpdoctor.probes.process_holders import HANGS, Holders
 from ddpdoctor.probes.process_patience import of_each
 from ddpdoctor.probes.process_roles import Roles, roles
-from ddpdoctor.redaction import legible
 
 BETWEEN = 0.25
 """Seconds between the two looks, at least."""
 NVML_SECONDS = 5.0
 """How long NVML is waited for beyond that: /proc tells much without it."""
 
-HANGS = "it does not answer: the process hangs in the kernel"
-ENDED = "the process has ended"
+ENDED = Unknown("the process has ended")
 
 
 def probe(context: Context) -> Processes | Unknown:
@@ -48,7 +47,7 @@ class _Look:
         candidates = [pid for pid, one in family.seen.items() if one.python or one.launcher or one.has_rank_settings]
         first = time.monotonic()
         before = {pid: self._proc.spent(pid) for pid in candidates}
-        of_each(candidates, lambda pid: self._look_into(family.seen[pid]))
+        self._look_into(family, candidates)
         found = roles(family)
         self._holders.look_into_the_rest(family)
         facts = self._described(family, found)
@@ -74,30 +73,43 @@ class _Look:
         """A cheap look at each. One that hangs still tells its /proc/PID/stat."""
         stats = {pid: stat for pid in pids if not isinstance(stat := self._proc.stat(pid), Unknown)}
         seen = of_each(list(stats), lambda pid: self._seen(stats[pid]))
-        return {pid: seen.get(pid) or Seen(stat, (), Unknown(HANGS), Unknown(HANGS)) for pid, stat in stats.items()}
+        for pid in stats.keys() - seen.keys():
+            seen[pid] = Seen(stats[pid], (), HANGS, HANGS)
+            self._holders.mark_as_hanging(pid)
+        return seen
 
     def _seen(self, stat: Stat) -> Seen:
         if stat.kernel_thread:
             return Seen(stat)
         if stat.ended:
-            return Seen(stat, (), Unknown(ENDED), Unknown(ENDED))
+            return Seen(stat, (), ENDED, ENDED)
         words = self._proc.words(stat.pid)
         environ = self._proc.read(f"{stat.pid}/environ", MAX_ENVIRON)
         executable = self._proc.link(f"{stat.pid}/exe")
         return Seen(stat, () if isinstance(words, Unknown) else words, executable, environ)
 
-    def _look_into(self, one: Seen) -> None:
-        """The names of its threads, and what it has open."""
-        pid = one.stat.pid
-        names = {name for thread, name in self._proc.thread_names(pid) if thread != pid}
-        one.marks = tuple(sorted(legible(name) for name in names if name.startswith(GROUP_MARKS + OTHER_MARKS)))
-        self._holders.look_into(pid)
-        if one.has_rank_settings and not one.python:
+    def _look_into(self, family: Family, pids: Iterable[int]) -> None:
+        """The names of their threads, and what they have open."""
+        proc, holders = self._proc, self._holders
+        looked = of_each(list(pids), lambda pid: (list(proc.thread_names(pid)), holders.of(pid)))
+        for pid in pids:
+            if pid not in looked:
+                holders.mark_as_hanging(pid)
+                continue
+            threads, opened = looked[pid]
+            one = family.seen[pid]
+            one.named(name for thread, name in threads if thread != pid)
             # A shell has a rank's settings as well, an interpreter may have any name.
-            maps = self._proc.read(f"{pid}/maps", MAX_MAPS)
-            one.computes = isinstance(maps, bytes) and any(
-                part in maps for part in (b"libpython", b"libtorch", b"libnccl")
-            )
+            one.computes = one.python or bool(opened.programme)
+            one.meets = opened.programme == "torch" and bool(self._own_ports(one))
+
+    def _own_ports(self, one: Seen) -> frozenset[int]:
+        """Sockets on which it listens and its parent does not."""
+        own, parents = (self._holders.files.get(pid, Files()).sockets for pid in (one.stat.pid, one.stat.parent))
+        sockets = own if isinstance(own, frozenset) else frozenset()
+        inherited = parents if isinstance(parents, frozenset) else frozenset()
+        listening = self._describer.ports_of(one.stat.pid) if sockets else {}
+        return (sockets - inherited) & listening.keys()
 
     def _described(self, family: Family, found: Roles) -> Mapping[int, Process]:
         """Facts of those that matter, and of ddpdoctor itself, with their relatives."""
@@ -109,9 +121,7 @@ class _Look:
         own = _own(family)
 
         def describe(pid: int) -> Process:
-            if pid not in self._holders.files and not family.seen[pid].stat.kernel_thread:
-                self._holders.look_into(pid, maps=False)
-            opened = self._holders.files.get(pid)
+            opened = None if family.seen[pid].stat.kernel_thread else self._holders.of(pid)
             role, place = found.get(pid, (Role.OTHER, None))
             return self._describer.process(family.seen[pid], role, place, opened, ours=pid in own)
 

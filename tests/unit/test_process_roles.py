@@ -32,6 +32,7 @@ def one(
     command: str | tuple[str, ...] = TRAIN,
     *,
     marks: tuple[str, ...] = (),
+    meets: bool = False,
     forked: bool = False,
     name: str = "python3",
     state: str = "S",
@@ -44,7 +45,8 @@ def one(
     environ = b"".join(f"{key}={value}\0".encode() for key, value in {"PATH": "/bin", **settings}.items())
     stat = Stat(pid, name, state, parent, 10, 10, 0, FORKED if forked else 0, 5, 1, pid, 100)
     made = Seen(stat, words, "/usr/bin/python3.11" if python else "/bin/sh", DENIED if hidden else environ)
-    made.marks = marks
+    made.named(marks)
+    made.meets = meets
     return made
 
 
@@ -188,6 +190,14 @@ def test_forked_ranks_one_late_and_one_dead() -> None:
     )
     assert [found[pid][1] and found[pid][1].rank for pid in (20, 21, 22)] == [0, 1, 2]  # type: ignore[union-attr]
     assert 23 not in found
+
+
+def test_forked_ranks_of_a_torch_that_names_no_threads() -> None:
+    """They listen for each other, and what they fork themselves has only sockets that it inherited."""
+    some = (one(10), *(one(20 + n, 10, SPAWNED, meets=True) for n in range(2)), one(30, 20, SPAWNED, forked=True))
+    assert ranks(*some) == {20: 0, 21: 1}
+    assert judged(*some)[30][0] is Role.WORKER
+    assert ranks(one(10), one(20, 10, SPAWNED, meets=True)) == {}
 
 
 def test_forked_ranks_whose_parent_is_gone() -> None:
