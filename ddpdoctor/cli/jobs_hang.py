@@ -68,7 +68,9 @@ def _job(snapshot: Snapshot, name: str | None, *, needed: bool) -> Job | None:
     """The one that is meant. With dumps alone there need not be any."""
     from ddpdoctor.facts.base import Unknown
     from ddpdoctor.jobs.overview import UnknownJobError, jobs_there, named_job
+    from ddpdoctor.jobs.permission import command_line
     from ddpdoctor.knowledge.jobs import jobs_of
+    from ddpdoctor.wording import plural
 
     processes = snapshot.processes
     if isinstance(processes, Unknown):
@@ -76,19 +78,21 @@ def _job(snapshot: Snapshot, name: str | None, *, needed: bool) -> Job | None:
             _refuse(f"The processes of this host could not be seen: {processes.reason}")
         return None
     jobs = jobs_of(processes)
+    closed = ""
+    if processes.closed and processes.uid:
+        closed = f" {plural(processes.closed, 'process', 'processes')} of others can't be looked into; root can: sudo {command_line(name or '')}"
     if name is not None:
         try:
             return named_job(name, jobs, processes)
         except UnknownJobError as error:
-            _refuse(str(error))
-    if len(jobs) == 1 and needed:
-        return jobs[0]
-    if needed:
-        more = f" {processes.unseen}" if processes.unseen and not jobs else ""
-        _refuse(
-            f"Which job? Name one: ddpdoctor jobs --hang PID. {jobs_there(jobs)}" if jobs else jobs_there(jobs) + more
-        )
-    return None
+            _refuse(str(error) + closed)
+    if not needed:
+        return None
+    if not jobs:
+        _refuse(jobs_there(jobs) + closed)
+    if len(jobs) > 1:
+        _refuse(f"Which job? Name one: ddpdoctor jobs --hang PID. {jobs_there(jobs)}")
+    return jobs[0]
 
 
 def _refuse(why: str) -> NoReturn:

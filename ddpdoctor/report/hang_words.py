@@ -59,6 +59,8 @@ def headline(examination: Examination) -> str:
     stands = stands_of(hang)
     if not stands and hang.job:
         return "No rank of this job could be looked at"
+    if not stands and hang.job:
+        return "No rank of this job could be looked at"
     if not stands:
         return (
             f"The dumps don't tell why it hangs: {hang.dumps}" if hang.recorded else f"Nothing was seen: {hang.dumps}"

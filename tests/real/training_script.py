@@ -18,10 +18,10 @@ PAUSE = 0.02
 """Of every step, so that a healthy job takes little of the machine."""
 
 
-def mark(name, text=""):
+def mark(name, text=None):
     """Tells the test, in one piece."""
     unfinished = FOLDER / f".{name}.{os.getpid()}"
-    unfinished.write_text(str(text or os.getpid()))
+    unfinished.write_text(str(os.getpid() if text is None else text))
     unfinished.rename(FOLDER / name)
 
 

@@ -1,0 +1,223 @@
+"""`jobs --hang` on real gloo jobs: it names the rank that keeps the others waiting, and harms none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import command, plain_environ
+from tests.real.running_jobs import RunningJob, by_hand, launched, start_time, state, torchrun, wait_until
+
+A_FOREIGN_USER = (
+    "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+    "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search",
+)  # fmt: skip
+"""Who may read all files, since the interpreter may lie in root's home, and look into no process."""
+
+
+def looked(job: RunningJob, pid: int | None = None, prefix: Sequence[str] = ()) -> dict[str, Any]:
+    """What it says of that job."""
+    doctor = [*prefix, *command("jobs", "--hang", str(pid or job.pid(0)), "--json", "--seconds", "1")]
+    ran = subprocess.run(doctor, env=plain_environ(), capture_output=True, text=True, timeout=90, check=False)
+    assert ran.stdout, ran.stderr
+    told: dict[str, Any] = json.loads(ran.stdout)
+    return told
+
+
+def slugs(told: Mapping[str, Any]) -> list[str]:
+    return [one["slug"] for one in told["findings"]]
+
+
+def stack(told: Mapping[str, Any], rank: int) -> list[str]:
+    """The functions of that rank, the innermost first."""
+    [one] = [one for one in told["hang"]["ranks"] if one["rank"] == rank]
+    return [frame["function"].rpartition(".")[2] for frame in one["watched"]["looks"][-1]["frames"]]
+
+
+def assert_blamed(told: Mapping[str, Any], slug: str, rank: int) -> None:
+    assert slugs(told) == [slug], told
+    assert told["findings"][0]["rank"] == rank
+    assert f"rank {rank}" in told["findings"][0]["summary"]
+    assert told["hang"]["paused"] == 0.0
+
+
+def test_a_healthy_job_moves_and_ends_its_training_unharmed(tmp_path: Path) -> None:
+    """Looked at, and looked at by somebody who is stopped meanwhile."""
+    with torchrun(tmp_path, settings={"RUNNING_JOB_STEPS": "400"}) as job:
+        job.wait_until_training(0, 1)
+        before = job.step(0)
+        told = looked(job)
+        assert (told["verdict"], slugs(told)) == ("ok", [])
+        assert told["hang"]["backend"] == "gloo"
+        assert all(one["watched"]["elsewhere"] > 2 for one in told["hang"]["ranks"])
+        stop_while_it_looks(job)
+        assert job.step(0) > before
+        job.wait_for("rank-0.done")
+        job.wait_for("rank-1.done")
+        assert job.process.wait(30) == 0
+        assert [job.step(rank) for rank in (0, 1)] == [399, 399]
+
+
+def stop_while_it_looks(job: RunningJob) -> None:
+    """Ctrl-C, as a terminal sends it, to all that the doctor has started, once py-spy is at work."""
+    doctor = subprocess.Popen(
+        command("jobs", "--hang", str(job.pid(0)), "--seconds", "60"),
+        env=plain_environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    group = doctor.pid
+    wait_until(lambda: any("record" in words for words in in_session(group)), "py-spy's sampling")
+    os.killpg(group, signal.SIGINT)
+    out, err = doctor.communicate(timeout=30)
+    assert doctor.returncode == 130
+    assert (out, err.strip()) == ("", "Stopped. No rank was held up, and nothing is left running.")
+    assert not in_session(group)
+
+
+def in_session(session: int) -> list[list[str]]:
+    """The command lines of all that runs in that session."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
+        with suppress(OSError):
+            fields = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(Path(f"/proc/{name}/cmdline").read_text(errors="replace").split("\0"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def stuck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningJob]:
+    """Rank 1 waits for its DataLoader, whose worker is stuck."""
+    with torchrun(tmp_path_factory.mktemp("stuck"), does={1: ("dataloader", 1)}) as job:
+        job.wait_for("worker.stuck")
+        yield job
+
+
+def test_a_stuck_data_loader_is_named_by_the_line_of_its_worker(stuck: RunningJob) -> None:
+    worker = stuck.wait_for("worker.stuck")
+    told = looked(stuck)
+    assert_blamed(told, "dataloader-stuck", 1)
+    assert worker in told["findings"][0]["summary"]
+    assert stack(told, 0)[0] == "all_reduce"
+    [seen] = told["hang"]["ranks"][1]["workers"]
+    assert seen["pid"] == int(worker)
+    functions = [one["function"] for one in seen["looks"][-1]["frames"]]
+    assert functions[:2] == ["sleep_for_good", "Stuck.__getitem__"]
+    assert "start_ranks" not in functions
+    assert "main" not in functions, "the frames of the rank that it was forked from are not its own"
+
+
+@pytest.mark.root
+@pytest.mark.tool("setpriv")
+def test_another_user_is_told_what_could_not_be_seen_and_who_can(stuck: RunningJob) -> None:
+    told = looked(stuck, pid=stuck.process.pid, prefix=A_FOREIGN_USER)
+    assert (told["verdict"], slugs(told)) == ("unknown", [])
+    assert all(not look["frames"] for one in told["hang"]["ranks"] for look in one["watched"]["looks"])
+    [sentence] = told["hang"]["hidden"]
+    assert "belong to root" in sentence
+    assert sentence.endswith(f"sudo {sys.executable} -m ddpdoctor jobs --hang {stuck.process.pid}")
+
+
+@pytest.mark.root
+@pytest.mark.tool("setpriv")
+def test_another_user_who_can_t_even_tell_that_it_is_a_job(tmp_path: Path) -> None:
+    with by_hand(tmp_path, real=False) as job:
+        pid = str(job.pid(0))
+        doctor = [*A_FOREIGN_USER, *command("jobs", "--hang", pid)]
+        ran = subprocess.run(doctor, env=plain_environ(), capture_output=True, text=True, timeout=90, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.strip().endswith(f"sudo {sys.executable} -m ddpdoctor jobs --hang {pid}")
+
+
+def test_a_killed_rank_a_stopped_one_and_a_launcher_that_takes_no_note(tmp_path: Path) -> None:
+    """Without torch: all that /proc tells."""
+    with launched(tmp_path, ranks=3) as job:
+        pids = [job.pid(rank) for rank in range(3)]
+        started = [start_time(pid) for pid in pids]
+        os.kill(pids[1], signal.SIGKILL)
+        os.kill(pids[2], signal.SIGSTOP)
+        wait_until(lambda: (state(pids[1]), state(pids[2])) == ("Z", "T"), "a dead and a stopped rank")
+        told = looked(job, pid=job.process.pid)
+        ranks = {one["rank"]: one for one in told["hang"]["ranks"]}
+        assert set(ranks) == {0, 1, 2}
+        assert ranks[1]["gone"]
+        assert ranks[2]["watched"]["looks"][-1]["state"] == "T"
+        assert ranks[2]["watched"]["looks"][-1]["frames"], "a stopped process can be read, too"
+        assert slugs(told) == ["rank-stopped"]
+        # Nobody was woken, and nobody was ended.
+        assert [start_time(pid) for pid in pids] == started
+        assert [state(pid) for pid in pids] == ["S", "Z", "T"]
+
+
+def test_a_rank_in_a_debugger_s_hands_is_left_alone(tmp_path: Path) -> None:
+    with by_hand(tmp_path, real=False) as job:
+        traced = job.pid(1)
+        code = (
+            "import ctypes, sys\n"
+            "libc = ctypes.CDLL(None, use_errno=True)\n"
+            "attach, pid = 0x4206, int(sys.argv[1])\n"
+            "assert libc.ptrace(attach, pid, None, None) == 0, ctypes.get_errno()\n"
+            "print(flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        tracer = subprocess.Popen(
+            [sys.executable, "-c", code, str(traced)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert tracer.stdout
+        tracer.stdout.readline()
+        told = looked(job)
+        ranks = {one["rank"]: one for one in told["hang"]["ranks"]}
+        last = ranks[1]["watched"]["looks"][-1]
+        assert last["frames"] == []
+        assert f"pid {tracer.pid}" in last["source"]
+        assert stack(told, 0)
+        tracer.communicate(b"")
+        wait_until(lambda: state(traced) == "S", "the rank to go on")
+
+
+def test_which_job_is_meant(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        command("jobs", "--hang", "1"), env=plain_environ(), capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+    assert "pid 1 " in ran.stderr
+    assert "Traceback" not in ran.stderr
+    ran = subprocess.run(
+        command("jobs", "--seconds", "5"), env=plain_environ(), capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+
+
+# --- further shapes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("does", "marker", "slug", "culprit", "settings"),
+    [
+        ({1: ("sleep", 2)}, "rank-1.there", "rank-busy-outside-collectives", 1, {}),
+        ({1: ("spin", 2)}, "rank-1.there", "rank-busy-outside-collectives", 1, {}),
+        ({1: ("stop", 2)}, "rank-1.there", "rank-stopped", 1, {}),
+        ({1: ("alone", 2)}, "rank-1.there", "collective-desync", 1, {}),
+        ({1: ("other", 2)}, "rank-1.there", "collective-desync", 1, {}),
+        ({1: ("fewer", 2)}, "rank-1.finishing", "uneven-inputs", 1, {"RUNNING_JOB_DDP": "1"}),
+    ],
+)  # fmt: skip
+def test_the_culprit_and_the_illness(
+    tmp_path: Path, does: dict[int, tuple[str, int]], marker: str, slug: str, culprit: int, settings: dict[str, str]
+) -> None:
+    with torchrun(tmp_path, ranks=3, does=does, settings=settings) as job:
+        job.wait_for(marker)
+        assert_blamed(looked(job), slug, culprit)
