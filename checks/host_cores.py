@@ -173,6 +173,7 @@ def omp_threads(
         )
     else:
         _quota_is_known(cgroup)
+        known(processes)
 
 
 def _running(processes: Processes) -> Iterator[Finding]:
