@@ -268,10 +268,26 @@ def _apart(
     looping = all(one.place.where is Where.STEP for one in within) or len(beyond) <= len(within)
     if beyond and within and looping and all(_further(one.place, other.place) for one in beyond for other in within):
         return Verdict(kind=Kind.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
+    places = _places_by_their_lines(places)
     tied = len(places[0][1]) == len(places[1][1])
     odd = tuple(one for place, members in places for one in members if tied or place is not places[0][0])
-    others = tuple(one for one in waiting if one not in odd)
+    others = () if tied else places[0][1]
     return Verdict(kind=Kind.DESYNC, culprits=odd, waiting=others, places=places, unseen=unseen)
+
+
+def _places_by_their_lines(
+    places: tuple[tuple[Place, tuple[Stand, ...]], ...],
+) -> tuple[tuple[Place, tuple[Stand, ...]], ...]:
+    """Where a helper of the user's own is called from several lines, those are the ones to look at."""
+    told = []
+    for place, members in places:
+        alike = [
+            one.path for one, _ in places if one is not place and (one.what, one.frame) == (place.what, place.frame)
+        ]
+        apart = next((one for one in place.path if all(one not in path for path in alike)), place.frame)
+        shown = msgspec.structs.replace(place, frame=apart if alike else place.frame)
+        told.append((shown, tuple(msgspec.structs.replace(one, place=shown) for one in members)))
+    return tuple(told)
 
 
 def _further(one: Place, other: Place) -> bool:

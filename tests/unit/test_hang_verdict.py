@@ -87,6 +87,20 @@ def test_over_nccl(ranks: list[WatchedRank], expected: tuple[Kind, tuple[int, ..
     assert kind_and_ranks(*ranks, backend="nccl") == expected
 
 
+def test_a_helper_that_is_called_from_two_lines_is_told_apart_by_these() -> None:
+    found = verdict_of(
+        hang(
+            *(
+                rank(n, (*collective("all_reduce", 90)[:2], *own("reduce", 7), *own("main", line)))
+                for n, line in ((0, 40), (1, 50))
+            )
+        )
+    )
+    assert found
+    assert found.kind is Kind.DESYNC
+    assert [one.place.frame.line for one in found.culprits if one.place.frame] == [40, 50]
+
+
 def test_workers_that_load_show_that_a_job_over_nccl_moves() -> None:
     moving = watched(5001, in_worker(GETS_ITEM), moved=30 << 20)
     assert kind_and_ranks(rank(0, own(), workers=(moving,), **SPINS), rank(1, own(), **SPINS), backend="nccl") is None
