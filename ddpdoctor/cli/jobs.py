@@ -32,6 +32,13 @@ def jobs(
             help="Dumps of torch's flight recorder: a folder, files, or a pattern; also from other hosts. Repeatable.",
         ),
     ] = None,
+    ras: Annotated[
+        bool,
+        typer.Option(
+            "--ras",
+            help="With --hang, ask NCCL's RAS (2.29.2 or later), too; a job that sets up process groups just then could crash.",
+        ),
+    ] = False,
     seconds: Annotated[
         int | None,
         typer.Option(metavar="S", min=1, max=600, help="How long --hang watches.  [default: 3]", show_default=False),
@@ -60,6 +67,8 @@ def jobs(
         raise typer.BadParameter("--dumps is empty; is the variable in it set?")
     if seconds is not None and not hang:
         raise typer.BadParameter("--seconds is for --hang")
+    if ras and not hang:
+        raise typer.BadParameter("--ras is for --hang")
     if hang or dumps:
         from ddpdoctor.cli.jobs_hang import SECONDS, show_hang
 
@@ -67,6 +76,7 @@ def jobs(
             job,
             watched=hang or job is not None,
             dumps=tuple(dumps or ()),
+            ras=ras,
             seconds=seconds or SECONDS,
             as_json=as_json,
             strict=strict,

@@ -30,6 +30,7 @@ def show_hang(
     *,
     watched: bool = True,
     dumps: Sequence[str] = (),
+    ras: bool = False,
     seconds: int = SECONDS,
     as_json: bool = False,
     strict: bool = False,
@@ -38,9 +39,9 @@ def show_hang(
 ) -> NoReturn:
     """The whole command: looks, judges, prints, and ends.
 
-    name: the job, None where there is only one. watched: False to read the dumps alone. dumps: what the flight recorders have written, if it isn't to be looked for.
+    name: the job, None where there is only one. watched: False to read the dumps alone. dumps: what the flight recorders have written, if it isn't to be looked for. ras: ask NCCL's RAS, too.
     """
-    examination = _examined(name, dumps, seconds, watched=watched)
+    examination = _examined(name, dumps, seconds, watched=watched, ras=ras)
     verdict = examination.verdict
     if as_json:
         from ddpdoctor.jobs.judging import hang_of
@@ -55,13 +56,13 @@ def show_hang(
     raise typer.Exit(verdict.exit_code(strict=strict))
 
 
-def _examined(name: str | None, dumps: Sequence[str], seconds: int, *, watched: bool) -> Examination:
+def _examined(name: str | None, dumps: Sequence[str], seconds: int, *, watched: bool, ras: bool) -> Examination:
     from ddpdoctor.jobs.judging import groups_of_hangs, judge_hang
     from ddpdoctor.probes.context import Context
 
     snapshot = look(Context(sys.executable, "ddpdoctor", quick=True), groups_of_hangs())
     job = _job(snapshot, name, needed=not dumps) if watched else None
-    return judge_hang(snapshot, _hang(snapshot, job, dumps, seconds))
+    return judge_hang(snapshot, _hang(snapshot, job, dumps, seconds, with_ras=ras))
 
 
 def _job(snapshot: Snapshot, name: str | None, *, needed: bool) -> Job | None:
@@ -102,7 +103,7 @@ def _refuse(why: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _hang(snapshot: Snapshot, job: Job | None, dumps: Sequence[str], seconds: int) -> Hang:
+def _hang(snapshot: Snapshot, job: Job | None, dumps: Sequence[str], seconds: int, *, with_ras: bool) -> Hang:
     from ddpdoctor.facts.base import Unknown
     from ddpdoctor.facts.hang import Hang
     from ddpdoctor.jobs.flight_recorder import dumps_of, read_dumps
@@ -111,7 +112,7 @@ def _hang(snapshot: Snapshot, job: Job | None, dumps: Sequence[str], seconds: in
 
     if job is None or isinstance(snapshot.processes, Unknown):
         return with_dumps(Hang(), read_dumps(dumps))
-    ras = _Ras(job, float(seconds))
+    ras = _Ras(job, float(seconds), wanted=with_ras)
     line = StatusLine(lambda passed: f"Watching {len(job.ranks)} ranks ({passed:.0f} of {seconds} s)", delay=0.3)
     try:
         work = watch(job, snapshot.processes, snapshot.host, seconds)
@@ -124,20 +125,20 @@ def _hang(snapshot: Snapshot, job: Job | None, dumps: Sequence[str], seconds: in
 class _Ras:
     """NCCL's RAS is asked meanwhile, in a thread that nobody has to wait for."""
 
-    def __init__(self, job: Job, between: float) -> None:
+    def __init__(self, job: Job, between: float, *, wanted: bool) -> None:
         self._told: tuple[tuple[RasCount, ...], str] = ((), "it has not answered in time")
         self._until = between + RAS_PATIENCE
-        self._thread = threading.Thread(target=self._ask, args=(job, between), daemon=True)
+        self._thread = threading.Thread(target=self._ask, args=(job, between, wanted), daemon=True)
         self._thread.start()
 
-    def _ask(self, job: Job, between: float) -> None:
-        from ddpdoctor.jobs.ras import ask_twice
+    def _ask(self, job: Job, between: float, wanted: bool) -> None:
+        from ddpdoctor.jobs.ras import UNWANTED, ask_twice
         from ddpdoctor.jobs.watching import backend_of
 
-        if "nccl" in backend_of(job):
-            self._told = ask_twice(job, between)
-        else:
+        if "nccl" not in backend_of(job):
             self._told = ((), "no rank here has a process group of NCCL's")
+        else:
+            self._told = ask_twice(job, between) if wanted else ((), UNWANTED)
 
     def told(self) -> tuple[tuple[RasCount, ...], str]:
         self._thread.join(self._until)

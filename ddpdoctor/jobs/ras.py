@@ -2,7 +2,8 @@
 
 Older NCCL could crash when it was asked (NVIDIA/nccl#1762), so it is asked only where every rank of the job on this host is known
 to have at least `SAFE`, and only where nobody but this job listens on that port: all who do share it (SO_REUSEPORT), and the
-kernel chooses who answers.
+kernel chooses who answers. Since then it has crashed where a communicator was being set up just then (NVIDIA/nccl#2346, open for
+2.29.7): by its sources while it wrote the text, so JSON alone is asked for; and it is asked only if the user wants it.
 
 The protocol is lines of text (src/ras/client_support.cc): CLIENT PROTOCOL 2, TIMEOUT 5, SET FORMAT json, VERBOSE STATUS; the answer
 to the last ends with the connection.
@@ -35,6 +36,9 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 LONGEST = 16 << 20
 ATTEMPTS = 4
 """With another port of ours, the kernel may choose another rank."""
+
+
+UNWANTED = "not asked; --ras does, but not while process groups are being set up: NCCL's RAS could crash then (NVIDIA/nccl#2346)"
 
 
 class NotAsked(Exception):
