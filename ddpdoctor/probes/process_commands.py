@@ -28,8 +28,8 @@ _HELPERS = (
 )
 _COMPILE_WORKER = "torch/_inductor/compile_worker/"
 _TOOLS = (
-    "ddpdoctor", "wandb", "wandb-service", "tensorboard", "mlflow", "debugpy", "pip", "py-spy", "nvitop", "gpustat", "jupyter",
-    "jupyter-lab", "jupyter-notebook", "ray",
+    "ddpdoctor", "wandb", "wandb-service", "tensorboard", "mlflow", "pip", "py-spy", "nvitop", "gpustat", "jupyter",
+    "jupyter-lab", "jupyter-notebook", "ray", "conda", "mamba", "poetry", "pipenv", "pdm", "hatch",
 )  # fmt: skip
 """What is run beside a training, or started by it, and has its settings."""
 SPAWNED = "from multiprocessing.spawn import spawn_main"
@@ -79,7 +79,8 @@ def is_launcher(words: tuple[str, ...]) -> bool:
         if module not in LAUNCHING_MODULES:
             return False
     else:
-        name = _name(what).rstrip(":")
+        # slurmstepd calls itself "slurmstepd: [4711.0]", in one word.
+        name = _name(what).partition(":")[0]
         if name.endswith(".py"):
             module = what.removesuffix(".py").replace("/", ".")
             return any(module.endswith(f".{one}") for one in LAUNCHING_MODULES if "." in one)

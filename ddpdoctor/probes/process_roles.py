@@ -124,7 +124,7 @@ def _outermost(one: Seen, family: Family, found: Roles) -> Seen:
     for up in family.ancestors(one):
         if _role(up, found) in (Role.LAUNCHER, Role.RANK):
             break
-        if up.computes and up.place == one.place:
+        if up.computes and up.place == one.place and not commands.is_tool(up.words):
             outermost = up
     return outermost
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ddpdoctor.facts.base import Unknown
@@ -18,6 +19,7 @@ from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.knowledge.jobs import Job, jobs_of, setting
 from ddpdoctor.probes import processes
 from ddpdoctor.probes.context import Context
+from tests.command import plain_environ
 from tests.real.running_jobs import by_hand, launched, started_by_itself, state, torchrun, wait_until
 
 
@@ -270,3 +272,42 @@ def test_segment_and_its_holder(tmp_path: Path) -> None:
                 holder.kill()
             holder.communicate()
     assert seen.shared_memory == (str(segment),)
+
+
+AS_NOBODY = """
+import os, sys, msgspec
+from ddpdoctor.probes import gpus, processes
+from ddpdoctor.probes.context import Context
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+sys.stdout.buffer.write(msgspec.json.encode(processes.probe(Context(sys.executable))))
+"""
+
+
+@pytest.mark.root
+def test_without_root(tmp_path: Path) -> None:
+    """Root's ranks can't be looked into. Those in a process group are known by their threads, and to whom they belong."""
+    with started_by_itself(tmp_path, 2, method="fork") as job:
+        job.wait_until_training(0, 1)
+        ranks = [job.pid(0), job.pid(1)]
+        done = subprocess.run([sys.executable, "-c", AS_NOBODY], capture_output=True, check=True, env=plain_environ())
+    found = msgspec.json.decode(done.stdout, type=Processes)
+    seen = job_of(ranks[0], found)
+    assert found.uid == 65534
+    assert found.closed >= 3
+    assert pids(seen.ranks) == ranks
+    for rank in seen.ranks:
+        assert rank.user == "root"
+        assert rank.settings == Unknown(f"/proc/{rank.pid}/environ: Permission denied")
+        for hidden in (
+            rank.executable,
+            rank.devices,
+            rank.listens,
+            rank.shared_memory,
+            rank.writes_to,
+            rank.recent_bytes,
+        ):
+            assert isinstance(hidden, Unknown)
+            assert hidden.reason.endswith("Permission denied")
+        assert isinstance(rank.recent_cpu, float)

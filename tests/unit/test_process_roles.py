@@ -81,7 +81,6 @@ TORCHRUN = one(10, command="/venv/bin/python3 /venv/bin/torchrun --nproc-per-nod
         "python -u -m deepspeed.launcher.launch --world_info=abc train.py",
         "python /site-packages/torch/distributed/run.py train.py",
         "srun python train.py",
-        "slurmstepd: [4711.0]",
         "/usr/bin/mpirun -np 2 python train.py",
         "orted --hnp",
         "hydra_pmi_proxy --control-port x",
@@ -89,6 +88,10 @@ TORCHRUN = one(10, command="/venv/bin/python3 /venv/bin/torchrun --nproc-per-nod
 )
 def test_launchers(command: str) -> None:
     assert is_launcher(tuple(command.split()))
+
+
+def test_slurm_calls_itself_by_one_word() -> None:
+    assert is_launcher(("slurmstepd: [4711.0]",))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +158,7 @@ def test_slurm_step_by_its_own_settings_and_by_rank() -> None:
     """A script that starts several ranks in one task gives them a RANK of their own, and torch reads that."""
     step = {"SLURM_STEP_ID": 0, "SLURM_NTASKS": 2, "SLURM_LOCALID": 0}
     assert ranks(
-        one(10, command="slurmstepd: [1.0]", python=False),
+        one(10, command=("slurmstepd: [1.0]",), python=False),
         one(11, 10, "bash train.sh", python=False, SLURM_PROCID=1, **step),
         one(12, 11, SLURM_PROCID=1, **step),
     ) == {12: 1}
@@ -259,6 +262,8 @@ def test_rank_that_only_its_script_knows() -> None:
 def test_tools_with_a_ranks_settings() -> None:
     for command in ("python3 -m wandb service", "python3 /venv/bin/ddpdoctor netcheck", "python3 -m ddpdoctor smoke"):
         assert ranks(one(10, 1, command, **place(0))) == {}
+    wrapped = (one(10, 1, "python3 /opt/conda/bin/conda run python3 train.py", **place(0)), one(11, 10, **place(0)))
+    assert ranks(*wrapped) == {11: 0}
 
 
 def test_shell_is_no_rank() -> None:
