@@ -51,14 +51,15 @@ def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:
     some = [process for left in group if (process := processes.get(left.pid))]
     named = f"{'DataLoader workers: ' if first.kind is Kind.WORKER else ''}{who(some)}"
     if any(works(left, processes) for left in group):
-        state = f"still work{'s' if one else ''}"
+        state = "may still be at work"
     else:
         state = ("is left over" if one else "are left over") if first.proven else "may be left over"
+    owner = "a launcher" if first.kind is Kind.RANK else "its rank" if one else "their rank"
     ports = sorted({port for left in group for port in left.ports})
     held = human(sum(left.memory for left in group))
     keeps = f"{'holds' if one else 'hold'} {held}{f' and port {listed(ports, 3)}' if ports else ''}"
     return Finding(
-        summary=f"{capital(named)} {state} without a launcher, and {keeps}"[:160],
+        summary=f"{capital(named)} {state} without {owner}, and {keeps}"[:160],
         cause=why_left(first),
         evidence=tuple(
             Evidence(f"{left.what[:200]}; {age(left.age or 0.0)} old, of {left.owner}", "/proc") for left in group[:8]

@@ -30,7 +30,8 @@ from tests.fixture_hosts import (
 
 HOSTILE = "$(touch x);\n\x1b[2J"
 LEFT = "$(touch x);"
-TAGS = {"type", "ddpdoctor_snapshot"}
+TAGS = {"type", "ddpdoctor_snapshot", "role"}
+"""Of the format itself: with another word there it is refused."""
 
 
 @cache
