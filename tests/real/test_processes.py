@@ -91,16 +91,23 @@ def test_what_ranks_do_between_two_looks(tmp_path: Path) -> None:
     assert (stopped.recent_cpu, stopped.recent_bytes, stopped.recent_switches) == (0.0, 0, 0)
 
 
-def test_by_hand_the_first_rank_listens(tmp_path: Path) -> None:
-    with by_hand(tmp_path) as job:
-        job.wait_until_training(0, 1)
+def test_by_hand_the_first_rank_listens_and_a_worker_outlives_its_rank(tmp_path: Path) -> None:
+    with by_hand(tmp_path, does={1: ("dataloader", 1)}) as job:
+        worker = int(job.wait_for("worker.stuck"))
         ranks = [job.pid(0), job.pid(1)]
         seen = job_of(ranks[1], look())
+        os.kill(ranks[1], signal.SIGKILL)
+        wait_until(lambda: state(ranks[1]) in ("", "Z"))
+        left = get(look(), worker)
     assert pids(seen.ranks) == ranks
     assert seen.launcher is None
     assert seen.name == str(ranks[0])
     assert seen.expected == (0, 1)
     assert [job.port in one.listens for one in seen.ranks if isinstance(one.listens, tuple)] == [True, False]
+    assert pids(seen.workers_of(seen.ranks[1])) == [worker]
+    assert left.role is Role.WORKER
+    assert left.parent != ranks[1]
+    assert left.place is None
 
 
 @pytest.mark.parametrize(
