@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from ddpdoctor.facts.gpus import Holder
-from tests.command import ddpdoctor
+from tests.command import ddpdoctor, plain_environ
 from tests.real.nvml import FakeNvidia, holding
-from tests.real.running_jobs import RunningJob, by_hand, launched, state, wait_until
+from tests.real.running_jobs import RunningJob, by_hand, free_port, launched, state, wait_until
 
 pytestmark = pytest.mark.tool("gcc")
 
@@ -31,6 +31,19 @@ LEAVES_A_ZOMBIE = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
 print(child.pid, flush=True)
+time.sleep(100_000)
+"""
+
+
+ORPHANS_A_LISTENER = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+"""
+
+LISTENER = """
+import os, socket, time
+listening = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+print(os.getpid(), flush=True)
 time.sleep(100_000)
 """
 
@@ -148,6 +161,28 @@ def test_a_rank_of_a_job_with_a_setting_of_its_own(tmp_path: Path) -> None:
     assert [(one["summary"].partition(": ")[2], one["severity"]) for one in told] == [
         ("NCCL_ALGO=Ring on rank 2, not set on the others", "fail")
     ]
+
+
+def test_the_port_is_held_by_a_rank_of_a_run_that_is_gone() -> None:
+    port = str(free_port())
+    meeting = {**plain_environ(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
+    command = [sys.executable, "-c", ORPHANS_A_LISTENER, LISTENER]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env={**meeting, **rank}
+    ) as launcher:
+        assert launcher.stdout is not None
+        pid = int(launcher.stdout.readline())
+        try:
+            launcher.wait()
+            done = ddpdoctor("check", "--quick", "--json", "--select", "port-in-use", environ=meeting)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+    (told,) = json.loads(done.stdout)["findings"]
+    assert f"Port {port} (MASTER_PORT) is taken by" in told["summary"]
+    assert told["summary"].endswith(", perhaps a leftover of a run that is gone")
+    assert "Torchrun, which started it, is gone" in told["cause"]
+    assert told["fixes"][0]["commands"][0] == f"ddpdoctor zombies {pid}"
 
 
 def _environ(pid: int) -> dict[str, str]:
