@@ -88,6 +88,9 @@ def understood(pid: int, output: bytes) -> Sampled:
             by_thread.setdefault(key, Counter())[tuple(frames)] += int(count)
     main = next((one for (number, _), one in by_thread.items() if number == str(pid)), None)
     main = main or next((one for (_, name), one in by_thread.items() if name == "MainThread"), None)
+    if main is None and len(by_thread) == 1:
+        # From outside of a container its number is another, and without the module threading it has no name.
+        [main] = by_thread.values()
     return _compared(main) if main else Sampled()
 
 

@@ -15,7 +15,8 @@ from ddpdoctor.jobs.glances import ENDED, Glance, glance
 from ddpdoctor.jobs.permission import Missed, hidden_places, hidden_stacks, powers
 from ddpdoctor.jobs.sampling import Sampled, sample
 from ddpdoctor.jobs.spying import Spied, spy
-from ddpdoctor.knowledge.hang_places import WORKER_LOOP, name_of, pythons
+from ddpdoctor.knowledge.hang_company import worker_idle
+from ddpdoctor.knowledge.hang_places import pythons
 from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.wording import plural
@@ -107,19 +108,16 @@ async def _look(wanted: Iterable[Process], proc: Proc, began: float) -> Seen:
 async def _between(ranks: Sequence[int], first: Seen, seconds: int) -> dict[int, Sampled]:
     """The samples of ranks, and of those workers that have something to do."""
     seen = {pid: one.frames for pid, one in first.spied.items() if one.frames}
-    wanted = [pid for pid, frames in seen.items() if pid in ranks or not _idle(frames)]
+    wanted = [
+        pid
+        for pid, frames in seen.items()
+        if pid in ranks or not worker_idle(Watched(pid=pid, looks=(Look(frames=frames),)))
+    ]
     began = time.monotonic()
     sampled = await sample(wanted, seconds) if wanted else {}
     # Without py-spy the kernel's figures need their time all the same.
     await asyncio.sleep(began + seconds - time.monotonic())
     return sampled
-
-
-def _idle(frames: Sequence[Frame]) -> bool:
-    """A worker that waits for an order."""
-    names = [name_of(one) for one in frames]
-    inner = frames[: names.index(WORKER_LOOP)] if WORKER_LOOP in names else frames
-    return all(pythons(one) for one in inner)
 
 
 def _watched(one: Process, looks: Sequence[Seen], sampled: Mapping[int, Sampled]) -> Watched | None:

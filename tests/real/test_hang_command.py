@@ -187,6 +187,20 @@ def test_a_rank_in_a_debugger_s_hands_is_left_alone(tmp_path: Path) -> None:
         wait_until(lambda: state(traced) == "S", "the rank to go on")
 
 
+@pytest.mark.root
+@pytest.mark.tool("unshare")
+def test_from_outside_of_its_container(tmp_path: Path) -> None:
+    """Where the ranks have other pids, each its own 1, and another /proc."""
+    inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    with by_hand(tmp_path, real=False, prefix=inside) as job:
+        assert [job.pid(rank) for rank in range(2)] == [1, 1]
+        wrappers = {one.pid for one in job.started}
+        told = looked(job, pid=next(pid for pid in job.pids() if pid not in wrappers))
+        for one in told["hang"]["ranks"]:
+            assert one["watched"]["samples"] > 10
+            assert one["watched"]["looks"][-1]["frames"][-1]["function"] == "<module>"
+
+
 def test_which_job_is_meant(tmp_path: Path) -> None:
     ran = subprocess.run(
         command("jobs", "--hang", "1"), env=plain_environ(), capture_output=True, text=True, check=False

@@ -183,6 +183,7 @@ def test_a_torn_sample_hides_nothing() -> None:
 
 
 def test_samples_from_outside_of_a_container() -> None:
+    assert sampling.understood(7, f"thread (1);{ROOT.format(40)} 30\n".encode()).count == 30
     assert sampled((ROOT.format(40), 30), thread="thread (0x7F12AB): MainThread").count == 30
 
 

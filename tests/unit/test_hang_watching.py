@@ -1,0 +1,137 @@
+"""The look at a job whose processes come and go, on plain sleeping Pythons."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import pytest
+
+from ddpdoctor.facts.hang import Hang
+from ddpdoctor.facts.processes import Place, Process, Processes, Role
+from ddpdoctor.jobs import watching
+from ddpdoctor.jobs.sampling import Sampled
+from ddpdoctor.jobs.watching import backend_of, watch
+from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.probes.proc import Proc
+
+CODE = "import time\ndef wait_here():\n    print(flush=True)\n    time.sleep(600)\nwait_here()\n"
+
+
+@pytest.fixture
+def asleep() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two of them, that have said that they are there."""
+    started = [subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for one in started:
+            assert one.stdout
+            one.stdout.readline()
+        yield started
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+            assert one.stdout
+            one.stdout.close()
+
+
+def process(pid: int, rank: int | None, **more: object) -> Process:
+    stat = Proc().stat(pid)
+    given = {
+        "pid": pid,
+        "start": getattr(stat, "start", 1),
+        "parent": 1,
+        "role": Role.RANK,
+        "place": None if rank is None else Place(rank=rank, world_size=2, source="RANK"),
+    }
+    return Process(**{**given, **more})  # type: ignore[arg-type]
+
+
+def looked(*ranks: Process, **more: object) -> Hang:
+    job = Job(**{"name": "4711", "ranks": ranks, "world_size": 2, **more})  # type: ignore[arg-type]
+    return asyncio.run(watch(job, Processes(), "node01", 1))
+
+
+def test_two_that_stay(asleep: list[subprocess.Popen[bytes]]) -> None:
+    began = time.monotonic()
+    hang = looked(*(process(one.pid, rank) for rank, one in enumerate(asleep)))
+    assert [one.rank for one in hang.ranks] == [0, 1]
+    for one in hang.ranks:
+        assert one.watched is not None
+        assert one.watched.still
+        assert one.watched.samples > 10
+        assert one.watched.within[0].function == "wait_here"
+        assert [look.source for look in one.watched.looks] == ["py-spy"] * 2
+    assert 1.0 <= hang.between <= time.monotonic() - began
+    assert (hang.paused, hang.hidden) == (0.0, ())
+
+
+def test_one_ends_in_between(asleep: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sample(pids: Sequence[int], seconds: int) -> dict[int, Sampled]:
+        asleep[1].kill()
+        asleep[1].wait()
+        return {}
+
+    monkeypatch.setattr(watching, "sample", sample)
+    hang = looked(*(process(one.pid, rank) for rank, one in enumerate(asleep)))
+    assert hang.ranks[0].watched is not None
+    assert (hang.ranks[1].watched, hang.ranks[1].gone) == (None, "it ended while it was looked at")
+
+
+def test_one_ends_and_nobody_takes_note(asleep: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sample(pids: Sequence[int], seconds: int) -> dict[int, Sampled]:
+        asleep[1].kill()
+        while getattr(Proc().stat(asleep[1].pid), "state", "") != "Z":
+            await asyncio.sleep(0.01)
+        return {}
+
+    monkeypatch.setattr(watching, "sample", sample)
+    gone = looked(*(process(one.pid, rank) for rank, one in enumerate(asleep))).ranks[1]
+    assert gone.watched is None
+    assert gone.gone.startswith("Z: ")
+
+
+def test_a_stranger_with_the_pid_of_a_rank_is_not_looked_at(asleep: list[subprocess.Popen[bytes]]) -> None:
+    mine, stranger = (process(one.pid, rank) for rank, one in enumerate(asleep))
+    hang = looked(mine, msgspec.structs.replace(stranger, start=stranger.start - 1))
+    assert (hang.ranks[1].watched, hang.ranks[1].gone) == (None, "no such process")
+
+
+def test_ranks_that_should_be_here_and_those_of_which_nobody_knows(asleep: list[subprocess.Popen[bytes]]) -> None:
+    hang = looked(process(asleep[0].pid, 0), process(asleep[1].pid, None), expected=(0, 1))
+    assert [(one.rank, one.gone) for one in hang.ranks] == [(0, ""), (1, "no process on this host is this rank")]
+    assert [str(asleep[1].pid) in sentence for sentence in hang.hidden] == [True]
+
+
+def test_without_py_spy_the_kernel_is_asked_all_the_same(
+    asleep: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpdoctor.jobs.spying.py_spy", lambda: None)
+    hang = looked(*(process(one.pid, rank) for rank, one in enumerate(asleep)))
+    watched = hang.ranks[0].watched
+    assert watched is not None
+    assert (watched.last.frames, watched.last.source) == ((), "py-spy isn't installed")
+    assert watched.still
+    assert hang.between >= 1.0
+    assert ["pip install py-spy" in sentence for sentence in hang.hidden] == [True]
+
+
+def test_a_worker_is_watched_with_its_rank(asleep: list[subprocess.Popen[bytes]]) -> None:
+    rank = process(asleep[0].pid, 0)
+    worker = process(asleep[1].pid, None, role=Role.WORKER, parent=asleep[0].pid)
+    [one] = looked(rank, others=(worker,)).ranks
+    [seen] = one.workers
+    assert (seen.pid, seen.samples > 10) == (asleep[1].pid, True)
+
+
+def test_the_backend_by_the_names_of_threads() -> None:
+    def job(*marks: str) -> Job:
+        return Job(name="1", ranks=(Process(pid=1, start=1, parent=0, marks=marks),))
+
+    assert backend_of(job("gloo_tcp_loop", "pt_gloo_runloop")) == "gloo"
+    assert backend_of(job("pt_nccl_watchdg", "gloo_tcp_loop")) == "nccl and gloo"
+    assert backend_of(job()) == ""
