@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.cli import jobs_hang
 from ddpdoctor.facts.hang import RasCount
 from ddpdoctor.facts.processes import Place, Process, Role
-from ddpdoctor.jobs import ras
+from ddpdoctor.jobs import ras, watching
 from ddpdoctor.jobs.ras import ask_twice
 from ddpdoctor.knowledge.jobs import Job
 from tests import ras_server
@@ -223,3 +224,18 @@ def test_a_rank_in_another_network_namespace_isnt_asked(tmp_path: Path) -> None:
     with server(tmp_path, "well") as one, server(tmp_path, "well", port=one.port, within=("unshare", "-n")) as other:
         _, told = ask_twice(job(other.pid), 0.0)
         assert "rank 0 is in another network namespace" in told
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_it_is_asked_only_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
+    asked: list[Job] = []
+
+    def ask(job: Job, between: float) -> tuple[tuple[RasCount, ...], str]:
+        asked.append(job)
+        return (), "asked"
+
+    monkeypatch.setattr(ras, "ask_twice", ask)
+    monkeypatch.setattr(watching, "backend_of", lambda _: "nccl")
+    told = jobs_hang._Ras(job(), 0.0, wanted=wanted).told()
+    assert told == ((), "asked" if wanted else ras.UNWANTED)
+    assert bool(asked) is wanted
