@@ -65,7 +65,9 @@ class Place(msgspec.Struct, frozen=True):
         return self.where is other.where and self.what == other.what and self.path == other.path
 
 
-PYTHONS_OWN: Final = re.compile(r"^<(?!stdin>|string>|ipython-input)|(?:^|/)lib(?:64)?/python\d[\d.]*t?/(?!site-packages/|dist-packages/)")
+PYTHONS_OWN: Final = re.compile(
+    r"^<(?!stdin>|string>|ipython-input)|(?:^|/)lib(?:64)?/python\d[\d.]*t?/(?!site-packages/|dist-packages/)"
+)
 TORCHS: Final = re.compile(r"(?:^|/)torch/(?:_|\w+\.py$|\w+/)")
 WITHOUT_FOLDER: Final = frozenset({
     "threading.py", "queue.py", "selectors.py", "subprocess.py", "socket.py", "ssl.py", "contextlib.py", "bdb.py", "cmd.py", "pdb.py",

@@ -292,10 +292,10 @@ def _place_of_worker(worker: Watched) -> str:
 
 
 def advice(examination: Examination) -> str:
-    """What to try where nothing was found and not all ranks move."""
+    """What to try where not all ranks move, and no check is sure of why."""
     hang = hang_of(examination)
     stands = stands_of(hang)
-    if examination.findings or not stands or all(map(moves, stands)):
+    if examination.verdict is Verdict.FAIL or not stands or all(map(moves, stands)):
         return ""
     if not any(one.rank.watched and one.rank.watched.last.frames for one in stands):
         return ""

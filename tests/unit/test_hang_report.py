@@ -136,3 +136,10 @@ def test_json_has_the_facts_and_the_findings() -> None:
     assert [found["rank"] for found in told["findings"]] == [1]
     assert told["hang"]["ranks"][1]["watched"]["within"][0]["function"] == "load"
     assert "hang" not in json.loads(to_json(build_report("jobs", [one])))
+
+
+def test_where_no_check_is_sure_a_longer_look_is_advised() -> None:
+    one = examined(still(0, collective()), still(1, collective()))
+    assert one.verdict is not Verdict.FAIL
+    assert "ddpdoctor jobs --hang 3990 --seconds 50" in " ".join(shown(one).split())
+    assert "--seconds" not in shown(examined(still(0, collective()), still(1, own("load", 31))))

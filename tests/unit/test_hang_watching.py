@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -126,6 +128,29 @@ def test_a_worker_is_watched_with_its_rank(asleep: list[subprocess.Popen[bytes]]
     [one] = looked(rank, others=(worker,)).ranks
     [seen] = one.workers
     assert (seen.pid, seen.samples > 10) == (asleep[1].pid, True)
+
+
+def test_one_that_the_kernel_holds(tmp_path: Path) -> None:
+    """Whoever starts a program waits uninterruptibly until that has begun: here for a pipe that nobody writes to."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    actions = f"[(os.POSIX_SPAWN_OPEN, 0, {os.fspath(pipe)!r}, os.O_RDONLY, 0)]"
+    code = (
+        f"import os\ndef start():\n    os.posix_spawn('/bin/true', ['true'], {{}}, file_actions={actions})\nstart()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as held:
+        until = time.monotonic() + 60
+        while getattr(Proc().stat(held.pid), "state", "") != "D":
+            assert time.monotonic() < until, "it doesn't wait in the kernel"
+            time.sleep(0.01)
+        one = looked(process(held.pid, 0)).ranks[0].watched
+        assert held.poll() is None
+        with pipe.open("wb"):
+            assert held.wait(60) == 0
+    assert one is not None
+    assert [look.state for look in one.looks] == ["D", "D"]
+    assert one.still
+    assert one.last.frames[0].function == "start"
 
 
 def test_the_backend_by_the_names_of_threads() -> None:
