@@ -107,6 +107,9 @@ class FilesProgress:
 
 
 def _terminal_width() -> int:
+    """As wide as the report is drawn: COLUMNS goes before what the terminal says."""
+    if (said := os.environ.get("COLUMNS", "")).isdecimal() and int(said):
+        return int(said)
     try:
         # Some terminals say nothing of their size: 0.
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80

@@ -25,6 +25,11 @@ class Role(str, Enum):
     """Of a rank: multiprocessing's resource tracker or fork server, torch's compile workers."""
     OTHER = "other"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Role:
+        """A word of a later release's snapshot."""
+        return cls.OTHER
+
 
 class Identity(msgspec.Struct, frozen=True, order=True):
     """A pid is used again; with the time of its start it names one process for ever. start: clock ticks since boot."""

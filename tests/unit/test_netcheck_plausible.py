@@ -31,7 +31,7 @@ from tests.fixture_hosts import (
 HOSTILE = "$(touch x);\n\x1b[2J"
 LEFT = "$(touch x);"
 TAGS = {"type", "ddpdoctor_snapshot", "role"}
-"""Of the format itself: with another word there it is refused."""
+"""Of the format itself: with another word there it says something else."""
 
 
 @cache
