@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.examination import Examination
     from ddpdoctor.facts.hang import Hang, RasCount
     from ddpdoctor.facts.snapshot import Snapshot
+    from ddpdoctor.jobs.flight_recorder import Dumps
     from ddpdoctor.knowledge.jobs import Job
 
 SECONDS: Final = 3
@@ -106,12 +107,12 @@ def _refuse(why: str) -> NoReturn:
 def _hang(snapshot: Snapshot, job: Job | None, dumps: Sequence[str], seconds: int, *, with_ras: bool) -> Hang:
     from ddpdoctor.facts.base import Unknown
     from ddpdoctor.facts.hang import Hang
-    from ddpdoctor.jobs.flight_recorder import dumps_of, read_dumps
+    from ddpdoctor.jobs.flight_recorder import dumps_of
     from ddpdoctor.jobs.judging import with_counts, with_dumps
     from ddpdoctor.jobs.watching import watch
 
     if job is None or isinstance(snapshot.processes, Unknown):
-        return with_dumps(Hang(), read_dumps(dumps))
+        return with_dumps(Hang(), _read(dumps))
     ras = _Ras(job, float(seconds), wanted=with_ras)
     line = StatusLine(lambda passed: f"Watching {len(job.ranks)} ranks ({passed:.0f} of {seconds} s)", delay=0.3)
     try:
@@ -119,7 +120,17 @@ def _hang(snapshot: Snapshot, job: Job | None, dumps: Sequence[str], seconds: in
         hang = asyncio.run(until_stopped(work, lambda: "Stopped. No rank was held up, and nothing is left running."))
     finally:
         line.close()
-    return with_counts(with_dumps(hang, read_dumps(dumps) if dumps else dumps_of(job)), *ras.told())
+    return with_counts(with_dumps(hang, _read(dumps) if dumps else dumps_of(job)), *ras.told())
+
+
+def _read(dumps: Sequence[str]) -> Dumps:
+    from ddpdoctor.jobs.flight_recorder import read_dumps
+
+    line = StatusLine(lambda passed: f"Reading the dumps ({passed:.0f} s)", delay=0.5)
+    try:
+        return read_dumps(dumps)
+    finally:
+        line.close()
 
 
 class _Ras:

@@ -25,8 +25,8 @@ from ddpdoctor.probes.patient.asking import printable
 from ddpdoctor.probes.proc import MAX_ENVIRON, TICKS, Proc, variables
 from ddpdoctor.wording import listed, plural, ranks_named
 
-SECONDS = 60.0
-"""How long all dumps together may take to be read: 64 of full length take some ten."""
+SECONDS = 300.0
+"""How long all dumps together may take to be read: one of 2000 entries takes some 0.2."""
 MOST_REFUSALS = 50
 UNKNOWN_TIMEOUT = 3 * 3600.0
 """Taken for that of a collective whose dump doesn't tell it."""
