@@ -228,7 +228,8 @@ def _of_a_worker(process: Process, scene: Scene) -> Iterator[str]:
     if not process.name.startswith("pt_data_worker"):
         yield "its name is not that of a DataLoader's worker"
     for other in scene.processes.listed:
-        if other.group == process.group and other.role in (Role.RANK, Role.LAUNCHER, Role.OTHER) and not other.ours:
+        fed = other.role in (Role.RANK, Role.LAUNCHER, Role.OTHER) and not other.ours
+        if fed and other.group == process.group and other.pid != process.parent:
             yield f"{other.name} (pid {other.pid}) of its group still runs, and may be fed by it"
 
 

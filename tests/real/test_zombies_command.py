@@ -1,0 +1,175 @@
+"""`ddpdoctor zombies` on real leftovers: a job whose torchrun was killed, a DataLoader's worker whose rank was; beside living ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE
+from tests.command import command, ddpdoctor
+from tests.real.closed_loop import USER
+from tests.real.own_pids import OwnPids, kill_launcher, own_pids
+from tests.real.running_jobs import RunningJob, by_hand, launched, torchrun, wait_until
+
+pytestmark = [pytest.mark.root, pytest.mark.tool("unshare", "nsenter", "setsid", "setpriv", "ip", "ps"), pytest.mark.timeout(300)]
+
+RANK_0_KEEPS_THE_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29433", "--local-addr=127.0.0.1")
+
+
+class Left:
+    """What was left behind on a host of its own. worker: its pid; healthy: pids of a job that lives."""
+
+    def __init__(self, host: OwnPids, job: RunningJob, worker: int, healthy: RunningJob) -> None:
+        self.host = host
+        self.job = job
+        self.ranks = [job.pid(0), job.pid(1)]
+        self.worker = worker
+        self.healthy = [healthy.pid(0), healthy.pid(1)]
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Left]:
+    folder = tmp_path_factory.mktemp("left")
+    with (
+        own_pids() as host,
+        torchrun(
+            folder, does={1: ("sleep", 1)}, prefix=host.prefix, settings=RANK_0_KEEPS_THE_STORE, flags=C10D
+        ) as job,
+        by_hand(folder, 1, does={0: ("dataloader", 1)}, prefix=host.prefix) as alone,
+        launched(folder, 2, prefix=host.prefix) as healthy,
+    ):
+        job.wait_for("rank-1.there")
+        worker = int(alone.wait_for("worker.stuck"))
+        kill_launcher(job)
+        host.run("kill", "-9", str(alone.pid(0)))
+        yield Left(host, job, worker, healthy)
+
+
+def kept(left: Left) -> None:
+    assert all(left.host.alive(pid) for pid in [*left.healthy, *left.ranks])
+
+
+def test_nothing_is_ended_unless_asked_for(left: Left) -> None:
+    found = left.host.proven(*left.ranks, left.worker)
+    assert {one["pid"]: one["kind"] for one in found} == {
+        **dict.fromkeys(left.ranks, "orphaned rank"),
+        left.worker: "DataLoader worker without its rank",
+    }
+    assert all(one["owner"] and one["age"] >= 10 and one["memory"] for one in found)
+    assert not [one for one in left.host.leftovers() if one["pid"] in left.healthy]
+    dry = left.host.ddpdoctor("zombies", "--kill", "--yes", "--dry-run")
+    assert dry.returncode == 1
+    assert "dry run" in dry.stdout
+    unasked = left.host.ddpdoctor("zombies", "--kill")
+    assert unasked.returncode == 1
+    assert "no terminal to ask on" in unasked.stderr
+    kept(left)
+
+
+def test_what_belongs_to_another_user_is_left_alone(left: Left) -> None:
+    left.host.proven(*left.ranks)
+    ended = left.host.run(*USER, *command("zombies", "--kill", "--yes", "--json"))
+    assert ended.stdout, ended.stderr
+    mine = [one for one in json.loads(ended.stdout)["leftovers"] if one["certainty"] == "proven"]
+    assert not mine
+    kept(left)
+
+
+def test_the_worker_is_ended_and_all_others_live(left: Left) -> None:
+    (worker,) = left.host.proven(left.worker)
+    ended = left.host.ddpdoctor("zombies", "--kill", "--yes", str(left.worker))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "ENDED" in ended.stdout or "KILLED" in ended.stdout
+    assert "FREED" in ended.stdout
+    assert not left.host.alive(left.worker)
+    assert not [one for one in left.host.leftovers() if one["pid"] == worker["pid"]]
+    kept(left)
+
+
+def test_check_fix_ends_the_job_that_keeps_the_port(left: Left) -> None:
+    first, _ = left.host.proven(*left.ranks)
+    port = master_port(left)
+    assert port in first["ports"]
+    shell = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    again = ("--select", "orphaned-rank,port-in-use", "--nproc", "2", "--json")
+    before = left.host.ddpdoctor("check", *again, environ=shell)
+    assert {one["slug"] for one in json.loads(before.stdout)["findings"]} == {"orphaned-rank", "port-in-use"}
+    fixed = left.host.ddpdoctor("check", "--fix", "--yes", *again, environ=shell)
+    report = json.loads(fixed.stdout)
+    states = {one["slug"]: (one["state"], one["reason"]) for one in report["treatments"]}
+    assert {slug: state for slug, (state, _) in states.items()} == dict.fromkeys(
+        ("orphaned-rank", "port-in-use"), "confirmed"
+    ), states
+    assert not report["findings"]
+    assert not any(left.host.alive(pid) for pid in left.ranks)
+    assert all(left.host.alive(pid) for pid in left.healthy)
+
+
+def master_port(left: Left) -> int:
+    environ = Path(f"/proc/{_outer(left)}/environ").read_bytes().split(b"\0")
+    return int(next(one for one in environ if one.startswith(b"MASTER_PORT=")).partition(b"=")[2])
+
+
+def _outer(left: Left) -> int:
+    """The pid of rank 0 as it is seen from here."""
+    return next(pid for pid in left.job.pids() if b"\0RANK=0\0" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes())
+
+
+def test_a_zombie_names_the_parent_that_does_not_collect_it(tmp_path: Path) -> None:
+    """The launcher waits for rank 0 alone."""
+    with launched(tmp_path, 2) as job:
+        rank = job.pid(1)
+        os.kill(rank, signal.SIGKILL)
+        wait_until(lambda: _told(rank) != [], "the zombie in the report")
+        (one,) = _told(rank)
+        assert one["kind"] == "ended process that nobody collects"
+        assert one["certainty"] == "doubt"
+        assert f"pid {job.process.pid}" in one["why"]
+        refused = ddpdoctor("zombies", "--kill", "--yes", str(rank))
+        assert refused.returncode == 1
+        assert "Nothing was ended" in refused.stdout
+        assert job.process.poll() is None
+
+
+def _told(pid: int) -> list[dict[str, Any]]:
+    found = json.loads(ddpdoctor("zombies", "--json", str(pid)).stdout)["leftovers"]
+    return [one for one in found if one["pid"] == pid]
+
+
+@pytest.mark.skipif(
+    str(Path("/proc/self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE,
+    reason="in a container nobody can tell who uses /dev/shm",
+)
+def test_a_stale_segment_is_removed_and_no_other() -> None:
+    stale, young = (Path(f"/dev/shm/nccl-ddpdoctor-{os.getpid()}-{name}") for name in ("stale", "young"))
+    try:
+        for one in (stale, young):
+            one.write_bytes(b"x" * 8192)
+        os.utime(stale, (time.time() - 3600, time.time() - 3600))
+        ended = ddpdoctor("zombies", "--kill", "--yes", str(stale))
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert "REMOVED" in ended.stdout
+        assert not stale.exists()
+        asked = ddpdoctor("zombies", "--kill", "--yes", str(young))
+        assert asked.returncode == 2
+        assert young.exists()
+    finally:
+        for one in (stale, young):
+            with suppress(FileNotFoundError):
+                one.unlink()
+
+
+def test_wrong_usage() -> None:
+    for words in (["--yes"], ["--dry-run"], ["--kill", "--json"], ["python"], ["--kill", "/etc/passwd"]):
+        ended = ddpdoctor("zombies", *words)
+        assert ended.returncode == 2, words
+        assert ended.stderr
