@@ -41,11 +41,13 @@ def test_the_dumps_of_a_job_that_hangs(tmp_path: Path) -> None:
 
 
 @contextmanager
-def rank(folder: Path, **settings: str) -> Iterator[Job]:
-    """A process with these settings, in a job of its own."""
+def rank(folder: Path, within: str = "", **settings: str) -> Iterator[Job]:
+    """A process with these settings, in a job of its own. within: what a shell does in a mount namespace of its own before."""
     environ = {name: value for name, value in plain_environ().items() if name != "XDG_CACHE_HOME"}
     environ |= {"HOME": str(folder), **settings}
     command = [sys.executable, "-Ic", "print(flush=True); input()"]
+    if within:
+        command = ["unshare", "-m", "--propagation", "private", "sh", "-c", f'{within}; exec "$@"', "sh", *command]
     with subprocess.Popen(command, env=environ, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout
@@ -119,6 +121,19 @@ def test_the_pipe_that_asks_for_a_dump_is_named_and_left_alone(tmp_path: Path) -
             assert os.read(reader, 10) == b"dump\n"
         finally:
             os.close(reader)
+
+
+@pytest.mark.root
+@pytest.mark.tool("unshare")
+def test_a_rank_in_a_container_has_files_of_its_own(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    shutil.copyfile(RECORDED / "rank_1", inside / "r_3")
+    hide = f"mount -t tmpfs t {inside}; cp {RECORDED / 'rank_0'} {inside}/r_3"
+    with rank(tmp_path, within=hide, TORCH_FR_DUMP_TEMP_FILE=f"{inside}/r_") as job:
+        (found,) = dumps_of(job).recorded
+        assert found.file == f"/proc/{job.ranks[0].pid}/root{inside}/r_3"
+        assert found.groups[0].entries == read_dumps([str(RECORDED / "rank_0")]).recorded[0].groups[0].entries
 
 
 def test_a_rank_that_is_gone_has_no_settings_to_read() -> None:
