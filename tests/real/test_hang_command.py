@@ -235,3 +235,16 @@ def test_the_culprit_and_the_illness(
     with torchrun(tmp_path, ranks=3, does=does, settings=settings) as job:
         job.wait_for(marker)
         assert_blamed(looked(job), slug, culprit)
+
+
+@pytest.mark.thorough
+def test_a_killed_rank_of_which_its_launcher_takes_no_note(tmp_path: Path) -> None:
+    """Over gloo only those that talk to the dead one are told of its end: here rank 2 waits for rank 0, which sleeps."""
+    does = {0: ("sleep", 2), 1: ("kill", 2)}
+    with torchrun(tmp_path, ranks=3, does=does, flags=("--monitor-interval", "600")) as job:
+        job.wait_for("rank-0.there")
+        killed = int(job.wait_for("rank-1.there"))
+        wait_until(lambda: state(killed) == "Z", "the killed rank's end")
+        told = looked(job, pid=job.process.pid)
+        assert_blamed(told, "peer-rank-crashed", 1)
+        assert told["hang"]["ranks"][1]["gone"].startswith("Z: ")
