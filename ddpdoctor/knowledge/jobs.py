@@ -19,7 +19,8 @@ STARTED_TOGETHER = 60.0
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks of one job on this host, with what started them.
 
-    name: what `ddpdoctor jobs NAME` takes: the launcher's pid, or that of the first rank where there is none.
+    name: what `ddpdoctor jobs NAME` takes: the launcher's pid, or that of the first rank where there is none, or it
+    has started several jobs.
     """
 
     name: str
@@ -88,9 +89,10 @@ def jobs_of(processes: Processes) -> tuple[Job, ...]:
 class _Part:
     """Ranks that one launcher has started, or that meet at one point."""
 
-    def __init__(self, launcher: Process | None, ranks: Sequence[Process] = ()) -> None:
+    def __init__(self, launcher: Process | None, *, named_by_launcher: bool = True) -> None:
         self.launcher = launcher
-        self.ranks = list(ranks)
+        self.named_by_launcher = named_by_launcher
+        self.ranks: list[Process] = []
 
     @property
     def places(self) -> frozenset[int]:
@@ -104,7 +106,7 @@ class _Part:
         """One by one where several runs met at the same point one after the other: each has all the ranks that the others
         have, began when the one before it was complete, and began at once. Else, doubled or not, it is one."""
         if self.launcher:
-            return [self]
+            return self._by_port()
         runs: list[_Part] = []
         for one in sorted(self.ranks, key=lambda one: (one.start, one.pid)):
             if one.place is None or not runs or one.place.rank in runs[-1].places:
@@ -115,6 +117,17 @@ class _Part:
             max(ages) - min(ages) < STARTED_TOGETHER for ages in ([one.age for one in run.ranks] for run in runs)
         )
         return runs if several and at_once and len({run.places for run in runs}) == 1 else [self]
+
+    def _by_port(self) -> Sequence[_Part]:
+        """Several jobs where one step of Slurm, a shell in it, has started them by hand: each rank is there twice, but for
+        each port once."""
+        parts: dict[str, _Part] = {}
+        for one in self.ranks:
+            parts.setdefault(setting(one, "MASTER_PORT"), _Part(self.launcher, named_by_launcher=False)).ranks.append(
+                one
+            )
+        once = all(len(part.places) == len(part.ranks) for part in parts.values())
+        return list(parts.values()) if once and len(self.places) < len(self.ranks) else [self]
 
 
 def _started_by(rank: Process, by_pid: Mapping[int, Process]) -> tuple[Process | None, Process]:
@@ -180,8 +193,9 @@ def _job(parts: Sequence[_Part], processes: Processes) -> Job:
     ranks = sorted(members, key=lambda one: (one.place.rank if one.place else 1 << 30, one.start, one.pid))
     started = {part.launcher.pid: part.launcher for part in parts if part.launcher}
     launchers = sorted(started.values(), key=lambda one: (one.start, one.pid))
+    by_launcher = launchers and all(part.named_by_launcher for part in parts)
     return Job(
-        name=str((launchers or ranks)[0].pid),
+        name=str((launchers if by_launcher else ranks)[0].pid),
         launcher=launchers[0] if launchers else None,
         launchers=tuple(launchers),
         ranks=tuple(ranks),

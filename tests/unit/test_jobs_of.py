@@ -86,6 +86,16 @@ def test_workers_of_a_rank_and_of_its_fork_server() -> None:
     assert [one.pid for one in job.workers_of(job.ranks[0])] == [30, 32]
 
 
+def test_two_jobs_by_hand_in_one_step_of_slurm() -> None:
+    """Different ports alone are no two jobs: ranks that don't agree where to meet are one that is wrong."""
+    step = [launcher(10), other(11, 10)]
+    first = [rank(20 + count, count, parent=11) for count in range(2)]
+    second = [rank(30 + count, count, parent=11, MASTER_PORT=29501) for count in range(2)]
+    assert named(*step, *first, *second) == {"20": [20, 21], "30": [30, 31]}
+    assert named(*step, first[0], second[1]) == {"10": [20, 31]}
+    assert named(*step, *first, rank(40, 0, parent=11)) == {"10": [20, 40, 21]}
+
+
 def test_orphans_by_their_meeting_point() -> None:
     assert named(rank(20, 0), rank(21, 1), rank(22, 0, MASTER_PORT=29501)) == {"20": [20, 21], "22": [22]}
 
