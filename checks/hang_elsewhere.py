@@ -15,6 +15,18 @@ from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.registry import LogSign, check
 from ddpdoctor.wording import listed, plural
 
+WAITS_IN = {
+    "hrtimer_nanosleep": "It sleeps.",
+    "wait_woken": "It waits for somebody at a terminal (input(), a question), or for a socket.",
+    "pipe_read": "It reads from a pipe: what another process is to write.",
+    "anon_pipe_read": "It reads from a pipe: what another process is to write.",
+    "do_wait": "It waits for another process to end.",
+    "flock_lock": "It waits for the lock of a file.",
+    "locks_lock": "It waits for the lock of a file.",
+    "fcntl_setlk": "It waits for the lock of a file.",
+}
+"""What a process waits for, by the beginning of the kernel's function."""
+
 
 @check("dataloader-stuck", severity=FAIL)
 def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
@@ -182,7 +194,9 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
         summary=short(
             f"{named(found.culprits, hang)} {verb if len(found.culprits) == 1 else many} in {places}{waiting_words(found, hang)}"
         ),
-        cause=f"{_between(found.moving)} {timeout_words(hang)}",
+        cause=" ".join(
+            filter(None, (_between(found.moving), _what_it_waits_for(found.culprits[0]), timeout_words(hang)))
+        ),
         evidence=evidence_of(found, hang),
         fixes=(
             *read_the_code(
@@ -194,6 +208,12 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
         severity=WARN if found.moving else None,
         rank=found.culprits[0].number,
     )
+
+
+def _what_it_waits_for(stand: Stand) -> str:
+    """By the function of the kernel in which its main thread is."""
+    waits_in = stand.rank.watched.last.waits_in if stand.rank.watched else ""
+    return next((words for start, words in WAITS_IN.items() if waits_in.startswith(start)), "")
 
 
 def _between(moving: bool) -> str:

@@ -265,7 +265,9 @@ def _apart(
     beyond = tuple(one for one in waiting if one.place.what in BARRIERS)
     within = tuple(one for one in waiting if one not in beyond)
     # DDP's own steps are in a loop. Of others, most ranks decide what the way through the script is.
-    looping = all(one.place.where is Where.STEP for one in within) or len(beyond) <= len(within)
+    looping = all(one.place.where is Where.STEP for one in within) or (
+        all(one.place.where is Where.COLLECTIVE for one in within) and len(beyond) <= len(within)
+    )
     if beyond and within and looping and all(_further(one.place, other.place) for one in beyond for other in within):
         return Verdict(kind=Kind.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
     places = _places_by_their_lines(places)

@@ -150,6 +150,11 @@ def _of_rank(stand: Stand, hang: Hang) -> list[Evidence]:
     found = [told(hang, "ranks", f"{who} {stand.standing.value}, in {where(stand.place)}{_doing(watched)}")]
     if watched and watched.last.frames:
         found.append(Evidence(f"rank {stand.number} is in {_stack(watched.last.frames)}", watched.last.source))
+    if watched and stand.place.where in (Where.LEAVING, Where.LOCK):
+        found += [
+            Evidence(f"its thread {name!r} is in {_stack(frames)}", watched.last.source)
+            for name, frames in watched.last.others[:MOST_SHOWN]
+        ]
     if stand.place.where in (Where.LOADER, Where.DATA):
         found += [_of_worker(one, stand.number) for one in stand.rank.workers[:MOST_SHOWN] if not worker_idle(one)]
     return found

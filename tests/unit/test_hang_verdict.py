@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from ddpdoctor.facts.base import NotKnown
-from ddpdoctor.facts.hang import Hang, WatchedRank
+from ddpdoctor.facts.hang import Frame, Hang, WatchedRank
+from ddpdoctor.facts.planning import plan_for
+from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.hang_verdict import Kind, verdict_for, verdict_of
-from ddpdoctor.registry import NotApplicable
+from ddpdoctor.registry import NotApplicable, diagnose, find_check
 from tests.hangs import (
+    C10D,
     GETS_ITEM,
+    LIB,
     backward,
     call,
     collective,
@@ -55,6 +60,8 @@ SPINS: dict[str, Any] = {"state": "R", "waits_in": "", "cores": 1.0}
         ([rank(0, backward()), rank(1, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
         ([rank(0, backward()), rank(1, destroying()), rank(2, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
         ([rank(0, collective("all_reduce", 40)), rank(1, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
+        # A group is made by all ranks, and isn't a step of a loop.
+        ([rank(0, (Frame("new_group", C10D, 5863), *own("main", 42))), rank(1, collective("barrier", 44))], (Kind.DESYNC, (0, 1))),
         # Before the step, and in most ranks, a barrier is no end of a loop.
         ([rank(0, backward()), rank(1, collective("barrier", 33))], (Kind.DESYNC, (0, 1))),
         ([rank(0, collective("broadcast", 40)), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (Kind.DESYNC, (0,))),
@@ -99,6 +106,30 @@ def test_a_helper_that_is_called_from_two_lines_is_told_apart_by_these() -> None
     assert found
     assert found.kind is Kind.DESYNC
     assert [one.place.frame.line for one in found.culprits if one.place.frame] == [40, 50]
+
+
+@pytest.mark.parametrize(
+    ("waits_in", "words"),
+    [("hrtimer_nanosleep", "It sleeps."), ("wait_woken", "terminal"), ("do_wait", "another process"), ("", "")],
+)
+def test_the_kernel_tells_what_code_in_c_waits_for(waits_in: str, words: str) -> None:
+    snapshot = Snapshot(hang=hang(rank(0, collective()), rank(1, own(), waits_in=waits_in)))
+    (result,) = diagnose(snapshot, plan_for(snapshot), [find_check("rank-busy-outside-collectives")])
+    assert words in result.findings[0].cause
+
+
+def test_at_the_end_of_python_the_thread_that_does_not_end_is_shown() -> None:
+    end = (Frame("_shutdown", f"{LIB}/threading.py", 1583),)
+    one = rank(0, end)
+    assert one.watched
+    looks = tuple(
+        msgspec.structs.replace(look, others=(("uploader", own("upload", 77)),)) for look in one.watched.looks
+    )
+    snapshot = Snapshot(
+        hang=hang(msgspec.structs.replace(one, watched=msgspec.structs.replace(one.watched, looks=looks)))
+    )
+    (result,) = diagnose(snapshot, plan_for(snapshot), [find_check("exit-hang")])
+    assert any("'uploader' is in upload" in seen.text for seen in result.findings[0].evidence)
 
 
 def test_workers_that_load_show_that_a_job_over_nccl_moves() -> None:
