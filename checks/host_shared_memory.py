@@ -11,9 +11,12 @@ from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, told
+from ddpdoctor.knowledge.leftover_fixes import MOST_NAMED, command_of
+from ddpdoctor.knowledge.leftover_segments import left_segments
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check
 from ddpdoctor.wording import human, listed, plural
@@ -166,11 +169,8 @@ def _larger(container: Maybe[Container], gibibytes: int, *, has_size: bool) -> t
     )
 
 
-MOST_REMOVED = 32
-
-
 @check("shm-stale-segments", severity=INFO)
-def shm_stale_segments(shared_memory: SharedMemory) -> Iterator[Finding]:
+def shm_stale_segments(shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[Finding]:
     """Segments of jobs that died lie in shared memory.
 
     ## What breaks
@@ -182,7 +182,8 @@ def shm_stale_segments(shared_memory: SharedMemory) -> Iterator[Finding]:
     or the OOM killer nobody does, and they stay until the next start of the host.
 
     ## Fix
-    Remove those that no process maps: `rm` with exactly these names. Those of a running job must stay.
+    `ddpdoctor zombies --kill` looks again and removes those of yours that nobody can come for any more; or `rm` with exactly
+    these names. Those of a running job must stay.
     """
     stale = known(shared_memory.stale)
     if not stale:
@@ -193,11 +194,27 @@ def shm_stale_segments(shared_memory: SharedMemory) -> Iterator[Finding]:
     yield Finding(
         summary=f"{count} of dead jobs {'takes' if len(stale) == 1 else 'take'} {human(shared_memory.stale_size)} of /dev/shm",
         evidence=(told(shared_memory, "stale", f"no process uses {listed(stale)}"),),
-        fixes=(
-            Fix(
-                "Remove them" if len(stale) <= MOST_REMOVED else f"Remove the first {MOST_REMOVED}, then check again",
-                (shlex.join(["rm", "-f", *stale[:MOST_REMOVED]]),),
-            ),
-        ),
+        fixes=tuple(_without_them(shared_memory, processes)),
         severity=WARN if heavy else INFO,
     )
+
+
+def _without_them(shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[Fix]:
+    """First those that are proven to be nobody's any more and may be removed by ddpdoctor itself."""
+    left = tuple(left_segments(shared_memory, processes))
+    proven = [one for one in left if one.proven]
+    others = [one.path for one in left if not one.proven]
+    if proven:
+        text = (
+            "Remove them"
+            if not others
+            else f"Remove {len(proven)} that are yours, and that nobody can come for any more"
+        )
+        yield Fix(_first(text, len(proven)), (command_of(proven),), appliable=True)
+    if others:
+        text = "Remove them" if not proven else "Remove the others, if no job is about to use them"
+        yield Fix(_first(text, len(others)), (shlex.join(["rm", "-f", *others[:MOST_NAMED]]),))
+
+
+def _first(text: str, count: int) -> str:
+    return text if count <= MOST_NAMED else f"Remove the first {MOST_NAMED}, then check again"
