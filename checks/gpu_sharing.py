@@ -94,6 +94,8 @@ def _runs_on_one(job: Job, shared: Sequence[Shared], held: Sequence[Held]) -> Fi
     ranks = [rank for one in shared for rank in one.ranks]
     over_nccl = any("nccl" in mark.lower() for one in ranks for mark in one.marks)
     where = listed((f"{_named(one.ranks)} on GPU {one.gpu.index}" for one in shared), 3)
+    if len(where) > 110:
+        where = f"{len(ranks)} ranks on {plural(len(shared), 'GPU')}"
     return Finding(
         summary=f"Job {job.name}: {where} {'share a GPU' if len(shared) == 1 else 'share GPUs'}, "
         + ("which NCCL refuses" if over_nccl else "and take turns"),

@@ -142,9 +142,8 @@ def gpu_memory_held_by_others(
         one
         for one in holdings(gpus, processes)
         if one.gpu.index in indices
-        and one.process
-        and not in_this_job(one.process, processes, environment)
         and one.holder.pid not in dead
+        and (not in_this_job(one.process, processes, environment) if one.process else processes.unseen)
     ]
     full = [one for one in ours if _share(sum(each.memory for each in held if each.gpu == one), one) >= MUCH]
     free = [one for one in ours if one not in full and _used(one) < MUCH]
@@ -156,8 +155,10 @@ def gpu_memory_held_by_others(
 
 def _held(held: Sequence[Held], full: Sequence[Gpu], free: Sequence[Gpu], processes: Processes, plan: Plan) -> Finding:
     most = max(_share(sum(one.memory for one in held if one.gpu == gpu), gpu) for gpu in full)
+    pids = ",".join(str(pid) for pid in sorted({one.holder.pid for one in held if one.process})[:16])
     choose = ",".join(str(one.index) for one in free)
-    enough = len(free) >= plan.nproc or plan.source != "--nproc"
+    guessed = plan.source.startswith("the number of GPUs")
+    enough = bool(free) and (guessed or len(free) >= plan.nproc)
     return Finding(
         summary=f"{capital(holders_named(held))} {owner_of(held, processes)} {_holds(held)} on {gpus_named(held)}, "
         f"{f'{most:.0%} of it' if len(full) == 1 else f'up to {most:.0%} of one'}",
@@ -165,15 +166,16 @@ def _held(held: Sequence[Held], full: Sequence[Gpu], free: Sequence[Gpu], proces
         fixes=(
             *(
                 (Fix(f"Use the {plural(len(free), 'free GPU')}", (f"export CUDA_VISIBLE_DEVICES={choose}",)),)
-                if free and enough
+                if enough
                 else ()
             ),
             Fix(
                 "See what runs there; it is at work as far as can be told, so end it only if it is yours and not needed",
-                ("ddpdoctor jobs", f"ps -o pid,user,lstart,args -p {','.join(str(pid) for pid in _pids(held))}"),
+                ("ddpdoctor jobs", *((f"ps -o pid,user,lstart,args -p {pids}",) if pids else ())),
             ),
         ),
-        severity=_how_bad(most, stays_free=bool(free)),
+        cause=f"Some of it is hidden from here: {processes.unseen}." if any(not one.process for one in held) else "",
+        severity=_how_bad(most, enough=enough),
     )
 
 
@@ -181,13 +183,9 @@ def _dead_pids(gpus: Gpus, processes: Processes) -> set[int]:
     return {each.holder.pid for one in left_on_gpus(gpus, processes) for each in one.held}
 
 
-def _pids(held: Iterable[Held]) -> list[int]:
-    return sorted({one.holder.pid for one in held})[:16]
-
-
-def _how_bad(most: float, *, stays_free: bool) -> Severity:
-    """A neighbour at work beside GPUs that are free is no illness."""
-    if stays_free:
+def _how_bad(most: float, *, enough: bool) -> Severity:
+    """A neighbour at work beside enough GPUs that are free is no illness."""
+    if enough:
         return INFO
     return FAIL if most >= ALL else WARN
 

@@ -70,10 +70,12 @@ def _described(process: Process | None, pid: int) -> str:
 
 
 def owner_of(held: Sequence[Held], processes: Processes) -> str:
-    """ "of yours", "of bob and eve"."""
+    """ "of yours", "of bob and eve", "that can't be seen from here"."""
     users = sorted({one.process.user or str(one.process.uid) for one in held if one.process})
+    if not users:
+        return "that can't be seen from here"
     own = all(one.process and one.process.uid == processes.uid for one in held)
-    return "of yours" if own else f"of {listed(users, 3)}" if users else ""
+    return "of yours" if own else f"of {listed(users, 3)}"
 
 
 def capital(text: str) -> str:

@@ -86,6 +86,8 @@ def test_what_can_t_be_seen_is_never_called_fine(path: Path) -> None:
         ("orphaned-rank", "other-hosts", WARN),
         ("gpu-memory-held-by-others", "another-users-job", WARN),
         ("gpu-memory-held-by-others", "notebook", INFO),
+        ("gpu-memory-held-by-others", "hidden-from-the-container", INFO),
+        ("gpu-memory-held-by-others", "eight-ranks-on-seven", FAIL),
         ("gpu-memory-unowned", "another-container", FAIL),
         ("gpu-memory-unowned", "killed-process", WARN),
         ("job-settings-differ", "nccl-algo", FAIL),
