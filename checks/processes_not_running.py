@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.gpu_holders import own_jobs
 from ddpdoctor.knowledge.job_remarks import remarks_on
 from ddpdoctor.knowledge.job_words import NOT_RUNNING, Oddity, Remark
-from ddpdoctor.knowledge.jobs import Job, jobs_of
+from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.registry import check, requires
 from ddpdoctor.wording import listed, ranks_named
 
@@ -34,8 +35,8 @@ def rank_not_running(processes: Processes) -> Iterator[Finding]:
     `ddpdoctor jobs --hang PID` says where the others wait. `kill -CONT PID` continues a stopped rank, if nobody stopped it on
     purpose. A job that lost a rank can't go on: end it, and start it again from its last checkpoint.
     """
-    jobs = jobs_of(processes)
-    requires(jobs, "no training job runs on this host")
+    jobs = own_jobs(processes)
+    requires(jobs, "no training job of this user runs on this host")
     for job in jobs:
         remarks = [one for one in remarks_on(job, processes, NO_GPUS) if one.oddity in NOT_RUNNING]
         if remarks:

@@ -12,8 +12,8 @@ from ddpdoctor.report.jobs_rows import Row
 from ddpdoctor.report.terminal import STYLES, Hanging
 
 _GAP = 2
-_LEAST_REMARK = 12
-"""Columns for the remark, which is wrapped there."""
+_LEAST_REMARK = 20
+"""Columns for the remark, which is wrapped there, unless it is shorter."""
 
 _NARROWED = ("user", "age", "waits", "gpus")
 """What is left out first where there is no room; user and age stand above the table, too, where all ranks' are the same."""
@@ -70,7 +70,7 @@ def show_table(console: Console, rows: Sequence[Row], memory: str, indent: int =
         line = Text(margin)
         for one in columns:
             line.append(_cell(one, getattr(row, one.name)), style if one.name in ("rank", "pid", "state") else "")
-        if row.remark and console.width - len(line) >= _LEAST_REMARK:
+        if row.remark and console.width - len(line) >= min(len(row.remark), _LEAST_REMARK):
             console.print(Hanging(line, Text(row.remark, style), len(line)))
         else:
             line.rstrip()

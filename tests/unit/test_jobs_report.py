@@ -129,11 +129,12 @@ def test_32_ranks_are_not_folded() -> None:
     assert report(looked(running(processes(launcher(), *ranks)))).count("  47") >= 32
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("width", [40, *range(70, 121, 3)])
 def test_no_line_of_a_table_is_wider_than_the_terminal(width: int) -> None:
     held = on_their_gpus(RANKS)
     held[0] += [Holder(pid=4721, memory=500 << 20)]
-    ranks = [RANKS[0], rank(1, pid_inside=12), rank(2, state="T", tracer=4000), RANKS[3]]
+    held[2] += held.pop(3)
+    ranks = [RANKS[0], rank(1, pid_inside=12), rank(2, state="T"), RANKS[3]]
     text = report(looked(running(processes(launcher(), *ranks), gpus(held))), width)
     table = text.partition("Job 4711")[2].partition("\n\n")[0]
     assert max(map(len, table.splitlines())) <= width
@@ -284,3 +285,12 @@ def test_the_checks_of_jobs_are_those_that_judge_running_ones() -> None:
     slugs = {one.slug for one in checks_of_jobs()}
     assert {"rank-not-running", "gpu0-extra-contexts", "duplicate-gpu"} <= slugs
     assert slugs <= {one.slug for one in select()}
+
+
+def test_what_is_wrong_with_another_user_s_job_stands_out_and_is_no_failure_of_ours() -> None:
+    assert not isinstance(STOPPED.processes, Unknown)
+    theirs = msgspec.structs.replace(STOPPED, processes=msgspec.structs.replace(STOPPED.processes, uid=2000))
+    one = looked(theirs)
+    assert one.verdict is Verdict.OK
+    assert {remark.severity for view in one.views for remark in view.remarks} == {INFO}
+    assert "INFO  rank 2 (pid 4722): stopped by a signal" in report(one, 120)
