@@ -130,19 +130,22 @@ class RunningJob:
         return started.pid
 
     def end(self) -> None:
-        """Kills all of it, and waits until none is left."""
-
+        """Kills all of it, and waits until none is left. multiprocessing's resource tracker goes by itself after all others,
+        and takes their semaphores out of /dev/shm."""
         killed = {one.pid for one in self.started}
+        until = time.monotonic() + 10
 
         def gone() -> bool:
-            for pid in self.pids():
+            pids = self.pids()
+            for pid in pids:
                 killed.add(pid)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                if time.monotonic() > until or not _tracks_resources(pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
             for one in self.started:
                 one.poll()
             # One that is dying has no environment any more.
-            return not self.pids() and all(state(pid) in ("", "Z") for pid in killed)
+            return not pids and all(state(pid) in ("", "Z") for pid in killed)
 
         wait_until(gone, "the job's end")
 
@@ -282,6 +285,12 @@ def state(pid: int) -> str:
 
 def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
+
+
+def _tracks_resources(pid: int) -> bool:
+    with suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def _environ(pid: int) -> bytes:
