@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.hang import Hang, Watched
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
-from ddpdoctor.knowledge.hang_company import Stand, worker_idle
+from ddpdoctor.knowledge.hang_company import Stand, Standing, worker_idle
 from ddpdoctor.knowledge.hang_fixes import full_stacks, lines_of, look_on_other_hosts, read_the_code
 from ddpdoctor.knowledge.hang_places import Where, worker_place
 from ddpdoctor.knowledge.hang_verdict import Kind, verdict_for
@@ -250,7 +250,7 @@ def rendezvous_waiting(hang: Hang) -> Iterator[Finding]:
     late = found.culprits if found.waiting else ()
     missing = not_known(found, hang)
     if late:
-        summary = f"{named(late, hang)} {'is' if len(late) == 1 else 'are'} not in init_process_group but in {where(late[0].place)}{waiting_words(found, hang)}"
+        summary = f"{_not_there(late, hang)}{waiting_words(found, hang)}"
     else:
         summary = f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} in {where(found.culprits[0].place)}: {_who_is_missing(missing)}"
     yield Finding(
@@ -258,14 +258,7 @@ def rendezvous_waiting(hang: Hang) -> Iterator[Finding]:
         cause=missing or timeout_words(hang),
         evidence=evidence_of(found, hang),
         fixes=(
-            *(
-                read_the_code(
-                    [late[0].place.frame],
-                    f"See what comes before init_process_group at {file_line(late[0].place.frame)}",
-                )
-                if late
-                else ()
-            ),
+            *(_bring_them(late, hang) if late else ()),
             *look_on_other_hosts(hang),
             Fix(
                 "Test whether all hosts can reach the master: `ddpdoctor netcheck --help` shows what to run on each",
@@ -279,6 +272,22 @@ def rendezvous_waiting(hang: Hang) -> Iterator[Finding]:
         severity=INFO if late and found.moving else None,
         rank=found.culprits[0].number,
     )
+
+
+def _not_there(late: Sequence[Stand], hang: Hang) -> str:
+    is_ = "is" if len(late) == 1 else "are"
+    if late[0].standing is Standing.GONE:
+        return f"{named(late, hang)} {is_} not there ({late[0].rank.gone}): never started, or ended"
+    return f"{named(late, hang)} {is_} not in init_process_group but in {where(late[0].place)}"
+
+
+def _bring_them(late: Sequence[Stand], hang: Hang) -> tuple[Fix, ...]:
+    if late[0].standing is Standing.GONE:
+        return (
+            Fix(f"Start {named(late, hang)}, or read the log for why it ended; WORLD_SIZE must be what is started"),
+        )
+    frame = late[0].place.frame
+    return read_the_code([frame], f"See what comes before init_process_group at {file_line(frame)}")
 
 
 def _who_is_missing(missing: str) -> str:

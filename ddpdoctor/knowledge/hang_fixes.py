@@ -9,7 +9,7 @@ from typing import Final
 from ddpdoctor.facts.hang import Frame, Hang
 from ddpdoctor.findings import Fix
 from ddpdoctor.knowledge.hang_company import Stand
-from ddpdoctor.knowledge.hang_words import file_line, named, numbers_named
+from ddpdoctor.knowledge.hang_words import file_line, named
 from ddpdoctor.wording import listed, ranks_named
 
 AROUND_THE_LINE: Final = 6
@@ -82,8 +82,7 @@ def test_the_way(hang: Hang) -> tuple[Fix, ...]:
 
 def end_the_rest(found: Sequence[Stand], hang: Hang) -> Fix:
     """After a rank is gone, the others hold their GPUs for nothing."""
-    who = named(found, hang) if found else numbers_named((), hang)
-    text = f"End what is left of the job, since {who} won't come back: stop its launcher, then see what it left behind"
+    text = f"End what is left of the job, since {named(found, hang)} won't come back: stop its launcher, then see what it left behind"
     return Fix(text, ("ddpdoctor zombies", "ddpdoctor zombies --kill"))
 
 

@@ -142,13 +142,21 @@ def _who_can_do_nothing(stands: Sequence[Stand]) -> Verdict | None:
     typing = tuple(one for one in having(stands, Standing.ELSEWHERE) if one.place.where is Where.INPUT)
     if stopped:
         return Verdict(kind=Kind.STOPPED, culprits=stopped, waiting=waiting, unseen=unseen)
-    if gone and having(stands, Standing.WAITS):
-        return Verdict(kind=Kind.CRASHED, culprits=gone, waiting=waiting, unseen=unseen)
+    sure = having(stands, Standing.WAITS)
+    if gone and sure:
+        # One that the others still expect may never have been started; a zombie was.
+        expected = all(one.place.where is Where.GROUP for one in sure) and not any(_ended(one) for one in gone)
+        kind = Kind.RENDEZVOUS if expected else Kind.CRASHED
+        return Verdict(kind=kind, culprits=gone, waiting=waiting, unseen=unseen)
     if held:
         return Verdict(kind=Kind.KERNEL, culprits=held, waiting=waiting, unseen=unseen)
     if typing:
         return Verdict(kind=Kind.INPUT, culprits=typing, waiting=waiting, unseen=unseen)
     return None
+
+
+def _ended(stand: Stand) -> bool:
+    return stand.rank.gone.startswith(("Z", "X")) or stand.rank.watched is not None
 
 
 # --- who waits for whom -------------------------------------------------------------------------------------------------

@@ -56,6 +56,10 @@ SPINS: dict[str, Any] = {"state": "R", "waits_in": "", "cores": 1.0}
         ([rank(0, own(), **SLEEPS), rank(1, collective())], (Kind.BUSY, (0,))),
         ([rank(0, own(), **SPINS), rank(1, collective())], (Kind.SLOW_0, (0,))),
         ([rank(0, rendezvous()), rank(1, own("load", 9), **SLEEPS)], (Kind.RENDEZVOUS, (1,))),
+        # Who is still expected may never have been started; a zombie was.
+        ([rank(0, rendezvous()), rank(1, gone="no process on this host is this rank")], (Kind.RENDEZVOUS, (1,))),
+        ([rank(0, rendezvous()), rank(1, gone="Z: it has ended")], (Kind.CRASHED, (1,))),
+        ([rank(0, collective()), rank(1, gone="no such process")], (Kind.CRASHED, (1,))),
         # One cause: who left the loop is not also one of other calls.
         ([rank(0, backward()), rank(1, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
         ([rank(0, backward()), rank(1, destroying()), rank(2, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
