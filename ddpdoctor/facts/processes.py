@@ -102,7 +102,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     shared_memory: Maybe[tuple[str, ...]] = NOT_LOOKED_INTO
     """Paths of files in /dev/shm that it has mapped or open; "PATH (deleted)" where there is none by that name any more."""
     writes_to: Maybe[tuple[str, ...]] = NOT_LOOKED_INTO
-    """Paths of regular files that it has open for writing, but for those in /dev/shm and logs: a checkpoint, perhaps."""
+    """Paths of regular files that it has open for writing, but for those in /dev/shm, logs and its output: a checkpoint, perhaps."""
     pid_inside: int = 0
     """Its pid in its own container (the last of NSpid); 0 where it is the same."""
     pid_namespace: str = ""

@@ -51,6 +51,7 @@ def files(proc: Proc, pid: int, *, maps: bool) -> Files:
         return Files(opened, opened, shared, opened, programme)
     links = [link for _, link in opened]
     held = {link for link in links if link.startswith(SHARED)}
+    said = {link for number, link in opened if number in (1, 2)}
     return Files(
         devices=tuple(sorted({int(found[1]) for link in links if (found := DEVICE.match(link))})),
         sockets=frozenset(int(found[1]) for link in links if (found := _SOCKET.match(link))),
@@ -59,7 +60,10 @@ def files(proc: Proc, pid: int, *, maps: bool) -> Files:
             {
                 link
                 for number, link in opened
-                if link.startswith("/") and not _NO_CHECKPOINT.search(link) and proc.opened_for_writing(pid, number)
+                if link.startswith("/")
+                and link not in said
+                and not _NO_CHECKPOINT.search(link)
+                and proc.opened_for_writing(pid, number)
             }
         ),
         programme=programme,
