@@ -50,23 +50,26 @@ def age(seconds: float) -> str:
 
 
 def evidence_of(held: Sequence[Held]) -> tuple[Evidence, ...]:
-    """A line for each context: who, whose, how old, and how much."""
-    lines = [
-        Evidence(f"GPU {one.gpu.index}: {_described(one.process, one.holder.pid)} holds {one.amount}", "NVML, /proc")
-        for one in held[:MOST]
-    ]
+    """A line for each context: how much, who, whose, how old; and its command, which ranks of one job have in common."""
+    lines: list[Evidence] = []
+    told: set[str] = set()
+    for one in held[:MOST]:
+        command = one.process.command[:80] if one.process else ""
+        more = f": {command}" if command and command not in told else ""
+        told.add(command)
+        lines.append(Evidence(f"GPU {one.gpu.index}: {one.amount}, {_described(one)}{more}", "NVML, /proc"))
     if len(held) > MOST:
         lines.append(Evidence(f"and {len(held) - MOST} more", "NVML, /proc"))
     return tuple(lines)
 
 
-def _described(process: Process | None, pid: int) -> str:
+def _described(held: Held) -> str:
+    process = held.process
     if process is None:
-        return named(pid, process)
-    started = f", for {age(process.age)}" if process.age else ""
+        return named(held.holder.pid, process)
+    old = f", {age(process.age)} old" if process.age else ""
     state = ", state Z" if process.state in ENDED else ""
-    command = f", {process.command[:80]}" if process.command else ""
-    return f"{named(pid, process)} of {process.user or process.uid}{started}{state}{command}"
+    return f"{named(process.pid, process)} of {process.user or process.uid}{old}{state}"
 
 
 def owner_of(held: Sequence[Held], processes: Processes) -> str:
