@@ -94,7 +94,11 @@ def overview(snapshot: Snapshot, checks: Sequence[Check], name: str | None = Non
     jobs = jobs_of(processes)
     if name is None:
         return Overview(examination=examination, views=_views(jobs, examination))
-    job = named_job(name, jobs, processes)
+    try:
+        job = named_job(name, jobs, processes)
+    except UnknownJobError as error:
+        hidden = f" {plural(processes.closed, 'process', 'processes')} can't be looked into by this user."
+        raise UnknownJobError(f"{error}{hidden if processes.closed else ''}") from None
     own, left_out = _of_job(examination, job)
     return Overview(examination=own, views=_views((job,), own), others=left_out)
 

@@ -258,6 +258,8 @@ def test_an_unknown_job_is_told_which_there_are(pid: str, said: str) -> None:
 def test_without_any_job_an_unknown_one_is_told_so() -> None:
     with pytest.raises(UnknownJobError, match="No training job runs on this host that this user can see"):
         looked(running(processes()), "4711")
+    with pytest.raises(UnknownJobError, match="380 processes can't be looked into by this user"):
+        looked(running(processes(closed=380)), "4711")
 
 
 # --- words ------------------------------------------------------------------------------------------------------------------
