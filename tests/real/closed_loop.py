@@ -18,6 +18,7 @@ import msgspec
 from tests.command import ROOT
 from tests.real.namespaces import network
 from tests.real.netcheck_hosts import sudo_shim
+from tests.real.own_pids import own_pids
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -78,6 +79,10 @@ class Shell:
         assert line.startswith("done "), f"the shell ended at: {command}"
         return Done(int(line.split()[1]), out.read_text(errors="replace"), err.read_text(errors="replace"))
 
+    def answered(self, command: str, answer: str) -> Done:
+        """Runs it at a terminal, and types that when it asks."""
+        return self.do(f"echo {shlex.quote(answer)} | script -qefc {shlex.quote(command)} /dev/null")
+
     def close(self) -> None:
         assert self._bash.stdin
         self._bash.stdin.close()
@@ -134,6 +139,17 @@ def on_a_node(folder: Path) -> Iterator[Shell]:
             shell.close()
 
 
+@contextmanager
+def with_own_pids(folder: Path) -> Iterator[Shell]:
+    """As in a container: with processes and ports of its own, and a first process that adopts orphans."""
+    with own_pids() as host:
+        shell = Shell(folder, host.prefix)
+        try:
+            yield shell
+        finally:
+            shell.close()
+
+
 class Illness(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table.
 
@@ -162,6 +178,8 @@ class Illness(msgspec.Struct, frozen=True, kw_only=True):
     shown: str = ""
     ill: str = ""
     well: str = ""
+    answer: str = ""
+    """What is typed when the fix's command asks."""
     thorough: bool = False
     """Only with -m thorough: much like another, and each takes two cores some four seconds."""
     place: Callable[[Path], AbstractContextManager[Shell]] = at_home
@@ -199,6 +217,14 @@ for line in list(open('/proc/net/tcp'))[1:]:
 d.destroy_process_group()
 """
 """In a network of its own, in which nobody else listens. The file for the meeting is gone afterwards."""
+ORPHANED = """
+import os, time, torch.distributed as d
+os.environ.update(MASTER_PORT='29713', TORCHELASTIC_USE_AGENT_STORE='False')
+d.init_process_group('gloo')
+print('ready', flush=True)
+time.sleep(99999) if d.get_rank() else d.barrier()
+"""
+"""Rank 0 keeps the store, and so the port; rank 1 never comes to the barrier."""
 TAKE_THREADS = (
     "import os, torch; more = 2 * torch.get_num_threads() > len(os.sched_getaffinity(0)); "
     "print('two ranks take', 'more' if more else 'no more', 'threads than there are cores')"
@@ -216,6 +242,17 @@ def listener() -> str:
     return f"{python(LISTEN)} > listener & until grep -q listening listener; do sleep 0.02; done"
 
 
+def orphans() -> str:
+    """Ranks that wait for ever, whose torchrun was killed, once that can be told."""
+    return (
+        f"echo {shlex.quote(ORPHANED)} > train.py; "
+        "MASTER_PORT=29714 python -m torch.distributed.run --nproc-per-node 2 --master-port 29714 train.py > out 2>&1 & "
+        'until [ "$(grep -c ready out)" = 2 ]; do sleep 0.1; done; kill -9 $!; '
+        'until [ "$(ddpdoctor zombies --json | grep -c \'"proven"\')" = 2 ]; do sleep 0.5; done'
+    )
+
+
+ORPHANS_PREPARED = "export MASTER_ADDR=127.0.0.1 MASTER_PORT=29713 GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1"
 ILLNESSES = (
     Illness(
         name="an interface's name of another host",
@@ -265,6 +302,35 @@ ILLNESSES = (
         job_words="`init_process_group`",
         job_says="EADDRINUSE",
         place=on_a_node,
+    ),
+    Illness(
+        name="a rank whose torchrun was killed keeps the port",
+        thorough=True,
+        slug="port-in-use",
+        prepared=ORPHANS_PREPARED,
+        made=orphans(),
+        words="`kill -9` of torchrun, while rank 1 sleeps",
+        carried_out="ddpdoctor zombies --kill ...",
+        answer="y",
+        job=python(JOIN),
+        job_words="`init_process_group`",
+        job_says="EADDRINUSE",
+        place=with_own_pids,
+    ),
+    Illness(
+        name="ranks whose torchrun was killed",
+        slug="orphaned-rank",
+        prepared=ORPHANS_PREPARED,
+        made=orphans(),
+        words="`kill -9` of torchrun, while rank 1 sleeps",
+        carried_out="ddpdoctor zombies --kill ...",
+        answer="y",
+        harmless="the old ranks keep their memory and their port",
+        shown="echo $(pgrep -fc '[t]rain.py') ranks of train.py run",
+        ill="2 ranks of train.py run",
+        well="0 ranks of train.py run",
+        thorough=True,
+        place=with_own_pids,
     ),
     Illness(
         name="a blank behind the master's address",

@@ -13,7 +13,11 @@ from _pytest.mark.structures import ParameterSet
 from tests.real.closed_loop import ILLNESSES, Done, Illness, Shell
 
 # Several trainings a test, on a machine that may run others beside it.
-pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "setpriv"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.tool("ip", "unshare", "nsenter", "setsid", "setpriv", "script", "pgrep"),
+    pytest.mark.timeout(600),
+]
 
 
 def found(shell: Shell, illness: Illness) -> list[dict[str, Any]]:
@@ -55,8 +59,8 @@ def test_found_fixed_and_proved(illness: Illness, tmp_path: Path) -> None:
         commands = finding["fixes"][illness.fix]["commands"]
         assert matches(commands, illness.carried_out), commands
         for one in commands:
-            ended = shell.do(one)
-            assert ended.code == 0, f"{one}: {ended.stderr}"
+            ended = shell.answered(one, illness.answer) if illness.answer else shell.do(one)
+            assert ended.code == 0, f"{one}: {ended.stdout} {ended.stderr}"
         assert found(shell, illness) == []
         if illness.job:
             assert shell.do(illness.job).code == 0
