@@ -120,9 +120,15 @@ def _who_stands_where(found: Verdict, hang: Hang) -> str:
 
 
 def _recorded_calls(record: Record, hang: Hang) -> str:
-    at = f" at number {record.number} of group {record.group}" if record.number else ""
-    calls = listed((f"{numbers_named(members, hang)} {call}" for call, members in record.calls), most=3)
-    return f"ranks called different collectives{at}: {calls}"
+    group = "" if record.group.partition(":")[0] == "0" else f" of group {record.group}"
+    at = f" at number {record.number}{group}" if record.number else ""
+    if not record.others:
+        calls = listed((f"{numbers_named(members, hang)} {call}" for call, members in record.calls), most=3)
+        return f"ranks called different collectives{at}: {calls}"
+    odd = listed((call for call, _ in record.calls[1:]), most=2)
+    line = f" ({file_line(record.last)})" if record.last else ""
+    who, others = numbers_named(record.ranks, hang), ranks_named(record.others)
+    return f"{who} called {odd}{line}{at}, where {others} called {record.calls[0][0]}"
 
 
 def _how_they_differ(found: Verdict, hang: Hang) -> str:

@@ -197,8 +197,12 @@ def of_record(record: Record, hang: Hang) -> list[Evidence]:
     found = []
     if record.calls:
         at = f"number {record.number}" if record.number else "operations begun"
+        lines = {record.calls[0][1]: record.frame}
+        lines |= {members: record.last for _, members in record.calls[1:] if record.ranks[-1] in members}
         found = [
-            Evidence(f"{group}, {at}: {numbers_named(members, hang)}: {call}", record.source)
+            Evidence(
+                f"{group}, {at}: {numbers_named(members, hang)}: {call}{_called_at(lines.get(members))}", record.source
+            )
             for call, members in record.calls[:MOST_SHOWN]
         ]
     elif record.others:
@@ -220,3 +224,7 @@ def of_record(record: Record, hang: Hang) -> list[Evidence]:
     if record.waited:
         found.append(Evidence(f"it had waited {record.waited:.0f} s when the dump was written", record.source))
     return found
+
+
+def _called_at(frame: Frame | None) -> str:
+    return f" at {frame.path}:{frame.line}" if frame else ""
