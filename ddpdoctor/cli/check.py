@@ -46,7 +46,8 @@ def check(
     fixing: Annotated[
         bool,
         typer.Option(
-            "--fix", help="Apply settings, free ports and checkpoint fixes: shown, asked for one by one, and proved."
+            "--fix",
+            help="Apply settings, free ports and checkpoint fixes, end leftovers: shown, asked for one by one, and proved.",
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,

@@ -1,0 +1,82 @@
+"""What is said of leftovers, and what is never called clean without having been looked at."""
+
+from __future__ import annotations
+
+import io
+from random import Random
+
+import msgspec
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.shared_memory import Segment, SharedMemory
+from ddpdoctor.knowledge.leftover_blind_spots import blind_spots
+from ddpdoctor.knowledge.leftovers import Certainty, Kind, leftovers_of
+from ddpdoctor.registry import find_check
+from ddpdoctor.report.screen import Screen
+from ddpdoctor.report.zombies_terminal import show_leftovers
+from tests.process_trees import ME, Host
+
+ROOM = SharedMemory(size=1 << 30, free=1 << 30)
+
+
+def segments(*uids: int) -> SharedMemory:
+    found = tuple(
+        Segment(
+            path=f"/dev/shm/nccl-{number}", size=4096, uid=uid, user=f"user{uid}", age=99.0, device=1, inode=number + 1
+        )
+        for number, uid in enumerate(uids)
+    )
+    return msgspec.structs.replace(ROOM, stale=tuple(one.path for one in found), segments=found)
+
+
+def shown(host: Host, shared_memory: SharedMemory = ROOM) -> str:
+    written = io.StringIO()
+    facts = (*host.facts(), shared_memory)
+    show_leftovers(Screen(written, 100, colour=False), leftovers_of(*facts), blind_spots(*facts))
+    return written.getvalue()
+
+
+def test_nothing_left() -> None:
+    assert shown(Host(Random(1))) == "Nothing is left over.\n"
+
+
+def test_what_was_not_seen_is_said() -> None:
+    host = Host(Random(1))
+    host.unseen = "hidepid"
+    assert "as far as could be seen" in shown(host)
+    assert blind_spots(Unknown("no /proc"), Unknown("no NVML"), Unknown("no /dev/shm")) == (
+        "Processes: not seen: no /proc",
+        "GPUs: not seen: no NVML",
+        "/dev/shm: not seen: no /dev/shm",
+    )
+
+
+def test_memory_that_nobody_owns_is_named_and_nothing_is_ended_for_it() -> None:
+    processes, gpus = Host(Random(1)).facts()
+    first = msgspec.structs.replace(gpus.devices[0], memory_used=30 << 30)
+    held = msgspec.structs.replace(gpus, devices=(first, *gpus.devices[1:]))
+    (one,) = leftovers_of(processes, held, ROOM)
+    assert (one.kind, one.certainty, one.size) == (Kind.MEMORY, Certainty.DOUBT, 30 << 30)
+
+
+def test_a_terminal_is_not_steered_by_a_command() -> None:
+    host = Host(Random(1))
+    host.rank(0, 1, command="python \x1b[2J train.py")
+    assert "\x1b" not in shown(host)
+
+
+def test_segments_are_told_together_by_owner() -> None:
+    text = shown(Host(Random(1)), segments(ME, ME, 0))
+    assert "2 segments in /dev/shm" in text
+    assert "1 segment in /dev/shm" in text
+    assert "NOT YOURS" in text
+    assert "ddpdoctor zombies --kill /dev/shm/nccl-0 /dev/shm/nccl-1" in text
+
+
+def test_only_ones_own_segments_are_for_check_to_remove() -> None:
+    processes, _ = Host(Random(1)).facts()
+    (finding,) = find_check("shm-stale-segments").predicate(segments(ME, 0), processes)
+    assert [(one.commands, one.appliable) for one in finding.fixes] == [
+        (("ddpdoctor zombies --kill /dev/shm/nccl-0",), True),
+        (("rm -f /dev/shm/nccl-1",), False),
+    ]
