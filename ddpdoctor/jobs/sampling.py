@@ -3,7 +3,6 @@ loop that waits in one place most of the time would see the same stack twice."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.hang import Frame
-from ddpdoctor.jobs.spying import PARENTS_FRAMES, py_spy, run
+from ddpdoctor.jobs.spying import PARENTS_FRAMES, py_spy, run, side_by_side
 from ddpdoctor.probes.patient.asking import printable
 
 RATE: Final = 100
@@ -45,7 +44,7 @@ async def sample(pids: Sequence[int], seconds: int) -> dict[int, Sampled]:
     if program is None:
         return {}
     rate = max(LEAST_RATE, min(RATE, ALL_RATE // max(1, len(pids))))
-    found = await asyncio.gather(*(_sample(program, pid, seconds, rate) for pid in pids))
+    found = await side_by_side(_sample(program, pid, seconds, rate) for pid in pids)
     return dict(zip(pids, found, strict=True))
 
 

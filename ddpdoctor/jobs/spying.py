@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -32,6 +33,15 @@ PARENTS_FRAMES: Final = ("multiprocessing/popen_fork.py", "multiprocessing/forks
 """From here outward the stack of a forked process is a copy of its parent's."""
 
 Frames = tuple[Frame, ...]
+T = TypeVar("T")
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    """asyncio warns of a process that ends just as it is killed: its exit code is lost, for which nobody asks any more."""
+    return "will report returncode 255" not in str(record.msg)
+
+
+logging.getLogger("asyncio").addFilter(_says_something)
 
 
 class Trouble(str, Enum):
@@ -93,7 +103,22 @@ async def spy(pids: Iterable[int], *, seconds: float = SECONDS) -> dict[int, Spi
         return spied
 
     wanted = tuple(dict.fromkeys(pids))
-    return dict(zip(wanted, await asyncio.gather(*map(one, wanted)), strict=True))
+    return dict(zip(wanted, await side_by_side(map(one, wanted)), strict=True))
+
+
+async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What each gives. Where we are stopped, each is cancelled once, and all have ended before this does."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    if not tasks:
+        return []
+    try:
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise
+    return [task.result() for task in tasks]
 
 
 async def _dump(program: str, pid: int, seconds: float) -> Spied:
@@ -115,8 +140,15 @@ async def run(command: tuple[str, ...], seconds: float, pass_fds: tuple[int, ...
         OSError: it can't be started.
         TimeoutError: it took longer.
     """
+    # In a session of its own a Ctrl-C doesn't end it, but us, who end it.
     spying = await asyncio.create_subprocess_exec(
-        *command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=_environ(os.environ), pass_fds=pass_fds
+        *command,
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=_environ(os.environ),
+        pass_fds=pass_fds,
+        start_new_session=True,
     )
     try:
         output, complaint = await within(seconds, spying.communicate())
