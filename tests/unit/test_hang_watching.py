@@ -32,6 +32,9 @@ def asleep() -> Iterator[list[subprocess.Popen[bytes]]]:
         for one in started:
             assert one.stdout
             one.stdout.readline()
+            until = time.monotonic() + 60
+            while b"nanosleep" not in Path(f"/proc/{one.pid}/wchan").read_bytes():
+                assert time.monotonic() < until, "it doesn't sleep"
         yield started
     finally:
         for one in started:
