@@ -172,9 +172,10 @@ class Proc:
         return [(number, link) for number, link in links if isinstance(link, str)]
 
     def opened_for_writing(self, pid: int, descriptor: int) -> bool:
+        """Where that can't be told, it may be: whoever writes is left alone."""
         content = self.read(f"{pid}/fdinfo/{descriptor}", 1024)
         if isinstance(content, Unknown):
-            return False
+            return True
         flags = next((line.split()[1] for line in content.splitlines() if line.startswith(b"flags:")), b"0")
         return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
