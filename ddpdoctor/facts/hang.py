@@ -48,6 +48,9 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     elsewhere: int = 0
     """In how many of these it stood in other calls than in most of them. A loop within one function, which calls no other, stays
     where it is: what it does there its CPU time tells."""
+    moved: int = 0
+    """In how many of these it was surely elsewhere: in another line of the user's code, or out of the collective it mostly is in. A
+    stack that was torn while it was read, or a wait that wakes up within a library, is none of them."""
     within: tuple[Frame, ...] = ()
     """The calls in which it was all the while, the innermost first, whatever it called from there; () without samples."""
 
@@ -58,13 +61,13 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def still(self) -> bool:
         """The main thread was in the same calls all the while (without samples: in the same frames at both looks; without frames:
-        the process did nothing in between). One look tells nothing. Whoever waits in a loop wakes up now and then: one of two
-        hundred samples may differ."""
+        the process did nothing in between). One look tells nothing. Whoever waits in a library's loop wakes up now and then: one of
+        two hundred samples may differ. A step of the training that took a single sample is none of that."""
         if len(self.looks) < 2:
             return False
         first, last = self.looks[0], self.looks[-1]
         if self.samples:
-            return self.elsewhere <= max(1, self.samples // 200)
+            return not self.moved and self.elsewhere <= max(1, self.samples // 200)
         if first.frames and last.frames:
             return first.frames == last.frames
         return first.switches == last.switches and first.cpu_seconds == last.cpu_seconds

@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.hang import Frame
+from ddpdoctor.facts.hang import Frame, Look
 from ddpdoctor.jobs.spying import PARENTS_FRAMES, py_spy, run, side_by_side
+from ddpdoctor.knowledge.hang_places import place_of
 from ddpdoctor.probes.patient.asking import printable
 
 RATE: Final = 100
@@ -30,11 +31,12 @@ FRAME: Final = re.compile(r"^(.*) \((.*):(\d+)\)$")
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """count: of the samples of the main thread. elsewhere: of these, how many in other calls than most. within: the calls that all
-    have in common, the innermost first."""
+    """count: of the samples of the main thread. elsewhere: of these, how many in other calls than most. moved: of these, in another
+    line of the user's code, or out of the collective. within: the calls that all have in common, the innermost first."""
 
     count: int = 0
     elsewhere: int = 0
+    moved: int = 0
     within: tuple[Frame, ...] = ()
 
 
@@ -99,15 +101,34 @@ def _compared(stacks: Counter[tuple[str, ...]]) -> Sampled:
         calls[_calls(stack)] += count
     # One that was read while it changed may lack its outer calls.
     begin = _function(stacks.most_common(1)[0][0][0])
-    common = _common([stack for stack in stacks if _function(stack[0]) == begin])
+    whole = [stack for stack in stacks if _function(stack[0]) == begin]
+    common = _common(whole)
     frames = (_frame(one) for one in common)
     within = [one for one in frames if one is not None]
     forked = next(
         (place for place in range(len(within) - 1, -1, -1) if within[place].path.endswith(PARENTS_FRAMES)), -1
     )
+    usual = max(calls, key=calls.__getitem__)
+    most = next(stack for stack in stacks if _calls(stack) == usual)
     return Sampled(
-        count=calls.total(), elsewhere=calls.total() - max(calls.values()), within=tuple(within[forked + 1 :][::-1])
+        count=calls.total(),
+        elsewhere=calls.total() - calls[usual],
+        moved=sum(stacks[stack] for stack in whole if _calls(stack) != usual and _moved(most, stack)),
+        within=tuple(within[forked + 1 :][::-1]),
     )
+
+
+def _moved(most: tuple[str, ...], stack: tuple[str, ...]) -> bool:
+    """Whether it got from one to the other by going on: in the user's code, or out of a collective."""
+    before, after = (place_of(Look(frames=_frames(one))) for one in (most, stack))
+    out = before.meets and (before.where, before.what) != (after.where, after.what)
+    return out or before.path != after.path
+
+
+def _frames(stack: tuple[str, ...]) -> tuple[Frame, ...]:
+    """The innermost first; without the line at which that is."""
+    found = [frame for one in reversed(stack) if (frame := _frame(one))]
+    return tuple(msgspec.structs.replace(one, line=one.line if place else 0) for place, one in enumerate(found))
 
 
 def _calls(stack: tuple[str, ...]) -> tuple[str, ...]:

@@ -125,7 +125,14 @@ def _watched(one: Process, looks: Sequence[Seen], sampled: Mapping[int, Sampled]
     if not found or one.pid not in looks[-1].glances or looks[-1].glances[one.pid].ended:
         return None
     samples = sampled.get(one.pid, Sampled())
-    return Watched(pid=one.pid, looks=found, samples=samples.count, elsewhere=samples.elsewhere, within=samples.within)
+    return Watched(
+        pid=one.pid,
+        looks=found,
+        samples=samples.count,
+        elsewhere=samples.elsewhere,
+        moved=samples.moved,
+        within=samples.within,
+    )
 
 
 def _look_of(pid: int, seen: Seen) -> Look | None:

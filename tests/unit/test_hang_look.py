@@ -182,6 +182,35 @@ def test_a_torn_sample_hides_nothing() -> None:
     assert [one.function for one in found.within] == ["load", "main", "<module>"]
 
 
+LOOP = "<module> (/home/ada/train.py:90);main (/home/ada/train.py:{});{}"
+C10D = "{} (/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:3252)"
+WAITS, POLLS = (
+    f"{name} (/opt/lib/python3.11/{file}:9)" for name, file in (("wait", "threading.py"), ("get", "queue.py"))
+)
+
+
+@pytest.mark.parametrize(
+    ("mostly", "once", "moved"),
+    [
+        # A step amid long waits is seen once, however long one looks.
+        (LOOP.format(40, C10D.format("all_reduce")), LOOP.format(41, "step (/home/ada/train.py:7)"), 1),
+        (LOOP.format(40, C10D.format("all_reduce")), LOOP.format(41, C10D.format("all_reduce")), 1),
+        (LOOP.format(40, C10D.format("all_reduce")), LOOP.format(40, C10D.format("broadcast")), 1),
+        (LOOP.format(40, "load (/home/ada/data.py:7)"), ROOT.format(41), 1),
+        # Within one wait, and what was torn.
+        (LOOP.format(40, f"{POLLS};{WAITS}"), LOOP.format(40, POLLS), 0),
+        (LOOP.format(40, C10D.format("all_reduce")), f"{C10D.format('all_reduce')};step (/home/ada/train.py:7)", 0),
+        (ROOT.format(40), ROOT.format(41), 0),
+    ],
+)
+def test_a_single_sample_of_a_step_shows_that_it_moves(mostly: str, once: str, moved: int) -> None:
+    found = sampled((mostly, 1499), (once, 1))
+    assert found.moved == moved
+    looks = (Look(frames=(Frame("f", "f.py", 1),)), Look(seconds=15.0, frames=(Frame("f", "f.py", 1),)))
+    seen = Watched(pid=1, looks=looks, samples=found.count, elsewhere=found.elsewhere, moved=found.moved)
+    assert seen.still is not bool(moved)
+
+
 def test_samples_from_outside_of_a_container() -> None:
     assert sampling.understood(7, f"thread (1);{ROOT.format(40)} 30\n".encode()).count == 30
     assert sampled((ROOT.format(40), 30), thread="thread (0x7F12AB): MainThread").count == 30
@@ -224,7 +253,9 @@ def test_a_real_loop_that_sleeps_most_of_the_time_moves(tmp_path: Path, asleep: 
         found = asyncio.run(sampling.sample([loop.pid, asleep], 1))
         loop.kill()
     assert found[loop.pid].elsewhere > 1
-    assert (found[asleep].elsewhere, found[asleep].within[0].function) == (0, "wait_here")
+    assert found[loop.pid].moved > 1
+    assert (found[asleep].elsewhere, found[asleep].moved) == (0, 0)
+    assert found[asleep].within[0].function == "wait_here"
 
 
 # --- what the kernel says -----------------------------------------------------------------------------------------------------
