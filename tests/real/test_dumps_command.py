@@ -29,8 +29,8 @@ def judged(*arguments: str | Path) -> dict[str, Any]:
     ("case", "slug", "words"),
     [
         ("lagging", "rank-fell-behind", ["rank 2", "all_reduce number 4", "train.py:"]),
-        ("other-collective", "collective-desync", ["number 3", "ranks 0 and 2 all_reduce", "rank 1 broadcast"]),
-        pytest.param(*("other-shape", "collective-desync", ["rank 1 all_reduce Float[5]"]), marks=pytest.mark.thorough),
+        ("other-collective", "collective-desync", ["number 3", "ranks 0 and 2 called all_reduce", "rank 1 called broadcast"]),
+        pytest.param(*("other-shape", "collective-desync", ["rank 1 called all_reduce Float[5]"]), marks=pytest.mark.thorough),
         pytest.param(*("lagging-json", "rank-fell-behind", ["rank 2"]), marks=pytest.mark.thorough),
     ],
 )
