@@ -11,6 +11,7 @@ import msgspec
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
+from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.processes import Identity, Place, Process, Processes, Role
 
 ME, SOMEBODY = 1000, 1001
@@ -20,6 +21,28 @@ TICKS = 100
 UPTIME = 1_000_000
 """Seconds since boot at which the host is looked at."""
 RANK_MARKS = ("pt_gloo_runloop", "gloo_tcp_loop")
+C10D = "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+TORCH = "/opt/lib/python3.11/site-packages/torch"
+MAIN = Frame("<module>", "/home/ann/train.py", 40)
+"""What a rank was called from."""
+COLLECTIVES = (
+    (Frame("all_reduce", C10D, 3252), Frame("wrapper", f"{TORCH}/distributed/c10d_logger.py", 83), MAIN),
+    (Frame("barrier", C10D, 5100), Frame("wrapper", f"{TORCH}/distributed/c10d_logger.py", 83), MAIN),
+    (Frame("_engine_run_backward", f"{TORCH}/autograd/graph.py", 869), Frame("backward", f"{TORCH}/_tensor.py", 630), MAIN),
+)  # fmt: skip
+ELSEWHERE = (
+    (MAIN,),  # time.sleep, accept, recv: what is written in C is not told.
+    (Frame("rollouts", "/home/ann/train.py", 12), MAIN),
+    (Frame("readinto", "/usr/lib/python3.11/socket.py", 706), Frame("_read_status", "/usr/lib/python3.11/http/client.py", 286), MAIN),
+    (Frame("write", "/home/ann/store.py", 7), Frame("_save", f"{TORCH}/serialization.py", 1200), Frame("save", f"{TORCH}/serialization.py", 960), MAIN),
+    (Frame("load", f"{TORCH}/serialization.py", 1500), MAIN),
+    (Frame("recv", C10D, 2400), MAIN),
+    (Frame("rendezvous", f"{TORCH}/distributed/rendezvous.py", 278), Frame("init_process_group", C10D, 1760), MAIN),
+    (Frame("destroy_process_group", C10D, 2200), MAIN),
+    (Frame("hook", "/home/ann/train.py", 20), *COLLECTIVES[2]),
+    (),
+)  # fmt: skip
+"""Where a rank may go on by itself, however quiet it is."""
 
 
 class Host:
@@ -87,7 +110,7 @@ class Host:
         return made
 
     def rank(self, number: int, count: int, *, local: int | None = None, elastic: bool = True, **facts: Any) -> Process:
-        """One that waits in a collective for ever."""
+        """One that waits in a collective for ever, unless `facts` tell of another stack."""
         local = count if local is None else local
         given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": str(count), "RANK": str(number)}
         given |= facts.pop("extra", {})
@@ -97,7 +120,14 @@ class Host:
             )
         settings = tuple(Setting(name, value) for name, value in given.items())
         place = Place(rank=number, world_size=count, local_rank=number % local, local_world_size=local, source="RANK")
-        plain = {"role": Role.RANK, "place": place, "settings": settings, "marks": RANK_MARKS, "recent_switches": 52}
+        plain = {
+            "role": Role.RANK,
+            "place": place,
+            "settings": settings,
+            "marks": RANK_MARKS,
+            "recent_switches": 52,
+            "stack": self.dice.choice(COLLECTIVES),
+        }
         return self.add(**{**plain, "command": "python train.py", "threads": 5, **facts})
 
     def worker(self, **facts: Any) -> Process:
@@ -205,6 +235,30 @@ def orphaned_but_alive(host: Host) -> None:
     for number in range(count):
         facts: dict[str, Any] = host.dice.choice(ALIVE) if number == alive else {}
         host.rank(number, count, **facts)
+
+
+def orphaned_and_quiet(host: Host) -> None:
+    """One of them sends its checkpoint to a slow store, waits for an answer, or sleeps; the others wait for it."""
+    count = host.dice.randint(1, 4)
+    quiet = host.dice.randrange(count)
+    unread = Unknown(host.dice.choice(["py-spy isn't installed", "this user may not read its memory"]))
+    for number in range(count):
+        stack = host.dice.choice([*ELSEWHERE, unread]) if number == quiet else host.dice.choice(COLLECTIVES)
+        host.rank(number, count, stack=stack, extra={"MASTER_PORT": "29600"})
+
+
+def detached_server(host: Host) -> None:
+    """Started by a rank of a torchrun that has ended since, with that rank's settings; it waits for those who ask."""
+    host.rank(0, 1, listens=(8765,), command="python server.py", stack=(MAIN,), extra={"MASTER_PORT": "29700"})
+
+
+def in_a_shell_of_torchruns(host: Host) -> None:
+    """torchrun --no-python ./train.sh: the shell has more to do when its rank has ended."""
+    number = host.dice.randrange(4)
+    given = {"TORCHELASTIC_RUN_ID": "none", "RANK": str(number)}
+    settings = tuple(Setting(name, value) for name, value in given.items())
+    shell = host.add(name="bash", executable="/usr/bin/bash", settings=settings, age=60_000.0)
+    host.rank(number, 4, parent=shell.pid, group=shell.pid, session=shell.pid, age=50_000.0)
 
 
 def orphan_with_a_living_worker(host: Host) -> None:
@@ -380,8 +434,8 @@ def half_told(host: Host) -> None:
 
 
 INNOCENT: Sequence[Filler] = (
-    healthy_torchrun, healthy_other_launcher, by_hand, waits_for_a_slow_peer, by_hand_across_hosts, orphaned_but_alive,
-    orphan_with_a_living_worker, kernels_run, attended, notebook, graphics, mps, daemons, somebody_elses, in_a_container,
+    healthy_torchrun, healthy_other_launcher, by_hand, waits_for_a_slow_peer, by_hand_across_hosts, orphaned_but_alive, orphaned_and_quiet,
+    detached_server, in_a_shell_of_torchruns, orphan_with_a_living_worker, kernels_run, attended, notebook, graphics, mps, daemons, somebody_elses, in_a_container,
     young, a_first_process_that_starts_ranks, a_parent_that_adopts_nobody, user_service, reused_pid, helped_by_a_child,
     parted_job, hidden_mates, bare, forked_from_a_living_rank, half_told,
 )  # fmt: skip
@@ -434,7 +488,7 @@ def random_host(dice: Random) -> Host:
     return host
 
 
-MAYBE = ("recent_cpu", "recent_bytes", "recent_switches", "executable", "settings", "devices", "listens", "shared_memory", "writes_to")  # fmt: skip
+MAYBE = ("recent_cpu", "recent_bytes", "recent_switches", "executable", "settings", "devices", "listens", "shared_memory", "writes_to", "stack")  # fmt: skip
 
 
 def with_less_told(host: Host) -> Host:

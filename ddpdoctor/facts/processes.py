@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.facts.base import Facts, Maybe, Source, Unknown
 from ddpdoctor.facts.environment import Setting
+from ddpdoctor.facts.hang import Frame
 
 NOT_LOOKED_INTO = Unknown("it was not looked into")
 
@@ -103,6 +104,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """Paths of files in /dev/shm that it has mapped or open; "PATH (deleted)" where there is none by that name any more."""
     writes_to: Maybe[tuple[str, ...]] = NOT_LOOKED_INTO
     """Paths of regular files that it has open for writing, but for those in /dev/shm, logs and its output: a checkpoint, perhaps."""
+    stack: Maybe[tuple[Frame, ...]] = NOT_LOOKED_INTO
+    """Of its main thread, the innermost first, where py-spy was asked for it: of ranks that may be left over. Unknown as well where
+    another of its threads may be at work."""
     pid_inside: int = 0
     """Its pid in its own container (the last of NSpid); 0 where it is the same."""
     pid_namespace: str = ""

@@ -12,6 +12,7 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.knowledge.jobs import ELASTIC_RUN, Job, setting
 from ddpdoctor.knowledge.leftover_scene import Scene
+from ddpdoctor.knowledge.leftover_standing import not_waiting
 from ddpdoctor.knowledge.leftovers import Certainty, Kind, Leftover
 from ddpdoctor.knowledge.signs_of_life import gpu_at_work, not_known, signs_of_life
 from ddpdoctor.wording import plural, ranks_named
@@ -39,7 +40,7 @@ def left_processes(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Leftover
             continue
         if one.state == "Z" and not one.ended_threads:
             yield from _ended(one, scene)
-        elif scene.adopted(one) and _thought_dead(one, scene):
+        elif (scene.adopted(one) or (one.role is Role.RANK and scene.orphaned(one))) and _thought_dead(one, scene):
             yield _leftover(one, scene)
 
 
@@ -83,6 +84,7 @@ def _leftover(process: Process, scene: Scene) -> Leftover:
         why=_why(process, scene),
         doubts=doubts,
         command=_command(process, certainty),
+        then=_then(process, children, scene) if certainty is Certainty.DOUBT else "",
         owner=process.user or str(process.uid),
         age=process.age,
         identity=process.identity,
@@ -163,7 +165,11 @@ def _of_a_rank(process: Process, scene: Scene) -> Iterator[str]:
     if not any(mark.startswith(PROCESS_GROUP) for mark in process.marks):
         yield "it has no process group's threads, so whether it ever was a rank is not certain"
     if place is None or place.world_size is None or place.local_world_size is None or place.local_rank is None:
-        yield "of how many ranks its job has is not known"
+        yield (
+            "how many ranks of its job run on this host isn't told (LOCAL_WORLD_SIZE)"
+            if place and place.world_size
+            else "how many ranks its job has is not known"
+        )
     elif process.forked:
         yield "which rank it is can only be guessed"
     elif place.world_size != place.local_world_size:
@@ -174,8 +180,11 @@ def _of_a_rank(process: Process, scene: Scene) -> Iterator[str]:
         return
     yield from _of_the_missing(process, job, scene)
     for other in job.ranks:
+        named = "it" if other.pid == process.pid else f"rank {_number(other)} of its job (pid {other.pid})"
+        if stands := not_waiting(other, named, scene.processes.watched):
+            yield stands
         if other.pid != process.pid:
-            yield from (f"rank {_number(other)} of its job (pid {other.pid}): {text}" for text in _alive(other, scene))
+            yield from (f"{named}: {text}" for text in _alive(other, scene))
 
 
 def _missing(process: Process, job: Job) -> tuple[int, ...]:
@@ -279,7 +288,9 @@ def _what(process: Process) -> str:
 
 
 def _why(process: Process, scene: Scene) -> str:
-    idle = "" if any(signs_of_life(process, scene.processes.watched)) else ", and it does nothing"
+    watched = scene.processes.watched
+    may_go_on = process.role is Role.RANK and not_waiting(process, "it", watched)
+    idle = "" if may_go_on or any(signs_of_life(process, watched)) else ", and it does nothing"
     if process.role is Role.WORKER:
         return f"the rank that it loaded data for is gone{idle}"
     if process.role is Role.HELPER:
@@ -299,4 +310,15 @@ def _are(numbers: Sequence[int]) -> str:
 def _command(process: Process, certainty: Certainty) -> str:
     if certainty is Certainty.PROVEN:
         return shlex.join(["ddpdoctor", "zombies", "--kill", str(process.pid)])
-    return shlex.join(["kill", str(process.pid)]) if certainty is Certainty.DOUBT else ""
+    look = ["ps", "-o", "pid,user,lstart,stat,args", "-p", str(process.pid)]
+    return shlex.join(look) if certainty is Certainty.DOUBT else ""
+
+
+def _then(process: Process, children: Sequence[Process], scene: Scene) -> str:
+    """Nobody is told to kill what was seen at work, or whose job was."""
+    watched = scene.processes.watched
+    job = scene.job(process)
+    mates = job.ranks if job else ()
+    alive = any(any(signs_of_life(one, watched)) for one in (process, *children, *mates))
+    elsewhere = any(isinstance(one.stack, tuple) and not_waiting(one, "it", watched) for one in mates)
+    return "" if alive or elsewhere else shlex.join(["kill", str(process.pid)])

@@ -8,7 +8,7 @@ from typing import Final
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
 from ddpdoctor.facts.processes import Process, Processes, Role
-from ddpdoctor.knowledge.jobs import Job, jobs_of
+from ddpdoctor.knowledge.jobs import ELASTIC_RUN, Job, jobs_of, setting
 
 INITS: Final = frozenset(
     {"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "runit", "pause", "sleep", "tail"}
@@ -73,10 +73,37 @@ class Scene:
             return process.parent == 1
         return parent.role is Role.OTHER and (parent.pid == 1 or _user_manager(parent))
 
+    def orphaned(self, process: Process) -> bool:
+        """It was adopted, or the shell was in which torchrun had started it: `torchrun --no-python ./train.sh`."""
+        one: Process | None = process
+        while one and not self.adopted(one):
+            one = self._wrapper(one)
+        return one is not None
+
+    def _wrapper(self, process: Process) -> Process | None:
+        """The parent, where it is what torchrun started in place of a rank: it has the same run in its settings, and is no
+        launcher. Who only sits in a shell with such settings has a terminal, or isn't in the session of that shell."""
+        parent = self.parent(process)
+        run = setting(process, ELASTIC_RUN)
+        wraps = (
+            parent is not None
+            and bool(run)
+            and parent.role is Role.OTHER
+            and not parent.ours
+            and not parent.terminal
+            and setting(parent, ELASTIC_RUN) == run
+            and setting(parent, "RANK") == setting(process, "RANK")
+            and parent.session == process.session
+            and parent.start <= process.start
+        )
+        return parent if wraps else None
+
     def not_adopted(self, process: Process) -> Iterator[str]:
         """Why its parent may have started it after all, so that it is no orphan."""
         parent = self.parent(process)
-        if parent is None:
+        if parent is not None and not self.adopted(process):
+            yield f"{parent.name} (pid {parent.pid}), which started it, is still there, and may have more to do"
+        elif parent is None:
             yield "its parent can't be looked into"
         elif parent.start > process.start:
             yield f"its parent, {parent.name} (pid {parent.pid}), is younger than itself"

@@ -38,7 +38,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 
     identity: of the process, None where it is none. children: those that end with it. path: of the segment, "" else.
     why: why it is thought dead. doubts: why that is not certain, or why it is left to another; empty where it is proven.
-    command: to do it by hand.
+    command: to do it by hand; in doubt, to look at it. then: what ends it after that look; "" where it may still work.
     """
 
     kind: Kind
@@ -47,6 +47,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     doubts: tuple[str, ...] = ()
     command: str = ""
+    then: str = ""
     owner: str = ""
     age: float | None = None
     identity: Identity | None = None

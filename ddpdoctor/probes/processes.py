@@ -16,7 +16,10 @@ from ddpdoctor.probes.process_family import Family, Seen
 from ddpdoctor.probes.process_holders import HANGS, Holders
 from ddpdoctor.probes.process_patience import of_each
 from ddpdoctor.probes.process_roles import Roles, roles
+from ddpdoctor.probes.process_stacks import with_stacks
 
+DEADLINE = 40.0
+"""Seconds. As a rule it takes less than one; stacks of ranks that may be left over take more."""
 BETWEEN = 0.25
 """Seconds between the two looks, at least."""
 NVML_SECONDS = 5.0
@@ -26,7 +29,8 @@ ENDED = Unknown("the process has ended")
 
 
 def probe(context: Context) -> Processes | Unknown:
-    return _Look(context).processes()
+    processes = _Look(context).processes()
+    return processes if isinstance(processes, Unknown) else with_stacks(processes)
 
 
 class _Look:

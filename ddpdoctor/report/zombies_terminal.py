@@ -56,6 +56,9 @@ def _show_one(screen: Screen, alike: Sequence[Leftover], *, killing: bool) -> No
     _show_doubts(screen, one)
     if one.command and not (killing and one.proven):
         screen.line(" " * (MARGIN + 4) + one_line(one.command), "cyan")
+    if one.then:
+        screen.labelled("", "If that shows that nobody needs it:", MARGIN)
+        screen.line(" " * (MARGIN + 4) + one_line(one.then), "cyan")
 
 
 def _show_segments(screen: Screen, alike: Sequence[Leftover], *, killing: bool) -> None:

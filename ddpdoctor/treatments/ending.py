@@ -194,6 +194,8 @@ def _disagreement(one: Leftover, again: Leftover | None, first: Look, second: Lo
             earlier = before.get(now.identity)
             if earlier is None or worked_between(earlier, now, second.at - first.at):
                 return f"{now.name} (pid {now.pid}) has used the processor meanwhile"
+            if earlier.stack != now.stack:
+                return f"{now.name} (pid {now.pid}) stands elsewhere by now"
     return ""
 
 
