@@ -15,7 +15,7 @@ from ddpdoctor.knowledge.hang_fixes import (
     record_next_time,
     test_the_way,
 )
-from ddpdoctor.knowledge.hang_places import Where
+from ddpdoctor.knowledge.hang_places import FORWARD, Where
 from ddpdoctor.knowledge.hang_recorded import Record, Sign
 from ddpdoctor.knowledge.hang_verdict import Kind, Verdict, verdict_for
 from ddpdoctor.knowledge.hang_words import (
@@ -44,7 +44,8 @@ def uneven_inputs(hang: Hang) -> Iterator[Finding]:
 
     ## Why
     The ranks have different numbers of batches: an IterableDataset that isn't split evenly, a sampler of one's own, filtering
-    by rank, or a `break` that only some ranks reach.
+    by rank, or a `break` that only some ranks reach. Or one rank raised an error in the loop, and waits in a `finally` or
+    `except` that ends with a barrier or with destroy_process_group().
 
     ## Fix
     Give all ranks as many batches: DistributedSampler with drop_last=True, or the smallest length, agreed by all_reduce
@@ -80,9 +81,10 @@ def uneven_inputs(hang: Hang) -> Iterator[Finding]:
 
 
 def _fewer(place: Where, what: str) -> str:
+    raised = "or raised an error, and wait in a `finally` or `except`: look into their logs."
     if place is Where.LEAVING:
-        return "The ranks that left had fewer batches, or ended the loop early."
-    return f"The ranks that left had fewer batches, or call {what} alone within the loop."
+        return f"The ranks that left had fewer batches, ended the loop early, {raised}"
+    return f"The ranks that left had fewer batches, call {what} alone within the loop, {raised}"
 
 
 def different_calls(hang: Hang) -> Iterator[Finding]:
@@ -96,6 +98,7 @@ def different_calls(hang: Hang) -> Iterator[Finding]:
         cause=_how_they_differ(found, hang),
         evidence=evidence_of(found, hang),
         fixes=(
+            *_where_one_runs_the_model(found),
             *read_the_code(
                 (record.frame, record.last) if record else (place.frame for place, _ in found.places),
                 "Look at these lines: every rank must come to the same collective, so no `if rank == 0:` and no early `continue` around one",
@@ -108,6 +111,22 @@ def different_calls(hang: Hang) -> Iterator[Finding]:
             *(() if record else (record_next_time(),)),
         ),
         rank=found.ranks[0],
+    )  # fmt: skip
+
+
+def _in_forward(found: Verdict) -> bool:
+    return found.record is None and any(place.what == FORWARD for place, _ in found.places)
+
+
+def _where_one_runs_the_model(found: Verdict) -> tuple[Fix, ...]:
+    if not _in_forward(found):
+        return ()
+    return (
+        Fix(
+            "Where a rank runs the model alone (to validate): let it call model.module(...), which meets no other rank, or let all"
+            " ranks run it"
+        ),
+        Fix("Where it is the training's loop, give all ranks as many batches: DistributedSampler(..., drop_last=True)"),
     )  # fmt: skip
 
 
@@ -134,6 +153,9 @@ def _recorded_calls(record: Record, hang: Hang) -> str:
 def _how_they_differ(found: Verdict, hang: Hang) -> str:
     majority = found.waiting or (found.record and found.record.others)
     alone = "" if majority else "No majority tells which of them is wrong. "
+    if _in_forward(found):
+        why = "DDP's forward sends BatchNorm's buffers to all ranks: one runs the model alone, or has more batches."
+        return f"{why} {timeout_words(hang)}"
     groups = (
         ""
         if found.record

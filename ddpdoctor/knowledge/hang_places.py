@@ -75,6 +75,8 @@ WITHOUT_FOLDER: Final = frozenset({
 })  # fmt: skip
 """Python's own files that py-spy may name without their folder."""
 PYTHONS_FOLDERS: Final = ("multiprocessing/", "concurrent/", "asyncio/", "importlib/", "logging/", "http/", "urllib/")
+FORWARD: Final = "DDP's forward"
+"""What it is called where DDP itself sends the model's buffers to the other ranks, before the model's own."""
 CARRIERS: Final = ("wrapper", "_call_impl", "_wrapped_call_impl", "_fn", "decorate_context", "inner", "__call__")
 
 C10D: Final = "torch/distributed/distributed_c10d.py"
@@ -92,7 +94,7 @@ RULES: Final = (
     ("torch/distributed/utils.py", {"_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers"}, Where.BUILDING, "DDP()"),
     ("torch/nn/parallel/distributed.py", {"__init__", "_ddp_init_helper"}, Where.BUILDING, "DDP()"),
     ("torch/nn/parallel/distributed.py", {"forward", "_pre_forward", "_sync_buffers", "_sync_module_buffers", "_default_broadcast_coalesced",
-     "_distributed_broadcast_coalesced", "_post_forward", "_find_common_rank", "_check_global_requires_backward_grad_sync"}, Where.STEP, "DDP's forward"),
+     "_distributed_broadcast_coalesced", "_post_forward", "_find_common_rank", "_check_global_requires_backward_grad_sync"}, Where.STEP, FORWARD),
     ("torch/distributed/algorithms/join.py", {"__exit__", "_get_num_nonjoined_procs", "_notify_procs_to_terminate"}, Where.COLLECTIVE, "join()"),
     ("torch/autograd/graph.py", {"_engine_run_backward"}, Where.STEP, "backward"),
     ("torch/autograd/__init__.py", {"backward", "grad"}, Where.STEP, "backward"),
@@ -200,7 +202,7 @@ def _meeting(inner: Sequence[Frame]) -> tuple[Where, str] | None:
             return _of_c10d(inner[index:])
         for path, functions, where, what in RULES:
             if one.path.endswith(path) and (functions is None or name_of(one) in functions):
-                return _of_ddp(inner) if where is Where.STEP and "forward" in what else (where, what or name_of(one))
+                return _of_ddp(inner) if what == FORWARD else (where, what or name_of(one))
     return None
 
 
@@ -209,7 +211,7 @@ def _of_ddp(inner: Sequence[Frame]) -> tuple[Where, str] | None:
     itself = inner[0].path.endswith("torch/nn/parallel/distributed.py") or any(
         name_of(one) in ("_sync_buffers", "_find_common_rank") for one in inner
     )
-    return (Where.STEP, "DDP's forward") if itself else None
+    return (Where.STEP, FORWARD) if itself else None
 
 
 def _of_c10d(inner: Sequence[Frame]) -> tuple[Where, str]:

@@ -14,7 +14,7 @@ import msgspec
 from ddpdoctor.facts.base import NotKnown
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.knowledge.hang_company import Stand, Standing, having, stands_of, worker_idle, worker_moves
-from ddpdoctor.knowledge.hang_places import Place, Where
+from ddpdoctor.knowledge.hang_places import FORWARD, Place, Where
 from ddpdoctor.knowledge.hang_recorded import Record, Sign, counts_move, record_of
 from ddpdoctor.registry import requires
 
@@ -272,9 +272,11 @@ def _apart(
     """Ranks wait in different calls: some have left the loop in which others are, or they call different things."""
     beyond = tuple(one for one in waiting if one.place.what in BARRIERS)
     within = tuple(one for one in waiting if one not in beyond)
-    # DDP's own steps are in a loop. Of others, most ranks decide what the way through the script is.
-    looping = all(one.place.where is Where.STEP for one in within) or (
-        all(one.place.where is Where.COLLECTIVE for one in within) and len(beyond) <= len(within)
+    # A backward is in a loop. The forward, to validate, or a collective of one's own may also be what one rank alone does: there
+    # most ranks decide what the way through the script is.
+    own = any(one.place.where is Where.COLLECTIVE or one.place.what == FORWARD for one in within)
+    looping = {one.place.where for one in within} in ({Where.STEP}, {Where.COLLECTIVE}) and (
+        not own or len(beyond) < len(within)
     )
     if beyond and within and looping and all(_further(one.place, other.place) for one in beyond for other in within):
         return Verdict(kind=Kind.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)

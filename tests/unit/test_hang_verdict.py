@@ -63,14 +63,20 @@ SPINS: dict[str, Any] = {"state": "R", "waits_in": "", "cores": 1.0}
         # One cause: who left the loop is not also one of other calls.
         ([rank(0, backward()), rank(1, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
         ([rank(0, backward()), rank(1, destroying()), rank(2, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
-        ([rank(0, collective("all_reduce", 40)), rank(1, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
+        ([*(rank(n, collective("all_reduce", 40)) for n in (0, 2)), rank(1, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
+        # One against one: rank 0 may as well evaluate alone, with a collective in it.
+        ([rank(0, collective("all_reduce", 40)), rank(1, collective("barrier", 41))], (Kind.DESYNC, (0, 1))),
         # A group is made by all ranks, and isn't a step of a loop.
         ([rank(0, (Frame("new_group", C10D, 5863), *own("main", 42))), rank(1, collective("barrier", 44))], (Kind.DESYNC, (0, 1))),
         # Before the step, and in most ranks, a barrier is no end of a loop.
         ([rank(0, backward()), rank(1, collective("barrier", 33))], (Kind.DESYNC, (0, 1))),
         ([rank(0, collective("broadcast", 40)), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (Kind.DESYNC, (0,))),
-        # A few ranks may have many batches more: DDP's steps are in a loop, whoever is in them.
-        ([rank(0, forward()), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (Kind.UNEVEN, (1, 2))),
+        # A few ranks may have many batches more: a backward is in a loop, whoever is in it.
+        ([rank(0, backward()), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (Kind.UNEVEN, (1, 2))),
+        # The forward one rank may also run alone.
+        ([rank(0, forward()), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (Kind.DESYNC, (0,))),
+        ([rank(0, forward()), rank(1, collective("barrier", 41))], (Kind.DESYNC, (0, 1))),
+        ([*(rank(n, forward()) for n in (0, 2)), rank(1, collective("barrier", 41))], (Kind.UNEVEN, (1,))),
         ([rank(0, collective()), rank(1, collective())], (Kind.STALLED, (0, 1))),
         ([rank(0, own(), **SLEEPS), rank(1, own(), **SLEEPS)], (Kind.STALLED, (0, 1))),
         ([rank(0, own(), **SPINS), rank(1, own(), **SPINS)], None),
@@ -96,6 +102,19 @@ def test_over_gloo(ranks: list[WatchedRank], expected: tuple[Kind, tuple[int, ..
 )  # fmt: skip
 def test_over_nccl(ranks: list[WatchedRank], expected: tuple[Kind, tuple[int, ...]]) -> None:
     assert kind_and_ranks(*ranks, backend="nccl") == expected
+
+
+def fixes_of(job: Hang, slug: str) -> list[str]:
+    snapshot = Snapshot(hang=job)
+    (result,) = diagnose(snapshot, plan_for(snapshot), [find_check(slug)])
+    return [fix.text for fix in result.findings[0].fixes]
+
+
+def test_who_validates_alone_is_told_how() -> None:
+    validates = hang(rank(0, forward()), *(rank(n, collective("barrier", 41)) for n in (1, 2)))
+    assert "model.module" in fixes_of(validates, "collective-desync")[0]
+    other = hang(rank(0, collective("all_reduce", 40)), rank(1, collective("barrier", 41)))
+    assert not any("model.module" in text for text in fixes_of(other, "collective-desync"))
 
 
 def test_a_helper_that_is_called_from_two_lines_is_told_apart_by_these() -> None:
