@@ -29,6 +29,7 @@ from ddpdoctor.knowledge.gpu_holders_words import (
     evidence_of,
     gpus_named,
     holders_named,
+    may_be_by_hand,
     owner_of,
     why_left,
 )
@@ -76,10 +77,13 @@ def zombie_gpu_process(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
 
 def _left(group: Sequence[Leftover], held: Sequence[Held], processes: Processes) -> Finding:
     first, one = group[0], len({each.holder.pid for each in held}) == 1
+    hand = may_be_by_hand(group, processes)
     if first.kind is Kind.ENDED:
         state = f"{'has' if one else 'have'} ended, and still"
     elif first.proven:
         state = f"{'is' if one else 'are'} left over, and"
+    elif hand:
+        state = f"{'was' if one else 'were'} perhaps started by hand, and without a launcher"
     else:
         state = "may be left over, and"
     return Finding(
@@ -87,7 +91,7 @@ def _left(group: Sequence[Leftover], held: Sequence[Held], processes: Processes)
         cause=why_left(first),
         evidence=evidence_of(held),
         fixes=end_it(group, held, processes),
-        severity=FAIL if first.proven or first.kind is Kind.ENDED else WARN,
+        severity=FAIL if first.proven or first.kind is Kind.ENDED else INFO if hand else WARN,
     )
 
 

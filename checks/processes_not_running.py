@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.processes import Processes
-from ddpdoctor.findings import WARN, Evidence, Finding, Fix
-from ddpdoctor.knowledge.gpu_holders import own_jobs
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.findings import INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.gpu_holders import left_on_gpus, own_jobs
 from ddpdoctor.knowledge.job_remarks import remarks_on
 from ddpdoctor.knowledge.job_words import NOT_RUNNING, Oddity, Remark
-from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.knowledge.jobs import Job, jobs_of
+from ddpdoctor.knowledge.leftovers import Certainty, Kind, left_by_processes
 from ddpdoctor.registry import check, requires
-from ddpdoctor.wording import listed, ranks_named
+from ddpdoctor.wording import listed, plural, ranks_named
 
 NO_GPUS = Unknown("they don't matter here")
 
 
 @check("rank-not-running", severity=WARN)
-def rank_not_running(processes: Processes) -> Iterator[Finding]:
+def rank_not_running(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     """A rank of a running job is missing, doubled, dead or stopped.
 
     ## What breaks
@@ -29,18 +31,58 @@ def rank_not_running(processes: Processes) -> Iterator[Finding]:
     ## Why
     A rank that was killed (the kernel's OOM killer, a scheduler, a colleague) says nothing, and not every launcher notices. One
     that ended before the others may have had fewer batches, or have returned early. A stopped one got SIGSTOP, or Ctrl-Z in its
-    terminal. Doubled ranks come from two launches on one port, or from a loop that exports the same RANK twice.
+    terminal. Doubled ranks come from two launches on one port, or from a loop that exports the same RANK twice. Of a Python
+    that has ended, and that its parent has not collected, it can't be told any more whether it was a rank: it is only named.
 
     ## Fix
     `ddpdoctor jobs --hang PID` says where the others wait. `kill -CONT PID` continues a stopped rank, if nobody stopped it on
     purpose. A job that lost a rank can't go on: end it, and start it again from its last checkpoint.
     """
     jobs = own_jobs(processes)
-    requires(jobs, "no training job of this user runs on this host")
+    ended = list(_uncollected(processes, gpus))
+    requires(jobs or ended, "no training job of this user runs on this host")
     for job in jobs:
         remarks = [one for one in remarks_on(job, processes, NO_GPUS) if one.oddity in NOT_RUNNING]
         if remarks:
             yield _found(job, remarks)
+
+    for pid in dict.fromkeys(one.parent for one in ended):
+        yield _ended([one for one in ended if one.parent == pid], processes.get(pid))
+
+
+def _uncollected(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Process]:
+    """Pythons of this user's that have ended, belong to no job any more, and hold nothing."""
+    of_jobs = {one.pid for job in jobs_of(processes) for one in (*job.ranks, *job.others, *job.launchers)}
+    told = {one.leftover.pid for one in left_on_gpus(gpus, processes)} if isinstance(gpus, Gpus) else set()
+    for left in left_by_processes(processes, gpus):
+        process = processes.get(left.pid)
+        if left.kind is not Kind.ENDED or left.certainty is Certainty.NOT_OURS or process is None:
+            continue
+        if process.name.startswith(("python", "pypy", "pt_")) and not {process.pid, process.parent} & (of_jobs | told):
+            yield process
+
+
+def _ended(processes: Sequence[Process], parent: Process | None) -> Finding:
+    one, pids = len(processes) == 1, [each.pid for each in processes]
+    named = f"pid {parent.pid} ({parent.name})" if parent else "their parent"
+    them = "it" if one else "them"
+    return Finding(
+        f"{plural(len(pids), 'Python')} (pid{'' if one else 's'} {listed(pids, 4)}) {'has' if one else 'have'} ended, and "
+        f"{named}, which started {them}, has not taken note",
+        cause=f"What {'it was' if one else 'they were'} for can't be told any more. Ranks end like this where a script of one's "
+        "own has started them and does not ask how they are.",
+        evidence=tuple(
+            Evidence(f"pid {each.pid} ({each.name}): state Z, child of pid {each.parent}", "/proc")
+            for each in processes[:8]
+        ),
+        fixes=(
+            Fix(
+                f"See whether that still does anything; if it only waits for {them}, end it: then {'it goes' if one else 'they go'}, too",
+                (f"ps -o pid,user,stat,lstart,args -p {processes[0].parent}",),
+            ),
+        ),
+        severity=INFO,
+    )
 
 
 def _found(job: Job, remarks: Sequence[Remark]) -> Finding:

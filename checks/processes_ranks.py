@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
-from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.gpu_holders import left_on_gpus, own_jobs, works
-from ddpdoctor.knowledge.gpu_holders_words import age, alike, capital, end_leftovers, why_left
+from ddpdoctor.knowledge.gpu_holders_words import age, alike, capital, end_leftovers, may_be_by_hand, why_left
 from ddpdoctor.knowledge.job_settings import Difference, differences
 from ddpdoctor.knowledge.job_words import who
 from ddpdoctor.knowledge.jobs import Job
@@ -29,7 +29,8 @@ def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
 
     ## Why
     torchrun was killed by SIGKILL (the OOM killer, a scheduler, `kill -9`), or the container's first process ended, and nobody
-    told its ranks. torchrun that ends in an orderly way ends them as well.
+    told its ranks. torchrun that ends in an orderly way ends them as well. Ranks that were started by hand (nohup, setsid)
+    never had a launcher: of them it is only good to know.
 
     ## Fix
     `ddpdoctor zombies` lists them with what each holds, and ends those that are proven to be left over.
@@ -54,10 +55,14 @@ def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:
         state = "may still be at work"
     else:
         state = ("is left over" if one else "are left over") if first.proven else "may be left over"
+    hand = may_be_by_hand(group, processes)
+    if hand:
+        state = f"{'runs' if one else 'run'} by hand,"
     owner = "a launcher" if first.kind is Kind.RANK else "its rank" if one else "their rank"
     ports = sorted({port for left in group for port in left.ports})
     held = human(sum(left.memory for left in group))
-    keeps = f"{'holds' if one else 'hold'} {held}{f' and port {listed(ports, 3)}' if ports else ''}"
+    word = "port" if len(ports) == 1 else "ports"
+    keeps = f"{'holds' if one else 'hold'} {held}{f' and {word} {listed(ports, 3)}' if ports else ''}"
     return Finding(
         summary=f"{capital(named)} {state} without {owner}, and {keeps}"[:160],
         cause=why_left(first),
@@ -65,7 +70,7 @@ def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:
             Evidence(f"{left.what[:200]}; {age(left.age or 0.0)} old, of {left.owner}", "/proc") for left in group[:8]
         ),
         fixes=(end_leftovers(group),),
-        severity=FAIL if first.proven else WARN,
+        severity=FAIL if first.proven else INFO if hand else WARN,
     )
 
 

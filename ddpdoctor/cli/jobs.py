@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -83,7 +83,7 @@ def jobs(
             verbose=verbose,
             quiet=quiet,
         )
-    overview = _overview(job)
+    overview = _overview(job, as_json=as_json)
     if as_json:
         from ddpdoctor.report.contract import to_json
         from ddpdoctor.report.jobs_json import jobs_report
@@ -97,15 +97,26 @@ def jobs(
     raise typer.Exit(overview.verdict.exit_code(strict=strict))
 
 
-def _overview(job: str | None) -> Overview:
+def _overview(job: str | None, *, as_json: bool) -> Overview:
     from ddpdoctor.jobs.overview import UnknownJobError, checks_of_jobs, groups_of, overview
     from ddpdoctor.probes.context import Context
-    from ddpdoctor.report.plain import one_line
 
     checks = checks_of_jobs()
     snapshot = look(Context(sys.executable, "ddpdoctor", quick=True), groups_of(checks))
     try:
         return overview(snapshot, checks, job)
     except UnknownJobError as error:
-        print(one_line(str(error)), file=sys.stderr)
-        raise typer.Exit(2) from error
+        refuse(str(error), snapshot.host, as_json=as_json)
+
+
+def refuse(why: str, host: str, *, as_json: bool) -> NoReturn:
+    """Says why no job is judged, and ends."""
+    from ddpdoctor.report.plain import one_line
+
+    if as_json:
+        from ddpdoctor.report.contract import to_json
+        from ddpdoctor.report.jobs_json import refusal
+
+        print(to_json(refusal(host, one_line(why))))
+    print(one_line(why), file=sys.stderr)
+    raise typer.Exit(2)

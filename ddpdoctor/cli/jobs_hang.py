@@ -42,7 +42,7 @@ def show_hang(
 
     name: the job, None where there is only one. watched: False to read the dumps alone. dumps: what the flight recorders have written, if it isn't to be looked for. ras: ask NCCL's RAS, too.
     """
-    examination = _examined(name, dumps, seconds, watched=watched, ras=ras)
+    examination = _examined(name, dumps, seconds, watched=watched, ras=ras, as_json=as_json)
     verdict = examination.verdict
     if as_json:
         from ddpdoctor.jobs.judging import hang_of
@@ -57,17 +57,20 @@ def show_hang(
     raise typer.Exit(verdict.exit_code(strict=strict))
 
 
-def _examined(name: str | None, dumps: Sequence[str], seconds: int, *, watched: bool, ras: bool) -> Examination:
+def _examined(
+    name: str | None, dumps: Sequence[str], seconds: int, *, watched: bool, ras: bool, as_json: bool
+) -> Examination:
     from ddpdoctor.jobs.judging import groups_of_hangs, judge_hang
     from ddpdoctor.probes.context import Context
 
     snapshot = look(Context(sys.executable, "ddpdoctor", quick=True), groups_of_hangs())
-    job = _job(snapshot, name, needed=not dumps) if watched else None
+    job = _job(snapshot, name, needed=not dumps, as_json=as_json) if watched else None
     return judge_hang(snapshot, _hang(snapshot, job, dumps, seconds, with_ras=ras))
 
 
-def _job(snapshot: Snapshot, name: str | None, *, needed: bool) -> Job | None:
+def _job(snapshot: Snapshot, name: str | None, *, needed: bool, as_json: bool) -> Job | None:
     """The one that is meant. With dumps alone there need not be any."""
+    from ddpdoctor.cli.jobs import refuse
     from ddpdoctor.facts.base import Unknown
     from ddpdoctor.jobs.overview import UnknownJobError, jobs_there, named_job
     from ddpdoctor.jobs.permission import command_line
@@ -77,7 +80,7 @@ def _job(snapshot: Snapshot, name: str | None, *, needed: bool) -> Job | None:
     processes = snapshot.processes
     if isinstance(processes, Unknown):
         if needed or name is not None:
-            _refuse(f"The processes of this host could not be seen: {processes.reason}")
+            refuse(f"The processes of this host could not be seen: {processes.reason}", snapshot.host, as_json=as_json)
         return None
     jobs = jobs_of(processes)
     closed = ""
@@ -87,21 +90,14 @@ def _job(snapshot: Snapshot, name: str | None, *, needed: bool) -> Job | None:
         try:
             return named_job(name, jobs, processes)
         except UnknownJobError as error:
-            _refuse(str(error) + closed)
+            refuse(str(error) + closed, snapshot.host, as_json=as_json)
     if not needed:
         return None
     if not jobs:
-        _refuse(jobs_there(jobs) + closed)
+        refuse(jobs_there(jobs) + closed, snapshot.host, as_json=as_json)
     if len(jobs) > 1:
-        _refuse(f"Which job? Name one: ddpdoctor jobs --hang PID. {jobs_there(jobs)}")
+        refuse(f"Which job? Name one: ddpdoctor jobs --hang PID. {jobs_there(jobs)}", snapshot.host, as_json=as_json)
     return jobs[0]
-
-
-def _refuse(why: str) -> NoReturn:
-    from ddpdoctor.report.plain import one_line
-
-    print(one_line(why), file=sys.stderr)
-    raise typer.Exit(2)
 
 
 def _hang(snapshot: Snapshot, job: Job | None, dumps: Sequence[str], seconds: int, *, with_ras: bool) -> Hang:

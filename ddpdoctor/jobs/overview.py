@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.examination import Examination, Verdict, examine
 from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Finding, Severity
 from ddpdoctor.knowledge.gpu_holders import Held, holdings
@@ -152,6 +152,11 @@ def named_job(name: str, jobs: Sequence[Job], processes: Processes) -> Job:
         return found[0]
     if found:
         raise UnknownJobError(f"pid {pid} has started {len(found)} jobs: name one. {jobs_there(found)}")
+    if process and process.role is Role.LAUNCHER:
+        raise UnknownJobError(
+            f"pid {pid} is a launcher ({process.name}), and this user can see none of its ranks: they have ended, or are not "
+            f"started yet; its log says which. {jobs_there(jobs)}"
+        )
     what = (
         f"pid {pid} ({process.name}) belongs to no training job" if process else f"pid {pid} is part of no training job"
     )

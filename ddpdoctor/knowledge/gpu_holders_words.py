@@ -8,6 +8,7 @@ from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.findings import Evidence, Fix
 from ddpdoctor.knowledge.gpu_holders import ENDED, Held
 from ddpdoctor.knowledge.job_words import places
+from ddpdoctor.knowledge.jobs import by_hand
 from ddpdoctor.knowledge.leftovers import Certainty, Kind, Leftover
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.wording import listed, plural, ranks_named, spans
@@ -92,6 +93,13 @@ def alike(leftovers: Iterable[Leftover]) -> list[list[Leftover]]:
     for one in leftovers:
         groups.setdefault((one.kind, one.certainty, one.why, one.owner), []).append(one)
     return list(groups.values())
+
+
+def may_be_by_hand(leftovers: Iterable[Leftover], processes: Processes) -> bool:
+    """Whether all of them are ranks without any launcher's marks: whoever starts those with nohup leaves none behind that
+    would be missing."""
+    found = [processes.get(one.pid) if one.kind is Kind.RANK else None for one in leftovers]
+    return all(one is not None and by_hand(one) for one in found)
 
 
 def why_left(leftover: Leftover) -> str:

@@ -10,7 +10,7 @@ from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.findings import FAIL, INFO, WARN
 from ddpdoctor.knowledge.job_gpu_remarks import gpu_remarks
 from ddpdoctor.knowledge.job_words import ENDED, Oddity, Remark, places, who
-from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.knowledge.jobs import Job, by_hand
 from ddpdoctor.knowledge.leftovers import Kind, left_by_processes
 from ddpdoctor.wording import listed, ranks_named
 
@@ -18,6 +18,7 @@ STOPPED = "T"
 HELD_BY_A_DEBUGGER = "t"
 
 STATES_TOLD_BY = "rank-not-running"
+TOLD_OF_ORPHANS = ("orphaned-rank", "zombie-gpu-process", "gpu0-extra-contexts")
 
 SETTLED_SECONDS = 10.0
 """A job whose youngest rank is younger may still be starting the others."""
@@ -133,7 +134,8 @@ def _stopped(job: Job) -> Iterator[Remark]:
 
 def _orphaned(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Remark]:
     left = {one.identity for one in left_by_processes(processes, gpus) if one.kind is Kind.RANK}
-    orphans = [one for one in job.ranks if one.identity in left]
+    found = [one for one in job.ranks if one.identity in left]
+    orphans = [one for one in found if not by_hand(one)]
     if orphans:
         yield Remark(
             Oddity.ORPHANED,
@@ -141,5 +143,16 @@ def _orphaned(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Rem
             ranks=places(orphans),
             pids=tuple(one.pid for one in orphans),
             text=f"{who(orphans)}: orphaned; what started {'it' if len(orphans) == 1 else 'them'} is gone",
-            told_by=("orphaned-rank", "zombie-gpu-process", "gpu0-extra-contexts"),
+            told_by=TOLD_OF_ORPHANS,
+        )
+    alone = [one for one in found if by_hand(one)]
+    if alone:
+        yield Remark(
+            Oddity.BY_HAND,
+            INFO,
+            ranks=places(alone),
+            pids=tuple(one.pid for one in alone),
+            text=f"{who(alone)}: started by hand, by all that the settings tell; no launcher looks after "
+            f"{'it' if len(alone) == 1 else 'them'}",
+            told_by=TOLD_OF_ORPHANS,
         )

@@ -28,6 +28,7 @@ class Oddity(str, Enum):
     STOPPED = "stopped"
     TRACED = "in a debugger"
     ORPHANED = "orphaned"
+    BY_HAND = "by hand"
     SHARED_GPU = "shared GPU"
     EXTRA_CONTEXT = "extra context"
     OTHER_GPU = "other GPU"

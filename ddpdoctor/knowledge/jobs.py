@@ -61,6 +61,17 @@ def setting(process: Process, name: str) -> str:
     return next((one.value for one in process.settings if one.name == name), "")
 
 
+_TOLD_BY_NOBODY = ("RANK", "--rank", "its children's LOCAL_RANK")
+"""Sources of a place that a user may have set without any launcher."""
+
+
+def by_hand(rank: Process) -> bool:
+    """Nothing in its settings tells that a launcher, or a script that starts ranks, has started it: with nohup, say."""
+    if isinstance(rank.settings, Unknown) or setting(rank, ELASTIC_RUN):
+        return False
+    return rank.place is None or rank.place.source in _TOLD_BY_NOBODY
+
+
 def ancestors(process: Process, processes: Processes) -> Iterator[Process]:
     """Its parent, that one's, and so on, as far as they are listed."""
     seen = {process.pid}
@@ -75,11 +86,12 @@ def jobs_of(processes: Processes) -> tuple[Job, ...]:
     """The jobs of this host, the oldest first."""
     by_pid = {one.pid: one for one in processes.listed}
     parts: dict[tuple[object, ...], _Part] = {}
+    siblings = _siblings(processes)
     for one in processes.listed:
         if one.role is not Role.RANK:
             continue
         launcher, first = _started_by(one, by_pid)
-        key = (launcher.identity,) if launcher else _meeting_point(first)
+        key = (launcher.identity,) if launcher else _meeting_point(siblings.get(first.pid, first))
         parts.setdefault(key, _Part(launcher)).ranks.append(one)
     whole = [piece for part in parts.values() for piece in part.runs()]
     jobs = [_job(pieces, processes) for pieces in _joined(whole)]
@@ -143,6 +155,13 @@ def _started_by(rank: Process, by_pid: Mapping[int, Process]) -> tuple[Process |
         seen.add(one.pid)
         one = by_pid.get(one.parent)
     return None, first
+
+
+def _siblings(processes: Processes) -> Mapping[int, Process]:
+    """Of each rank that has ended, and so has no settings any more: another that the same parent has started."""
+    ranks = [one for one in processes.listed if one.role is Role.RANK and one.parent > 1]
+    readable = {one.parent: one for one in ranks if not isinstance(one.settings, Unknown)}
+    return {one.pid: readable[one.parent] for one in ranks if one.state == "Z" and one.parent in readable}
 
 
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "SLURM_JOB_ID", "SLURM_STEP_ID", "WORLD_SIZE")

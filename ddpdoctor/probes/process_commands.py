@@ -42,6 +42,11 @@ def is_interpreter(path: str) -> bool:
     return bool(_INTERPRETER.search(_name(path.removesuffix(" (deleted)"))))
 
 
+def names_python(name: str) -> bool:
+    """Whether a process by that name (comm) is a Python, or one that torch has named ("pt_main_thread", "pt_data_worker")."""
+    return is_interpreter(name) or name.startswith("pt_")
+
+
 def _name(path: str) -> str:
     return path.rpartition("/")[2]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import Place, Role
 from ddpdoctor.probes import process_commands as commands
@@ -33,6 +35,7 @@ def roles(family: Family) -> Roles:
     _parents_that_are_rank_0(family, found)
     _ranks_without_settings(family, found)
     _unreadable_ranks(family, found)
+    _dead_among_siblings(family, found)
     _workers(family, found)
     return found
 
@@ -171,6 +174,41 @@ def _unreadable_ranks(family: Family, found: Roles) -> None:
         places = [found.get(one.stat.pid, (Role.OTHER, None))[1] for one in everybody]
         for one, place in zip(everybody, _filled(places), strict=True):
             found[one.stat.pid] = Role.RANK, place
+
+
+def _dead_among_siblings(family: Family, found: Roles) -> None:
+    """Zombies between the ranks that a script has started by hand: which they were, the order tells where it agrees with all
+    that the others say. Whoever adopts orphans tells nothing by the order in which it has them."""
+    parents = {family.seen[pid].stat.parent for pid, (role, _) in found.items() if role is Role.RANK}
+    for parent in parents & family.seen.keys():
+        if parent == 1 or found.get(parent, (Role.OTHER, None))[0] is not Role.OTHER:
+            continue
+        children = family.children(parent)
+        ranks = [one for one in children if _role(one, found) is Role.RANK]
+        names = {one.stat.name for one in ranks}
+        row = [one for one in children if one in ranks or (one.stat.state == "Z" and one.stat.name in names)]
+        places = [found.get(one.stat.pid, (Role.OTHER, None))[1] for one in row]
+        if all(place for one, place in zip(row, places, strict=True) if one in ranks):
+            for one, place in zip(row, _continued(places), strict=True):
+                if place:
+                    found[one.stat.pid] = Role.RANK, place
+
+
+def _continued(places: list[Place | None]) -> list[Place | None]:
+    """With the gaps in that row of ranks filled in; as it was where it is none."""
+    told = [(count, place) for count, place in enumerate(places) if place]
+    like = told[0][1]
+    first, size, here = like.rank - told[0][0], like.world_size or 0, like.local_world_size
+    in_a_row = all(
+        place.rank == first + count and place.local_rank in (None, count) and place.world_size == like.world_size
+        for count, place in told
+    )
+    if not in_a_row or first < 0 or len(places) > (here or size) or first + len(places) > size:
+        return places
+    return [
+        place or msgspec.structs.replace(like, rank=first + count, local_rank=count, source=BY_ORDER)
+        for count, place in enumerate(places)
+    ]
 
 
 def _may_be_rank(one: Seen, ranks: list[Seen], found: Roles) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
-from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, Proc, Stat
+from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, TICKS, Proc, Stat
+from ddpdoctor.probes.process_commands import names_python
 from ddpdoctor.probes.process_details import Files
 from ddpdoctor.probes.process_facts import Describer, watched
 from ddpdoctor.probes.process_family import Family, Seen
@@ -22,6 +23,8 @@ DEADLINE = 40.0
 """Seconds. As a rule it takes less than one; stacks of ranks that may be left over take more."""
 BETWEEN = 0.25
 """Seconds between the two looks, at least."""
+UNCOLLECTED = 5.0
+"""Seconds of age. One that ended sooner may be one of many that a pool starts and ends; when it ended, nobody tells."""
 NVML_SECONDS = 5.0
 """How long NVML is waited for beyond that: /proc tells much without it."""
 
@@ -54,11 +57,17 @@ class _Look:
         self._look_into(family, candidates)
         found = roles(family)
         self._holders.look_into_the_rest(family)
-        facts = self._described(family, found)
+        ended = _uncollected(family, found)
+        facts = self._described(family, found, ended)
         time.sleep(max(0.0, first + BETWEEN - time.monotonic()))
         seconds = time.monotonic() - first
         after = {pid: self._proc.spent(pid) for pid in before if pid in facts}
-        listed = [watched(one, before[pid], after[pid], seconds) if pid in after else one for pid, one in facts.items()]
+        collected = {pid for pid in ended - found.keys() if self._proc.stat(pid) != family.seen[pid].stat}
+        listed = [
+            watched(one, before[pid], after[pid], seconds) if pid in after else one
+            for pid, one in facts.items()
+            if pid not in collected
+        ]
         return Processes(
             listed=tuple(sorted(listed, key=lambda one: one.pid)),
             count=len(family.seen),
@@ -115,9 +124,9 @@ class _Look:
         listening = self._describer.ports_of(one.stat.pid) if sockets else {}
         return (sockets - inherited) & listening.keys()
 
-    def _described(self, family: Family, found: Roles) -> Mapping[int, Process]:
+    def _described(self, family: Family, found: Roles, ended: set[int]) -> Mapping[int, Process]:
         """Facts of those that matter, and of ddpdoctor itself, with their relatives."""
-        mattering = {pid for pid, (role, _) in found.items() if role is not Role.HELPER}
+        mattering = ended | {pid for pid, (role, _) in found.items() if role is not Role.HELPER}
         mattering |= self._holders.pids(NVML_SECONDS) & family.seen.keys()
         chosen = {one.stat.pid for pid in mattering for one in family.descendants(pid)} | mattering
         chosen |= {os.getpid()} & family.seen.keys()
@@ -146,6 +155,21 @@ class _Look:
             if any(one.startswith("hidepid=") and one not in ("hidepid=0", "hidepid=off") for one in options):
                 return "/proc is mounted so that it hides other users' processes (hidepid)"
         return ""
+
+
+def _uncollected(family: Family, found: Roles) -> set[int]:
+    """Those that have ended, and whose parent has not asked how: Pythons, and what a Python or a launcher has started. Of what
+    they were for, only name and parent are left."""
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    pids = set()
+    for one in family.seen.values():
+        stat, parent = one.stat, family.seen.get(one.stat.parent)
+        if stat.state != "Z" or now - stat.start / TICKS < UNCOLLECTED:
+            continue
+        started_by = parent and (parent.python or found.get(stat.parent, (Role.OTHER, None))[0] is Role.LAUNCHER)
+        if started_by or names_python(stat.name):
+            pids.add(stat.pid)
+    return pids
 
 
 def _own(family: Family) -> set[int]:

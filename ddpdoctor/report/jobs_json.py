@@ -17,3 +17,8 @@ def jobs_report(overview: Overview, *, with_facts: bool = False) -> Report:
     report = build_report("jobs", [overview.examination], problems, with_facts=with_facts, of_all=overview.verdict)
     jobs = tuple(reported_job(one.job, one.remarks, overview.held) for one in overview.views)
     return msgspec.structs.replace(report, jobs=jobs)
+
+
+def refusal(host: str, problem: str) -> Report:
+    """Where no job was judged, as none goes by that name, or the one that is meant must be told first."""
+    return msgspec.structs.replace(build_report("jobs", [], [problem]), host=host)

@@ -98,5 +98,6 @@ def outcome(overview: Overview) -> str:
         parts.append(plural(warns, "warning"))
     jobs = plural(len(overview.views), "job") if overview.views else "No job"
     if not parts:
-        return f"{jobs}, and nothing wrong stands out"
+        notes = f"; {plural(len(severities), 'note')}" if severities else ""
+        return f"{jobs}, and nothing wrong stands out{notes}"
     return f"{jobs}: {' and '.join(parts)}"

@@ -9,7 +9,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.gpus import Gpus, Holder
 from ddpdoctor.facts.processes import Place, Process
-from ddpdoctor.findings import FAIL, WARN
+from ddpdoctor.findings import FAIL, INFO, WARN
 from ddpdoctor.knowledge.job_remarks import remarks_on
 from ddpdoctor.knowledge.job_words import Oddity, Remark, pids_in
 from ddpdoctor.knowledge.jobs import jobs_of
@@ -90,6 +90,18 @@ def test_orphaned() -> None:
     orphans = [rank(number, parent=1) for number in range(4)]
     assert oddities(*orphans) == {Oddity.ORPHANED: (0, 1, 2, 3)}
     assert Oddity.ORPHANED not in oddities(launcher(), *RANKS)
+
+
+def test_started_by_hand_they_are_no_orphans() -> None:
+    """With nohup, say: there is no launcher that could be missing."""
+    told = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    idle = {"recent_cpu": 0.0, "recent_bytes": 0, "recent_switches": 0, "devices": ()}
+    settings = tuple(one for one in RANKS[0].settings if one.name in told)  # type: ignore[union-attr]
+    (one,) = remarks(*(rank(number, parent=1, settings=settings, **idle) for number in range(4)))
+    assert (one.oddity, one.ranks, one.severity) == (Oddity.BY_HAND, (0, 1, 2, 3), INFO)
+    by_slurm = Place(rank=0, world_size=1, source="SLURM_PROCID")
+    (one,) = remarks(rank(0, 1, parent=1, settings=settings, place=by_slurm, **idle))
+    assert one.oddity is Oddity.ORPHANED
 
 
 def test_two_on_one_gpu() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.processes import Place, Process, Processes, Role
@@ -206,6 +208,18 @@ def test_dead_ranks_are_not_missing() -> None:
     )
     assert job.missing == ()
     assert [one.state for one in job.ranks] == ["S", "Z"]
+
+
+def test_a_dead_rank_is_of_its_siblings_job() -> None:
+    """It has no settings any more."""
+
+    def dead(parent: int) -> Process:
+        one = rank(21, 1, parent=parent, state="Z", source=ORDER)
+        return msgspec.structs.replace(one, settings=Unknown("the process has ended"))
+
+    assert named(rank(20, 0, parent=10), dead(10)) == {"20": [20, 21]}
+    # Whoever adopts orphans has not started them.
+    assert len(jobs(rank(20, 0, parent=1), dead(1))) == 2
 
 
 def test_absurd_settings() -> None:

@@ -208,6 +208,35 @@ def test_those_that_do_not_matter(tree: Tree) -> None:
     assert found.count == 6
 
 
+def test_what_has_ended_and_nobody_collects(tree: Tree) -> None:
+    tree.add(1, 0, b"sleep\0300\0", name=b"sleep", executable="/bin/sleep")
+    tree.add(200, words=b"python3\0-c\0pass\0")
+    for pid, parent, name in ((201, 200, b"python3"), (202, 200, b"sh"), (203, 1, b"pt_main_thread"), (204, 1, b"cat")):
+        tree.add(pid, parent, b"", name=name, state="Z")
+    found = tree.look()
+    assert {one.pid: one.name for one in found.listed if one.state == "Z"} == {
+        201: "python3",
+        202: "sh",
+        203: "pt_main_thread",
+    }
+    assert found.get(200)
+
+
+def test_what_its_parent_collects_during_the_look_is_not_listed(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree.add(200, words=b"python3\0-c\0pass\0")
+    folder = tree.add(201, 200, b"", state="Z")
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: folder.rename(tree.root / "collected"))
+    assert all(one.pid != 201 for one in tree.look().listed)
+
+
+def test_what_has_just_been_started_and_ended_is_not_listed(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree.add(200, words=b"python3\0-c\0pass\0")
+    tree.add(201, 200, b"", state="Z")
+    # Its start is 20100 ticks after the host's.
+    monkeypatch.setattr(processes.time, "clock_gettime", lambda clock: 20100 / processes.TICKS + 1.0)
+    assert all(one.pid != 201 for one in tree.look().listed)
+
+
 def test_holders(tree: Tree) -> None:
     """Whoever is on a GPU, has a segment, or listens where a job's store should."""
     (tree.root / "dev" / "nvidia0").touch()

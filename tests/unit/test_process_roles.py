@@ -273,3 +273,35 @@ def test_shell_is_no_rank() -> None:
 def test_endless_parents() -> None:
     """Processes that are read one after the other may seem to be each other's parents."""
     assert ranks(one(10, 11, **place(0)), one(11, 10, **place(0))) in ({10: 0}, {11: 0}, {10: 0, 11: 0})
+
+
+SCRIPT = one(10, command="python3 start_ranks.py")
+
+
+def dead(pid: int, parent: int = 10, name: str = "python3") -> Seen:
+    return one(pid, parent, "", name=name, state="Z", hidden=True, python=False)
+
+
+def test_a_zombie_between_the_ranks_of_a_script_is_the_one_that_is_missing() -> None:
+    found = judged(SCRIPT, one(11, 10, **place(0, 3)), dead(12), one(13, 10, **place(2, 3)))
+    assert found[12] == (
+        Role.RANK,
+        Place(rank=1, world_size=3, local_rank=1, local_world_size=3, source=BY_ORDER),
+    )
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param((dead(11), one(12, 10, **place(0)), one(13, 10, **place(1))), id="older than rank 0"),
+        pytest.param((one(11, 10, **place(0)), one(12, 10, **place(1)), dead(13)), id="one more than there are ranks"),
+        pytest.param((one(11, 10, **place(0)), dead(12, name="git")), id="another name"),
+        pytest.param((one(11, 1, **place(0)), dead(12, 1)), id="whoever adopts orphans"),
+        pytest.param((one(11, 10, **place(0, 4)), one(12, 10, **place(0, 4)), dead(13)), id="ranks of two jobs"),
+    ],
+)
+def test_a_zombie_that_may_be_anything_is_no_rank(others: tuple[Seen, ...]) -> None:
+    found = judged(one(1, 0, "/sbin/init", python=False), SCRIPT, *others)
+    assert all(
+        found.get(seen.stat.pid, (Role.OTHER, None))[0] is Role.OTHER for seen in others if seen.stat.state == "Z"
+    )
