@@ -11,6 +11,7 @@ import msgspec
 
 from ddpdoctor.facts.hang import Collective, Frame, Hang, RasCount, Recorded, RecordedGroup
 from ddpdoctor.knowledge.hang_places import pythons, torchs
+from ddpdoctor.wording import ranks_named
 
 SAME_SHAPES: Final = (
     "all_reduce",
@@ -69,6 +70,13 @@ def record_of(hang: Hang) -> Record | None:
     found = [one for one in (*_by_groups(hang), *_by_communicators(hang)) if one]
     order = list(Sign)
     return min(found, key=lambda one: (order.index(one.sign), one.number), default=None)
+
+
+def not_dumped(hang: Hang) -> str:
+    """Which members of the recorded groups have no dump, as the beginning of a sentence; "" where all have one, or none was read."""
+    members = {rank for one in hang.recorded for group in one.groups for rank in group.ranks}
+    missing = members - {one.rank for one in hang.recorded}
+    return f"No dump of {ranks_named(missing)}, of {len(members)} ranks" if missing else ""
 
 
 def counts_move(hang: Hang) -> bool:

@@ -15,12 +15,14 @@ from ddpdoctor.facts.base import NotKnown
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.knowledge.hang_company import Stand, Standing, having, stands_of, worker_idle, worker_moves
 from ddpdoctor.knowledge.hang_places import FORWARD, Place, Where
-from ddpdoctor.knowledge.hang_recorded import Record, Sign, counts_move, record_of
+from ddpdoctor.knowledge.hang_recorded import Record, Sign, counts_move, not_dumped, record_of
 from ddpdoctor.registry import requires
+from ddpdoctor.wording import ranks_named
 
 SOON: Final = 60.0
 """Seconds that ranks may well wait for one that does something alone."""
 BARRIERS: Final = ("barrier", "monitored_barrier")
+ITS_DUMP: Final = "gather it, or look at what is missing first: a rank that can't dump is often the culprit"
 CHECKPOINTS: Final = (Where.SAVING, Where.LOADING)
 
 
@@ -108,9 +110,10 @@ def _recorded_only(hang: Hang, stands: Sequence[Stand]) -> Verdict | None:
     if record is None:
         if stands:
             raise NotKnown("all ranks of this host are gone, and no flight recorder tells what they did")
-        if counts_move(hang) or _all_done(hang):
+        missing = not_dumped(hang)
+        if counts_move(hang) or (_all_done(hang) and not missing):
             return None
-        raise NotKnown(_even_words(hang))
+        raise NotKnown(f"{missing}: {ITS_DUMP}" if missing else _even_words(hang))
     culprits = tuple(one for one in stands if one.number in record.ranks)
     kind = {Sign.MISMATCH: Kind.DESYNC, Sign.BEHIND: Kind.BEHIND, Sign.EVEN: Kind.STALLED}[record.sign]
     if record.timed_out and kind is not Kind.DESYNC:
@@ -125,7 +128,8 @@ def _all_done(hang: Hang) -> bool:
 
 def _even_words(hang: Hang) -> str:
     if hang.recorded:
-        return "the flight recorders have the same calls on all ranks; gloo's don't say whether they are done"
+        ranks = ranks_named(one.rank for one in hang.recorded)
+        return f"the flight recorders have the same calls on {ranks}; gloo's don't say whether they are done"
     return "all ranks have begun the same collectives, by NCCL's RAS: it doesn't say whether they are done"
 
 

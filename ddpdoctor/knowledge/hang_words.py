@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Final
 
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.findings import Evidence
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.hang_company import Stand, Standing, bytes_moved, cores_used, worker_idle
-from ddpdoctor.knowledge.hang_places import Place, Where, worker_place
+from ddpdoctor.knowledge.hang_places import Place, Where, pythons, torchs, worker_place
 from ddpdoctor.knowledge.hang_recorded import Record
-from ddpdoctor.knowledge.hang_verdict import Verdict
+from ddpdoctor.knowledge.hang_verdict import ITS_DUMP, Verdict
 from ddpdoctor.wording import human, listed, plural, ranks_named
 
 MOST_FRAMES: Final = 6
+MOST_OF_LIBRARIES: Final = 3
 MOST_SHOWN: Final = 4
 ORDERS: Final = {"nccl": ("NCCL", "10 minutes"), "gloo": ("gloo", "30 minutes")}
 """Timeouts of a process group unless the script says otherwise."""
@@ -93,7 +95,7 @@ def not_known(found: Verdict, hang: Hang) -> str:
         others = [rank for rank in range(hang.world_size) if rank not in here]
         parts.append(f"Nothing is known of {ranks_named(others)}: not on this host, or not found.")
     if found.record and found.record.missing:
-        parts.append(f"There is no dump of {ranks_named(found.record.missing)}.")
+        parts.append(f"There is no dump of {ranks_named(found.record.missing)}: {ITS_DUMP}.")
     text = " ".join(parts)
     return text[:1].upper() + text[1:]
 
@@ -180,8 +182,17 @@ def _of_worker(worker: Watched, rank: int) -> Evidence:
 
 
 def _stack(frames: Sequence[Frame]) -> str:
+    """The user's frames, and what of the libraries tells where they are: of many in a row only the innermost and the outermost."""
     telling = [one for one in frames if not one.path.endswith("torch/distributed/c10d_logger.py")]
-    return " <- ".join(f"{one.function} ({_path(one)}:{one.line})" for one in telling[:MOST_FRAMES])
+    parts: list[str] = []
+    for libraries, run in groupby(telling, lambda one: torchs(one) or pythons(one)):
+        words = [f"{one.function} ({_path(one)}:{one.line})" for one in run]
+        if libraries and len(words) > MOST_OF_LIBRARIES:
+            words = [words[0], f"{len(words) - 2} more", words[-1]]
+        parts += words
+        if len(parts) >= MOST_FRAMES and not libraries:
+            break
+    return " <- ".join(parts[: 2 * MOST_FRAMES])
 
 
 def _path(frame: Frame) -> str:

@@ -20,6 +20,7 @@ from ddpdoctor.knowledge.hang_company import (
     worker_moves,
 )
 from ddpdoctor.knowledge.hang_places import Place, Where, pythons, torchs, worker_place
+from ddpdoctor.knowledge.hang_recorded import not_dumped
 from ddpdoctor.knowledge.hang_words import file_line, named, where
 from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.report.jobs_words import described
@@ -62,9 +63,10 @@ def headline(examination: Examination) -> str:
     if not stands and hang.job:
         return "No rank of this job could be looked at"
     if not stands:
-        return (
-            f"The dumps don't tell why it hangs: {hang.dumps}" if hang.recorded else f"Nothing was seen: {hang.dumps}"
-        )
+        missing = not_dumped(hang)
+        if hang.recorded and not missing:
+            return f"The dumps don't tell why it hangs: {hang.dumps}"
+        return missing or f"Nothing was seen: {hang.dumps}"
     return how_many_move(stands, hang)
 
 

@@ -29,8 +29,14 @@ def judged(*arguments: str | Path) -> dict[str, Any]:
     ("case", "slug", "words"),
     [
         ("lagging", "rank-fell-behind", ["rank 2", "all_reduce number 4", "train.py:"]),
-        ("other-collective", "collective-desync", ["number 3", "ranks 0 and 2 called all_reduce", "rank 1 called broadcast"]),
-        pytest.param(*("other-shape", "collective-desync", ["rank 1 called all_reduce Float[5]"]), marks=pytest.mark.thorough),
+        (
+            "other-collective",
+            "collective-desync",
+            ["number 3", "ranks 0 and 2 called all_reduce", "rank 1 called broadcast"],
+        ),
+        pytest.param(
+            *("other-shape", "collective-desync", ["rank 1 called all_reduce Float[5]"]), marks=pytest.mark.thorough
+        ),
         pytest.param(*("lagging-json", "rank-fell-behind", ["rank 2"]), marks=pytest.mark.thorough),
     ],
 )
@@ -42,6 +48,20 @@ def test_dumps_alone_name_the_rank(case: str, slug: str, words: list[str]) -> No
 
 def test_dumps_of_a_healthy_job_accuse_nobody() -> None:
     assert judged("--dumps", RECORDED / "healthy")["findings"] == []
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_rank_without_a_dump_is_named(tmp_path: Path, torn: bool) -> None:
+    for rank in (0, 1):
+        dump = pickle.loads((RECORDED / "healthy" / f"rank_{rank}").read_bytes())
+        dump["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, 2))
+    if torn:
+        (tmp_path / "rank_2").write_bytes((RECORDED / "healthy" / "rank_2").read_bytes()[:500])
+    ended = ddpdoctor("jobs", "--dumps", tmp_path)
+    assert ended.returncode == 2
+    assert "No dump of rank 2, of 3 ranks: gather it" in " ".join(ended.stdout.split())
+    assert "all ranks" not in ended.stdout
 
 
 def test_dumps_of_two_hosts_are_one_jobs(tmp_path: Path) -> None:

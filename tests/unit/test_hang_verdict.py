@@ -117,6 +117,16 @@ def test_who_validates_alone_is_told_how() -> None:
     assert not any("model.module" in text for text in fixes_of(other, "collective-desync"))
 
 
+def test_the_user_s_frames_are_seen_behind_those_of_a_library() -> None:
+    prompt = tuple(Frame(f"cmd{number}", f"{LIB}/cmd.py", number) for number in range(9))
+    asks = (*prompt, *own("evaluate", 61), *own("main", 70))
+    snapshot = Snapshot(hang=hang(rank(0, asks, **SLEEPS), rank(1, collective())))
+    (result,) = diagnose(snapshot, plan_for(snapshot), [find_check("rank-busy-outside-collectives")])
+    [stack] = [one.text for one in result.findings[0].evidence if "is in cmd0" in one.text]
+    assert "cmd0 (cmd.py:0) <- 7 more <- cmd8 (cmd.py:8) <- evaluate (/home/ada/train.py:61) <- " in stack
+    assert "main (/home/ada/train.py:70)" in stack
+
+
 def test_a_helper_that_is_called_from_two_lines_is_told_apart_by_these() -> None:
     found = verdict_of(
         hang(
@@ -183,6 +193,14 @@ def test_dumps_of_gloo_that_agree_tell_nothing() -> None:
     dumps = tuple(dump(n, call(7, "gloo:all_reduce", "scheduled")) for n in (0, 1))
     with pytest.raises(NotKnown, match="gloo"):
         verdict_of(Hang(recorded=dumps, world_size=2))
+
+
+@pytest.mark.parametrize("name", ["gloo:all_reduce", "nccl:all_reduce"])
+def test_a_dump_that_is_missing_is_named(name: str) -> None:
+    dumps = tuple(dump(n, call(7, name), ranks=(0, 1, 2)) for n in (0, 1))
+    with pytest.raises(NotKnown, match=r"No dump of rank 2, of 3 ranks: .* often the culprit"):
+        verdict_of(Hang(recorded=dumps))
+    assert verdict_of(Hang(recorded=(*dumps, dump(2, call(7, name), ranks=(0, 1, 2))))) is None
 
 
 def test_ranks_that_are_all_gone_without_a_dump_tell_nothing() -> None:
