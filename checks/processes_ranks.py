@@ -13,7 +13,7 @@ from ddpdoctor.knowledge.gpu_holders import left_on_gpus, own_jobs, works
 from ddpdoctor.knowledge.gpu_holders_words import age, alike, capital, end_leftovers, may_be_by_hand, why_left
 from ddpdoctor.knowledge.job_settings import Difference, differences
 from ddpdoctor.knowledge.job_words import who
-from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.knowledge.jobs import Job, jobs_of
 from ddpdoctor.knowledge.leftovers import Kind, Leftover, left_by_processes
 from ddpdoctor.registry import check, requires
 from ddpdoctor.wording import human, listed, plural, ranks_named
@@ -41,8 +41,12 @@ def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
         for one in left_by_processes(processes, gpus)
         if one.kind in (Kind.RANK, Kind.WORKER) and one.identity not in told
     ]
-    for group in alike(orphans):
+    hands = {one.identity for one in orphans if may_be_by_hand([one], processes)}
+    for group in alike(one for one in orphans if one.identity not in hands):
         yield _orphans(group, processes)
+    for job in jobs_of(processes):
+        if ranks := [one for one in job.ranks if one.identity in hands]:
+            yield _by_hand(job, ranks)
     if not orphans and not told and processes.closed and processes.count == processes.closed:
         raise NotKnown("this user may not look into any process")
 
@@ -55,9 +59,6 @@ def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:
         state = "may still be at work"
     else:
         state = ("is left over" if one else "are left over") if first.proven else "may be left over"
-    hand = may_be_by_hand(group, processes)
-    if hand:
-        state = f"{'runs' if one else 'run'} by hand,"
     owner = "a launcher" if first.kind is Kind.RANK else "its rank" if one else "their rank"
     ports = sorted({port for left in group for port in left.ports})
     held = human(sum(left.memory for left in group))
@@ -70,7 +71,28 @@ def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:
             Evidence(f"{left.what[:200]}; {age(left.age or 0.0)} old, of {left.owner}", "/proc") for left in group[:8]
         ),
         fixes=(end_leftovers(group),),
-        severity=FAIL if first.proven else INFO if hand else WARN,
+        severity=FAIL if first.proven else WARN,
+    )
+
+
+def _by_hand(job: Job, ranks: Sequence[Process]) -> Finding:
+    one, pids = len(ranks) == 1, [str(each.pid) for each in ranks]
+    return Finding(
+        summary=f"{capital(who(ranks))} {'runs' if one else 'run'} without a launcher, as if started by hand, and "
+        f"{'holds' if one else 'hold'} {human(sum(each.memory for each in ranks))}"[:160],
+        cause=f"Whoever started {'it' if one else 'them'} is gone, as after nohup or setsid, and nothing in the settings tells of "
+        "a launcher that would be missing. Whether the run is over, only you can tell.",
+        evidence=tuple(
+            Evidence(f"pid {each.pid}: {each.command[:200]}; {age(each.age)} old, of {each.user or each.uid}", "/proc")
+            for each in ranks[:8]
+        ),
+        fixes=(
+            Fix(
+                "Nothing, if you started that; else see whether it goes on, and what speaks against ending it",
+                (f"ddpdoctor jobs --hang {job.name}", f"ddpdoctor zombies {' '.join(pids)}"),
+            ),
+        ),
+        severity=INFO,
     )
 
 

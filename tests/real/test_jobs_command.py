@@ -187,3 +187,12 @@ def test_wrong_usage(arguments: list[str], said: str) -> None:
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["train.py"], ["--hang", "train.py"]])
+def test_a_job_that_is_not_there_in_json(arguments: list[str]) -> None:
+    done = ddpdoctor("jobs", *arguments, "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["verdict"], told["findings"]) == (2, "unknown", [])
+    assert "'train.py' is no pid" in told["problems"][0]
+    assert told["host"]

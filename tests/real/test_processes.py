@@ -17,6 +17,7 @@ import pytest
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.knowledge.jobs import Job, jobs_of, setting
+from ddpdoctor.knowledge.leftovers import Kind, left_by_processes
 from ddpdoctor.probes import processes
 from ddpdoctor.probes.context import Context
 from tests.command import plain_environ
@@ -317,3 +318,33 @@ def test_without_root(tmp_path: Path) -> None:
             assert isinstance(hidden, Unknown)
             assert hidden.reason.endswith("Permission denied")
         assert isinstance(rank.recent_cpu, float)
+
+
+STARTS_AND_FORGETS = """
+import os, subprocess, sys, time
+
+ranks = [subprocess.Popen([sys.executable, "-c", "pass"], env={**os.environ, "RANK": str(rank)}) for rank in range(2)]
+print(*(one.pid for one in ranks), flush=True)
+time.sleep(1000)
+"""
+
+
+def test_ranks_that_ended_under_a_script_that_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "UNCOLLECTED", 0.0)
+    command = [sys.executable, "-c", STARTS_AND_FORGETS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain_environ()) as script:
+        try:
+            assert script.stdout
+            ended = [int(word) for word in script.stdout.readline().split()]
+            wait_until(lambda: all(state(pid) == "Z" for pid in ended), "their end")
+            found = look()
+        finally:
+            script.kill()
+    assert [(get(found, pid).state, get(found, pid).parent) for pid in ended] == [("Z", script.pid)] * 2
+    # Of what ddpdoctor itself, here the test, has started, nothing is left over.
+    others = msgspec.structs.replace(
+        found, listed=tuple(msgspec.structs.replace(one, ours=False) for one in found.listed)
+    )
+    told = {one.pid: one for one in left_by_processes(others, Unknown("no GPU"))}
+    assert [told[pid].kind for pid in ended] == [Kind.ENDED] * 2
+    assert f"(pid {script.pid})" in told[ended[0]].why

@@ -255,6 +255,11 @@ def test_an_unknown_job_is_told_which_there_are(pid: str, said: str) -> None:
     assert "5711" in str(error.value)
 
 
+def test_a_launcher_whose_ranks_have_ended() -> None:
+    with pytest.raises(UnknownJobError, match=r"pid 4711 is a launcher \(torchrun\), .* they have ended, or"):
+        looked(running(processes(launcher())), "4711")
+
+
 def test_without_any_job_an_unknown_one_is_told_so() -> None:
     with pytest.raises(UnknownJobError, match="No training job runs on this host that this user can see"):
         looked(running(processes()), "4711")
