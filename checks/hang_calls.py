@@ -10,11 +10,13 @@ from ddpdoctor.knowledge.hang_company import Standing
 from ddpdoctor.knowledge.hang_fixes import (
     full_stacks,
     lines_of,
+    look_again,
     look_on_other_hosts,
     read_the_code,
     record_next_time,
     test_the_way,
 )
+from ddpdoctor.knowledge.hang_patience import severity_of
 from ddpdoctor.knowledge.hang_places import FORWARD, Where
 from ddpdoctor.knowledge.hang_recorded import Record, Sign
 from ddpdoctor.knowledge.hang_verdict import Kind, Verdict, verdict_for
@@ -211,6 +213,9 @@ def _after_the_last_call(found: Verdict, hang: Hang) -> tuple[Fix, ...]:
     frames = (record.last, record.frame) if record else ()
     hosts = {one.host for one in hang.recorded if record and one.rank in record.ranks} - {""}
     there = f" on {listed(sorted(hosts), most=3)}" if hosts else ""
+    # On another host the job has another name.
+    here = record is not None and all(hang.rank(one) for one in record.ranks)
+    command = look_again(hang) if here else "ddpdoctor jobs --hang"
     return (
         *read_the_code(
             frames,
@@ -218,7 +223,7 @@ def _after_the_last_call(found: Verdict, hang: Hang) -> tuple[Fix, ...]:
             if record
             else "",
         ),
-        Fix(f"While the job still runs, see where it stands{there}", ("ddpdoctor jobs --hang",)),
+        Fix(f"While the job still runs, see where it stands{there}", (command,)),
     )
 
 
@@ -301,6 +306,7 @@ def exit_hang(hang: Hang) -> Iterator[Finding]:
             *full_stacks(found.culprits),
             *look_on_other_hosts(hang),
         ),
+        severity=severity_of(found, hang),
         rank=found.culprits[0].number,
     )
 
@@ -337,7 +343,7 @@ def collective_stalled(hang: Hang) -> Iterator[Finding]:
                 else (
                     Fix(
                         "Look again: if the numbers of steps in the log go up, it only computes",
-                        ("ddpdoctor jobs --hang",),
+                        (look_again(hang),),
                     ),
                 )
             ),

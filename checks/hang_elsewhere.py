@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.facts.hang import Hang, Watched
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.knowledge.hang_company import Stand, Standing, worker_idle
-from ddpdoctor.knowledge.hang_fixes import full_stacks, lines_of, look_on_other_hosts, read_the_code
+from ddpdoctor.knowledge.hang_fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
+from ddpdoctor.knowledge.hang_patience import severity_of
 from ddpdoctor.knowledge.hang_places import Where, worker_place
 from ddpdoctor.knowledge.hang_verdict import Kind, verdict_for
 from ddpdoctor.knowledge.hang_words import evidence_of, file_line, named, not_known, timeout_words, waiting_words, where
@@ -49,6 +50,8 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
         return
     first = found.culprits[0]
     stuck = [worker for one in found.culprits for worker in one.rank.workers if not worker_idle(worker)]
+    # One with workers that are gone is in the DataLoader, too; without workers the data set runs in the rank.
+    workers = any(one.place.where is Where.LOADER for one in found.culprits)
     frames = [worker_place(one.last).frame for one in stuck] or [one.place.frame for one in found.culprits]
     yield Finding(
         summary=short(f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} for data at"
@@ -57,9 +60,14 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
         evidence=evidence_of(found, hang),
         fixes=(
             *read_the_code(frames, f"Look at {_lines(frames)}: what does it wait for there?"),
-            Fix("Let the DataLoader give up, with an error that names the worker: DataLoader(..., timeout=120)"),
+            Fix(
+                "Let the DataLoader give up, with an error that names the worker: DataLoader(..., timeout=120)"
+                if workers
+                else "Give what it waits for a timeout; with a worker the DataLoader has one: DataLoader(..., num_workers=1, timeout=120)"
+            ),
             *full_stacks(() if stuck else found.culprits, [one.pid for one in stuck]),
         ),
+        severity=severity_of(found, hang),
         rank=first.number,
     )  # fmt: skip
 
@@ -82,6 +90,11 @@ def _workers(stand: Stand, stuck: list[Watched]) -> str:
 
 
 def _why_no_data(stand: Stand, stuck: list[Watched]) -> str:
+    if stand.place.where is Where.DATA:
+        waits = _what_it_waits_for(stand)
+        return (
+            f"Without workers (num_workers=0) the data set runs in the rank itself, which waits there. {waits}".strip()
+        )
     held = [one for one in stuck if one.last.state == "D"]
     if held:
         return f"The kernel holds {plural(len(held), 'worker')} in {held[0].last.waits_in or 'a disk or network file system'}."
@@ -118,6 +131,7 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
             *read_the_code((one.place.frame for one in found.culprits), f"Look at {lines_of(found.culprits) or 'the stack'}: who is to let it go on?"),
             *full_stacks(found.culprits),
         ),
+        severity=severity_of(found, hang),
         rank=found.culprits[0].number,
     )  # fmt: skip
 
@@ -149,7 +163,7 @@ def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
     if found is None:
         return
     place = found.culprits[0].place
-    moves = "still moving" if found.moving else "not moving"
+    moves = "still moving" if found.moving else "no movement seen"
     yield Finding(
         summary=short(f"{named(found.culprits, hang)} is alone in {where(place)}, {moves}{waiting_words(found, hang)}"),
         cause=f"Rank 0 is {place.where.value}. {timeout_words(hang)}",
@@ -162,9 +176,9 @@ def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
             Fix(
                 "Where it must take so long, give the group more time: init_process_group(timeout=datetime.timedelta(hours=2))"
             ),
-            Fix("See whether it has gone on: its place and its processor time", ("ddpdoctor jobs --hang",)),
+            Fix("See whether it has gone on: its place and its processor time", (look_again(hang),)),
         ),
-        severity=None if found.moving else FAIL,
+        severity=severity_of(found, hang),
         rank=0,
     )
 
@@ -205,7 +219,7 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
             ),
             *full_stacks(found.culprits),
         ),
-        severity=WARN if found.moving else None,
+        severity=severity_of(found, hang),
         rank=found.culprits[0].number,
     )
 
@@ -220,7 +234,7 @@ def _between(moving: bool) -> str:
     return (
         "It made progress between the two looks."
         if moving
-        else "It was in the same place in both looks, and did nothing in between."
+        else "It was in the same place in both looks, and used no processor in between."
     )
 
 
@@ -269,7 +283,7 @@ def rendezvous_waiting(hang: Hang) -> Iterator[Finding]:
                 ("ddpdoctor check --select launch,network,settings",),
             ),
         ),
-        severity=INFO if late and found.moving else None,
+        severity=INFO if late and found.moving else severity_of(found, hang),
         rank=found.culprits[0].number,
     )
 

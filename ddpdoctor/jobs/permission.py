@@ -79,7 +79,7 @@ def hidden_stacks(missed: Sequence[Missed], mine: Powers, job: str) -> list[str]
     if foreign:
         users = sorted({one.process.user or f"uid {one.process.uid}" for one in foreign})
         belong = "it belongs" if len(foreign) == 1 else "they belong"
-        sentences.append(f"{_not_read(foreign)}: {belong} to {listed(users)}. {_help(mine, job)}")
+        sentences.append(f"{_not_read(foreign)}: {belong} to {listed(users)}. {_help(mine, job, foreign=True)}")
     if own:
         sentences.append(f"{_not_read(own)}: {_why(mine)}. {_help(mine, job)}")
     for trouble, words in WORDS.items():
@@ -96,7 +96,7 @@ def hidden_places(nameless: Sequence[Process], mine: Powers, job: str) -> list[s
     users = sorted({one.user or f"uid {one.uid}" for one in nameless if one.uid != mine.uid})
     if not users:
         return [f"{who}; {'it was' if len(nameless) == 1 else 'they were'} not looked at."]
-    return [f"{who}, since the settings of {listed(users)}'s processes can't be read. {_help(mine, job)}"]
+    return [f"{who}, since the settings of {listed(users)}'s processes can't be read. {_help(mine, job, foreign=True)}"]
 
 
 def _why(mine: Powers) -> str:
@@ -112,12 +112,18 @@ def _why(mine: Powers) -> str:
     return "the kernel doesn't allow it, though the process belongs to this user"
 
 
-def _help(mine: Powers, job: str) -> str:
-    """What makes it possible now, without a restart of the job; else next time."""
+def _help(mine: Powers, job: str, *, foreign: bool = False) -> str:
+    """What makes it possible now, without a restart of the job; else next time. foreign: the processes are another user's."""
     if mine.ptrace_scope == NOBODY:
         return (
             "Only a restart of the host changes that. For the next run, "
             "faulthandler.register(signal.SIGUSR1) in the script makes a rank print its stack on: kill -USR1 PID"
+        )
+    if mine.contained and foreign and mine.uid != 0:
+        # Without root a container's capability is of no use.
+        return (
+            "As root, or as that user, it can be done; from the host: "
+            f"docker exec -u 0 --privileged CONTAINER {command_line(job)}"
         )
     if mine.contained:
         return (

@@ -32,8 +32,13 @@ def full_stacks(stands: Sequence[Stand], workers: Sequence[int] = ()) -> tuple[F
     return (Fix(text, tuple(f"py-spy dump --native --pid {pid}" for pid in pids)),) if pids else ()
 
 
+def look_again(hang: Hang) -> str:
+    """The command that looks at this job; of dumps alone it isn't known which that is."""
+    return shlex.join(["ddpdoctor", "jobs", "--hang", *([hang.job] if hang.job else [])])
+
+
 def look_on_other_hosts(hang: Hang) -> tuple[Fix, ...]:
-    """Where ranks are elsewhere, the cause may be, too."""
+    """Where ranks are elsewhere, the cause may be, too. There the job has another name."""
     here = {one.rank for one in hang.ranks}
     if hang.world_size <= len(here):
         return ()

@@ -368,6 +368,15 @@ def test_root_in_a_container(tmp_path: Path) -> None:
     assert "sudo" not in sentence
 
 
+def test_another_user_s_job_in_a_container(tmp_path: Path) -> None:
+    mine = allowed(tmp_path, pid_namespace="pid:[4026532999]")
+    [sentence] = hidden_stacks([denied(0, uid=0)], mine, "3990")
+    assert "--cap-add" not in sentence
+    assert "As root, or as that user" in sentence
+    assert ": docker exec -u 0 --privileged CONTAINER /" in sentence
+    assert sentence.endswith("jobs --hang 3990")
+
+
 def test_who_has_the_capability_is_not_told_of_the_setting(tmp_path: Path) -> None:
     mine = allowed(tmp_path, uid=0, capabilities="000001ffffffffff", scope=2)
     assert mine.sys_ptrace

@@ -127,6 +127,32 @@ def test_the_user_s_frames_are_seen_behind_those_of_a_library() -> None:
     assert "main (/home/ada/train.py:70)" in stack
 
 
+def test_a_data_set_without_workers_is_told_no_timeout_that_needs_one() -> None:
+    data = f"{LIB}/site-packages/torch/utils/data"
+    fetches = (
+        Frame("fetch", f"{data}/_utils/fetch.py", 54),
+        Frame("_next_data", f"{data}/dataloader.py", 789),
+        *own("main", 31),
+    )
+    alone = hang(rank(0, (GETS_ITEM, *fetches), **SLEEPS), rank(1, collective()))
+    assert any("num_workers=1, timeout=120" in text for text in fixes_of(alone, "dataloader-stuck"))
+    with_workers = hang(rank(0, loader(), workers=(watched(51, in_worker(GETS_ITEM)),)), rank(1, collective()))
+    assert any(
+        text.endswith("names the worker: DataLoader(..., timeout=120)")
+        for text in fixes_of(with_workers, "dataloader-stuck")
+    )
+    snapshot = Snapshot(hang=alone)
+    (result,) = diagnose(snapshot, plan_for(snapshot), [find_check("dataloader-stuck")])
+    assert "num_workers=0" in result.findings[0].cause
+    assert "It sleeps." in result.findings[0].cause
+
+
+def test_who_is_to_look_again_is_told_which_job() -> None:
+    slow = Snapshot(hang=hang(rank(0, saving(), moved=9 << 20), rank(1, collective("barrier"))))
+    (result,) = diagnose(slow, plan_for(slow), [find_check("slow-rank0-timeout")])
+    assert ("ddpdoctor jobs --hang 3990",) in [fix.commands for fix in result.findings[0].fixes]
+
+
 def test_a_helper_that_is_called_from_two_lines_is_told_apart_by_these() -> None:
     found = verdict_of(
         hang(
