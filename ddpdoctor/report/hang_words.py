@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -32,6 +33,19 @@ MOST_PIDS: Final = 4
 MOST_WORKERS: Final = 4
 LONGER: Final = 10
 """Times as long as the last look: a step may take longer than that."""
+
+SEVERAL: Final = (
+    ("it has", "they have"),
+    ("it ended", "they ended"),
+    ("it was", "they were"),
+    ("is this rank", "is any of these ranks"),
+    ("its parent has", "their parents have"),
+    ("its stack", "their stacks"),
+    ("its", "their"),
+    ("holds it", "holds them"),
+    ("in it", "in them"),
+)
+"""How the reasons of one rank are told of several."""
 
 ORDER: Final = (
     Standing.STOPPED, Standing.GONE, Standing.HELD, Standing.LEFT, Standing.ELSEWHERE, Standing.UNSEEN, Standing.PERHAPS, Standing.WAITS,
@@ -202,10 +216,11 @@ def _words(members: Sequence[Stand]) -> str:
     if _goes_on(first):
         return f"move{s} on{_place_within(first.rank.watched)}"
     if first.standing is Standing.GONE:
-        return f"{are} gone{f': {first.rank.gone}' if first.rank.gone else ''}"
+        return f"{are} gone{f': {_of(members, first.rank.gone)}' if first.rank.gone else ''}"
     if first.standing is Standing.UNSEEN:
         watched = first.rank.watched
-        return f"could not be looked into{f': {watched.last.source}' if watched and not watched.last.frames else ''}"
+        why = f": {_of(members, watched.last.source)}" if watched and not watched.last.frames else ""
+        return f"could not be looked into{why}"
     in_place = "" if first.place.where is Where.UNSEEN else f" in {place}"
     if first.standing is Standing.STOPPED:
         source = first.rank.watched.last.source if first.rank.watched else ""
@@ -217,6 +232,13 @@ def _words(members: Sequence[Stand]) -> str:
     if first.progress:
         return f"{are} busy in {place}"
     return f"stay{s} in {place}"
+
+
+def _of(members: Sequence[Stand], reason: str) -> str:
+    """Why there is nothing of a rank, of as many as there are."""
+    for one, several in SEVERAL if len(members) > 1 else ():
+        reason = re.sub(rf"\b{one}\b", several, reason)
+    return reason
 
 
 def _place_within(watched: Watched | None) -> str:

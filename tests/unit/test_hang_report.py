@@ -13,6 +13,7 @@ from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.facts.hang import Frame, Hang, WatchedRank
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.jobs.judging import hang_of, judge_hang
+from ddpdoctor.jobs.spying import Trouble
 from ddpdoctor.report.contract import build_report, to_json
 from ddpdoctor.report.hang_terminal import show_where_it_hangs
 from ddpdoctor.report.hang_words import groups, headline
@@ -89,6 +90,35 @@ def test_the_worker_that_keeps_a_rank_waiting_is_named_by_its_own_frames() -> No
 def test_a_rank_that_is_gone() -> None:
     one = examined(still(0, collective()), rank(1, gone="no such process"))
     assert groups(one)[0].words == "is gone: no such process"
+
+
+@pytest.mark.parametrize(
+    ("gone", "words"),
+    [
+        ("no such process", "are gone: no such process"),
+        (
+            "Z: it has ended, and its parent has not taken note",
+            "are gone: Z: they have ended, and their parents have not taken note",
+        ),
+        ("it ended while it was looked at", "are gone: they ended while they were looked at"),
+        ("no process on this host is this rank", "are gone: no process on this host is any of these ranks"),
+    ],
+)
+def test_several_ranks_that_are_gone(gone: str, words: str) -> None:
+    assert groups(examined(still(0, collective()), rank(1, gone=gone), rank(2, gone=gone)))[0].words == words
+
+
+def test_several_ranks_that_could_not_be_looked_into() -> None:
+    ranks = []
+    for number in (1, 2):
+        one = rank(number, own())
+        assert one.watched
+        looks = tuple(
+            msgspec.structs.replace(look, frames=(), source=Trouble.DENIED.value) for look in one.watched.looks
+        )
+        ranks.append(msgspec.structs.replace(one, watched=msgspec.structs.replace(one.watched, looks=looks)))
+    words = {group.ranks: group.words for group in groups(examined(moving(0), *ranks))}
+    assert words["ranks 1 and 2"] == "could not be looked into: this user may not read their memory"
 
 
 def test_nothing_was_seen_at_all() -> None:
