@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.facts.hang import Hang
-from ddpdoctor.findings import FAIL, Finding, Fix
+from ddpdoctor.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.knowledge.hang_fixes import end_the_rest, full_stacks, lines_of, read_the_code
+from ddpdoctor.knowledge.hang_patience import severity_of
 from ddpdoctor.knowledge.hang_verdict import Kind, Verdict, verdict_for
 from ddpdoctor.knowledge.hang_words import evidence_of, named, timeout_words, waiting_words, where
 from ddpdoctor.knowledge.smoke_words import short
@@ -79,7 +80,7 @@ def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
     """A rank is gone, and the others wait for it.
 
     ## What breaks
-    The ranks that are left wait in a collective that can never be done. Over NCCL that lasts until the watchdog's timeout (10
+    The ranks that are left wait, or will wait from their next one on, in a collective that can never be done. Over NCCL that lasts until the watchdog's timeout (10
     minutes), and their last words speak of the timeout or of a lost connection, not of the rank that died.
 
     ## Why
@@ -95,7 +96,7 @@ def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
         return
     who = named(found.culprits, hang)
     yield Finding(
-        summary=short(f"{who} {_is(found)} gone{waiting_words(found, hang)}"),
+        summary=short(f"{who} {_is(found)} gone{waiting_words(found, hang) or _will_wait(found)}"),
         cause="It has crashed, was killed, or has left the training before the others. " + timeout_words(hang),
         evidence=evidence_of(found, hang),
         fixes=(
@@ -105,6 +106,7 @@ def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
             ),
             end_the_rest(found.culprits, hang),
         ),
+        severity=None if found.waiting else WARN,
         rank=found.culprits[0].number,
     )
 
@@ -146,6 +148,7 @@ def rank_in_kernel(hang: Hang) -> Iterator[Finding]:
                 else ()
             ),
         ),
+        severity=severity_of(found, hang),
         rank=found.culprits[0].number,
     )
 
@@ -193,6 +196,10 @@ def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
         ),
         rank=found.culprits[0].number,
     )
+
+
+def _will_wait(found: Verdict) -> str:
+    return f"; the others will wait for {'it' if len(found.culprits) == 1 else 'them'} at their next collective"
 
 
 def _at(found: Verdict) -> str:

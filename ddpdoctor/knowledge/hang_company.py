@@ -11,6 +11,7 @@ import msgspec
 from ddpdoctor.facts.hang import Hang, Watched, WatchedRank
 from ddpdoctor.knowledge.hang_places import Place, Where, place_of, pythons, torchs, worker_place
 
+CHECKPOINTS: Final = (Where.SAVING, Where.LOADING)
 IDLE: Final = 0.05
 BUSY: Final = 0.2
 """Cores. A rank that only waits uses less than 0.02: gloo's threads wake up a hundred times a second, and do nothing."""
@@ -114,8 +115,10 @@ def _stand(rank: WatchedRank, hang: Hang) -> Stand:
         return Stand(rank, Standing.HELD, place)
     computes = cores_used(watched) > BUSY
     standing = _standing(watched, before, place, hang, works=works, computes=computes, changed=changed)
-    # One that waits for something in a loop changes its place, too, and does nothing.
-    progress = works or computes or _changed(before, place) or (changed and cores_used(watched) > IDLE)
+    # One that waits for something in a loop changes its place, too, and does nothing; a checkpoint that goes to a slow disk or
+    # over a network needs no processor.
+    telling = cores_used(watched) > IDLE or place.where in CHECKPOINTS
+    progress = works or computes or _changed(before, place) or (changed and telling)
     return Stand(rank, standing, _seen_within(place, watched), progress)
 
 

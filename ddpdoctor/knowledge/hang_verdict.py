@@ -13,7 +13,7 @@ import msgspec
 
 from ddpdoctor.facts.base import NotKnown
 from ddpdoctor.facts.hang import Hang
-from ddpdoctor.knowledge.hang_company import Stand, Standing, having, stands_of, worker_idle, worker_moves
+from ddpdoctor.knowledge.hang_company import CHECKPOINTS, Stand, Standing, having, stands_of, worker_idle, worker_moves
 from ddpdoctor.knowledge.hang_places import FORWARD, Place, Where
 from ddpdoctor.knowledge.hang_recorded import Record, Sign, counts_move, not_dumped, record_of
 from ddpdoctor.registry import requires
@@ -23,7 +23,6 @@ SOON: Final = 60.0
 """Seconds that ranks may well wait for one that does something alone."""
 BARRIERS: Final = ("barrier", "monitored_barrier")
 ITS_DUMP: Final = "gather it, or look at what is missing first: a rank that can't dump is often the culprit"
-CHECKPOINTS: Final = (Where.SAVING, Where.LOADING)
 
 
 class Kind(str, Enum):
@@ -156,6 +155,9 @@ def _who_can_do_nothing(stands: Sequence[Stand]) -> Verdict | None:
         return Verdict(kind=Kind.KERNEL, culprits=held, waiting=waiting, unseen=unseen)
     if typing:
         return Verdict(kind=Kind.INPUT, culprits=typing, waiting=waiting, unseen=unseen)
+    others = having(stands, Standing.ELSEWHERE, Standing.PERHAPS)
+    if gone and others and not any(one.progress or one.standing is Standing.MOVES for one in stands):
+        return Verdict(kind=Kind.CRASHED, culprits=gone, unseen=unseen)
     return None
 
 

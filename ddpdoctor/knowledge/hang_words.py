@@ -149,7 +149,13 @@ def _of_rank(stand: Stand, hang: Hang) -> list[Evidence]:
     watched = stand.rank.watched
     if stand.standing is Standing.GONE:
         return [told(hang, "ranks", f"{who} is gone: {stand.rank.gone or 'its process has ended'}")]
-    found = [told(hang, "ranks", f"{who} {stand.standing.value}, in {where(stand.place)}{_doing(watched)}")]
+    found = [
+        told(
+            hang,
+            "ranks",
+            f"{who} {stand.standing.value}, in {where(stand.place)}{_doing(watched, meets=stand.place.meets)}",
+        )
+    ]
     if watched and watched.last.frames:
         found.append(Evidence(f"rank {stand.number} is in {_stack(watched.last.frames)}", watched.last.source))
     if watched and stand.place.where in (Where.LEAVING, Where.LOCK):
@@ -162,7 +168,7 @@ def _of_rank(stand: Stand, hang: Hang) -> list[Evidence]:
     return found
 
 
-def _doing(watched: Watched | None) -> str:
+def _doing(watched: Watched | None, *, meets: bool = False) -> str:
     """What a process did between two looks."""
     if watched is None or len(watched.looks) < 2:
         return ""
@@ -170,8 +176,9 @@ def _doing(watched: Watched | None) -> str:
     state = f"state {last.state}{f' in {last.waits_in}' if last.waits_in else ''}"
     cores, moved = cores_used(watched), bytes_moved(watched)
     did = [f"used {cores:.1f} cores" if cores >= 0.05 else "", f"moved {human(moved)}" if moved else ""]
-    words = listed(filter(None, did)) or "did nothing"
-    return f"; {state}; {words} within {last.seconds - first.seconds:.1f} s"
+    words = listed(filter(None, did)) or "used no processor"
+    unseen = "" if did[0] or did[1] or meets or last.state in "Tt" else "; what it sends over sockets isn't counted"
+    return f"; {state}; {words} within {last.seconds - first.seconds:.1f} s{unseen}"
 
 
 def _of_worker(worker: Watched, rank: int) -> Evidence:

@@ -16,10 +16,12 @@ from ddpdoctor.knowledge.hang_company import (
     Stand,
     Standing,
     cores_used,
+    having,
     stands_of,
     worker_idle,
     worker_moves,
 )
+from ddpdoctor.knowledge.hang_patience import LONG, longer_may_tell
 from ddpdoctor.knowledge.hang_places import Place, Where, pythons, torchs, worker_place
 from ddpdoctor.knowledge.hang_recorded import not_dumped
 from ddpdoctor.knowledge.hang_words import file_line, named, where
@@ -31,6 +33,7 @@ from ddpdoctor.wording import listed, plural, ranks_named
 MOST_CALLERS: Final = 5
 MOST_PIDS: Final = 4
 MOST_WORKERS: Final = 4
+MOST_SECONDS: Final = 600
 LONGER: Final = 10
 """Times as long as the last look: a step may take longer than that."""
 
@@ -74,8 +77,6 @@ def headline(examination: Examination) -> str:
     stands = stands_of(hang)
     if not stands and hang.job:
         return "No rank of this job could be looked at"
-    if not stands and hang.job:
-        return "No rank of this job could be looked at"
     if not stands:
         missing = not_dumped(hang)
         if hang.recorded and not missing:
@@ -89,12 +90,16 @@ def how_many_move(stands: Sequence[Stand], hang: Hang) -> str:
     unseen = [one for one in stands if one.standing is Standing.UNSEEN]
     gone = [one for one in stands if one.standing is Standing.GONE]
     moving = [one for one in stands if one not in unseen and one not in gone and moves(one)]
-    still = [one for one in stands if one not in (*unseen, *gone, *moving)]
+    waiting = [one for one in having(stands, Standing.WAITS) if moving and not moves(one)]
+    still = [one for one in stands if one not in (*unseen, *gone, *moving, *waiting)]
     if len(moving) == len(stands):
         return f"Rank {stands[0].number} moves" if len(stands) == 1 else f"{_all(len(stands))} ranks move"
     parts = []
     if moving:
         parts.append(f"{len(moving)} of {plural(len(stands), 'rank')} {'moves' if len(moving) == 1 else 'move'}")
+    if waiting:
+        s, works = "s" if len(waiting) == 1 else "", "works" if len(moving) == 1 else "work"
+        parts.append(f"{named(waiting, hang)} wait{s} for {named(moving, hang)}, which {works}")
     if still:
         parts.append(f"{named(still, hang)} stay{'s' if len(still) == 1 else ''} in one place")
     if gone:
@@ -115,12 +120,10 @@ def moves(stand: Stand) -> bool:
 
 
 def _goes_on(stand: Stand) -> bool:
-    """It was in other places meanwhile."""
+    """It was in other places meanwhile, and not only in those of a loop that waits."""
     watched = stand.rank.watched
-    elsewhere = (
-        stand.standing is Standing.ELSEWHERE and watched is not None and watched.samples > 0 and not watched.still
-    )
-    return stand.standing is Standing.MOVES or elsewhere
+    wandered = watched is not None and watched.samples > 0 and not watched.still
+    return stand.standing is Standing.MOVES or (stand.standing is Standing.ELSEWHERE and stand.progress and wandered)
 
 
 def rows(examination: Examination) -> list[tuple[str, str]]:
@@ -316,14 +319,15 @@ def _place_of_worker(worker: Watched) -> str:
 
 
 def advice(examination: Examination) -> str:
-    """What to try where not all ranks move, and no check is sure of why."""
+    """What to try where not all ranks move, and only their stillness speaks for a hang."""
     hang = hang_of(examination)
     stands = stands_of(hang)
-    if examination.verdict is Verdict.FAIL or not stands or all(map(moves, stands)):
+    if not stands or all(map(moves, stands)) or not longer_may_tell(hang):
         return ""
     if not any(one.rank.watched and one.rank.watched.last.frames for one in stands):
         return ""
-    return f"A step may take longer than that; to look longer: ddpdoctor jobs --hang {hang.job} --seconds {LONGER * round(hang.between)}"
+    seconds = min(MOST_SECONDS, max(round(LONG), LONGER * round(hang.between)))
+    return f"A step may take longer than that; to look longer: ddpdoctor jobs --hang {hang.job} --seconds {seconds}"
 
 
 def outcome(examination: Examination) -> str:
@@ -333,4 +337,8 @@ def outcome(examination: Examination) -> str:
         return "Whether it hangs can't be told"
     if not found:
         return "No hang was found"
-    return "This job doesn't go on" if examination.verdict is Verdict.FAIL else "It may be that this job doesn't go on"
+    hang = hang_of(examination)
+    if any(map(moves, stands_of(hang))):
+        return "Some of its ranks work, others wait or are still"
+    still = f"did not go on within {hang.between:.1f} s" if hang.between else "did not go on, by its dumps"
+    return f"This job {still}" if examination.verdict is Verdict.FAIL else f"This job {still}; it may hang"

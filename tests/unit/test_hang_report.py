@@ -18,7 +18,7 @@ from ddpdoctor.report.contract import build_report, to_json
 from ddpdoctor.report.hang_terminal import show_where_it_hangs
 from ddpdoctor.report.hang_words import groups, headline
 from ddpdoctor.report.terminal import make_console
-from tests.hangs import GETS_ITEM, IDLE_WORKER, collective, hang, in_worker, loader, own, rank, watched
+from tests.hangs import GETS_ITEM, IDLE_WORKER, collective, hang, in_worker, loader, own, rank, saving, watched
 
 
 def examined(*ranks: WatchedRank, **more: object) -> Examination:
@@ -47,13 +47,14 @@ def still(number: int, stack: Sequence[Frame], **more: object) -> WatchedRank:
 
 
 def test_the_odd_one_comes_first() -> None:
-    one = examined(*(still(number, collective()) for number in (0, 2, 3)), still(1, own("load", 31)))
+    one = examined(*(still(number, collective()) for number in (0, 2, 3)), still(1, own("load", 31)), between=31.0)
     first, second = groups(one)
     assert (first.ranks, first.words) == ("rank 1", "stays in load (train.py:31)")
     assert (second.ranks, second.words) == ("ranks 0, 2 and 3", "wait in all_reduce (train.py:40)")
     text = shown(one)
     assert text.index("rank 1 stays in load (train.py:31)") < text.index("wait in all_reduce (train.py:40)")
     assert one.verdict is Verdict.FAIL
+    assert "FAIL  This job did not go on within 31.0 s.\n" in text
 
 
 def test_ranks_that_move() -> None:
@@ -128,7 +129,7 @@ def test_nothing_was_seen_at_all() -> None:
 
 
 def test_a_stack_in_full_with_v() -> None:
-    one = examined(still(0, collective()), still(1, own("load", 31)))
+    one = examined(still(0, collective()), still(1, own("load", 31)), between=31.0)
     assert "c10d_logger.py:83" not in shown(one).split("FAIL")[1]
     assert (
         "        all_reduce (/opt/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:3252)"
@@ -138,8 +139,9 @@ def test_a_stack_in_full_with_v() -> None:
 
 def test_a_line_a_finding() -> None:
     lines = shown(examined(still(0, collective()), still(1, own("load", 31))), quiet=True).splitlines()
-    assert lines[0].startswith("FAIL  rank-busy-outside-collectives: rank 1 ")
-    assert len(lines) == 3
+    assert lines[0].startswith("WARN  rank-busy-outside-collectives: rank 1 ")
+    assert "WARN  This job did not go on within 5.0 s; it may hang." in lines
+    assert len(lines) == 5
 
 
 @pytest.mark.parametrize("count", [2, 256])
@@ -160,7 +162,7 @@ def test_a_name_can_t_steer_the_terminal() -> None:
 
 
 def test_json_has_the_facts_and_the_findings() -> None:
-    one = examined(still(0, collective()), still(1, own("load", 31)))
+    one = examined(still(0, collective()), still(1, own("load", 31)), between=31.0)
     told = json.loads(to_json(build_report("jobs", [one], hang=hang_of(one))))
     assert told["verdict"] == "fail"
     assert [found["rank"] for found in told["findings"]] == [1]
@@ -172,4 +174,36 @@ def test_where_no_check_is_sure_a_longer_look_is_advised() -> None:
     one = examined(still(0, collective()), still(1, collective()))
     assert one.verdict is not Verdict.FAIL
     assert "ddpdoctor jobs --hang 3990 --seconds 50" in " ".join(shown(one).split())
-    assert "--seconds" not in shown(examined(still(0, collective()), still(1, own("load", 31))))
+    assert "--seconds 50" in shown(examined(still(0, collective()), still(1, own("load", 31))))
+    longer = examined(still(0, collective()), still(1, own("load", 31)), between=31.0)
+    assert longer.verdict is Verdict.FAIL
+    assert "--seconds 310" in shown(longer)
+    apart = examined(still(0, collective()), still(1, collective("barrier", 50)))
+    assert apart.verdict is Verdict.FAIL
+    assert "--seconds" not in shown(apart), "ranks in different collectives don't come together by waiting"
+
+
+def test_who_saves_slowly_moves_on_in_every_sentence() -> None:
+    """Half a second a write, which needs no processor."""
+    one = still(0, saving(), waits_in="hrtimer_nanosleep")
+    assert one.watched is not None
+    slow = msgspec.structs.replace(one, watched=msgspec.structs.replace(one.watched, elsewhere=120))
+    text = shown(examined(slow, still(1, collective())), width=200)
+    assert "rank 0 moves on" in text
+    assert "still moving; rank 1 waits for it" in text
+    assert "WARN  Some of its ranks work, others wait or are still." in text
+    assert "no movement" not in text
+
+
+def test_a_loop_that_only_waits_does_not_move_on() -> None:
+    one = still(0, own("wait_for_file", 30), waits_in="hrtimer_nanosleep")
+    assert one.watched is not None
+    polls = msgspec.structs.replace(one, watched=msgspec.structs.replace(one.watched, elsewhere=9))
+    assert [group.words.split()[0] for group in groups(examined(polls, still(1, collective())))] == ["stays", "waits"]
+
+
+def test_who_waits_for_a_rank_that_works_is_said_to() -> None:
+    assert (
+        headline(examined(moving(0), still(1, collective())))
+        == "1 of 2 ranks moves; rank 1 waits for rank 0, which works"
+    )
