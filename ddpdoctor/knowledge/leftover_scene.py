@@ -75,28 +75,12 @@ class Scene:
 
     def orphaned(self, process: Process) -> bool:
         """It was adopted, or the shell was in which torchrun had started it: `torchrun --no-python ./train.sh`."""
-        one: Process | None = process
-        while one and not self.adopted(one):
-            one = self._wrapper(one)
-        return one is not None
-
-    def _wrapper(self, process: Process) -> Process | None:
-        """The parent, where it is what torchrun started in place of a rank: it has the same run in its settings, and is no
-        launcher. Who only sits in a shell with such settings has a terminal, or isn't in the session of that shell."""
-        parent = self.parent(process)
-        run = setting(process, ELASTIC_RUN)
-        wraps = (
-            parent is not None
-            and bool(run)
-            and parent.role is Role.OTHER
-            and not parent.ours
-            and not parent.terminal
-            and setting(parent, ELASTIC_RUN) == run
-            and setting(parent, "RANK") == setting(process, "RANK")
-            and parent.session == process.session
-            and parent.start <= process.start
-        )
-        return parent if wraps else None
+        one = process
+        for parent in self.ancestors(process):
+            if self.adopted(one) or not _wraps(parent, one):
+                break
+            one = parent
+        return self.adopted(one)
 
     def not_adopted(self, process: Process) -> Iterator[str]:
         """Why its parent may have started it after all, so that it is no orphan."""
@@ -113,6 +97,20 @@ class Scene:
             yield f"its parent, {parent.name} (pid {parent.pid}), may have started it: it can't be looked into"
         elif _base(parent.executable).startswith(INTERPRETERS):
             yield f"its parent, {parent.name} (pid {parent.pid}), may have started it"
+
+
+def _wraps(parent: Process, child: Process) -> bool:
+    """Whether the parent is what torchrun started in place of a rank: it has the same run in its settings. A shell with such
+    settings in which somebody sits has a terminal."""
+    return (
+        parent.role is Role.OTHER
+        and not parent.ours
+        and not parent.terminal
+        and bool(setting(child, ELASTIC_RUN))
+        and all(setting(parent, name) == setting(child, name) for name in (ELASTIC_RUN, "RANK"))
+        and parent.session == child.session
+        and parent.start <= child.start
+    )
 
 
 def _user_manager(process: Process) -> bool:

@@ -218,13 +218,13 @@ d.destroy_process_group()
 """
 """In a network of its own, in which nobody else listens. The file for the meeting is gone afterwards."""
 ORPHANED = """
-import os, time, torch.distributed as d
+import os, torch, torch.distributed as d
 os.environ.update(MASTER_PORT='29713', TORCHELASTIC_USE_AGENT_STORE='False')
 d.init_process_group('gloo')
 print('ready', flush=True)
-time.sleep(99999) if d.get_rank() else d.barrier()
+d.all_reduce(torch.ones(1)) if d.get_rank() else d.barrier()
 """
-"""Rank 0 keeps the store, and so the port; rank 1 never comes to the barrier."""
+"""Rank 0 keeps the store, and so the port; each rank waits in another collective."""
 TAKE_THREADS = (
     "import os, torch; more = 2 * torch.get_num_threads() > len(os.sched_getaffinity(0)); "
     "print('two ranks take', 'more' if more else 'no more', 'threads than there are cores')"
@@ -309,7 +309,7 @@ ILLNESSES = (
         slug="port-in-use",
         prepared=ORPHANS_PREPARED,
         made=orphans(),
-        words="`kill -9` of torchrun, while rank 1 sleeps",
+        words="`kill -9` of torchrun, while one rank waits in `all_reduce` and the other in `barrier`",
         carried_out="ddpdoctor zombies --kill ...",
         answer="y",
         job=python(JOIN),
@@ -322,7 +322,7 @@ ILLNESSES = (
         slug="orphaned-rank",
         prepared=ORPHANS_PREPARED,
         made=orphans(),
-        words="`kill -9` of torchrun, while rank 1 sleeps",
+        words="`kill -9` of torchrun, while one rank waits in `all_reduce` and the other in `barrier`",
         carried_out="ddpdoctor zombies --kill ...",
         answer="y",
         harmless="the old ranks keep their memory and their port",

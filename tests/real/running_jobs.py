@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -159,11 +160,18 @@ def torchrun(
     settings: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
     flags: Sequence[str] = (),
+    wrapped: bool = False,
 ) -> Iterator[RunningJob]:
-    """Under torch's own launcher. prefix: a command that runs it ("unshare", "--net"). flags: more of torchrun's."""
+    """Under torch's own launcher. prefix: a command that runs it ("unshare", "--net"). flags: more of torchrun's. wrapped: each
+    rank is started by a shell of its own."""
     with _job(folder) as job:
         given = ("--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", str(job.port), *flags)
-        command = [sys.executable, "-m", "torch.distributed.run", *given, "train.py"]
+        script = ["train.py"]
+        if wrapped:
+            (job.folder / "train.sh").write_text(f"#!/bin/bash\n{shlex.quote(sys.executable)} train.py\necho done\n")
+            (job.folder / "train.sh").chmod(0o755)
+            script = ["--no-python", "./train.sh"]
+        command = [sys.executable, "-m", "torch.distributed.run", *given, *script]
         job.start(command, _settings(job, does, settings, master=False), prefix)
         yield job
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -42,12 +43,13 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Left]:
     with (
         own_pids() as host,
         torchrun(
-            folder, does={1: ("sleep", 1)}, prefix=host.prefix, settings=RANK_0_KEEPS_THE_STORE, flags=C10D
+            folder, does={0: ("alone", 1)}, prefix=host.prefix, settings=RANK_0_KEEPS_THE_STORE, flags=C10D
         ) as job,
         by_hand(folder, 1, does={0: ("dataloader", 1)}, prefix=host.prefix) as alone,
         launched(folder, 2, prefix=host.prefix) as healthy,
     ):
-        job.wait_for("rank-1.there")
+        job.wait_for("rank-0.there")
+        job.wait_for("rank-1.finishing")
         worker = int(alone.wait_for("worker.stuck"))
         kill_launcher(job)
         host.run("kill", "-9", str(alone.pid(0)))
@@ -122,6 +124,57 @@ def master_port(left: Left) -> int:
 def _outer(left: Left) -> int:
     """The pid of rank 0 as it is seen from here."""
     return next(pid for pid in left.job.pids() if b"\0RANK=0\0" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes())
+
+
+def test_a_quiet_orphan_that_waits_for_no_collective_is_in_doubt(tmp_path: Path) -> None:
+    """As one that sends a checkpoint, or polls a server: only its stack tells it from one that waits for ever."""
+    with own_pids() as host, launched(tmp_path, 2, prefix=host.prefix) as job:
+        ranks = [job.pid(0), job.pid(1)]
+        mark = os.fsencode(sys.executable) + b"\0torchrun\0"
+        (launcher,) = [pid for pid in job.pids() if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(mark)]
+        os.kill(launcher, signal.SIGKILL)
+        found: list[dict[str, Any]] = []
+
+        def both_orphaned() -> bool:
+            found[:] = [one for one in host.leftovers() if one["pid"] in ranks]
+            return len(found) == 2
+
+        wait_until(both_orphaned, "two orphans")
+        stands = "is in its script (train.py:8), and not in a collective"
+        for one, other in zip(found, reversed(found), strict=True):
+            assert one["certainty"] == "doubt"
+            assert f"it {stands}" in one["doubts"]
+            assert any(text.endswith(f"of its job (pid {other['pid']}) {stands}") for text in one["doubts"])
+            assert one["command"] == f"ps -o pid,user,lstart,stat,args -p {one['pid']}"
+
+
+@pytest.mark.thorough
+def test_an_orphaned_job_of_which_one_rank_sleeps_goes_on(tmp_path: Path) -> None:
+    with own_pids() as host, torchrun(tmp_path, does={1: ("sleep", 1)}, prefix=host.prefix) as job:
+        ranks = [job.pid(0), job.pid(1)]
+        job.wait_for("rank-1.there")
+        kill_launcher(job)
+        wait_until(lambda: all(one["age"] > 11 for one in host.leftovers() or [{"age": 0}]), "their age")
+        ended = host.ddpdoctor("zombies", "--kill", "--yes")
+        assert "sleep_for_good (train.py:" in ended.stdout.replace("\n           ", " ")
+        assert "If that shows" not in ended.stdout
+        assert all(host.alive(pid) for pid in ranks)
+        host.ddpdoctor("check", "--select", "orphaned-rank", "--fix", "--yes")
+        assert all(host.alive(pid) for pid in ranks)
+
+
+@pytest.mark.thorough
+def test_a_rank_in_a_shell_that_torchrun_started_is_an_orphan(tmp_path: Path) -> None:
+    with own_pids() as host, torchrun(tmp_path, does={0: ("alone", 1)}, prefix=host.prefix, wrapped=True) as job:
+        job.wait_for("rank-0.there")
+        job.wait_for("rank-1.finishing")
+        ranks = [job.pid(0), job.pid(1)]
+        kill_launcher(job)
+        wait_until(lambda: {one["pid"] for one in host.leftovers()} == set(ranks), "two orphans")
+        for one in host.leftovers():
+            assert one["certainty"] == "doubt"
+            assert "train.sh (pid" in one["doubts"][0]
+            assert "still there" in one["doubts"][0]
 
 
 def test_a_zombie_names_the_parent_that_does_not_collect_it(tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ import msgspec
 import pytest
 
 from ddpdoctor.cli.stopping import Stopped
+from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.knowledge.leftovers import Leftover
 from ddpdoctor.treatments import ending as module
 from ddpdoctor.treatments.ending import Ending, Endings, Fate, Look, end
 from ddpdoctor.treatments.leftovers import targets_of
-from tests.process_trees import ME, Host
+from tests.process_trees import COLLECTIVES, ELSEWHERE, ME, Host
 from tests.real.running_jobs import start_time, state
 
 Changed = Callable[[Look], Look]
@@ -51,7 +52,7 @@ def _started(code: str) -> Iterator[subprocess.Popen[str]]:
 def look_at(process: subprocess.Popen[str], **facts: Any) -> Look:
     """A host on which that process is the only rank of a dead job."""
     host = Host(Random(1))
-    host.rank(0, 1, **{"pid": process.pid, "start": start_time(process.pid), **facts})
+    host.rank(0, 1, **{"pid": process.pid, "start": start_time(process.pid), "stack": COLLECTIVES[0], **facts})
     processes, gpus = host.facts()
     shared = SharedMemory(size=1 << 30, free=1 << 30)
     return Look(processes=processes, gpus=gpus, shared_memory=shared, at=time.monotonic() - 10)
@@ -98,6 +99,9 @@ def test_a_reused_pid_is_another_process(sleeper: subprocess.Popen[str]) -> None
         {"writes_to": ("/data/step-1000.pt",)},
         {"uid": ME + 1},
         {"tracer": 7},
+        {"stack": ELSEWHERE[0]},
+        {"stack": COLLECTIVES[1]},
+        {"stack": Unknown("py-spy isn't installed")},
         {"role": "gone"},
     ],
 )
