@@ -12,7 +12,7 @@ from ddpdoctor.knowledge.job_gpu_remarks import gpu_remarks
 from ddpdoctor.knowledge.job_words import ENDED, Oddity, Remark, places, who
 from ddpdoctor.knowledge.jobs import Job, by_hand
 from ddpdoctor.knowledge.leftovers import Kind, left_by_processes
-from ddpdoctor.wording import listed, ranks_named
+from ddpdoctor.wording import listed, plural, ranks_named
 
 STOPPED = "T"
 HELD_BY_A_DEBUGGER = "t"
@@ -99,7 +99,9 @@ def _stopped(job: Job) -> Iterator[Remark]:
     stopped = [one for one in alive if one.state == STOPPED]
     if stopped:
         whole = len(stopped) == len(alive)
-        others = "all ranks of the job on this host" if whole else f"{len(alive) - len(stopped)} others go on"
+        rest = len(alive) - len(stopped)
+        still_there = f"{plural(rest, 'other')} {'is' if rest == 1 else 'are'}n't stopped"
+        others = "all ranks of the job on this host" if whole else still_there
         yield Remark(
             Oddity.STOPPED,
             # A scheduler that suspends a job stops all of it, and continues it.

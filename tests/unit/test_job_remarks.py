@@ -72,6 +72,9 @@ def test_dead_and_ending() -> None:
 def test_one_rank_stopped_is_worse_than_all_of_them() -> None:
     one = remarks(launcher(), *RANKS[:3], rank(3, state="T"))
     assert [(each.oddity, each.ranks, each.severity) for each in one] == [(Oddity.STOPPED, (3,), FAIL)]
+    assert one[0].text.endswith("state T; 3 others aren't stopped")
+    (pair,) = remarks(launcher(), rank(0), rank(1, state="T"))[:1]
+    assert pair.text.endswith("state T; 1 other isn't stopped")
     every = remarks(launcher(), *(rank(number, state="T") for number in range(4)))
     assert [(each.oddity, each.severity) for each in every] == [(Oddity.STOPPED, WARN)]
 
