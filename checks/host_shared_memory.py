@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.facts.base import Maybe, known
+from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
@@ -16,7 +16,7 @@ from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.leftover_fixes import MOST_NAMED, command_of
-from ddpdoctor.knowledge.leftover_segments import left_segments
+from ddpdoctor.knowledge.leftover_segments import left_segments, unlooked
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, check
 from ddpdoctor.wording import human, listed, plural
@@ -183,16 +183,19 @@ def shm_stale_segments(shared_memory: SharedMemory, processes: Maybe[Processes])
 
     ## Fix
     `ddpdoctor zombies --kill` looks again and removes those of yours that nobody can come for any more; or `rm` with exactly
-    these names. Those of a running job must stay.
+    these names. Those of a running job must stay, and what Python's shared_memory made may be meant to stay. Without root not
+    all processes can be looked into: then nothing is sure, and `ddpdoctor zombies` lists what may be left over.
     """
     stale = known(shared_memory.stale)
     if not stale:
         return
+    if reason := unlooked(shared_memory, f"the {plural(len(stale), 'segment')} that nobody else uses"):
+        known(Unknown(reason))
     size = shared_memory.size
     heavy = isinstance(size, int) and shared_memory.stale_size > size // 4
     count = plural(len(stale), "segment")
     yield Finding(
-        summary=f"{count} of dead jobs {'takes' if len(stale) == 1 else 'take'} {human(shared_memory.stale_size)} of /dev/shm",
+        summary=f"{count} that no process uses {'takes' if len(stale) == 1 else 'take'} {human(shared_memory.stale_size)} of /dev/shm",
         evidence=(told(shared_memory, "stale", f"no process uses {listed(stale)}"),),
         fixes=tuple(_without_them(shared_memory, processes)),
         severity=WARN if heavy else INFO,
@@ -212,7 +215,7 @@ def _without_them(shared_memory: SharedMemory, processes: Maybe[Processes]) -> I
         )
         yield Fix(_first(text, len(proven)), (command_of(proven),), appliable=True)
     if others:
-        text = "Remove them" if not proven else "Remove the others, if no job is about to use them"
+        text = "Remove them" if not proven else "Remove the others, if no program is to use them later"
         yield Fix(_first(text, len(others)), (shlex.join(["rm", "-f", *others[:MOST_NAMED]]),))
 
 

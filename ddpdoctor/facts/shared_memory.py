@@ -10,7 +10,8 @@ from ddpdoctor.facts.base import Facts, Maybe, Source
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A file there that no process maps or has open. Size in bytes, age in seconds since it was last written by a call."""
+    """A file there that no process is seen to map or to have open. Size in bytes, age in seconds since it was last opened, written or changed by
+    a call."""
 
     path: str
     size: int = 0
@@ -31,9 +32,12 @@ class SharedMemory(Facts, frozen=True, kw_only=True):
     free: Annotated[Maybe[int], Source("statvfs of /dev/shm")]
     writable: Annotated[Maybe[bool], Source("access of /dev/shm")] = True
     stale: Annotated[Maybe[tuple[str, ...]], Source("/dev/shm/{nccl-,torch_,psm_,sem.mp-}*, /proc/*/maps")] = ()
-    """Paths of segments that no process maps or has open any more; those of users whose processes can't be seen are left out."""
+    """Paths of segments that no process is seen to map or to have open any more; those of users whose processes can't be seen are
+    left out. Segments are what NCCL, torch and Python's multiprocessing name so (see knowledge/segment_names.py)."""
     stale_size: Annotated[int, Source("/dev/shm")] = 0
     segments: Annotated[
         tuple[Segment, ...], Source("/dev/shm/{nccl-,torch_,psm_,sem.mp-}*, /proc/*/{maps,cmdline}")
     ] = ()
     """Those of `stale`, with their owners."""
+    closed: Annotated[int, Source("/proc/*/{maps,fd}")] = 0
+    """Processes that this user may not look into: any of them may use any of `stale`."""

@@ -9,8 +9,11 @@ from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.knowledge.leftovers import Certainty, Kind, Leftover
+from ddpdoctor.knowledge.segment_names import Maker, maker_of, may_be_chosen
+from ddpdoctor.wording import plural
 
 WHY = "no process has it mapped or open"
+WHY_SEEN = "no process that can be seen has it mapped or open"
 
 
 def left_segments(shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[Leftover]:
@@ -20,36 +23,50 @@ def left_segments(shared_memory: SharedMemory, processes: Maybe[Processes]) -> I
     known = {one.path: one for one in shared_memory.segments}
     me = None if isinstance(processes, Unknown) else processes.uid
     for path in shared_memory.stale:
-        segment = known.get(path)
-        if segment is None:
-            yield _unclear(path, "whose it is isn't known")
-        elif me is None:
-            yield _leftover(segment, Certainty.DOUBT, "whether it is yours isn't known")
-        elif segment.uid != me:
-            yield _leftover(segment, Certainty.NOT_OURS, f"it is {segment.user or segment.uid}'s")
-        elif segment.wanted_by:
-            yield _leftover(segment, Certainty.DOUBT, f"{segment.wanted_by} still runs, and may come for it")
-        elif not segment.inode:
-            yield _leftover(segment, Certainty.DOUBT, "its inode isn't known")
-        else:
-            yield _leftover(segment, Certainty.PROVEN)
+        segment = known.get(path, Segment(path=path))
+        doubts = tuple(_doubts(segment, shared_memory, processes)) if path in known else ("whose it is isn't known",)
+        certainty = Certainty.DOUBT if doubts else Certainty.PROVEN
+        if path in known and me is not None and segment.uid != me:
+            certainty, doubts = Certainty.NOT_OURS, (f"it is {segment.user or segment.uid}'s",)
+        yield Leftover(
+            kind=Kind.SEGMENT,
+            certainty=certainty,
+            what=path,
+            why=WHY_SEEN if shared_memory.closed else WHY,
+            doubts=doubts,
+            command="" if certainty is Certainty.NOT_OURS else shlex.join(["rm", "-f", path]),
+            owner=segment.user,
+            age=segment.age if segment.inode else None,
+            path=path,
+            inode=(segment.device, segment.inode),
+            size=segment.size,
+        )
 
 
-def _unclear(path: str, doubt: str) -> Leftover:
-    return _leftover(Segment(path=path), Certainty.DOUBT, doubt)
+def unlooked(shared_memory: SharedMemory, what: str = "it") -> str:
+    """Why it can't be told whether somebody uses a segment; "" where all processes were looked into."""
+    if not shared_memory.closed:
+        return ""
+    count = plural(shared_memory.closed, "process", "processes")
+    return f"{count} can't be looked into with the rights of this user, and may use {what}"
 
 
-def _leftover(segment: Segment, certainty: Certainty, doubt: str = "") -> Leftover:
-    return Leftover(
-        kind=Kind.SEGMENT,
-        certainty=certainty,
-        what=segment.path,
-        why=WHY,
-        doubts=(doubt,) if doubt else (),
-        command="" if certainty is Certainty.NOT_OURS else shlex.join(["rm", "-f", segment.path]),
-        owner=segment.user,
-        age=segment.age if segment.inode else None,
-        path=segment.path,
-        inode=(segment.device, segment.inode),
-        size=segment.size,
-    )
+def _doubts(segment: Segment, shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[str]:
+    if isinstance(processes, Unknown):
+        yield "whether it is yours isn't known"
+    elif processes.unseen:
+        yield f"not all processes can be seen: {processes.unseen}"
+    if segment.wanted_by:
+        yield f"{segment.wanted_by} still runs, and may come for it"
+    if not segment.inode:
+        yield "its inode isn't known"
+    if closed := unlooked(shared_memory):
+        yield closed
+    name = segment.path.removeprefix("/dev/shm/")
+    maker = maker_of(name)
+    if maker is None:
+        yield "its name is none that NCCL, torch or Python gives"
+    elif maker in (Maker.MEMORY, Maker.SEMAPHORE):
+        yield "Python keeps it for whoever knows its name, and a program may have left it there on purpose"
+    elif may_be_chosen(name):
+        yield "somebody may have chosen its name"

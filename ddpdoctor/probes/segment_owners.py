@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import time
+from collections.abc import Set
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.knowledge.segment_names import Maker, maker_of, maker_pid
 from ddpdoctor.probes.context import Context
 
-_MAKER = re.compile(r"torch_(\d+)_")
 _MANAGER = b"torch_shm_manager"
 _TRACKER = b"multiprocessing.resource_tracker"
-_KEPT_BY = {"torch_": _MANAGER, "psm_": _TRACKER, "sem.mp-": _TRACKER}
+_KEPT_BY = {Maker.TORCH: _MANAGER, Maker.MEMORY: _TRACKER, Maker.SEMAPHORE: _TRACKER}
 """NCCL's are mapped by their makers for as long as these live."""
 _CLOCKS_APART = 5.0
 """Seconds by which a keeper may seem younger than what it keeps."""
@@ -47,16 +46,35 @@ def keepers(context: Context) -> tuple[Keeper, ...]:
     return tuple(found)
 
 
-def wanted_by(name: str, state: os.stat_result, known: tuple[Keeper, ...]) -> str:
-    """Who may still come for the segment of that name, in words; "" where nobody may."""
-    maker = _MAKER.match(name)
-    if maker and Path(f"/proc/{maker[1]}").exists():
-        return f"pid {maker[1]}, which made it"
-    what = next((keeper for prefix, keeper in _KEPT_BY.items() if name.startswith(prefix)), None)
+def pids_anywhere(context: Context) -> frozenset[int]:
+    """Of all processes, with those that they have in containers: a container that shares /dev/shm names its segments by these."""
+    found = set()
+    for name in os.listdir(context.path("/proc")):  # noqa: PTH208 (names are all we need)
+        if name.isdecimal():
+            found.add(int(name))
+            status = context.read(f"/proc/{name}/status")
+            if isinstance(status, str):
+                line = next((one for one in status.splitlines() if one.startswith("NSpid:")), "")
+                found |= {int(one) for one in line.split()[1:]}
+    return frozenset(found)
+
+
+def wanted_by(name: str, state: os.stat_result, known: tuple[Keeper, ...], pids: Set[int]) -> str:
+    """Who may still come for the segment of that name, in words; "" where nobody may. pids: of all that live."""
+    maker = maker_pid(name)
+    if maker in pids:
+        return f"pid {maker}, which made it"
+    kind = maker_of(name)
+    what = _KEPT_BY.get(kind) if kind else None
     for one in known:
-        if one.what == what and one.uid == state.st_uid and one.started < state.st_mtime + _CLOCKS_APART:
+        if one.what == what and one.uid == state.st_uid and one.started < last_used(state) + _CLOCKS_APART:
             return f"{one.what.decode()} (pid {one.pid})"
     return ""
+
+
+def last_used(state: os.stat_result) -> float:
+    """Seconds since the epoch. Of the three the one that `cp -p`, rsync and touch can't set back counts, too."""
+    return max(state.st_mtime, state.st_ctime, state.st_atime)
 
 
 def _started(context: Context, pid: str) -> float:

@@ -25,6 +25,7 @@ from ddpdoctor.treatments.ending import Ending, Endings, Fate, Look, end
 from ddpdoctor.treatments.leftovers import targets_of
 from tests.process_trees import COLLECTIVES, ELSEWHERE, ME, Host
 from tests.real.running_jobs import start_time, state
+from tests.segments import make, nccl_name
 
 Changed = Callable[[Look], Look]
 
@@ -157,8 +158,7 @@ def test_doubts_are_never_ended(sleeper: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def segment() -> Iterator[Path]:
-    path = Path(f"/dev/shm/nccl-test-of-ddpdoctor-{os.getpid()}")
-    path.write_bytes(b"x" * 4096)
+    path = make(Path("/dev/shm", nccl_name()))
     yield path
     with suppress(FileNotFoundError):
         path.unlink()
@@ -199,8 +199,8 @@ def test_a_segment_that_is_used_again_stays(segment: Path) -> None:
     assert segment.exists()
 
 
-def test_whose_segments_are_proven() -> None:
-    first = with_segment(Path("/dev/null"))
+def test_whose_segments_are_proven(segment: Path) -> None:
+    first = with_segment(segment)
     assert isinstance(first.shared_memory, SharedMemory)
 
     def judged(**facts: Any) -> Leftover:

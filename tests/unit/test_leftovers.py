@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from random import Random
+from typing import Any
 
 import msgspec
+import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.base import NotKnown, Unknown
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.knowledge.leftover_blind_spots import blind_spots
 from ddpdoctor.knowledge.leftovers import Certainty, Kind, leftovers_of
@@ -22,7 +24,13 @@ ROOM = SharedMemory(size=1 << 30, free=1 << 30)
 def segments(*uids: int) -> SharedMemory:
     found = tuple(
         Segment(
-            path=f"/dev/shm/nccl-{number}", size=4096, uid=uid, user=f"user{uid}", age=99.0, device=1, inode=number + 1
+            path=f"/dev/shm/nccl-3XkQz{number}",
+            size=4096,
+            uid=uid,
+            user=f"user{uid}",
+            age=99.0,
+            device=1,
+            inode=number + 1,
         )
         for number, uid in enumerate(uids)
     )
@@ -70,13 +78,42 @@ def test_segments_are_told_together_by_owner() -> None:
     assert "2 segments in /dev/shm" in text
     assert "1 segment in /dev/shm" in text
     assert "NOT YOURS" in text
-    assert "ddpdoctor zombies --kill /dev/shm/nccl-0 /dev/shm/nccl-1" in text
+    assert "ddpdoctor zombies --kill /dev/shm/nccl-3XkQz0 /dev/shm/nccl-3XkQz1" in text
 
 
 def test_only_ones_own_segments_are_for_check_to_remove() -> None:
     processes, _ = Host(Random(1)).facts()
     (finding,) = find_check("shm-stale-segments").predicate(segments(ME, 0), processes)
     assert [(one.commands, one.appliable) for one in finding.fixes] == [
-        (("ddpdoctor zombies --kill /dev/shm/nccl-0",), True),
-        (("rm -f /dev/shm/nccl-1",), False),
+        (("ddpdoctor zombies --kill /dev/shm/nccl-3XkQz0",), True),
+        (("rm -f /dev/shm/nccl-3XkQz1",), False),
     ]
+
+
+def doubts(names: tuple[str, ...], **said: Any) -> list[tuple[str, ...]]:
+    """Of segments of these names, which are ours. said: of /dev/shm."""
+    found = tuple(Segment(path=f"/dev/shm/{one}", uid=ME, age=99.0, device=1, inode=7) for one in names)
+    shared = msgspec.structs.replace(ROOM, stale=tuple(one.path for one in found), segments=found, **said)
+    return [one.doubts for one in leftovers_of(*Host(Random(1)).facts(), shared) if one.kind is Kind.SEGMENT]
+
+
+def test_what_may_be_meant_to_stay_is_in_doubt() -> None:
+    assert doubts(("nccl-3XkQz1", "torch_20426_1055735120_0", "nccl-shm-send-5f3a9c01d2-0-1-0")) == [(), (), ()]
+    for name in ("psm_2a6ecd0b", "sem.mp-n_vjzf9h"):
+        assert doubts((name,)) == [
+            ("Python keeps it for whoever knows its name, and a program may have left it there on purpose",)
+        ]
+    assert doubts(("nccl-config",)) == [("somebody may have chosen its name",)]
+    assert doubts(("torch_cache.pt",)) == [("its name is none that NCCL, torch or Python gives",)]
+
+
+def test_nothing_is_proven_while_a_process_is_closed_to_the_look() -> None:
+    assert doubts(("nccl-3XkQz1",), closed=34) == [
+        ("34 processes can't be looked into with the rights of this user, and may use it",)
+    ]
+    shared = msgspec.structs.replace(segments(ME), closed=1)
+    assert "no process that can be seen has it mapped or open" in shown(Host(Random(1)), shared)
+    with pytest.raises(
+        NotKnown, match=r"^1 process can't be looked into .* may use the 1 segment that nobody else uses$"
+    ):
+        list(find_check("shm-stale-segments").predicate(shared, Host(Random(1)).facts()[0]))
