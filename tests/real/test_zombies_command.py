@@ -6,15 +6,12 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE
 from tests.command import command, ddpdoctor
 from tests.real.closed_loop import USER
 from tests.real.own_pids import OwnPids, kill_launcher, own_pids
@@ -196,29 +193,6 @@ def test_a_zombie_names_the_parent_that_does_not_collect_it(tmp_path: Path) -> N
 def _told(pid: int) -> list[dict[str, Any]]:
     found = json.loads(ddpdoctor("zombies", "--json", str(pid)).stdout)["leftovers"]
     return [one for one in found if one["pid"] == pid]
-
-
-@pytest.mark.skipif(
-    str(Path("/proc/self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE,
-    reason="in a container nobody can tell who uses /dev/shm",
-)
-def test_a_stale_segment_is_removed_and_no_other() -> None:
-    stale, young = (Path(f"/dev/shm/nccl-ddpdoctor-{os.getpid()}-{name}") for name in ("stale", "young"))
-    try:
-        for one in (stale, young):
-            one.write_bytes(b"x" * 8192)
-        os.utime(stale, (time.time() - 3600, time.time() - 3600))
-        ended = ddpdoctor("zombies", "--kill", "--yes", str(stale))
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        assert "REMOVED" in ended.stdout
-        assert not stale.exists()
-        asked = ddpdoctor("zombies", "--kill", "--yes", str(young))
-        assert asked.returncode == 2
-        assert young.exists()
-    finally:
-        for one in (stale, young):
-            with suppress(FileNotFoundError):
-                one.unlink()
 
 
 def test_wrong_usage() -> None:
