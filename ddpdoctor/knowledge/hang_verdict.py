@@ -108,7 +108,7 @@ def _recorded_only(hang: Hang, stands: Sequence[Stand]) -> Verdict | None:
     record = record_of(hang)
     if record is None:
         if stands:
-            raise NotKnown("all ranks of this host are gone, and no flight recorder tells what they did")
+            raise NotKnown("all ranks of this host are gone, and no flight recorder tells what they did: see the log")
         missing = not_dumped(hang)
         if counts_move(hang) or (_all_done(hang) and not missing):
             return None

@@ -94,6 +94,9 @@ def how_many_move(stands: Sequence[Stand], hang: Hang) -> str:
     still = [one for one in stands if one not in (*unseen, *gone, *moving, *waiting)]
     if len(moving) == len(stands):
         return f"Rank {stands[0].number} moves" if len(stands) == 1 else f"{_all(len(stands))} ranks move"
+    if len(gone) == len(stands):
+        ended = f"Rank {stands[0].number} has" if len(stands) == 1 else f"{_all(len(stands))} ranks have"
+        return f"{ended} ended: the first error in the job's log says why"
     parts = []
     if moving:
         parts.append(f"{len(moving)} of {plural(len(stands), 'rank')} {'moves' if len(moving) == 1 else 'move'}")

@@ -93,6 +93,12 @@ def test_a_rank_that_is_gone() -> None:
     assert groups(one)[0].words == "is gone: no such process"
 
 
+def test_a_job_that_ended_while_it_was_looked_at() -> None:
+    one = examined(*(rank(number, gone="it ended while it was looked at") for number in range(3)))
+    assert headline(one) == "All 3 ranks have ended: the first error in the job's log says why"
+    assert one.verdict is Verdict.UNKNOWN
+
+
 @pytest.mark.parametrize(
     ("gone", "words"),
     [
