@@ -80,8 +80,9 @@ def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
     """A rank is gone, and the others wait for it.
 
     ## What breaks
-    The ranks that are left wait, or will wait from their next one on, in a collective that can never be done. Over NCCL that lasts until the watchdog's timeout (10
-    minutes), and their last words speak of the timeout or of a lost connection, not of the rank that died.
+    The ranks that are left wait, or will wait from their next one on, in a collective that can never be done. Over NCCL that
+    lasts until the watchdog's timeout (10 minutes), and their last words speak of the timeout or of a lost connection, not of
+    the rank that died.
 
     ## Why
     The rank raised an error, was killed (mostly out of memory), or ended by itself, and what started it has not ended the
@@ -97,14 +98,22 @@ def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
     who = named(found.culprits, hang)
     yield Finding(
         summary=short(f"{who} {_is(found)} gone{waiting_words(found, hang) or _will_wait(found)}"),
-        cause="It has crashed, was killed, or has left the training before the others. " + timeout_words(hang),
+        cause=" ".join(
+            filter(
+                None,
+                (
+                    "It has crashed, was killed, or has left the training before the others.",
+                    timeout_words(hang) if found.waiting else "",
+                ),
+            )
+        ),
         evidence=evidence_of(found, hang),
         fixes=(
             Fix(
                 f"Find the first error of {who}: its log, and whether the kernel killed it",
                 ("sudo dmesg -T | grep -iE 'killed process|out of memory|segfault' | tail",),
             ),
-            end_the_rest(found.culprits, hang),
+            end_the_rest(found.culprits, hang) if found.waiting else _see_whether_it_is_missed(who, hang),
         ),
         severity=None if found.waiting else WARN,
         rank=found.culprits[0].number,
@@ -195,6 +204,13 @@ def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
             *full_stacks(found.culprits),
         ),
         rank=found.culprits[0].number,
+    )
+
+
+def _see_whether_it_is_missed(who: str, hang: Hang) -> Fix:
+    return Fix(
+        f"If {who} had done all its work, nothing is wrong: see whether the others go on",
+        (f"ddpdoctor jobs --hang {hang.job} --seconds 30",),
     )
 
 

@@ -29,6 +29,8 @@ WAITS_FOR_OWN: Final = (Where.LOADER, Where.LOCK, Where.CHILD)
 
 def rests_on_stillness(found: Verdict) -> bool:
     """Whether nothing else speaks for it. A rank that is stopped, gone, or in another collective won't come by waiting."""
+    if found.kind is Kind.CRASHED:
+        return not found.waiting  # The others may not need it any more.
     return found.kind in STILLNESS and not (found.kind is Kind.LOADER and all(map(_no_worker_can, found.culprits)))
 
 

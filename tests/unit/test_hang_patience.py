@@ -88,6 +88,12 @@ def test_a_rank_that_is_gone_before_the_others_wait_for_it() -> None:
     [(check, severity, finding)] = found.findings
     assert (check.slug, severity) == ("peer-rank-crashed", WARN)
     assert finding.summary == "rank 1 is gone; the others will wait for it at their next collective"
+    assert "zombies" not in str(finding.fixes), "rank 0 may do its last work alone"
+
+
+def test_a_rank_that_saves_after_the_others_have_ended_is_well() -> None:
+    gone = rank(1, gone="it ended while it was looked at")
+    assert judged(rank(0, saving(), moved=1 << 20), gone) == []
 
 
 def test_what_goes_over_sockets_is_not_called_nothing() -> None:
