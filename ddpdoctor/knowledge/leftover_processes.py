@@ -160,7 +160,7 @@ def _of_a_rank(process: Process, scene: Scene) -> Iterator[str]:
     place = process.place
     if not setting(process, ELASTIC_RUN):
         yield "nothing tells that a launcher had started it: it may have been started by hand"
-    elif process.session != process.pid:
+    elif process.session != process.pid and scene.adopted(process):
         yield "it doesn't lead a session of its own, as torchrun's ranks do"
     if not any(mark.startswith(PROCESS_GROUP) for mark in process.marks):
         yield "it has no process group's threads, so whether it ever was a rank is not certain"
