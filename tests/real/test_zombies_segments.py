@@ -22,9 +22,8 @@ def test_a_stale_segment_is_removed_and_no_other() -> None:
     cache = make(Path(f"/dev/shm/torch_cache_{os.getpid()}.pt"))
     try:
         os.utime(young, (time.time() - 3600, time.time() - 3600))
-        for one in (young, cache):
-            asked = ddpdoctor("zombies", "--kill", "--yes", str(one))
-            assert asked.returncode == 2, asked.stdout + asked.stderr
+        asked = ddpdoctor("zombies", "--kill", "--yes", str(young))
+        assert asked.returncode == 2, asked.stdout + asked.stderr
         ended = _a_minute_later("zombies", "--kill", "--yes", str(stale))
         assert ended.returncode == 0, ended.stdout + ended.stderr
         assert "REMOVED" in ended.stdout

@@ -141,6 +141,7 @@ def test_commands_are_for_this_host() -> None:
     [
         ("shm-too-small", "size-unknown", Why.UNKNOWN, "/dev/shm: Permission denied"),
         ("shm-stale-segments", "other-users", Why.UNKNOWN, "other users, whose processes can't be looked into, own 3 segments in /dev/shm"),
+        ("shm-stale-segments", "without-root", Why.UNKNOWN, "312 processes can't be looked into with the rights of this user, and may use the 2 segments that nobody else uses"),
         ("memlock-limit", "no-rdma", Why.NOT_APPLICABLE, "no RDMA device on this host"),
         ("memlock-limit", "cloud-cpu-mlx5", Why.NOT_APPLICABLE, "no NVIDIA GPU on this host"),
         ("memlock-limit", "root", Why.NOT_APPLICABLE, "this process may lock any amount of memory"),
