@@ -24,9 +24,9 @@ A_FOREIGN_USER = (
 """Who may read all files, since the interpreter may lie in root's home, and look into no process."""
 
 
-def looked(job: RunningJob, pid: int | None = None, prefix: Sequence[str] = ()) -> dict[str, Any]:
+def looked(job: RunningJob, pid: int | None = None, prefix: Sequence[str] = (), seconds: int = 1) -> dict[str, Any]:
     """What it says of that job."""
-    doctor = [*prefix, *command("jobs", "--hang", str(pid or job.pid(0)), "--json", "--seconds", "1")]
+    doctor = [*prefix, *command("jobs", "--hang", str(pid or job.pid(0)), "--json", "--seconds", str(seconds))]
     ran = subprocess.run(doctor, env=plain_environ(), capture_output=True, text=True, timeout=90, check=False)
     assert ran.stdout, ran.stderr
     told: dict[str, Any] = json.loads(ran.stdout)
@@ -113,6 +113,7 @@ def test_a_stuck_data_loader_is_named_by_the_line_of_its_worker(stuck: RunningJo
     told = looked(stuck)
     assert_blamed(told, "dataloader-stuck", 1)
     assert worker in told["findings"][0]["summary"]
+    assert told["findings"][0]["severity"] == "warn", "within a second nobody can know that it isn't a slow batch"
     assert stack(told, 0)[0] == "all_reduce"
     [seen] = told["hang"]["ranks"][1]["workers"]
     assert seen["pid"] == int(worker)
@@ -237,7 +238,18 @@ def test_the_culprit_and_the_illness(
 ) -> None:
     with torchrun(tmp_path, ranks=3, does=does, settings=settings) as job:
         job.wait_for(marker)
-        assert_blamed(looked(job), slug, culprit)
+        told = looked(job)
+        assert_blamed(told, slug, culprit)
+        assert told["verdict"] == ("warn" if slug == "rank-busy-outside-collectives" else "fail")
+
+
+@pytest.mark.thorough
+def test_a_rank_that_slept_for_half_a_minute_is_a_failure(tmp_path: Path) -> None:
+    with torchrun(tmp_path, does={1: ("sleep", 2)}) as job:
+        job.wait_for("rank-1.there")
+        told = looked(job, seconds=30)
+        assert_blamed(told, "rank-busy-outside-collectives", 1)
+        assert told["verdict"] == "fail"
 
 
 @pytest.mark.thorough
