@@ -257,7 +257,7 @@ def _of_a_child(child: Process, process: Process, scene: Scene) -> Iterator[str]
 def _ended(process: Process, scene: Scene) -> Iterator[Leftover]:
     """A zombie: it has ended, and is listed until its parent asks how."""
     parent = scene.parent(process)
-    if parent is None or parent.ours:
+    if parent is None:
         return
     named = f"{parent.name} (pid {parent.pid})"
     foreign = tuple(_foreign(process, scene))

@@ -17,7 +17,11 @@ from tests.real.closed_loop import USER
 from tests.real.own_pids import OwnPids, kill_launcher, own_pids
 from tests.real.running_jobs import RunningJob, by_hand, launched, torchrun, wait_until
 
-pytestmark = [pytest.mark.root, pytest.mark.tool("unshare", "nsenter", "setsid", "setpriv", "ip", "ps"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.tool("unshare", "nsenter", "setsid", "setpriv", "ip", "ps"),
+    pytest.mark.timeout(300),
+]
 
 RANK_0_KEEPS_THE_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29433", "--local-addr=127.0.0.1")
