@@ -135,9 +135,10 @@ def test_another_user_is_told_what_could_not_be_seen_and_who_can(stuck: RunningJ
 
 
 @pytest.mark.root
-@pytest.mark.tool("setpriv")
+@pytest.mark.tool("setpriv", "setsid")
 def test_another_user_who_can_t_even_tell_that_it_is_a_job(tmp_path: Path) -> None:
-    with by_hand(tmp_path, real=False) as job:
+    # Children of a process that has a process group, as this one may have by other tests, are taken for ranks.
+    with by_hand(tmp_path, real=False, prefix=("setsid", "--fork")) as job:
         pid = str(job.pid(0))
         doctor = [*A_FOREIGN_USER, *command("jobs", "--hang", pid)]
         ran = subprocess.run(doctor, env=plain_environ(), capture_output=True, text=True, timeout=90, check=False)
