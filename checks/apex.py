@@ -21,7 +21,7 @@ from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability
 from ddpdoctor.knowledge.nvidia import without as leave_out
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import dotted, listed
 
 USES = {
@@ -75,7 +75,13 @@ def where(apex: Apex) -> Evidence:
 @check(
     "apex-wrong-package",
     severity=FAIL,
-    log_signs=(LogSign("cannot import name 'UnencryptedCookieSessionFactoryConfig'"),),
+    log_signs=(
+        LogSign(
+            "cannot import name 'UnencryptedCookieSessionFactoryConfig'",
+            why="Only the web toolkit that PyPI calls apex imports that of pyramid, which dropped it in 2.0",
+            source="made to happen with PyPI's apex 0.9.10dev and pyramid 2.0.2",
+        ),
+    ),
 )
 def apex_wrong_package(extensions: Extensions, patient: Patient) -> Iterator[Finding]:
     """The package "apex" is not NVIDIA's.
@@ -111,11 +117,34 @@ def apex_wrong_package(extensions: Extensions, patient: Patient) -> Iterator[Fin
     "apex-missing-ext",
     severity=WARN,
     log_signs=(
-        LogSign("No module named 'amp_C'"),
-        LogSign("No module named 'fused_layer_norm_cuda'"),
-        LogSign("No module named 'apex_C'"),
         LogSign(
-            "Warning:  multi_tensor_applier fused unscale kernel is unavailable", why="not verified against a release"
+            "No module named 'amp_C'",
+            pattern="ModuleNotFoundError: No module named 'amp_C'",
+            why="The name of an extension of Apex, as an error; within Apex's own warning training goes on",
+            source="NVIDIA/apex: apex/optimizers/fused_adam.py; made to happen with a stand-in",
+        ),
+        LogSign(
+            "No module named 'fused_layer_norm_cuda'",
+            why="The name of an extension of Apex",
+            source="NVIDIA/apex: apex/normalization/fused_layer_norm.py; made to happen with a stand-in",
+        ),
+        LogSign(
+            "No module named 'apex_C'",
+            pattern="ModuleNotFoundError: No module named 'apex_C'",
+            why="The name of an extension of Apex",
+            source="NVIDIA/apex: setup.py, which calls the extension so; Python's own words",
+        ),
+        LogSign(
+            "requires cuda extensions",
+            pattern=r"apex\.optimizers\.Fused\w+ requires cuda extensions",
+            why="Apex's optimizers refuse so when amp_C can't be imported",
+            source="NVIDIA/apex: apex/optimizers/fused_adam.py",
+        ),
+        LogSign(
+            "Warning:  multi_tensor_applier fused unscale kernel is unavailable",
+            role=Role.NOISE,
+            why="Training goes on with slower Python code",
+            source="NVIDIA/apex: apex/amp/scaler.py",
         ),
     ),
 )
@@ -168,8 +197,9 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, patient: Patient) -> 
     severity=FAIL,
     log_signs=(
         LogSign(
-            "Cuda extensions are being compiled with a version of Cuda that does not match the version used to compile "
-            "Pytorch binaries"
+            "Cuda extensions are being compiled with a version of Cuda that does not match the version used to compile Pytorch binaries",
+            why="Apex's setup.py alone says so; torch's own check has other words",
+            source="NVIDIA/apex: setup.py",
         ),
     ),
 )
@@ -221,8 +251,12 @@ def _runtime(one: SharedObject) -> list[str]:
     "apex-undefined-symbol",
     severity=FAIL,
     log_signs=(
-        LogSign("fused_layer_norm_cuda.cpython", why="read on for the symbol"),
-        LogSign("amp_C.cpython", why="not verified against a release"),
+        LogSign(
+            "undefined symbol: ",
+            pattern=r"/(?:amp_C|apex_C|fused_layer_norm_cuda|syncbn|mlp_cuda|fused_dense_cuda)\.[^:]*: undefined symbol: ",
+            why="The file is an extension of Apex: it was built against another torch",
+            source="glibc's ld.so; made to happen with hand-linked modules of these names",
+        ),
     ),
 )
 def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient) -> Iterator[Finding]:
@@ -262,7 +296,14 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient
 @check(
     "apex-arch-missing",
     severity=FAIL,
-    log_signs=(LogSign("no kernel image is available for execution on the device", why="torch itself says this too"),),
+    log_signs=(
+        LogSign(
+            "no kernel image is available for execution on the device",
+            near="/apex/",
+            why="The CUDA runtime's words for code that isn't for this GPU; a frame of Apex stands near",
+            source="torch 2.9.1: libcudart; NVIDIA/apex's folder name",
+        ),
+    ),
 )
 def apex_arch_missing(
     extensions: Extensions, torch: Torch, gpus: Gpus, patient: Patient, environment: Maybe[Environment]
@@ -321,15 +362,30 @@ def apex_arch_missing(
     "apex-build-isolation",
     severity=INFO,
     log_signs=(
-        LogSign("ModuleNotFoundError: No module named 'torch'"),
-        LogSign("--build-option and --global-option are deprecated"),
-        LogSign("Arguments to --config-settings must be of the form KEY=VAL", why="not verified against a release"),
+        LogSign(
+            "No module named 'torch'",
+            pattern=r"^\s+ModuleNotFoundError: No module named 'torch'",
+            near="Getting requirements to build wheel",
+            why="pip indents what a build says: torch is missing in the isolated build, not in training",
+            source="made to happen with pip 23.2: pip install of a package whose setup.py imports torch",
+        ),
+        LogSign(
+            "Arguments to --config-settings must be of the form KEY=VAL",
+            why="pip refuses the option with which Apex's extensions are asked for",
+            source="pip 23.2.1: pip/_internal/cli/cmdoptions.py",
+        ),
+        LogSign(
+            "--build-option and --global-option are deprecated",
+            role=Role.NOISE,
+            why="pip goes on; whether the extensions were built, it doesn't say",
+            source="pip 23.2.1: pip/_internal/req/req_install.py",
+        ),
     ),
 )
 def apex_build_isolation(
     toolchain: Toolchain, extensions: Extensions, patient: Patient, torch: Torch
 ) -> Iterator[Finding]:
-    """An Apex source tree lies here, and a plain `pip install .` would not build it right.
+    """A plain `pip install .` doesn't build Apex right: pip builds in isolation, where there is no torch.
 
     ## What breaks
     The build stops with "No module named 'torch'", or it ends well and has built no extensions.

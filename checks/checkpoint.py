@@ -27,7 +27,7 @@ from ddpdoctor.knowledge.evidence import torch_version
 from ddpdoctor.knowledge.loading import ALL, DO_NOT_LOAD, preparation
 from ddpdoctor.knowledge.pickle_globals import NEEDS_IMPORT
 from ddpdoctor.knowledge.wheels import release
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import human, in_patient, listed
 
 WEIGHTS_ONLY_BY_DEFAULT = Version("2.6")
@@ -41,10 +41,54 @@ PICKLES = ("zip", "legacy")
     "ckpt-truncated",
     severity=FAIL,
     log_signs=(
-        LogSign("PytorchStreamReader failed reading zip archive: failed finding central directory"),
-        LogSign("PytorchStreamReader failed reading zip archive: invalid header", why="not verified against a release"),
-        LogSign("unexpected EOF, expected"),
-        LogSign("Ran out of input", why="not verified against a release"),
+        LogSign(
+            "PytorchStreamReader failed reading zip archive: failed finding central directory",
+            why="A zip file's directory stands at its end, which is missing",
+            source="torch 2.13.0: caffe2/serialize/inline_container.cc; made to happen",
+        ),
+        LogSign(
+            "invalid header or archive is corrupted",
+            pattern=r"PytorchStreamReader failed (?:reading|locating) .*: invalid header or archive is corrupted",
+            why="torch's zip reader: bytes within the file are not those that were saved",
+            source="torch 2.13.0: caffe2/serialize/inline_container.cc; made to happen",
+        ),
+        LogSign(
+            "unexpected EOF, expected",
+            pattern=r"unexpected EOF, expected \d+ more bytes",
+            why="torch's reader of the old format: the file ends within a tensor",
+            source="torch 2.13.0: torch/csrc/serialization.cpp; made to happen",
+        ),
+        LogSign(
+            "EOFError",
+            pattern=r"^(?:EOFError|EOFError: Ran out of input)$",
+            near="torch/serialization.py",
+            why="An empty file, read by torch.load; other pickles say it, too, but not from there",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Unsupported operand ",
+            pattern=r"(?:^\s*|WeightsUnpickler error: |UnpicklingError: |RuntimeError: )Unsupported operand (?:10|60|118|123)\s*$",
+            why="The file begins with a line break, <, v or {: a web page, a git-lfs pointer or JSON, no checkpoint",
+            source="torch 2.13.0: torch/_weights_only_unpickler.py; made to happen with a git-lfs pointer",
+        ),
+        LogSign(
+            "invalid load key, '",
+            pattern=r"UnpicklingError: invalid load key, '",
+            near="torch/serialization.py",
+            why="No pickle begins so: of a web page '<', of a git-lfs pointer 'v', of JSON '{', else bytes are not those that were saved",
+            source="Python 3.11: Modules/_pickle.c, read by torch 2.13.0: torch/serialization.py",
+        ),
+        LogSign(
+            "Error while deserializing header: ",
+            pattern=r"(?:SafetensorError|Exception|OSError): Error while deserializing header: ",
+            why="safetensors' own words: the file is cut off, or it is a git-lfs pointer or a web page, whose text it takes for a length",
+            source="safetensors: src/tensor.rs, as reported in public",
+        ),
+        LogSign(
+            "You seem to have cloned a repository without having git-lfs installed",
+            why="transformers has looked into the file, and found a git-lfs pointer",
+            source="transformers 4.57: modeling_utils.py",
+        ),
     ),
 )
 def ckpt_truncated(checkpoints: Checkpoints) -> Iterator[Finding]:
@@ -59,8 +103,9 @@ def ckpt_truncated(checkpoints: Checkpoints) -> Iterator[Finding]:
     or brought an error page; Git LFS left its pointer in the file's place.
 
     ## Fix
-    Resume from the checkpoint before it, or fetch the file anew. So that it doesn't happen again: save on rank 0 alone, to a
-    temporary name in the same folder, and `os.replace` it by the real name when it is whole.
+    `head -c 100 FILE` shows whether it is a Git LFS pointer ("version https://git-lfs": `git lfs pull`), a web page or JSON;
+    `weights_only=False` changes nothing. Resume from the checkpoint before it, or fetch the file anew. So that it doesn't happen
+    again: save on rank 0 alone, to a temporary name in the same folder, and `os.replace` it by the real name when it is whole.
     """
     requires(checkpoints.files, NONE_NAMED)
     alike: dict[tuple[str, str, str], list[CheckpointFile]] = {}
@@ -116,11 +161,25 @@ def in_short(text: str, most: int) -> str:
     "ckpt-weights-only",
     severity=WARN,
     log_signs=(
-        LogSign("Weights only load failed"),
         LogSign(
-            "WeightsUnpickler error: Unsupported global: GLOBAL", why="the rest of the line names the class or function"
+            "Weights only load failed",
+            pattern=r"Weights only load failed. This file can still be loaded",
+            why="torch.load's own refusal of a class or function that isn't allowed",
+            source="torch 2.13.0: torch/serialization.py; made to happen",
         ),
-        LogSign("Unsupported operand"),
+        LogSign(
+            "WeightsUnpickler error: Unsupported global: GLOBAL",
+            pattern=r"Unsupported global: GLOBAL (?P<name>[\w.]+)",
+            why="Names the class or function that the file holds",
+            source="torch 2.13.0: torch/_weights_only_unpickler.py; made to happen",
+        ),
+        LogSign(
+            "Weights only load failed",
+            role=Role.HINTS,
+            pattern=r"Weights only load failed. (?!This file can)",
+            why="The same refusal, also of files that are no checkpoint at all",
+            source="torch 2.13.0 and 1.13.1: torch/serialization.py; made to happen",
+        ),
     ),
 )
 def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator[Finding]:
@@ -219,7 +278,24 @@ def let_pass(files: Sequence[CheckpointFile], blockers: Sequence[str]) -> tuple[
     )
 
 
-@check("ckpt-whole-module", severity=WARN, log_signs=(LogSign("Can't get attribute", why="any pickle can say it"),))
+@check(
+    "ckpt-whole-module",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "Can't get attribute",
+            near="torch/serialization.py",
+            why="Any pickle can say it, also that of a DataLoader's worker; here torch.load stands near",
+            source="Python 3.11: pickle.py; made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "No module named '",
+            near="super().find_class(",
+            why="torch.load looks for the module in which a pickled class was defined",
+            source="torch 2.13.0: torch/serialization.py; made to happen",
+        ),
+    ),
+)
 def ckpt_whole_module(checkpoints: Checkpoints, patient: Maybe[Patient]) -> Iterator[Finding]:
     """A checkpoint holds a whole model, and not its state dict.
 

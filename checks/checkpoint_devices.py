@@ -27,7 +27,7 @@ from ddpdoctor.knowledge.checkpoint_files import (
     verb,
 )
 from ddpdoctor.knowledge.evidence import planned, told, torch_version
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import human, listed, plural
 
 CONTEXT = 725 * 1024**2
@@ -117,10 +117,21 @@ def unpin(files: Sequence[CheckpointFile]) -> tuple[Fix, ...]:
     "ckpt-device-pin",
     severity=FAIL,
     log_signs=(
-        LogSign("Attempting to deserialize object on CUDA device"),
-        LogSign("Attempting to deserialize object on a CUDA device"),
-        LogSign("but torch.cuda.device_count() is"),
-        LogSign("don't know how to restore data location of"),
+        LogSign(
+            "Attempting to deserialize object on CUDA device",
+            why="torch.load's own words: the tensors' GPU isn't there",
+            source="torch 2.13.0: torch/serialization.py; made to happen",
+        ),
+        LogSign(
+            "Attempting to deserialize object on a CUDA device",
+            why="torch.load's own words: there is no GPU at all",
+            source="torch 2.13.0: torch/serialization.py; made to happen",
+        ),
+        LogSign(
+            "don't know how to restore data location of",
+            why="torch.load's own words: the tensors' device is of a kind that this torch doesn't have",
+            source="torch 2.13.0: torch/serialization.py",
+        ),
     ),
 )
 def ckpt_device_pin(
@@ -242,7 +253,17 @@ def largest_memory(gpus: Maybe[Gpus], environment: Maybe[Environment]) -> int | 
     return max((size for size in sizes if isinstance(size, int)), default=None)
 
 
-@check("ckpt-rng-state", severity=INFO, log_signs=(LogSign("RNG state must be a torch.ByteTensor"),))
+@check(
+    "ckpt-rng-state",
+    severity=INFO,
+    log_signs=(
+        LogSign(
+            "RNG state must be a torch.ByteTensor",
+            why="set_rng_state's own words",
+            source="torch 2.13.0: aten/src/ATen/CPUGeneratorImpl.cpp; made to happen",
+        ),
+    ),
+)
 def ckpt_rng_state(
     checkpoints: Checkpoints, torch: Maybe[Torch], gpus: Maybe[Gpus], environment: Maybe[Environment]
 ) -> Iterator[Finding]:
@@ -274,7 +295,25 @@ def ckpt_rng_state(
     all_read(checkpoints)
 
 
-@check("ckpt-device-in-config", severity=WARN, log_signs=(LogSign("invalid device ordinal"),))
+@check(
+    "ckpt-device-in-config",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "invalid device ordinal",
+            near='checkpoint["',
+            why="A rank that takes its device from a checkpoint; others say it where there are more ranks than GPUs",
+            source="torch 2.9.1: libcudart",
+        ),
+        LogSign(
+            "invalid device ordinal",
+            role=Role.HINTS,
+            near="torch.load(",
+            why="Others say it where there are more ranks than GPUs; a checkpoint was loaded near",
+            source="torch 2.9.1: libcudart",
+        ),
+    ),
+)
 def ckpt_device_in_config(
     checkpoints: Checkpoints,
     torch: Maybe[Torch],

@@ -13,7 +13,7 @@ from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severit
 from ddpdoctor.knowledge.checkpoint_files import all_read, paths, readable, seen, subject
 from ddpdoctor.knowledge.launchers import current_launch, several_nodes
 from ddpdoctor.knowledge.wrappers import prefix_parts, writers
-from ddpdoctor.registry import LogSign, check
+from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import listed, plural
 
 
@@ -21,13 +21,22 @@ from ddpdoctor.wording import listed, plural
     "ckpt-module-prefix",
     severity=INFO,
     log_signs=(
-        LogSign('Unexpected key(s) in state_dict: "module.'),
-        LogSign('Missing key(s) in state_dict: "module.'),
-        LogSign('unexpected key "module.'),
+        LogSign(
+            'Unexpected key(s) in state_dict: "module.',
+            role=Role.HINTS,
+            why="The prefix of the DDP wrapper on the first key: named where the list of missing keys has it not",
+            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
+        ),
+        LogSign(
+            'Missing key(s) in state_dict: "module.',
+            role=Role.HINTS,
+            why="The prefix of the DDP wrapper on the first key: named where the list of unexpected keys has it not",
+            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
+        ),
     ),
 )
 def ckpt_module_prefix(checkpoints: Checkpoints) -> Iterator[Finding]:
-    """Every key of a state dict begins with a wrapper's name.
+    """The keys of a state dict have a wrapper's prefix that the model's don't have, or lack it.
 
     ## What breaks
     `load_state_dict` of the bare model ends with 'Missing key(s) in state_dict' and 'Unexpected key(s) in state_dict:
@@ -102,11 +111,30 @@ def planned_world(plan: Plan, environment: Environment) -> World:
     "ckpt-world-size-mismatch",
     severity=WARN,
     log_signs=(
-        LogSign("The checkpoint being loaded used a DP world size of"),
-        LogSign("Didn't find an RNG file for process"),
-        LogSign("Loading a checkpoint with a different", why="not verified against a release"),
-        LogSign("rng_state_", why="a file's name: only where the line says that it is missing"),
-        LogSign("zero_pp_rank_", why="a file's name: only where the line says that it is missing"),
+        LogSign(
+            "The checkpoint being loaded used a DP world size of",
+            why="DeepSpeed's own words",
+            source="deepspeed 0.19.8: runtime/engine.py",
+        ),
+        LogSign(
+            "Didn't find an RNG file for process",
+            role=Role.NOISE,
+            why="The Trainer goes on, with other random numbers on that rank",
+            source="transformers 5.23.0: trainer.py",
+        ),
+        LogSign(
+            "zero_pp_rank_",
+            pattern=r"(?:FileNotFoundError|No such file or directory).*zero_pp_rank_\d+",
+            why="A rank's own share of DeepSpeed's checkpoint is missing",
+            source="deepspeed 0.19.8: runtime/engine.py, which calls the files so; Python's own words",
+        ),
+        LogSign(
+            " value from checkpoint (",
+            pattern=r"(?P<key>\w*parallel_size) value from checkpoint \((?P<saved>\d+)\) is not equal to the (?:input argument|currently set argument) ?"
+            r"value \((?P<wanted>\d+)\)",
+            why="Megatron's own words: the checkpoint is cut into parts for another number of ranks of a model",
+            source="Megatron-LM: training/checkpointing.py; GPT-NeoX: megatron/checkpointing.py",
+        ),
     ),
 )
 def ckpt_world_size_mismatch(checkpoints: Checkpoints, environment: Environment, plan: Plan) -> Iterator[Finding]:
@@ -123,8 +151,8 @@ def ckpt_world_size_mismatch(checkpoints: Checkpoints, environment: Environment,
 
     ## Fix
     Resume with as many ranks as wrote it, or turn it into one file for any number of ranks first (DeepSpeed:
-    `zero_to_fp32.py` in the checkpoint's folder for the weights, a universal checkpoint for the optimizer's state, too). Copy
-    missing files from the other nodes' disks.
+    `zero_to_fp32.py` in the checkpoint's folder for the weights, a universal checkpoint for the optimizer's state, too; Megatron:
+    `tools/checkpoint/convert.py` for another tensor or pipeline size). Copy missing files from the other nodes' disks.
     """
     found: dict[RankFiles, CheckpointFile] = {}
     for one in readable(checkpoints):

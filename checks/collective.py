@@ -11,7 +11,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.blamed_ranks import BEFORE_THE_STORE, NOT_STARTED, STAGES, Kind, blamed, kind_of
 from ddpdoctor.knowledge.collective_meanings import Run, meaning
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import check, requires
 from ddpdoctor.wording import in_patient, listed
 
 SOURCE = "torch.distributed, in a subprocess"
@@ -19,15 +19,7 @@ MOST_SHOWN = 8
 """Ranks whose words are shown."""
 
 
-@check(
-    "collective-failed",
-    severity=FAIL,
-    log_signs=(
-        LogSign("Gloo connectFullMesh failed with"),
-        LogSign("clients joined."),
-        LogSign("DistStoreError"),
-    ),
-)
+@check("collective-failed", severity=FAIL)
 def collective_failed(fleet: Fleet, meeting: Meeting, patient: Patient) -> Iterator[Finding]:
     """The real store or an all_reduce fails although the nodes reach each other.
 

@@ -24,7 +24,7 @@ from ddpdoctor.knowledge.version_agreement import (
     torch_release,
 )
 from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, older
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import in_patient, pip_install
 
 LOST = "this node is lost"
@@ -40,14 +40,7 @@ def own_of_several(fleet: Fleet, meeting: Meeting) -> Node:
     return own
 
 
-@check(
-    "torch-version-mismatch",
-    severity=WARN,
-    log_signs=(
-        LogSign("appears not to match strides of the same param in process 0"),
-        LogSign("_reconstruct_pickle_obj", why="not verified against a release"),
-    ),
-)
+@check("torch-version-mismatch", severity=WARN)
 def torch_version_mismatch(
     fleet: Fleet, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
 ) -> Iterator[Finding]:
@@ -256,10 +249,24 @@ def _minor(version: str) -> str:
     "nccl-version-mismatch",
     severity=FAIL,
     log_signs=(
-        LogSign("Mismatched NCCL version detected"),
-        LogSign("socketFinalizeAccept: wrong type"),
-        LogSign("wrong type 4 != 3"),
-        LogSign("NCCL WARN Bootstrap", why="other troubles of NCCL's start say so, too"),
+        LogSign(
+            "Mismatched NCCL version detected",
+            why="NCCL compares the versions of all ranks, and names two that differ",
+            pattern=r"rank (?P<rank>\d+) version (?P<version>\d+) rank (?P<other_rank>\d+) version (?P<other_version>\d+)",
+            source="nccl 2.27.5, 2.32.3: init.cc",
+        ),
+        LogSign(
+            "Mismatched NCCL git versions detected",
+            why="the same number, but another build of NCCL on some rank",
+            source="nccl 2.32.3: init.cc",
+        ),
+        LogSign(
+            "socketFinalizeAccept",
+            why="what came over the socket isn't what this version expects; whatever else talks to NCCL's port is told so, too",
+            role=Role.HINTS,
+            pattern=r"socketFinalizeAccept.*: wrong type \d+ != \d+",
+            source="nccl 2.20.5, 2.27.5: socket.cc",
+        ),
     ),
 )
 def nccl_version_mismatch(

@@ -15,7 +15,7 @@ from ddpdoctor.findings import FAIL, INFO, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import kernel_module, libcuda, nvml_start, told
 from ddpdoctor.knowledge.nvidia import IN_CONTAINER, NO_DRIVER, NO_GPU, NO_NODES, bus_gpus, driver_loaded, own_gpus
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
 
 WITH_GPUS = {
@@ -55,8 +55,25 @@ def _with_gpus(container: Container) -> Fix:
     "container-toolkit-missing",
     severity=INFO,
     log_signs=(
-        LogSign('could not select device driver "" with capabilities: [[gpu]]'),
-        LogSign('could not select device driver "nvidia"', why="not verified against a release"),
+        LogSign(
+            "could not select device driver",
+            why="Docker knows nobody who brings GPUs into a container",
+            pattern=r'could not select device driver "(?:nvidia)?" with capabilities: \[\[.*gpu',
+            fatal=True,
+            source="Docker, as reported in public",
+        ),
+        LogSign(
+            "unknown or invalid runtime name: nvidia",
+            why="the toolkit isn't there, or Docker wasn't told of it",
+            fatal=True,
+            source="Docker, as reported in public",
+        ),
+        LogSign(
+            "nknown runtime specified nvidia",
+            why="the same in older releases",
+            source="Docker up to 20.10, as reported in public",
+            fatal=True,
+        ),
     ),
 )
 def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, machine: Machine) -> Iterator[Finding]:
@@ -118,9 +135,24 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
     "container-no-gpu",
     severity=FAIL,
     log_signs=(
-        LogSign("Found no NVIDIA driver on your system"),
-        LogSign("libcuda.so.1: cannot open shared object file"),
-        LogSign("WARNING: The NVIDIA Driver was not detected", why="not verified against a release"),
+        LogSign(
+            "Found no NVIDIA driver on your system",
+            why="the image says at its start that it got no GPU",
+            near="WARNING: The NVIDIA Driver was not detected",
+            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp; NVIDIA's images, as reported in public",
+        ),
+        LogSign(
+            "Found no NVIDIA driver on your system",
+            why="in a container it got no GPU; outside of one there is no driver",
+            role=Role.HINTS,
+            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            "libcuda.so.1: cannot open shared object file",
+            why="in a container it got no GPU; outside of one there is no driver",
+            role=Role.HINTS,
+            source="glibc: elf/dl-load.c",
+        ),
     ),
 )
 def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Maybe[Torch]) -> Iterator[Finding]:
@@ -185,7 +217,14 @@ def _shut_nodes(driver: Driver) -> Evidence:
 @check(
     "container-lost-gpu",
     severity=FAIL,
-    log_signs=(LogSign("Failed to initialize NVML: Unknown Error"),),
+    log_signs=(
+        LogSign(
+            "Failed to initialize NVML: Unknown Error",
+            why="in a container its devices were taken away; on a host a GPU may have failed",
+            role=Role.HINTS,
+            source="nvidia-smi, as reported in public",
+        ),
+    ),
 )
 def container_lost_gpu(container: Container, driver: Driver) -> Iterator[Finding]:
     """The container had its GPUs and lost them.

@@ -25,7 +25,7 @@ from ddpdoctor.knowledge.nvidia import (
     said,
 )
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
 
 SECURE_BOOT = re.compile(r"Loading of .*module.* is rejected|Lockdown: .*module")
@@ -65,8 +65,23 @@ def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
     "no-nvidia-driver",
     severity=FAIL,
     log_signs=(
-        LogSign("Found no NVIDIA driver on your system"),
-        LogSign("libcuda.so.1: cannot open shared object file"),
+        LogSign(
+            "Found no NVIDIA driver on your system",
+            why="libcuda.so.1 wasn't found: no driver, or a container without the GPUs",
+            role=Role.HINTS,
+            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            "libcuda.so.1: cannot open shared object file",
+            why="the same, said by the dynamic loader",
+            role=Role.HINTS,
+            source="glibc: elf/dl-load.c",
+        ),
+        LogSign(
+            "modprobe: FATAL: Module nvidia not found in directory",
+            why="there is no kernel module of that name for the running kernel",
+            source="modprobe, as reported in public",
+        ),
     ),
 )
 def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Container) -> Iterator[Finding]:
@@ -108,8 +123,29 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
     "nvidia-module-not-loaded",
     severity=FAIL,
     log_signs=(
-        LogSign("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),
-        LogSign("No CUDA GPUs are available", why="CUDA_VISIBLE_DEVICES may also hide them all"),
+        LogSign(
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
+            why="the driver's programs are there, and its module doesn't answer",
+            source="nvidia-smi, as reported in public",
+        ),
+        LogSign(
+            "nvml error: driver not loaded",
+            why="NVIDIA's container runtime asks NVML before a container starts, and no module answers",
+            pattern=r"nvidia-container-cli: .*nvml error: driver not loaded",
+            source="libnvidia-container: src/nvc.c, as reported in public",
+        ),
+        LogSign(
+            "could not insert 'nvidia': ",
+            why="why the kernel refused the module: signature (Secure Boot), or another version",
+            pattern=r"could not insert 'nvidia': (?P<refused>Key was rejected by service|Required key not available|Exec format error|Operation not permitted|Invalid argument)",
+            source="modprobe, as reported in public",
+        ),
+        LogSign(
+            "No CUDA GPUs are available",
+            why="CUDA_VISIBLE_DEVICES that hides all of them says the same",
+            role=Role.HINTS,
+            source="torch 1.13.1, 2.9.1 and 2.13.0: c10/cuda/CUDAFunctions.cpp",
+        ),
     ),
 )
 def nvidia_module_not_loaded(
@@ -192,7 +228,13 @@ def _secure_boot(kernel_log: Maybe[KernelLog]) -> tuple[Evidence, ...]:
 @check(
     "nouveau-conflict",
     severity=FAIL,
-    log_signs=(LogSign("NVRM: The NVIDIA probe routine was not called for"),),
+    log_signs=(
+        LogSign(
+            "NVRM: The NVIDIA probe routine was not called for",
+            why="another driver has the GPU",
+            source="open-gpu-kernel-modules: kernel-open/nvidia/nv.c",
+        ),
+    ),
 )
 def nouveau_conflict(
     pci: Pci, driver: Driver, machine: Machine, container: Container, torch: Maybe[Torch]

@@ -28,7 +28,7 @@ from ddpdoctor.knowledge.nvidia import (
 )
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.knowledge.stuck_driver import cuda_cut_short, nvml_cut_short
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed
 
 
@@ -36,8 +36,33 @@ from ddpdoctor.wording import listed
     "nvml-driver-mismatch",
     severity=FAIL,
     log_signs=(
-        LogSign("Failed to initialize NVML: Driver/library version mismatch"),
-        LogSign("nvml error: driver/library version mismatch"),
+        LogSign(
+            "Driver/library version mismatch",
+            why="NVML compares the two versions itself",
+            pattern=r"NVML: Driver/library version mismatch",
+            source="nvidia-smi, as reported in public",
+        ),
+        LogSign(
+            "nvml error: driver/library version mismatch",
+            why="the same, said when a container starts",
+            source="nvidia-container-cli, as reported in public",
+        ),
+        LogSign(
+            "NVRM: API mismatch: the client has the version",
+            why="the kernel module refused a program's libraries, and names both versions",
+            pattern=r"client has the version (?P<client>[\d.]+)",
+            source="the driver's kernel log, as reported in public",
+        ),
+        LogSign(
+            "RM has detected an NVML/RM version mismatch",
+            why="NVML's sentence for it, from Python",
+            source="nvidia-ml-py: pynvml.py",
+        ),
+        LogSign(
+            "system has unsupported display driver / cuda driver combination",
+            why="error 803: CUDA's own comparison of libcuda and module; rarely a forward-compatibility libcuda that doesn't fit",
+            source="made to happen with torch 2.9.1 over a libcuda that answers so",
+        ),
     ),
 )
 def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
@@ -107,7 +132,24 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
     )
 
 
-@check("nvml-unavailable", severity=FAIL)
+@check(
+    "nvml-unavailable",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "couldn't find libnvidia-ml.so library in your system",
+            why="nvidia-smi is there without its library",
+            source="nvidia-smi, as reported in public",
+        ),
+        LogSign(
+            "Can't initialize NVML",
+            why="torch's warning; it goes on, and NCCL can't",
+            role=Role.HINTS,
+            pattern=r"UserWarning: Can't initialize NVML",
+            source="torch 2.9.1: torch/cuda/__init__.py",
+        ),
+    ),
+)
 def nvml_unavailable(
     driver: Driver,
     container: Container,
@@ -182,7 +224,17 @@ def nvml_unavailable(
     )
 
 
-@check("gpu-device-permission", severity=FAIL)
+@check(
+    "gpu-device-permission",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Failed to initialize NVML: Insufficient Permissions",
+            why="NVML could not open the device nodes: their mode or group, or SELinux in a container",
+            source="nvidia-smi, as reported in public",
+        ),
+    ),
+)
 def gpu_device_permission(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
     """This user may not open the GPU's device nodes.
 
@@ -225,8 +277,24 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
     "cuda-unknown-error",
     severity=FAIL,
     log_signs=(
-        LogSign("CUDA unknown error - this may be due to an incorrectly set up environment"),
-        LogSign("cuInit returned 999", why="not verified against a release"),
+        LogSign(
+            "CUDA unknown error - this may be due to an incorrectly set up environment",
+            why="error 999; CUDA_VISIBLE_DEVICES set after the start is rarer",
+            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            ") : unknown error",
+            why="errors 999 and 30 in older releases of torch; 30 was said by failed calls of any kind, too",
+            role=Role.HINTS,
+            pattern=r"cuda runtime error \((?:30|999)\) : unknown error",
+            source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
+        ),
+        LogSign(
+            "CUDA driver initialization failed, you might not have a CUDA gpu",
+            why="error 3: the driver is there, and can't start; a worker that was forked after CUDA's start says so, too",
+            role=Role.HINTS,
+            source="made to happen with torch 2.9.1 over a driver that answers so: c10/cuda/CUDAFunctions.cpp",
+        ),
     ),
 )
 def cuda_unknown_error(

@@ -19,7 +19,7 @@ from ddpdoctor.knowledge.gpu_holders import told_by_holder
 from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import human, listed, plural
 
 
@@ -32,9 +32,37 @@ def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
     "nproc-exceeds-gpus",
     severity=FAIL,
     log_signs=(
-        LogSign("CUDA error: invalid device ordinal"),
-        LogSign("cuda runtime error (101) : invalid device ordinal"),
-        LogSign("cuda runtime error (10) : invalid device ordinal"),
+        LogSign(
+            "CUDA error: invalid device ordinal",
+            why="a rank took a GPU that it doesn't see: too many ranks, CUDA_VISIBLE_DEVICES, MIG, or a number that stands in the script",
+            role=Role.HINTS,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            ") : invalid device ordinal",
+            why="the same in older releases of torch",
+            role=Role.HINTS,
+            pattern=r"cuda runtime error \(\d+\) : invalid device ordinal",
+            source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
+        ),
+        LogSign(
+            "GPU device may be out of range, do you have enough GPUs?",
+            why="torch adds it to the same error",
+            role=Role.HINTS,
+            source="torch 2.9.1: c10/cuda/CUDAMiscFunctions.cpp",
+        ),
+        LogSign(
+            " But your machine only has: ",
+            why="Lightning counts the visible GPUs before it starts ranks, and says what it was asked for in the line before",
+            near="You requested gpu: [",
+            source="lightning 2.6.6: lightning/fabric/utilities/device_parser.py",
+        ),
+        LogSign(
+            "But your machine only has: ",
+            why="the same in older releases of Lightning",
+            near="You requested GPUs: [",
+            source="pytorch-lightning 1.x: pytorch_lightning/utilities/device_parser.py, as reported in public",
+        ),
     ),
 )
 def nproc_exceeds_gpus(
@@ -125,8 +153,24 @@ def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch
     "mig-multi-instance",
     severity=FAIL,
     log_signs=(
-        LogSign("device >= 0 && device < num_gpus INTERNAL ASSERT FAILED"),
-        LogSign("invalid device ordinal", why="more ranks than GPUs say the same"),
+        LogSign(
+            "device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",
+            why="more GPUs were counted than CUDA gives: MIG, or CUDA_VISIBLE_DEVICES changed after the start",
+            role=Role.HINTS,
+            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDAContext.cpp",
+        ),
+        LogSign(
+            "invalid device ordinal",
+            why="a second slice is never seen; the run itself listed slices (nvidia-smi -L)",
+            near="(UUID: MIG-",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "invalid device ordinal",
+            why="a second slice is never seen; the run itself was given slices",
+            near="CUDA_VISIBLE_DEVICES=MIG-",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
     ),
 )
 def mig_multi_instance(
@@ -186,7 +230,15 @@ def mig_multi_instance(
 @check(
     "compute-mode-exclusive",
     severity=FAIL,
-    log_signs=(LogSign("all CUDA-capable devices are busy or unavailable"),),
+    log_signs=(
+        LogSign(
+            "busy or unavailable",
+            why="no compute mode says anything else; a vGPU without licence and a GPU that failed say it, too",
+            role=Role.HINTS,
+            pattern=r"(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1; the first wording: CUDA up to 10.2",
+        ),
+    ),
 )
 def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
     """A GPU's compute mode keeps ranks out.
@@ -338,14 +390,7 @@ def _described(gpu: Gpu) -> str:
     return f"{gpu.name} ({human(_memory(gpu))})"
 
 
-@check(
-    "gpu-memory-in-use",
-    severity=WARN,
-    log_signs=(
-        LogSign("Tried to allocate", why="the batch may also be too large"),
-        LogSign("reserved in total by PyTorch", why="the batch may also be too large"),
-    ),
-)
+@check("gpu-memory-in-use", severity=WARN)
 def gpu_memory_in_use(
     gpus: Gpus, plan: Plan, environment: Maybe[Environment], processes: Maybe[Processes], machine: Maybe[Machine]
 ) -> Iterator[Finding]:

@@ -15,12 +15,28 @@ from ddpdoctor.facts.pci import Pci
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.nvidia import NO_GPU, bus_gpus, called, nvidia_gpus, own_gpus, without
 from ddpdoctor.knowledge.root import by_root, on_the_host
-from ddpdoctor.knowledge.xids import DEBUG, FOLLOWS, REBOOT, RESET, UNLISTED, Reported, normal_address, reported
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.knowledge.xids import (
+    BUS_XIDS,
+    DEBUG,
+    ECC_XIDS,
+    FAULTS,
+    FOLLOWING,
+    FOLLOWS,
+    PROGRAMS,
+    REBOOT,
+    RESET,
+    UNLISTED,
+    Reported,
+    normal_address,
+    reported,
+    xid_sign,
+)
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
 
-XID_SIGN = "the number behind it says what happened"
 DAY = 86400.0
+ON_A_GPU = r"CUDA (?:driver )?error: |Cuda failure (?:\d+ )?'|cuda runtime error \(\d+\) : "
+"""As torch, cuBLAS, NCCL and the older releases of torch begin such a line."""
 
 
 def _reset(gpus: tuple[Gpu, ...], container: Maybe[Container]) -> Fix:
@@ -48,8 +64,17 @@ def _leave_out(all_of: tuple[Gpu, ...], bad: tuple[Gpu, ...]) -> tuple[Fix, ...]
     "gpu-ecc-error",
     severity=FAIL,
     log_signs=(
-        LogSign("uncorrectable ECC error encountered"),
-        LogSign("CUDA_ERROR_ECC_UNCORRECTABLE"),
+        LogSign(
+            "uncorrectable ECC error encountered",
+            why="the driver's word for it, in torch, NCCL and CUDA alike",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "CUDA_ERROR_ECC_UNCORRECTABLE",
+            why="the name of the same error",
+            source="CUDA runtime in torch 1.13.1 and nccl 2.20.5",
+        ),
+        xid_sign(ECC_XIDS, "uncorrectable memory errors; 63 (repaired) and 92 (corrected) are not among them"),
     ),
 )
 def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
@@ -135,8 +160,45 @@ def _count(value: Maybe[int]) -> int:
     "gpu-fell-off-bus",
     severity=FAIL,
     log_signs=(
-        LogSign("GPU has fallen off the bus"),
-        LogSign("Unable to determine the device handle for GPU"),
+        LogSign(
+            "fallen off the bus",
+            why="the driver's word for a GPU that no longer answers (Xid 79, or while the driver starts)",
+            source="the driver's kernel log, as reported in public",
+        ),
+        LogSign(
+            "Unable to determine the device handle for",
+            why="nvidia-smi lists all GPUs, and can't open this one",
+            pattern=r"device handle for ?GPU ?(?P<gpu>\d*(?:: )?(?:[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)?)",
+            source="nvidia-smi, as reported in public",
+        ),
+        LogSign(
+            "GPU is lost",
+            why="NVML's word for it",
+            pattern=r"GPU is lost\b",
+            source="nvidia-ml-py: NVML_ERROR_GPU_IS_LOST",
+        ),
+        LogSign(
+            "RmInitAdapter failed!",
+            role=Role.HINTS,
+            pattern=r"NVRM: .*RmInitAdapter failed! \(",
+            why="the driver can't start this GPU: it no longer answers, or module, firmware and GPU don't go together",
+            source="NVIDIA's open kernel modules: src/nvidia/arch/nvalloc/unix/src/osinit.c; as reported in public",
+        ),
+        LogSign(
+            "rm_init_adapter failed",
+            role=Role.HINTS,
+            pattern=r"NVRM: .*rm_init_adapter failed",
+            why="the same, said by another part of the driver",
+            source="NVIDIA's open kernel modules: kernel-open/nvidia/nv.c; as reported in public",
+        ),
+        LogSign(
+            "*** Cannot attach gpu",
+            role=Role.HINTS,
+            pattern=r"NVRM: .*\*\*\* Cannot attach gpu",
+            why="the same, said before it gives up",
+            source="NVIDIA's open kernel modules: src/nvidia/arch/nvalloc/unix/src/osinit.c; as reported in public",
+        ),
+        xid_sign(BUS_XIDS, "the number means this and nothing else"),
     ),
 )
 def gpu_fell_off_bus(
@@ -149,7 +211,8 @@ def gpu_fell_off_bus(
     machine may work or not.
 
     ## Why
-    The PCIe link went down: power (a peak, a loose cable), heat, a riser or slot, or the GPU itself.
+    The PCIe link went down: power (a peak, a loose cable), heat, a riser or slot, or the GPU itself. "RmInitAdapter failed" alone
+    may also be a driver whose module or firmware doesn't go with this GPU.
 
     ## Fix
     Reboot; only a full power-off helps some. If it comes back: lower the power limit (`sudo nvidia-smi -pl 300`), reseat the
@@ -210,9 +273,37 @@ def _still_gone(log: KernelLog, gpus: Maybe[Gpus], driver: Maybe[Driver]) -> tup
     "xid-error",
     severity=FAIL,
     log_signs=(
-        LogSign("NVRM: Xid (", why=XID_SIGN),
-        LogSign("CUDA error: unspecified launch failure", why="not verified against a release"),
-        LogSign("CUDA error: an illegal memory access was encountered", why="not verified against a release"),
+        xid_sign(FAULTS, "hardware, driver or firmware: the program can't do that"),
+        xid_sign(PROGRAMS, "mostly the program's own doing, an index past an array", Role.HINTS),
+        xid_sign(FOLLOWING, "follows from another error", Role.EFFECT),
+        LogSign(
+            "unspecified launch failure",
+            why="mostly the program's own kernel; the kernel log tells a GPU's fault from it",
+            role=Role.HINTS,
+            pattern=ON_A_GPU,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "an illegal memory access was encountered",
+            why="mostly an index past an array; the kernel log tells a GPU's fault from it",
+            role=Role.HINTS,
+            pattern=ON_A_GPU,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "an illegal instruction was encountered",
+            why="a kernel for another GPU, or one that fails; the kernel log tells",
+            role=Role.HINTS,
+            pattern=ON_A_GPU,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "the launch timed out and was terminated",
+            why="a kernel that runs too long on a GPU with a display, or one that hangs; the kernel log tells",
+            role=Role.HINTS,
+            pattern=ON_A_GPU,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
     ),
 )
 def xid_error(

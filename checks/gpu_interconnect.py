@@ -14,13 +14,12 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.evidence import cuda_start, told
 from ddpdoctor.knowledge.nvidia import NO_DRIVER, bus_gpus, called, driver_loaded, nvidia_gpus, older, said
 from ddpdoctor.knowledge.root import by_root, on_the_host
-from ddpdoctor.knowledge.xids import SXID_LINE, reported
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.knowledge.xids import NVLINK_XIDS, SXID_LINE, reported, xid_sign
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
 
 WITHOUT_P2P = Fix(
@@ -40,9 +39,27 @@ def _off(environment: Maybe[Environment], name: str) -> bool:
     "fabric-manager-not-running",
     severity=FAIL,
     log_signs=(
-        LogSign("Error 802: system not yet initialized"),
-        LogSign("cudaErrorSystemNotReady"),
-        LogSign("CUDA_ERROR_SYSTEM_NOT_READY"),
+        LogSign(
+            "system not yet initialized",
+            why="CUDA says so on boards with NVSwitches alone",
+            pattern=r"(?:Error 802: |CUDA error: |Cuda failure (?:802 )?'|CUDA driver error: |\(code=802.*|\(802\) : )"
+            r"system not yet initialized",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1; torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
+        ),
+        LogSign(
+            "cudaErrorSystemNotReady", why="the name of the same error", source="CUDA runtime in torch 1.13.1 and 2.9.1"
+        ),
+        LogSign(
+            "NV_WARN_NOTHING_TO_DO",
+            why="the manager was installed on a host without NVSwitches, and has nothing to manage",
+            role=Role.NOISE,
+            source="nvidia-fabricmanager, as reported in public",
+        ),
+        LogSign(
+            "CUDA_ERROR_SYSTEM_NOT_READY",
+            why="the name of the same error",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
     ),
 )
 def fabric_manager_not_running(
@@ -167,7 +184,20 @@ def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool,
 @check(
     "nvlink-error",
     severity=WARN,
-    log_signs=(LogSign("uncorrectable NVLink error detected during the execution"),),
+    log_signs=(
+        LogSign(
+            "uncorrectable NVLink error detected during the execution",
+            why="CUDA's word for it",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "SXid (PCI:",
+            why="an NVSwitch; those that are not fatal repair themselves",
+            pattern=r"SXid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal",
+            source="NVIDIA's fabric manager guide; the kernel log, as reported in public",
+        ),
+        xid_sign(NVLINK_XIDS, "errors of links"),
+    ),
 )
 def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: Maybe[Container]) -> Iterator[Finding]:
     """NVLinks are down, or an NVSwitch reports fatal errors.
@@ -240,9 +270,43 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
     "p2p-acs-iommu",
     severity=WARN,
     log_signs=(
-        LogSign("via P2P/IPC", why="only with a hang after it"),
-        LogSign("via P2P/direct pointer", why="only with a hang after it"),
-        LogSign("Connected all rings", why="only where nothing comes after it"),
+        LogSign(
+            "Watchdog caught collective operation timeout",
+            why="the first collective of all never came through, and NCCL copies from GPU to GPU; the network between hosts and a rank that never came look the same",
+            role=Role.HINTS,
+            pattern=r"SeqNum=[1-3],",
+            near="via P2P/",
+            source="torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; nccl 2.27.5: transport/p2p.cc",
+        ),
+        LogSign(
+            "completion from peer",
+            why="4 is IBV_WC_LOC_PROT_ERR: an IOMMU between card and GPU may be what refuses the access",
+            role=Role.HINTS,
+            pattern=r"with (?:error |status=)(?:\w+\()?4\b",
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: net_ib, with the numbers of libibverbs",
+        ),
+        LogSign(
+            "peer access is not supported between these two devices",
+            why="NCCL took a way from GPU to GPU that the driver refuses: something parts them, or each rank sees another GPU alone (under Ray)",
+            role=Role.HINTS,
+            pattern=r"NCCL WARN .*peer access|Cuda failure (?:217 )?'peer access",
+            fatal=True,
+            source="nccl 2.7 to 2.32.3: transport/p2p.cc; the CUDA runtime's own text",
+        ),
+        LogSign(
+            "AMD-Vi: Event logged [IO_PAGE_FAULT",
+            why="the IOMMU threw a GPU's write away",
+            pattern=r"nvidia (?P<gpu>[0-9a-f:.]+): AMD-Vi",
+            source="Linux: drivers/iommu/amd/iommu.c",
+        ),
+        LogSign(
+            "DMAR: [DMA ",
+            why="the IOMMU threw a device's access away; lspci tells whether it is a GPU",
+            role=Role.HINTS,
+            pattern=r"\[DMA (?:Read|Write)(?: NO_PASID)?\] Request device \[(?P<device>[0-9a-fx:.]+)\]",
+            near="nvidia",
+            source="Linux: drivers/iommu/intel/dmar.c",
+        ),
     ),
 )
 def p2p_acs_iommu(
@@ -366,7 +430,18 @@ def _translating(pci: Pci, command_line: Maybe[str]) -> Maybe[bool]:
 @check(
     "rtx4000-p2p-unsupported",
     severity=FAIL,
-    log_signs=(LogSign("Using RTX 4000 series doesn't support faster communication broadband via P2P or IB"),),
+    log_signs=(
+        LogSign(
+            "Using RTX 4000 series doesn't support faster communication broadband via P2P or IB",
+            why="Accelerate refuses to start so",
+            source="accelerate 1.15.0: accelerate/state.py",
+        ),
+        LogSign(
+            "We've detected an older driver with an RTX 4000 series GPU",
+            why="Accelerate refuses to spread a model so",
+            source="accelerate 1.15.0: accelerate/big_modeling.py",
+        ),
+    ),
 )
 def rtx4000_p2p_unsupported(
     gpus: Gpus, driver: Driver, plan: Plan, environment: Maybe[Environment], packages: Maybe[Packages]
@@ -415,40 +490,3 @@ def rtx4000_p2p_unsupported(
             fixes=(fix, newer),
             severity=WARN,
         )
-
-
-@check(
-    "nccl-mempool-unsupported",
-    severity=WARN,
-    log_signs=(LogSign("init.cc:416 NCCL WARN Cuda failure 'operation not supported'"),),
-)
-def nccl_mempool_unsupported(gpus: Gpus, plan: Plan, torch: Torch) -> Iterator[Finding]:
-    """The GPU is a vGPU, on which NCCL may not start.
-
-    ## What breaks
-    NCCL 2.26 and later stop when they start, with "operation not supported".
-
-    ## Why
-    NCCL makes a CUDA memory pool, which needs unified memory, and that is off in many vGPU profiles.
-
-    ## Fix
-    Let the host's administrator set `pciPassthru0.cfg.enable_uvm=1` for the virtual machine, or use NCCL 2.25.
-    """
-    virtual = tuple(one for one in nvidia_gpus(gpus) if one.virtualization == "vgpu")
-    requires(virtual, "the GPUs are not virtual ones (vGPU)")
-    requires(plan.nproc > 1, "a single rank needs no NCCL")
-    version = known(torch.nccl_version) or ()
-    requires(version, "this torch has no NCCL")
-    if version < (2, 26):
-        return
-    yield Finding(
-        summary=f"{called(virtual)} {'is a vGPU' if len(virtual) == 1 else 'are vGPUs'}: NCCL 2.26 and later can't start there if "
-        "unified memory is off",
-        evidence=(
-            Evidence(f"{called(virtual)}: {'a vGPU' if len(virtual) == 1 else 'vGPUs'}", "NVML"),
-            told(torch, "nccl_version", f"NCCL {'.'.join(map(str, version))}"),
-        ),
-        fixes=(
-            Fix("Ask the host's administrator for `pciPassthru0.cfg.enable_uvm=1` in this virtual machine's settings"),
-        ),
-    )

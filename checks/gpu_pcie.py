@@ -11,7 +11,7 @@ from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.root import NEEDS_ROOT
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
 
 
@@ -122,6 +122,8 @@ def _best(card: float, slot: float) -> float:
 
 
 AT_BOOT = "one or a few that are not fatal, while the host starts, are normal"
+RUNNING = r"^(?!\[ {0,4}\d{1,2}\.\d{6}\])"
+"""Not in the first seconds of the host, by dmesg's clock."""
 NONFATAL_FLOOR = 10
 """Probing of devices at boot leaves one such error or a few (unsupported request); a link that loses packets, dozens."""
 
@@ -130,8 +132,44 @@ NONFATAL_FLOOR = 10
     "pcie-aer-errors",
     severity=WARN,
     log_signs=(
-        LogSign("PCIe Bus Error: severity=Uncorrected", why=AT_BOOT),
-        LogSign("AER: Uncorrected", why=AT_BOOT),
+        LogSign(
+            "PCIe Bus Error: severity=Uncorrect",
+            why="of a GPU; those that were corrected are normal, and a few in the first seconds of the host, too",
+            pattern=rf"{RUNNING}.*nvidia (?P<device>[0-9a-f:.]+): (?:AER: )?PCIe Bus Error: severity=Uncorrect",
+            source="Linux: drivers/pci/pcie/aer.c",
+        ),
+        LogSign(
+            "PCIe Bus Error: severity=Uncorrect",
+            why="of a port or another device: lspci -t tells what hangs below it",
+            role=Role.HINTS,
+            pattern=rf"{RUNNING}(?!.*nvidia [0-9a-f:.]+: ).*PCIe Bus Error",
+            source="Linux: drivers/pci/pcie/aer.c",
+        ),
+        LogSign(
+            "AER: Uncorrect",
+            why="a fatal one resets the link, whatever hangs below the port",
+            pattern=rf"{RUNNING}.*AER: Uncorrect(?:ed|able) \(Fatal\)",
+            source="Linux: drivers/pci/pcie/aer.c",
+        ),
+        LogSign(
+            "AER: Uncorrect",
+            why="the port that reports it; the device is named in the next lines",
+            role=Role.HINTS,
+            pattern=rf"{RUNNING}.*AER: Uncorrect(?:ed|able) \(Non-Fatal\)",
+            source="Linux: drivers/pci/pcie/aer.c",
+        ),
+        LogSign(
+            "PCIe Bus Error: severity=Correct",
+            why="corrected errors are normal, as long as they are few",
+            role=Role.NOISE,
+            source="Linux: drivers/pci/pcie/aer.c",
+        ),
+        LogSign(
+            "AER: Correct",
+            why="corrected errors are normal, as long as they are few",
+            role=Role.NOISE,
+            source="Linux: drivers/pci/pcie/aer.c",
+        ),
     ),
 )
 def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:

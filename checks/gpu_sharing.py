@@ -19,7 +19,7 @@ from ddpdoctor.knowledge.gpu_holders_words import evidence_of
 from ddpdoctor.knowledge.job_words import places
 from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural, ranks_named
 
 
@@ -27,8 +27,18 @@ from ddpdoctor.wording import listed, plural, ranks_named
     "duplicate-gpu",
     severity=FAIL,
     log_signs=(
-        LogSign("Duplicate GPU detected : rank"),
-        LogSign("ncclInvalidUsage: This usually reflects invalid usage of NCCL library"),
+        LogSign(
+            "Duplicate GPU detected : rank",
+            why="NCCL compares the PCI addresses of all ranks of a host",
+            pattern=r"rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device (?P<device>[0-9a-f]+)",
+            source="nccl 2.20.5 and 2.27.5: init.cc",
+        ),
+        LogSign(
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library",
+            why="says only that NCCL refused: mostly two ranks on one GPU",
+            role=Role.HINTS,
+            source="torch 1.13.1: torch/csrc/distributed/c10d/NCCLUtils.hpp",
+        ),
     ),
 )
 def duplicate_gpu(

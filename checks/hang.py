@@ -11,7 +11,7 @@ from ddpdoctor.knowledge.hang_patience import severity_of
 from ddpdoctor.knowledge.hang_verdict import Kind, Verdict, verdict_for
 from ddpdoctor.knowledge.hang_words import evidence_of, named, timeout_words, waiting_words, where
 from ddpdoctor.knowledge.smoke_words import short
-from ddpdoctor.registry import LogSign, check
+from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import listed
 
 
@@ -69,11 +69,56 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
     "peer-rank-crashed",
     severity=FAIL,
     log_signs=(
-        LogSign("Connection closed by peer"),
         LogSign(
-            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely"
+            "Connection closed by peer",
+            why="gloo's words when another rank has ended, whatever ended it",
+            role=Role.EFFECT,
+            source="made to happen with torch 2.13.0 over gloo",
         ),
-        LogSign("Please check rank 0 logs for faulty rank"),
+        LogSign(
+            "Connection reset by peer",
+            why="a rank that was killed resets its connections; downloads and web servers say so, too, and warnings at a healthy end",
+            role=Role.EFFECT,
+            pattern=r"(?i)^(?!\[W[\d ]).*(?:gloo|SocketImpl|TCPStore|recvValue|sendBytes|recvBytes|\bNCCL\b)",
+            source="torch 2.13.0: torch/csrc/distributed/c10d/socket.cpp, gloo/transport/tcp/pair.cc",
+        ),
+        LogSign(
+            "Horovod has been shut down",
+            why="Horovod's words on all ranks once one of them has failed or ended; that one's own stand before",
+            role=Role.EFFECT,
+            pattern=r"Horovod has been shut down\. This (?:was|has been) caused by an exception on one of the ranks",
+            source="horovod: horovod/common/common.h, as reported in public",
+        ),
+        LogSign(
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely",
+            why="NCCL's word for a connection that broke: the process at its other end knows why",
+            role=Role.EFFECT,
+            source="torch 2.9.1: libtorch_cuda.so",
+        ),
+        LogSign(
+            "Connection closed by remote peer",
+            why="NCCL's words over sockets when the process at the other end has ended",
+            role=Role.EFFECT,
+            source="nccl 2.20.5 and 2.27.5: misc/socket.cc",
+        ),
+        LogSign(
+            "socketProgressOpt: Call to recv from",
+            why="the same where the connection was reset",
+            role=Role.EFFECT,
+            source="nccl 2.20.5: misc/socket.cc",
+        ),
+        LogSign(
+            "NCCL communicator was aborted on rank",
+            why="torch gave up a connection, since another rank's collective had failed or timed out",
+            role=Role.EFFECT,
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/NCCLUtils.cpp",
+        ),
+        LogSign(
+            "Please check rank 0 logs for faulty rank",
+            why="a monitored barrier on the other ranks; rank 0 says which rank didn't come",
+            role=Role.EFFECT,
+            source="torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
+        ),
     ),
 )
 def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:

@@ -32,11 +32,24 @@ from ddpdoctor.knowledge.hang_words import (
     where,
 )
 from ddpdoctor.knowledge.smoke_words import short
-from ddpdoctor.registry import LogSign, check
+from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import listed, ranks_named
 
+GROUP = r"(?:\[(?P<group>PG .{1,120}?) Rank \d+\].*)?"
+"""The process group whose timeout it is, in the watchdog's words since torch 2.3."""
 
-@check("uneven-inputs", severity=FAIL, log_signs=(LogSign("Detected at least one rank that exhausted inputs"),))
+
+@check(
+    "uneven-inputs",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Detected at least one rank that exhausted inputs",
+            why="only torch's Join says so, where it was asked to raise instead of waiting for the ranks with more batches",
+            source="made to happen with torch 2.13.0: torch/distributed/algorithms/join.py",
+        ),
+    ),
+)
 def uneven_inputs(hang: Hang) -> Iterator[Finding]:
     """Some ranks have left the training loop, while others wait for them in a step.
 
@@ -166,7 +179,31 @@ def _how_they_differ(found: Verdict, hang: Hang) -> str:
     return f"{alone}{groups}{timeout_words(hang)}".strip()
 
 
-@check("rank-fell-behind", severity=FAIL)
+@check(
+    "rank-fell-behind",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "failed to pass monitoredBarrier in",
+            why="rank 0 names the ranks that never came; one that crashed says so itself, in its own lines",
+            pattern=r"Ranks? (?P<ranks>\d[\d, ]*) failed to pass monitoredBarrier",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
+        ),
+        LogSign(
+            "but didn't join collective #",
+            why="the desync report of NCCL's watchdog (TORCH_NCCL_DESYNC_DEBUG=1) has compared all ranks by the store",
+            pattern=r"\[(?P<ranks>\d[\d, ]*)\] finished collective #(?P<last>\d+), but didn't join collective #(?P<number>\d+)",
+            source="torch 2.9.1: torch/csrc/distributed/c10d/TraceUtils.h",
+        ),
+        LogSign(
+            "Timed out waiting",
+            why="gloo's timeout: said by a rank that waited, for whatever reason the other one didn't come",
+            role=Role.EFFECT,
+            pattern=r"Timed out waiting (?P<milliseconds>\d+)ms for (?:recv|send) operation",
+            source="made to happen with torch 2.13.0: gloo/transport/tcp/unbound_buffer.cc",
+        ),
+    ),
+)
 def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
     """A rank has not called the collective in which the others wait.
 
@@ -178,7 +215,7 @@ def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
     It stopped, crashed, left the loop, or does something else since its last call; or it skipped a call that the others made.
 
     ## Fix
-    Look at what comes after its last call, which is named. On its host `ddpdoctor jobs --hang` shows where it stands now.
+    Look at what comes after its last call, which is named where it was recorded. On its host `ddpdoctor jobs --hang` shows where it stands now.
     """
     found = verdict_for(hang, Kind.BEHIND)
     if found is None or found.record is None:
@@ -231,10 +268,72 @@ def _after_the_last_call(found: Verdict, hang: Hang) -> tuple[Fix, ...]:
     "nccl-watchdog-timeout",
     severity=FAIL,
     log_signs=(
-        LogSign("Watchdog caught collective operation timeout: WorkNCCL("),
-        LogSign("last enqueued NCCL work:"),
-        LogSign("last completed NCCL work:"),
-        LogSign("Process group watchdog thread terminated with exception"),
+        LogSign(
+            "Watchdog caught collective operation timeout: WorkNCCL(",
+            why="names the collective in which this rank waited, not why another one never came to it",
+            role=Role.EFFECT,
+            pattern=r"WorkNCCL\((?:SeqNum=(?P<number>\d+), )?OpType=(?P<call>\w+)(?:, NumelIn=(?P<size>\d+))?",
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "last enqueued NCCL work:",
+            why="where this rank stood when the watchdog of torch 2.3 to 2.5 struck",
+            role=Role.EFFECT,
+            pattern=GROUP + r"enqueued NCCL work: (?P<enqueued>-?\d+), last completed NCCL work: (?P<completed>-?\d+)",
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "failure detected by watchdog at work sequence id:",
+            why="where this rank stood when the watchdog of torch 2.6 and newer struck",
+            role=Role.EFFECT,
+            pattern=GROUP
+            + r"sequence id: (?P<number>\d+)(?:.*enqueued work: (?P<enqueued>-?\d+), last completed work: (?P<completed>-?\d+))?",
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "watchdog thread terminated with exception",
+            why="the watchdog repeats what it ends the process for; where that is an error of CUDA, it is no mere effect",
+            role=Role.EFFECT,
+            pattern=r"with exception: .*(?:Watchdog caught|remote process exited|communicator was aborted)",
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "To avoid data inconsistency, we are taking the entire process down",
+            why="said by every rank that the watchdog ends",
+            role=Role.EFFECT,
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "Received a dump signal due to a collective timeout",
+            why="the timeout was another rank's, or another group's",
+            role=Role.EFFECT,
+            pattern=GROUP + r"Received a dump signal(?:.*Last enqueued NCCL work: (?P<enqueued>-?\d+))?",
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "Heartbeat monitor timed out! Process will be terminated",
+            why="the watchdog itself waits in a call of CUDA or NCCL that doesn't return: it says where it hangs, not why",
+            role=Role.EFFECT,
+            source="torch 2.2 to 2.5: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, as reported in public",
+        ),
+        LogSign(
+            "ProcessGroupNCCL's watchdog got stuck for",
+            why="the same; behind the end of a training mostly while the groups are taken down",
+            role=Role.EFFECT,
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "due to ProcessGroupNCCL watchdog hang",
+            why="the monitor's last word, as it ends the process for that",
+            role=Role.EFFECT,
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "NCCL monitor thread timeout. Basically, this could be due to",
+            why="the monitor's words in its first releases",
+            role=Role.EFFECT,
+            source="torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp before pytorch pull request 115888",
+        ),
     ),
 )
 def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
@@ -242,7 +341,8 @@ def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
 
     ## What breaks
     The watchdog ends the ranks that waited (10 minutes by default). The timeout is a symptom: what it names is the collective,
-    not the cause.
+    not the cause. "Heartbeat monitor timed out" and "watchdog got stuck" mean that the watchdog itself hung, in a call of CUDA or
+    NCCL; at a run's end mostly while it takes the groups down.
 
     ## Why
     A rank never called the collective (the dumps say which: its number is the lowest), or all did and the data doesn't get

@@ -13,7 +13,7 @@ from ddpdoctor.knowledge.hang_places import Where, worker_place
 from ddpdoctor.knowledge.hang_verdict import Kind, verdict_for
 from ddpdoctor.knowledge.hang_words import evidence_of, file_line, named, not_known, timeout_words, waiting_words, where
 from ddpdoctor.knowledge.smoke_words import short
-from ddpdoctor.registry import LogSign, check
+from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import listed, plural
 
 WAITS_IN = {
@@ -140,8 +140,20 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
     "slow-rank0-timeout",
     severity=WARN,
     log_signs=(
-        LogSign("is setting up NCCL communicator and retrieving ncclUniqueId from [0]"),
-        LogSign("store->get('0') got error: Socket Timeout", why="not verified against a release"),
+        LogSign(
+            "ncclUniqueId from [0] via c10d key-value store by key",
+            why="rank 0 gives the id at its first collective, and didn't come to it before the store's timeout; a store that broke"
+            " says something else",
+            pattern=r"got (?:error|exception): (?:Socket Timeout|[Ww]ait timeout|Timeout waiting for key)",
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "ncclUniqueId from [0] via c10d key-value store by key",
+            why="the store went away under this rank: the process that held it has ended, mostly rank 0 or its torchrun",
+            role=Role.EFFECT,
+            pattern=r"got error: .*(?:reset by peer|Broken pipe|got 0 bytes|Connection was likely closed)",
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
     ),
 )
 def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
@@ -238,11 +250,7 @@ def _between(moving: bool) -> str:
     )
 
 
-@check(
-    "rendezvous-waiting",
-    severity=FAIL,
-    log_signs=(LogSign("clients joined", why="how many of how many stands before it"),),
-)
+@check("rendezvous-waiting", severity=FAIL)
 def rendezvous_waiting(hang: Hang) -> Iterator[Finding]:
     """Ranks wait in init_process_group for others that are not there.
 

@@ -20,7 +20,7 @@ from ddpdoctor.knowledge.gpu_holders import ENDED, own_jobs
 from ddpdoctor.knowledge.job_words import who
 from ddpdoctor.knowledge.jobs import setting
 from ddpdoctor.knowledge.launchers import number
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import plural
 
 LAUNCHED = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK")
@@ -131,8 +131,10 @@ def _more_cores(container: Maybe[Container], environment: Maybe[Environment], pl
     severity=WARN,
     log_signs=(
         LogSign(
-            "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default",
-            why="torchrun says so in nearly every log; it is no error",
+            "Setting OMP_NUM_THREADS environment variable for each process to be",
+            why="torchrun says so in nearly every log: it is what keeps ranks from taking each other's cores",
+            role=Role.NOISE,
+            source="torch 2.13.0: torch/distributed/run.py",
         ),
     ),
 )
@@ -236,10 +238,11 @@ def _other_launcher(environment: Environment) -> bool:
     "dataloader-oversubscribed",
     severity=WARN,
     log_signs=(
-        LogSign("This DataLoader will create"),
         LogSign(
             "worker processes in total. Our suggested max number of worker in current system is",
-            why="not verified against a release",
+            why="a warning that runs live with: they get slower, rarely worse",
+            role=Role.NOISE,
+            source="torch 2.13.0: torch/utils/data/dataloader.py",
         ),
     ),
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.facts.disks import Disk, Disks
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import human, listed
 
 MIB = 1024**2
@@ -34,12 +34,83 @@ def _floors(disk: Disk) -> tuple[int, int]:
     "disk-full",
     severity=FAIL,
     log_signs=(
-        LogSign("PytorchStreamWriter failed writing file"),
-        LogSign("file write failed"),
-        LogSign("unexpected pos"),
-        LogSign("No space left on device", why="also where /dev/shm or the inodes are full"),
-        LogSign("Disk quota exceeded", why="not verified against a release"),
-        LogSign("failed with Input/output error"),
+        LogSign(
+            "No space left on device",
+            why="of a file on a file system; shared memory, which says the same, is left out",
+            pattern=r"^(?!.*(?:/dev/shm|hared memory|</torch_|NCCL|posix_fallocate|inotify|Errno 28\] No space left on device(?:\s*$|\. +joblib)))"
+            r".*(?:: |with |\] (?=No space left on device: ))No space left on device",
+            source="made to happen with torch 2.13.0 and Python 3.11",
+        ),
+        LogSign(
+            "[Errno 28] No space left on device",
+            why="of a write; of a lock in shared memory Python says the same",
+            role=Role.HINTS,
+            pattern=r"No space left on device(?:\s*$|\. +joblib will operate in serial mode)",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            "unexpected pos ",
+            why="torch.save could not write all of the file: mostly the disk is full, else a quota or an I/O error",
+            pattern=r"inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "PytorchStreamWriter failed writing file",
+            why="torch.save could not write",
+            source="torch 2.13.0: caffe2/serialize/inline_container.cc",
+        ),
+        LogSign(
+            "cannot be opened.",
+            why="torch.save could not make its file: the disk is full, or not writable, or there is no such folder",
+            role=Role.HINTS,
+            pattern=r"^RuntimeError: File .+ cannot be opened\.",
+            near="PyTorchFileWriter",
+            source="torch 1.13.1: caffe2/serialize/inline_container.cc; as reported in public",
+        ),
+        LogSign(
+            "Disk quota exceeded",
+            why="the quota of the user or the project is used up",
+            source="made to happen with torch 2.13.0 and Python 3.11",
+        ),
+        LogSign(
+            "The node was low on resource: ephemeral-storage",
+            why="the kubelet ended a pod to save the node's disk",
+            source="kubernetes: pkg/kubelet/eviction/helpers.go",
+        ),
+        LogSign(
+            "ephemeral local storage usage exceeds the total limit of containers",
+            why="the kubelet ended a pod that wrote more than its limit allows",
+            source="kubernetes: pkg/kubelet/eviction/eviction_manager.go",
+        ),
+        LogSign(
+            "exceeded its local ephemeral storage limit",
+            why="the kubelet ended a pod that wrote more than its limit allows",
+            source="kubernetes: pkg/kubelet/eviction/eviction_manager.go",
+        ),
+        LogSign(
+            "Usage of EmptyDir volume",
+            why="the kubelet ended a pod that wrote more into a volume than that may hold",
+            pattern=r"Usage of EmptyDir volume \S+ exceeds the limit",
+            source="kubernetes: pkg/kubelet/eviction/eviction_manager.go",
+        ),
+        LogSign(
+            "Read-only file system",
+            why="nothing can be written there",
+            pattern=r"(?:\[Errno 30\]|strerror:|failed with) Read-only file system",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Input/output error",
+            why="the disk or its server failed",
+            pattern=r"(?:write\(\): fd \d+ failed with|strerror:) Input/output error",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "[Errno 5] Input/output error",
+            why="the disk or its server failed; or a terminal is gone that was printed to",
+            role=Role.HINTS,
+            source="Python 3.11: Objects/exceptions.c",
+        ),
     ),
 )
 def disk_full(disks: Disks) -> Iterator[Finding]:
@@ -53,6 +124,7 @@ def disk_full(disks: Disks) -> Iterator[Finding]:
     The working folder, $TMPDIR, the home folder and the caches of torch, Triton and Hugging Face often lie on small or
     shared file systems. Besides bytes they can run out of inodes, one of which every file takes. A quota for your user or
     project doesn't show in these figures: ask `quota -s`, `lfs quota -h`, or your cluster's own command.
+    "cannot be opened" from torch.save may also mean that the file's folder isn't there.
 
     ## Fix
     Make room, keep fewer checkpoints, or move: `TMPDIR`, `HF_HOME`, `TORCH_HOME`, `TRITON_CACHE_DIR`.
@@ -156,7 +228,18 @@ def _seen(disk: Disk, figures: str) -> Evidence:
     return Evidence(f"{disk.purpose} {disk.path} ({disk.file_system or 'file system'}): {figures}", "statvfs")
 
 
-@check("disk-unanswered", severity=FAIL)
+@check(
+    "disk-unanswered",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "not responding, still trying",
+            why="the kernel's word for a server of files that it waits for",
+            pattern=r"nfs: server (?P<server>\S+) not responding, still trying",
+            source="Linux: net/sunrpc/clnt.c",
+        ),
+    ),
+)
 def disk_unanswered(disks: Disks) -> Iterator[Finding]:
     """A file system does not answer.
 
@@ -188,7 +271,30 @@ def disk_unanswered(disks: Disks) -> Iterator[Finding]:
         )
 
 
-@check("working-folder-gone", severity=FAIL, log_signs=(LogSign("getcwd: cannot access parent directories"),))
+@check(
+    "working-folder-gone",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "getcwd: cannot access parent directories",
+            why="the shell's word for it",
+            source="made to happen with bash 5.2",
+        ),
+        LogSign(
+            "os.getcwd()",
+            why="Python found no folder where it was started",
+            pattern=r"os\.getcwd\(\)\s*$",
+            near="FileNotFoundError: [Errno 2] No such file or directory",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            "Intel oneMKL FATAL ERROR: Cannot load",
+            why="MKL looks into the working folder; a broken installation says the same",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
+    ),
+)
 def working_folder_gone(disks: Disks) -> Iterator[Finding]:
     """The folder that this was started in was deleted.
 

@@ -15,7 +15,7 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, told
-from ddpdoctor.registry import LogSign, check
+from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import human, plural
 
 MIB = 1024**2
@@ -39,7 +39,36 @@ def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
     return plan.nproc * CUDA_FLOOR, plan.nproc * CUDA_WANTED
 
 
-@check("cgroup-memory-limit", severity=FAIL, log_signs=(LogSign("OOMKilled", why="not verified against a release"),))
+@check(
+    "cgroup-memory-limit",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Memory cgroup out of memory: Kill",
+            why="the kernel killed by the limit of a container or job",
+            role=Role.HINTS,
+            source="Linux: mm/oom_kill.c, made to happen",
+        ),
+        LogSign(
+            "OOMKilled",
+            why="Kubernetes and Docker say so of a container that reached its limit",
+            pattern=r'\b[Rr]eason"?[:=]\s{0,20}"?OOMKilled\b|"?\bOOMKilled"?: ?true|\b\d+/\d+\s{1,9}OOMKilled\b',
+            source="kubectl and docker inspect, as reported in public",
+        ),
+        LogSign(
+            "exceeded memory limit (",
+            why="Slurm ended a step that took more than it was given",
+            pattern=r"exceeded memory limit \(\d+ > \d+\), being killed",
+            source="slurmstepd, as reported in public",
+        ),
+        LogSign(
+            "Exceeded job memory limit",
+            why="slurmstepd's word as it ends a job that took more than it was given; of what was so but once it adds `at some point`",
+            pattern=r"slurmstepd: error: Exceeded job memory limit(?! at some point)",
+            source="slurmstepd, as reported in public",
+        ),
+    ),
+)
 def cgroup_memory_limit(
     cgroup: Cgroup, container: Maybe[Container], environment: Maybe[Environment], gpus: Maybe[Gpus], plan: Plan
 ) -> Iterator[Finding]:
@@ -96,7 +125,37 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
     )
 
 
-@check("memory-low", severity=FAIL)
+@check(
+    "memory-low",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "DefaultCPUAllocator: can't allocate memory",
+            why="the host's memory, or a limit on it (ulimit -v); or a tensor of a wrong size",
+            role=Role.HINTS,
+            pattern=r"(?:RuntimeError|what\(\)): +\[enforce fail .*you tried to allocate (?P<bytes>\d+) bytes",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "MemoryError",
+            why="Python asked the system for memory and got none: a limit on it (ulimit -v), or an array of a wrong size",
+            role=Role.HINTS,
+            pattern=r"^(?:numpy\S*\.)?_?(?:Array)?MemoryError(?:$|: )",
+            source="made to happen with Python 3.11 and ulimit -v",
+        ),
+        LogSign(
+            "The node was low on resource: memory",
+            why="the kubelet ended a pod to save the node: memory ran out on all of it, whoever took it",
+            source="kubernetes: pkg/kubelet/eviction/helpers.go",
+        ),
+        LogSign(
+            "[Errno 12] Cannot allocate memory",
+            why="the host's memory, or a limit on it",
+            role=Role.HINTS,
+            source="Python 3.11: Objects/exceptions.c",
+        ),
+    ),
+)
 def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Finding]:
     """The host has too little free memory for these ranks.
 
@@ -105,11 +164,12 @@ def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Find
 
     ## Why
     A rank with CUDA takes about 1 GiB of the host's memory before anything is trained, and about 3 GiB with pinned
-    buffers and DataLoader workers. Other processes hold the rest, or there are more ranks than this host was made for.
+    buffers and DataLoader workers. Other processes hold the rest, or there are more ranks than this host was made for. A
+    `MemoryError` in Python may also come of a limit on the process's addresses (`ulimit -v`), or of an array of a wrong size.
 
     ## Fix
     See who holds it: `ps -eo rss,user,pid,comm --sort=-rss | head`. Fewer ranks, fewer DataLoader workers, weights loaded
-    by `torch.load(..., mmap=True)`.
+    by `torch.load(..., mmap=True)`. `ulimit -v` must say "unlimited".
     """
     available, total = known(machine.memory_available), known(machine.memory_total)
     floor, wanted = _need(gpus, plan)
@@ -128,18 +188,117 @@ def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Find
 
 
 DAY = 24 * 3600.0
-_KILLED = re.compile(r"[Oo]ut of memory: Killed? process (\d+) \(([^)]*)\)")
-_TRAINING = re.compile(r"python|^pt_|torchrun|^ray::|deepspeed|accelerate|^srun|slurmstepd")
+_KILLED = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+) \(([^)]*)\)")
+TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstepd)"
+"""How the names of processes begin that train, or start those that do."""
 
 
 @check(
     "host-oom-killed",
     severity=WARN,
     log_signs=(
-        LogSign("failed (exitcode: -9)"),
-        LogSign("Signal 9 (SIGKILL) received by PID"),
-        LogSign("OOMKilled", why="not verified against a release"),
-        LogSign("Out of memory: Killed process", why="not verified against a release"),
+        LogSign(
+            "ut of memory: Kill",
+            why="the kernel's own word for it, of a process that trains",
+            pattern=rf"[Oo]ut of memory: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>{TRAINING}[^)]*)\)",
+            fatal=True,
+            source="Linux: mm/oom_kill.c, made to happen",
+        ),
+        LogSign(
+            "ut of memory: Kill",
+            why="the kernel's own word for it, of whatever process",
+            role=Role.HINTS,
+            pattern=rf"[Oo]ut of memory: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>(?!{TRAINING})[^)]*)\)",
+            source="Linux: mm/oom_kill.c",
+        ),
+        LogSign(
+            "Killed process ",
+            why="the kernel's second line on it in releases before 5.3, of a process that trains",
+            pattern=rf"(?:^|[\]:] )(?<!memory: )Killed process (?P<pid>\d+) \((?P<name>{TRAINING}[^)]*)\),? (?:UID |total-vm:)",
+            fatal=True,
+            source="Linux 4.19: mm/oom_kill.c",
+        ),
+        LogSign(
+            "oom_reaper: reaped process ",
+            why="the kernel's last line on it: it takes back the memory of the process that it killed, one that trains",
+            pattern=rf"oom_reaper: reaped process (?P<pid>\d+) \((?P<name>{TRAINING}[^)]*)\)",
+            fatal=True,
+            source="Linux: mm/oom_kill.c",
+        ),
+        LogSign(
+            " invoked oom-killer: ",
+            why="the kernel's first line on it: who asked for memory when there was none; whom it then killed, other lines say",
+            role=Role.HINTS,
+            pattern=r"(?P<name>\S+) invoked oom-killer: gfp_mask=",
+            source="Linux: mm/oom_kill.c",
+        ),
+        LogSign(
+            "oom_kill event",
+            why="Slurm counts what the kernel killed in the job",
+            pattern=r"Detected \d+ oom[_-]kill event",
+            source="slurmstepd, as reported in public",
+        ),
+        LogSign(
+            "oom-kill event",
+            why="Slurm up to 20.11",
+            pattern=r"Detected \d+ oom-kill event",
+            source="slurmstepd, as reported in public",
+        ),
+        LogSign(
+            ": Out Of Memory",
+            why="srun's word for a task that ended so",
+            pattern=r"srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,-]+): Out Of Memory",
+            source="srun, as reported in public",
+        ),
+        LogSign(
+            "Exit Code:",
+            why="kubectl describe's word on a container that was killed by signal 9: mostly for want of memory",
+            role=Role.HINTS,
+            pattern=r"^\s*Exit Code:\s+137\s*$",
+            fatal=True,
+            source="kubectl describe, as reported in public",
+        ),
+        LogSign(
+            "failed (exitcode: -9)",
+            why="killed by signal 9: mostly for want of memory, else by somebody or the batch system",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Signal 9 (SIGKILL) received by PID",
+            why="the same, in torchrun's table",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Killed",
+            why="a shell's word for it, of the script that it started",
+            role=Role.HINTS,
+            pattern=r"^\S+: line \d+: +(?P<pid>\d+) Killed +\S",
+            source="made to happen with bash 5.2",
+        ),
+        LogSign(
+            "Killed",
+            why="a shell's whole word on what was started by hand in it, and was ended by signal 9: mostly for want of memory",
+            role=Role.HINTS,
+            pattern=r"^Killed\s*$",
+            fatal=True,
+            source="made to happen with bash 5.2",
+        ),
+        LogSign(
+            "zsh: killed ",
+            why="zsh's word for it: mostly for want of memory",
+            role=Role.HINTS,
+            pattern=r"^zsh: killed +\S",
+            fatal=True,
+            source="zsh 5.9: Src/signals.c, Src/jobs.c, as reported in public",
+        ),
+        LogSign(
+            "is killed by signal: Killed",
+            why="a DataLoader's worker: mostly for want of memory",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
     ),
 )
 def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iterator[Finding]:
@@ -151,7 +310,8 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
 
     ## Why
     The host, the container or the Slurm job ran out of memory: a data set or model loaded once a rank, too many
-    DataLoader workers, or a limit that is too small. What happened to a browser a week ago is no reason to worry.
+    DataLoader workers, or a limit that is too small. Where only exit code -9 is known, it may as well have been a person with
+    `kill -9`, or the scheduler or container runtime as it ended the job.
 
     ## Fix
     Load lazily (`mmap=True`, memory-mapped data), use fewer workers, or raise the limit: Slurm `--mem`, Docker `--memory`.
@@ -184,7 +344,7 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
 
 def _killed_by_log(kernel_log: KernelLog) -> Iterator[Finding]:
     killed = [(line, found[2], found[1]) for line in kernel_log.lines if (found := _KILLED.search(line.text))]
-    training = [one for one in killed if _TRAINING.search(one[1])]
+    training = [one for one in killed if re.match(TRAINING, one[1])]
     recent = [one for one in killed if 0 <= one[0].age < DAY]
     telling = training or recent
     if not telling:

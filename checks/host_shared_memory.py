@@ -18,7 +18,7 @@ from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.leftover_fixes import MOST_NAMED, command_of
 from ddpdoctor.knowledge.leftover_segments import left_segments, unlooked
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.registry import LogSign, check
+from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import human, listed, plural
 
 MIB = 1024**2
@@ -34,12 +34,76 @@ SHM_LOADER = 256 * MIB
     "shm-too-small",
     severity=FAIL,
     log_signs=(
-        LogSign("Call to posix_fallocate failed : No space left on device"),
-        LogSign("Error while creating shared memory segment"),
-        LogSign("failed to extend /dev/shm/nccl-"),
-        LogSign("killed by signal: Bus error"),
-        LogSign("It is possible that dataloader's workers are out of shared memory"),
-        LogSign("Unexpected bus error encountered in worker"),
+        LogSign(
+            "unable to allocate shared memory(shm) for file <",
+            why="torch could not make a segment for a batch",
+            pattern=r"No space left on device",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "unable to write to file </torch_",
+            why="the same in torch 1.x",
+            source="torch 1.13.1 and 2.13.0: aten/src/ATen/MapAllocator.cpp",
+        ),
+        LogSign(
+            "unable to open shared memory object <",
+            why="the same",
+            pattern=r"No space left on device",
+            source="torch 1.13.1 and 2.13.0: aten/src/ATen/MapAllocator.cpp",
+        ),
+        LogSign(
+            "killed by signal: Bus error",
+            why="a write into shared memory that has no room any more",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Unexpected bus error encountered in worker",
+            why="the worker's own words, before it dies",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Error while creating shared memory segment",
+            why="NCCL's segments between the ranks of a host",
+            pattern=r"No space left on device",
+            source="nccl 2.27.5 and 2.32.3: misc/shmutils.cc",
+        ),
+        LogSign(
+            "while creating shared memory segment",
+            why="older releases don't say why: no room, mostly; CUDA that can't register the segment, or no right to make it, ends so, too",
+            role=Role.HINTS,
+            pattern=r"NCCL WARN Error while creating shared memory segment \S+ \(size \d+\)\s*$",
+            source="nccl 2.7: include/shm.h; nccl 2.20.5: misc/shmutils.cc",
+        ),
+        LogSign(
+            "failed to extend /dev/shm/nccl-",
+            why="NCCL's segments between the ranks of a host",
+            pattern=r"bytes(?!.*error: (?!No space left))",
+            source="nccl 2.20.5, 2.27.5 and 2.32.3: misc/shmutils.cc",
+        ),
+        LogSign(
+            "Call to posix_fallocate failed",
+            why="the same in NCCL up to 2.11",
+            pattern=r"NCCL WARN Call to posix_fallocate failed ?: No space left on device",
+            source="nccl 2.7: include/shm.h",
+        ),
+        LogSign(
+            "[Errno 28] No space left on device: '/dev/shm/",
+            why="a file of shared memory",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            "joblib will operate in serial mode",
+            why="joblib tried to make a lock, and locks lie in shared memory; its temporary files on a full disk are rarer",
+            role=Role.HINTS,
+            pattern=r"Errno 28\] No space left on device",
+            source="joblib: joblib/_multiprocessing_helpers.py, as reported in public",
+        ),
+        LogSign(
+            "[Errno 28] No space left on device",
+            why="said where Python makes a lock, and its locks lie in shared memory, too",
+            near="_multiprocessing.SemLock(",
+            source="made to happen with Python 3.11",
+        ),
     ),
 )
 def shm_too_small(

@@ -17,7 +17,7 @@ from ddpdoctor.knowledge.job_intent import means_each_node_itself
 from ddpdoctor.knowledge.launchers import srun_netcheck
 from ddpdoctor.knowledge.left_out import first_words, left_behind, one_node_more, token_of_a_visitor, turned_away
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
 
 RANK_CODES = ("duplicate-rank", "rank-out-of-range")
@@ -36,10 +36,48 @@ STOPPED = "stopped by "
     "rdzv-missing-node",
     severity=FAIL,
     log_signs=(
-        LogSign("DistStoreError: Timed out after"),
-        LogSign("clients joined"),
-        LogSign("workers joined"),
-        LogSign("initializing ddp: GLOBAL_RANK"),
+        LogSign(
+            "clients joined",
+            why="the store waited for a node: why it didn't come, only that node can say",
+            role=Role.EFFECT,
+            pattern=r"waiting for clients\. (?P<came>\d+)/(?P<wanted>\d+) clients joined",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "workers joined.",
+            why="the same in other releases",
+            role=Role.EFFECT,
+            pattern=r"waiting for workers\. (?P<came>\d+)/(?P<wanted>\d+) workers joined",
+            source="torch/csrc/distributed/c10d/TCPStore.cpp, in pytorch issue 111805",
+        ),
+        LogSign(
+            "RendezvousTimeoutError",
+            why="the join timeout ran out before enough nodes were there: why, only the others can say",
+            role=Role.EFFECT,
+            pattern=r"^(?:torch\.distributed\.elastic\.rendezvous\.api\.|\s*\"message\": \")RendezvousTimeoutError",
+            source="made to happen with torch 2.13.0; torch 1.13.1: torch/distributed/elastic/multiprocessing/errors/error_handler.py",
+        ),
+        LogSign(
+            "Waiting in store based barrier to initialize process group for",
+            why="a rank has not come to init_process_group: not started, ended before, or it is late",
+            role=Role.EFFECT,
+            pattern=r"\(world_size=(?P<wanted>\d+), (?:worker_count|num_workers_joined)=(?!(?P=wanted),)(?P<came>\d+), ",
+            source="torch 1.13.1 and 2.9.1: torch/distributed/distributed_c10d.py",
+        ),
+        LogSign(
+            "Timed out initializing process group in store based barrier on",
+            why="a rank never came to init_process_group: not started, or ended before",
+            role=Role.EFFECT,
+            pattern=r"\(world_size=(?P<wanted>\d+), (?:worker_count|num_workers_joined)=(?P<came>\d+), ",
+            source="torch 1.13.1 and 2.9.1: torch/distributed/distributed_c10d.py",
+        ),
+        LogSign(
+            "wait timeout after",
+            why="a rank has not come to this group: not started, ended before, or another one took its number",
+            role=Role.EFFECT,
+            pattern=r"wait timeout after \d+ms, keys: /default_pg/",
+            source="made to happen with torch 2.13.0",
+        ),
     ),
 )
 def rdzv_missing_node(fleet: Fleet, meeting: Meeting, network: Maybe[Network]) -> Iterator[Finding]:
@@ -334,9 +372,33 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
     "duplicate-rank",
     severity=FAIL,
     log_signs=(
-        LogSign("has already checked in"),
-        LogSign("Bootstrap Root : mismatch in rank count"),
-        LogSign("Bootstrap Root : rank"),
+        LogSign(
+            "has already checked in",
+            why="NCCL's root was called twice by one rank",
+            pattern=r"Bootstrap Root : rank (?P<rank>\d+) of \d+ ranks has already checked in",
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
+        ),
+        LogSign(
+            "Bootstrap Root : mismatch in",
+            why="ranks count the job's ranks differently",
+            role=Role.HINTS,
+            pattern=r"mismatch in (?:rank count from procs|info from procs, nranks)",
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
+        ),
+        LogSign(
+            "wait timeout after",
+            why="a rank has not come to this group: perhaps another one took its number",
+            role=Role.EFFECT,
+            pattern=r"wait timeout after \d+ms, keys: /default_pg/",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "wait timeout after",
+            why="all agents came to the store, but one node rank's words are missing: two have the same one, or one is out of range",
+            role=Role.HINTS,
+            pattern=r"keys: \S*/torchelastic/role_info/",
+            source="made to happen with torch 2.13.0",
+        ),
     ),
 )
 def duplicate_rank(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from ddpdoctor.knowledge.launchers import (
     slurm_tasks_here,
 )
 from ddpdoctor.knowledge.network_fixes import addresses, resolved
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
 
 ENV_INIT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -51,22 +51,30 @@ def with_torchrun(plan: Plan) -> Fix:
     "launcher-env-missing",
     severity=FAIL,
     log_signs=(
-        LogSign("environment variable RANK expected, but not set"),
-        LogSign("environment variable WORLD_SIZE expected, but not set"),
-        LogSign("environment variable MASTER_ADDR expected", why="not verified against a release"),
-        LogSign("KeyError: 'LOCAL_RANK'"),
-        LogSign("KeyError: 'NODE_RANK'"),
+        LogSign(
+            "Error initializing torch.distributed using env:// rendezvous",
+            why="only the env:// method says so, and names the variable that it lacks",
+            pattern=r"environment variable (?P<name>\w+) expected, but not set",
+            source="made to happen with torch 2.13.0: torch/distributed/rendezvous.py",
+        ),
+        LogSign(
+            "KeyError: '",
+            why="an exception whose key is a variable that only launchers set",
+            pattern=r"^KeyError: '(?P<name>RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT)'$",
+            source="made to happen with Python 3.11",
+        ),
     ),
 )
 def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Finding]:
-    """Some of the settings that init_process_group needs are there, others aren't.
+    """Settings that init_process_group needs are missing.
 
     ## What breaks
-    `init_process_group()` stops with "environment variable ... expected, but not set".
+    `init_process_group()` stops with "environment variable ... expected, but not set", or the script with
+    "KeyError: 'LOCAL_RANK'".
 
     ## Why
     With the default `env://` method torch wants RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, all four. A launcher sets
-    them together; by hand one is easily forgotten.
+    them together; by hand one is easily forgotten, and plain `python train.py` has none.
 
     ## Fix
     Start the program with `torchrun`, or export what is missing.
@@ -106,9 +114,20 @@ def names(environment: Environment) -> set[str]:
     "launcher-env-inconsistent",
     severity=FAIL,
     log_signs=(
-        LogSign("has already checked in"),
-        LogSign("Bootstrap Root : mismatch in rank count"),
-        LogSign("CUDA error: invalid device ordinal"),
+        LogSign(
+            "port must have value from 0 to 65535 but was ",
+            why="torch's own words on MASTER_PORT, or on the port of a tcp:// address",
+            pattern=r"ValueError: port must have value from 0 to 65535 but was (?P<port>-?\d+)",
+            source="made to happen with torch 2.13.0: torch/distributed/rendezvous.py",
+        ),
+        LogSign(
+            "invalid literal for int() with base 10: ",
+            why="an exception of the very line that reads RANK, WORLD_SIZE or MASTER_PORT",
+            pattern=r"^ValueError: invalid literal for int\(\) with base 10: (?P<value>'[^']*')$",
+            near='int(_get_env_or_raise("',
+            within=3,
+            source="made to happen with torch 2.13.0: torch/distributed/rendezvous.py",
+        ),
     ),
 )
 def launcher_env_inconsistent(
@@ -260,11 +279,30 @@ def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Itera
     "slurm-launch-mismatch",
     severity=WARN,
     log_signs=(
-        LogSign("You requested", why="not verified against a release"),
-        LogSign("GPUs but launched", why="not verified against a release"),
-        LogSign("slurm tasks", why="not verified against a release"),
-        LogSign("initializing ddp: GLOBAL_RANK"),
-        LogSign("Initializing distributed: GLOBAL_RANK", why="not verified against a release"),
+        LogSign(
+            "in Lightning, but the number of tasks per node configured in SLURM",
+            why="only Lightning says so, as it compares `devices` with SLURM_NTASKS_PER_NODE",
+            pattern=r"`devices=(?P<devices>\d+)`.*`--ntasks-per-node=(?P<tasks>\d+)`",
+            source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
+        ),
+        LogSign(
+            "in Lightning, but the number of nodes configured in SLURM",
+            why="only Lightning says so, as it compares `num_nodes` with SLURM_NNODES",
+            pattern=r"`num_nodes=(?P<wanted>\d+)`.*`--nodes=(?P<nodes>\d+)`",
+            source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
+        ),
+        LogSign(
+            "in your SLURM bash script, but this variable is not supported",
+            why="only Lightning says so: it wants --ntasks-per-node, not --ntasks",
+            pattern=r"`--ntasks=(?P<tasks>\d+)`",
+            source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
+        ),
+        LogSign(
+            "The `srun` command is available on your system but is not used",
+            why="Lightning says so wherever srun is installed, also to a run that is right without it",
+            role=Role.NOISE,
+            source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
+        ),
     ),
 )
 def slurm_launch_mismatch(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
@@ -453,36 +491,4 @@ def rank_leftover(environment: Environment, container: Maybe[Container]) -> Iter
             summary=f"RANK={launch.rank} and WORLD_SIZE={launch.world_size} are set, but not by a launcher that we know",
             evidence=shown(environment, *ENV_INIT),
             fixes=(Fix("Unset them, unless you start every rank by hand", (unset(environment, *ENV_INIT),)),),
-        )
-
-
-@check("stale-file-init", severity=WARN, log_signs=(LogSign("FileStore"),))
-def stale_file_init(environment: Environment, plan: Plan) -> Iterator[Finding]:
-    """The rendezvous file of an earlier run is still there.
-
-    ## What breaks
-    The ranks read what the earlier run wrote, and fail, hang, or meet ranks that have long gone.
-
-    ## Why
-    With `init_method="file://..."` the file is the meeting place. It must not exist before the first rank starts; a run
-    that dies leaves it behind. On NFS it needs locks that work, too.
-
-    ## Fix
-    Remove the file, use a new name for each run, or use `env://` with torchrun.
-    """
-    files = known(environment.file_init)
-    addresses = [one for one in environment.settings if "file://" in one.value]
-    requires(addresses, "no file:// rendezvous in the settings")
-    requires("RANK" not in environment, "the job that uses the rendezvous file is running")
-    for path, size, kind in files:
-        if size == 0:
-            continue
-        on_nfs = kind.startswith("nfs")
-        yield Finding(
-            summary=f"The rendezvous file {path[-90:]} exists already ({size} bytes{', on NFS' if on_nfs else ''})",
-            evidence=(environment.seen("file_init", f"{path}: {size} bytes on {kind or 'an unknown file system'}"),),
-            fixes=(
-                Fix("If no job is using it, remove it before the start", (f"rm -- {shlex.quote(path)}",)),
-                with_torchrun(plan),
-            ),
         )

@@ -49,19 +49,38 @@ from ddpdoctor.knowledge.network_fixes import (
     without_root,
 )
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
-
-UNVERIFIED = "not verified against a release"
 
 
 @check(
     "hostname-resolves-loopback",
     severity=FAIL,
     log_signs=(
-        LogSign("remote=[127.0.0.1]"),
-        LogSign("local=[127.0.0.1]"),
-        LogSign("local=[127.0.1.1]", why=UNVERIFIED),
+        LogSign(
+            "Connection refused, remote=[127.0.1.1]",
+            why="gloo was given 127.0.1.1 for a peer: Debian and Ubuntu write it beside the hostname in /etc/hosts",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "connect [127.0.1.1]:",
+            why="the words of older releases of gloo",
+            pattern=r"connect \[127\.0\.1\.1\]:\d+: Connection refused",
+            source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
+        ),
+        LogSign(
+            "Connection refused, remote=[127.0.0.1]",
+            why="GLOO_SOCKET_IFNAME=lo says so, too, and a hostname that doesn't resolve; gloo warns of the latter before",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "connect [127.0.0.1]:",
+            why="the words of older releases of gloo",
+            role=Role.HINTS,
+            pattern=r"connect \[127\.0\.0\.1\]:\d+: Connection refused",
+            source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
+        ),
     ),
 )
 def hostname_resolves_loopback(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
@@ -104,9 +123,42 @@ def hostname_resolves_loopback(network: Network, environment: Environment, nccl:
     "hostname-unresolvable",
     severity=FAIL,
     log_signs=(
-        LogSign("makeDeviceForHostname(): unsupported gloo device"),
-        LogSign("Name or service not known"),
-        LogSign("The hostname of the client socket cannot be retrieved"),
+        LogSign(
+            "Connection refused, remote=[127.0.0.1]",
+            why="behind gloo's warning it is sure where the loopback address came from",
+            near="Unable to resolve hostname to a (local) address",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Gloo connectFullMesh failed with",
+            why="behind gloo's warning it is sure that it offers the loopback address",
+            near="Unable to resolve hostname to a (local) address",
+            source="made to happen with torch 2.13.0; vllm issue 7074",
+        ),
+        LogSign(
+            "Connect timeout [none]",
+            why="what the rank says that is dialled; its own warning says why",
+            near="Unable to resolve hostname to a (local) address",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "socket.gaierror: [Errno -",
+            why="in torchrun's look at whether the rendezvous endpoint is this host, which asks for its own hostname; other programs' failed look-ups have no such frame",
+            near="in _matches_machine_hostname",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Unable to resolve hostname to a (local) address",
+            why="a warning of gloo's, harmless on a single node",
+            role=Role.NOISE,
+            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
+        ),
+        LogSign(
+            "The hostname of the client socket cannot be retrieved",
+            why="torch wants a peer's name for its messages, and does without; healthy runs say it wherever addresses have no names",
+            role=Role.NOISE,
+            source="torch 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
+        ),
     ),
 )
 def hostname_unresolvable(network: Network, environment: Environment) -> Iterator[Finding]:
@@ -141,11 +193,7 @@ def hostname_unresolvable(network: Network, environment: Environment) -> Iterato
     )
 
 
-@check(
-    "rdzv-hostname-not-self",
-    severity=FAIL,
-    log_signs=(LogSign("The client socket has timed out after 60s while trying to connect to", why=UNVERIFIED),),
-)
+@check("rdzv-hostname-not-self", severity=FAIL)
 def rdzv_hostname_not_self(network: Network, environment: Environment) -> Iterator[Finding]:
     """torchrun doesn't recognise the rendezvous endpoint as this host.
 
@@ -217,10 +265,47 @@ def _is_loopback_text(name: str) -> bool:
     "ipv6-mismatch",
     severity=FAIL,
     log_signs=(
-        LogSign("errno: 97 - Address family not supported by protocol", why=UNVERIFIED),
         LogSign(
             "ss1.ss_family == ss2.ss_family",
             why="from gloo, which has an IPv4 address on one node and an IPv6 one on another",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "The client socket has timed out after ",
+            why="the master's name has an IPv6 address alone, and this host can't use one",
+            near="(errno: 99 - Cannot assign requested address)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "network addresses of (",
+            why="the name has addresses of the other family alone",
+            pattern=r"IPv4 network addresses of \((?P<host>[^,]+), (?P<port>\d+)\) cannot be retrieved",
+            near="(errno: 99 - Cannot assign requested address)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "while trying to connect to (",
+            why="behind such a warning it is the family of the name's addresses",
+            near="(errno: 99 - Cannot assign requested address)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "TCP client failed to connect/validate to host ",
+            why="newer releases say so, too, at each try",
+            pattern=r" - timed out .*timed out after",
+            near="(errno: 99 - Cannot assign requested address)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Socket creation failed : Address family not supported by protocol",
+            why="NCCL was given an IPv6 address on a host without IPv6, or the other way round",
+            source="NCCL 2.14 (in torch 1.13.1) and 2.20.5: misc/socket.cc",
+        ),
+        LogSign(
+            "(errno: 97 - Address family not supported by protocol)",
+            why="torch tries IPv6 first, and goes on with IPv4",
+            role=Role.NOISE,
+            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
         ),
     ),
 )

@@ -25,10 +25,9 @@ from ddpdoctor.knowledge.interface_choice import (
 from ddpdoctor.knowledge.job_intent import ONE_NODE, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import addresses, intent, setting
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed
 
-UNVERIFIED = "not verified against a release"
 NO_NCCL = "no libnccl on this host"
 FAMILY = "NCCL_SOCKET_FAMILY leaves NCCL no interface"
 
@@ -88,7 +87,27 @@ def _name_it(network: Network, variable: str, wrong: str) -> tuple[Fix, ...]:
 @check(
     "nccl-ifname-not-found",
     severity=FAIL,
-    log_signs=(LogSign("is neither AF_INET(2) nor AF_INET6(10)"), LogSign("Bootstrap : no socket interface found")),
+    log_signs=(
+        LogSign(
+            "Bootstrap : no socket interface found",
+            why="with the setting printed before, it is the setting that leaves none",
+            near="NCCL_SOCKET_IFNAME set by environment to",
+            source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
+        ),
+        LogSign(
+            "Bootstrap : no socket interface found",
+            why="without NCCL_DEBUG=INFO nothing tells whether a setting leaves NCCL none, or the host has none",
+            role=Role.HINTS,
+            source="NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
+        ),
+        LogSign(
+            "is neither AF_INET(2) nor AF_INET6(10)",
+            why="NCCL was given an address that was never filled in; the setting is the usual reason",
+            role=Role.HINTS,
+            pattern=r"connecting to address\s+with family \d+ is neither",
+            source="NCCL 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
+        ),
+    ),
 )
 def nccl_ifname_not_found(
     nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch]
@@ -133,7 +152,14 @@ def nccl_ifname_not_found(
 @check(
     "gloo-ifname-not-found",
     severity=FAIL,
-    log_signs=(LogSign("Unable to find address for:"), LogSign("makeUVDevice(): interface or hostname can't be empty")),
+    log_signs=(
+        LogSign(
+            "Unable to find address for:",
+            why="gloo's own check of the interface that it was told to take; followed by its name",
+            pattern=r"ifa != nullptr\. Unable to find address for: (?P<name>\S+)",
+            source="made to happen with torch 2.13.0",
+        ),
+    ),
 )
 def gloo_ifname_not_found(network: Network, environment: Environment) -> Iterator[Finding]:
     """GLOO_SOCKET_IFNAME names an interface that isn't here.
@@ -194,10 +220,32 @@ def _missing_names(
     "loopback-ifname",
     severity=FAIL,
     log_signs=(
-        LogSign("NCCL_SOCKET_IFNAME set by environment to lo"),
-        LogSign("Bootstrap: Using lo:127.0.0.1"),
-        LogSign("Bootstrap : Using lo:127.0.0.1"),
-        LogSign("Bootstrap : Using [0]lo:127.0.0.1"),
+        LogSign(
+            "onnect to 127.0.0.1<",
+            why="NCCL dials 127.0.0.1 because it was told to take lo, or has nothing else",
+            role=Role.HINTS,
+            pattern=r"[Cc]onnect to 127\.0\.0\.1<\d+> (?:failed|returned)(?!.*retrying).*refused",
+            source="NCCL 2.20.5 and 2.27.5: misc/socket.cc",
+        ),
+        LogSign(
+            "onnect to 127.0.0.1<",
+            why="the setting is printed in the same log",
+            pattern=r"onnect to 127\.0\.0\.1<\d+> (?:failed|returned)(?!.*retrying).*refused",
+            near="NCCL_SOCKET_IFNAME set by environment to lo",
+            source="NCCL 2.20.5 and 2.27.5: misc/socket.cc",
+        ),
+        LogSign(
+            "Connect: exceeded retries (",
+            why="releases before 2.24 don't name the address; the setting is printed in the same log",
+            near="NCCL_SOCKET_IFNAME set by environment to lo",
+            source="NCCL 2.20.5: misc/socket.cc",
+        ),
+        LogSign(
+            "Connection refused, remote=[127.0.0.1]",
+            why="GLOO_SOCKET_IFNAME=lo; a hostname that resolves to the loopback says the same",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
     ),
 )
 def loopback_ifname(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
@@ -234,11 +282,23 @@ def loopback_ifname(network: Network, environment: Environment, nccl: Nccl) -> I
     "nccl-no-interface",
     severity=FAIL,
     log_signs=(
-        LogSign("Bootstrap : no socket interface found"),
         LogSign(
-            "NET/Socket : No usable listening interface found", why="NCCL_COMM_ID names an address in no subnet here"
+            "Bootstrap : no socket interface found",
+            why="NCCL_DEBUG=INFO would print a setting that leaves NCCL none, and it says no such thing first",
+            near="NCCL INFO init.cc:",
+            source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
         ),
-        LogSign("Socket creation failed : Address family not supported by protocol", why=UNVERIFIED),
+        LogSign(
+            "Bootstrap : no socket interface found",
+            why="a setting that leaves NCCL none says the same",
+            role=Role.HINTS,
+            source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
+        ),
+        LogSign(
+            "NET/Socket : No usable listening interface found",
+            why="NCCL_COMM_ID names an address in no subnet here",
+            source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
+        ),
     ),
 )
 def nccl_no_interface(

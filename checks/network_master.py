@@ -37,7 +37,7 @@ from ddpdoctor.knowledge.meeting_words import (
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.network_fixes import addresses, intent, own_network, resolved, setting, shared_network
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
 
 BESIDE_THE_STORE = (
@@ -49,7 +49,40 @@ BESIDE_THE_STORE = (
 @check(
     "master-addr-unresolvable",
     severity=FAIL,
-    log_signs=(LogSign("network addresses of (", why="followed by the name, the port and: cannot be retrieved"),),
+    log_signs=(
+        LogSign(
+            "The client socket has timed out after",
+            why="the warnings before say that the name could not be looked up; without the timeout they may pass, while a pod is still starting",
+            pattern=r"while trying to connect to \((?P<host>[^,]+), (?P<port>\d+)\)",
+            near="cannot be retrieved (gai error: -",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "while trying to connect to (",
+            why="behind such warnings it is the name",
+            near="cannot be retrieved (gai error: -",
+            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
+        ),
+        LogSign(
+            "ValueError: host not found: ",
+            why="the words of releases before 1.11",
+            source="torch 1.7: torch/lib/c10d/Utils.hpp, in kubeflow/pytorch-operator issue 333",
+        ),
+        LogSign(
+            "TCP client failed to connect/validate to host",
+            why="newer releases say so, too, at each try",
+            pattern=r"to host (?P<host>\S+):(?P<port>\d+) - timed out .*timed out after",
+            near="cannot be retrieved (gai error: -",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "network addresses of (",
+            why="again and again, and the last that is heard; it is harmless while a pod is starting, and of IPv6 where IPv4 does",
+            role=Role.HINTS,
+            pattern=r"network addresses of \((?P<host>[^,]+), (?P<port>\d+)\) cannot be retrieved \(gai error: (?!-9 )",
+            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
+        ),
+    ),
 )
 def master_addr_unresolvable(network: Network, environment: Environment, meeting: Maybe[Meeting]) -> Iterator[Finding]:
     """The master's name doesn't resolve on this host.
@@ -63,6 +96,7 @@ def master_addr_unresolvable(network: Network, environment: Environment, meeting
 
     ## Fix
     Use the master's IP address, which `hostname -I` shows there.
+    Where torchrun runs on this host alone, the name is this host's own: write `127.0.0.1 NAME` into /etc/hosts.
     """
     given = {name: known(resolution) for name, resolution in named_hosts(environment, network).items()}
     requires(any(given.values()), "neither MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
@@ -85,8 +119,61 @@ def master_addr_unresolvable(network: Network, environment: Environment, meeting
     "master-addr-unreachable",
     severity=FAIL,
     log_signs=(
-        LogSign("The client socket has timed out after", why="the master may also not have started, or be firewalled"),
-        LogSign("while trying to connect to (", why="names the address and port that didn't answer"),
+        LogSign(
+            "The client socket has timed out",
+            why="the master didn't answer for the whole timeout; a rank 0 that died before it listened looks the same",
+            role=Role.HINTS,
+            pattern=r"while trying to connect to \(?(?P<host>[^,\s:()]+)(?:, |:)(?P<port>\d+)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "client socket has timed out",
+            why="torchrun's static rendezvous dials MASTER_ADDR and nothing else",
+            pattern=r"while trying to connect to \((?P<host>[^,]+), (?P<port>\d+)\)",
+            near="static_tcp_rendezvous.py",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "client socket has timed out",
+            why="env:// dials MASTER_ADDR; a port of the kernel's choice is a store that a c10d rendezvous passed on",
+            pattern=r"while trying to connect to \((?P<host>[^,]+), (?P<port>[12]?\d{1,4})\)",
+            near="in _env_rendezvous_handler",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "The client socket has failed to connect to any network address of (",
+            why="no route, or rejected by a packet filter; the addresses that torch 2.13 prints behind it are garbage",
+            role=Role.HINTS,
+            pattern=r"any network address of \((?P<host>[^,]+), (?P<port>\d+)\)\.(?:\s*$|.*errno: (?!99\b))",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "client socket has failed to connect to any network address of (",
+            why="torchrun's static rendezvous dials MASTER_ADDR and nothing else",
+            pattern=r"any network address of \((?P<host>[^,]+), (?P<port>\d+)\)\..*errno: (?!99\b)",
+            near="static_tcp_rendezvous.py",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "client socket has failed to connect to any network address of (",
+            why="env:// dials MASTER_ADDR",
+            pattern=r"any network address of \((?P<host>[^,]+), (?P<port>[12]?\d{1,4})\)\..*errno: (?!99\b)",
+            near="in _env_rendezvous_handler",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "The client socket has failed to connect to [",
+            why="torch tries on until its timeout, and warns of each try; it counts where the log ends so",
+            role=Role.HINTS,
+            pattern=r"failed to connect to \[(?P<host>[^\]]+)\]:(?P<port>\d+) \(errno: 11[03] - ",
+            source="torch 2.9.1: torch/csrc/distributed/c10d/socket.cpp",
+        ),
+        LogSign(
+            "connect() timed out. Original timeout was",
+            why="the words of releases before 1.11",
+            role=Role.HINTS,
+            source="torch 1.10: torch/lib/c10d/Utils.hpp, in pytorch issues 67581 and 69197",
+        ),
     ),
 )
 def master_addr_unreachable(

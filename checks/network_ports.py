@@ -25,10 +25,8 @@ from ddpdoctor.knowledge.leftovers import Leftover, left_by_processes
 from ddpdoctor.knowledge.meeting_words import another_port, who_listens
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import in_patient, listed, plural
-
-UNVERIFIED = "not verified against a release"
 
 NOT_LOOKED_AT = Unknown("not looked at")
 THE_ENDPOINT = "the rendezvous endpoint"
@@ -41,11 +39,38 @@ PORTS_A_RANK = 64
     "port-in-use",
     severity=FAIL,
     log_signs=(
-        LogSign("The server socket has failed to listen on any local network address"),
-        LogSign("errno: 98 - Address already in use"),
-        LogSign("code: -98, name: EADDRINUSE"),
-        LogSign("RuntimeError: Address already in use", why=UNVERIFIED),
-        LogSign("code: -13, name: EACCES", why="the port is below 1024, and only root may listen there"),
+        LogSign(
+            "The server socket has failed to listen on any local network address",
+            why="torch's store could not take its port",
+            pattern=r"any local network address\.(?: (?:port: (?P<port>\d+), )?useIpv6: \w+, code: -\d+, name: E(?:ADDRINUSE|ACCES)\b|\s*$|"
+            r".*errno: (?:98|48|13)\b)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "RuntimeError: Address already in use",
+            why="the words of releases before 1.11",
+            pattern=r"^RuntimeError: Address already in use(?:\s*$| at \S*/THD/\S+:\d+)",
+            source="torch 1.10, in pytorch issue 72816",
+        ),
+        LogSign(
+            "The server socket has failed to bind to",
+            why="older releases name the port here, and the error behind",
+            role=Role.HINTS,
+            pattern=r"failed to bind to (?P<address>\S+?)(?::(?P<port>\d+))? \(errno: 98 - ",
+            source="torch 1.13.1 and 2.9.1: torch/csrc/distributed/c10d/socket.cpp",
+        ),
+        LogSign(
+            "The server socket has failed to bind. port:",
+            why="it is taken (98), or below 1024, where only root may listen (13)",
+            pattern=r"failed to bind\. port: (?P<port>\d+), useIpv6: \w+, code: -\d+, name: E(?:ADDRINUSE|ACCES)\b",
+            source="made to happen with torch 2.13.0, with a port below 1024: torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp",
+        ),
+        LogSign(
+            "has failed to bind. TORCHELASTIC_USE_AGENT_STORE is enabled so ignoring the error",
+            why="a script that opens a store of its own under torchrun, which has one there already",
+            role=Role.NOISE,
+            source="made to happen with torch 2.13.0",
+        ),
     ),
 )
 def port_in_use(
@@ -186,7 +211,18 @@ def _other_port(
     )
 
 
-@check("port-range-too-small", severity=WARN, log_signs=(LogSign("Cannot assign requested address", why=UNVERIFIED),))
+@check(
+    "port-range-too-small",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "The client socket has failed to connect to any network address of (",
+            why="the kernel had no port left for this end of the connection",
+            pattern=r"\(errno: 99 - Cannot assign requested address\)",
+            source="made to happen with torch 2.13.0",
+        ),
+    ),
+)
 def port_range_too_small(network: Network, plan: Plan) -> Iterator[Finding]:
     """The range of ephemeral ports is small for this many ranks.
 
@@ -229,15 +265,7 @@ def _wider(low: int, high: int, needed: int, network: Network) -> Fix:
     return by_root("Widen the range", tuple(commands))
 
 
-@check(
-    "local-firewall",
-    severity=FAIL,
-    log_signs=(
-        LogSign("returned 113(No route to host)", why=UNVERIFIED),
-        LogSign("Call to connect timeout", why=UNVERIFIED),
-        LogSign("socketPollConnect: Connect to"),
-    ),
-)
+@check("local-firewall", severity=FAIL)
 def local_firewall(
     network: Network, firewall: Firewall, environment: Maybe[Environment], fleet: Fleet
 ) -> Iterator[Finding]:

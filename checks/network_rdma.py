@@ -29,7 +29,7 @@ from ddpdoctor.knowledge.rdma_ports import (
     wanted_by,
 )
 from ddpdoctor.knowledge.wheels import older
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
 
 NO_DEVICE = "no InfiniBand or RoCE device on this host"
@@ -61,15 +61,53 @@ CHOOSES_BY_ITSELF = "2.21"
 """From here on NCCL takes a RoCE v2 address of the right family by itself where NCCL_IB_GID_INDEX isn't set."""
 
 
+QUEUE_PAIR = r"[Ff]ailed to modify QP(?: \w+)? to RT[RS]"
+
+
 @check(
     "ib-link-error",
     severity=WARN,
     log_signs=(
-        LogSign("NET/IB : Got completion from peer"),
-        LogSign("Got completion with error 12"),
-        LogSign("status=12"),
-        LogSign("vendor err 129"),
-        LogSign("Call to ibv_modify_qp failed"),
+        LogSign(
+            "Got completion from peer",
+            why="12 is IBV_WC_RETRY_EXC_ERR, the peer answered no more; a peer that died shows it, too, but then says so itself",
+            pattern=r"Got completion from peer (?P<peer>\S+) with (?:error |status=)(?:\w+\()?12\b",
+            fatal=True,
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: net_ib",
+        ),
+        LogSign(
+            "Got async",
+            why="the port of that device went down",
+            pattern=r"NET/IB : (?P<device>\S+) Got async (?:error )?event ?: port error",
+            source="NCCL 2.20.5 and 2.27.5: net_ib, with the words of libibverbs for IBV_EVENT_PORT_ERR",
+        ),
+        LogSign(
+            "Failed to modify QP",
+            why="a queue pair that can't be set up: the link, or an address (GID) that leads nowhere",
+            role=Role.HINTS,
+            pattern=QUEUE_PAIR,
+            fatal=True,
+            source="perftest: src/perftest_resources.c; other libraries on libibverbs say the same",
+        ),
+        LogSign(
+            "NCCL_IB_TIMEOUT is set too short",
+            why="NCCL's own hint",
+            role=Role.HINTS,
+            source="NCCL 2.32.3",
+        ),
+        LogSign(
+            "Got completion with error 12",
+            why="the words of older releases",
+            fatal=True,
+            source="NCCL 2.7: transport/net_ib.cc, in NVIDIA/nccl issue 426",
+        ),
+        LogSign(
+            "Got completion from peer",
+            why="another number than that of a peer that answers no more: 5 are requests thrown away after the connection had failed",
+            role=Role.EFFECT,
+            pattern=r"with (?:error |status=)(?:\w+\()?(?!12\b)\d",
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: net_ib, with the numbers of libibverbs",
+        ),
     ),
 )
 def ib_link_error(rdma: Rdma, environment: Environment, network: Network) -> Iterator[Finding]:
@@ -86,6 +124,7 @@ def ib_link_error(rdma: Rdma, environment: Environment, network: Network) -> Ite
     ## Fix
     `ibstat` or `rdma link` shows the ports. Re-seat or change the cable; ask the administrator to look at the switch's port.
     Until then `NCCL_IB_HCA` names the good ports, on each node its own.
+    Where a RoCE port fails as soon as it connects, it is rather its address: `ddpdoctor check --select roce-gid-index`.
     """
     ports = known(rdma.ports)
     requires(ports, NO_DEVICE)
@@ -210,10 +249,30 @@ def _errors(port: RdmaPort) -> list[tuple[str, int]]:
     "roce-gid-index",
     severity=FAIL,
     log_signs=(
-        LogSign("Got completion with error 12, opcode"),
-        LogSign("vendor err 129"),
         LogSign(
-            "ibv_modify_qp failed with error Network is unreachable", why="not verified against a release of NCCL's"
+            "Got completion from peer",
+            why="the GID of an IPv6 link-local address, which is row 0 or 1: it doesn't pass a router",
+            pattern=r"Got completion from peer .*(?:error |status=)(?:\w+\()?12\b.* localGid fe80:",
+            source="NCCL 2.20.5 and 2.27.5: net_ib",
+        ),
+        LogSign(
+            "Call to ibv_modify_qp failed with",
+            why="the address of that row leads nowhere",
+            pattern=r"ibv_modify_qp failed with (?:error|\d+) (?:Network is unreachable|Connection timed out|Invalid argument)",
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5 and 2.27.5: ibvwrap.cc, with the C library's words for the error",
+        ),
+        LogSign(
+            "Failed to modify QP",
+            why="a queue pair that can't be set up: an address (GID) that leads nowhere, or the link",
+            role=Role.HINTS,
+            pattern=QUEUE_PAIR,
+            source="perftest: src/perftest_resources.c; other libraries on libibverbs say the same",
+        ),
+        LogSign(
+            "an incorrect GID index is forced by NCCL_IB_GID_INDEX",
+            why="NCCL's own hint",
+            role=Role.HINTS,
+            source="NCCL 2.32.3",
         ),
     ),
 )

@@ -16,7 +16,7 @@ from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.own_gpu import own_gpu
 from ddpdoctor.knowledge.sharing import lacks_nccl
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, ranks_named, spans
 
 NO_JOB = "no training job of several ranks runs on this host"
@@ -26,8 +26,14 @@ NO_JOB = "no training job of several ranks runs on this host"
     "missing-set-device",
     severity=WARN,
     log_signs=(
-        LogSign("devices used by this process are currently unknown"),
-        LogSign("module must have its parameters and buffers on device cuda:0", why="not verified against a release"),
+        LogSign(
+            "Expected all tensors to be on the same device",
+            why="two GPUs in one process: the model went to its own, the data to the default, or the other way round; models that"
+            " are spread over GPUs on purpose fail so, too",
+            role=Role.HINTS,
+            pattern=r"found at least two devices, (?P<one>cuda:\d+) and (?P<other>cuda:\d+)",
+            source="torch 2.9.1: aten/src/ATen/native/TensorIterator.cpp",
+        ),
     ),
 )
 def missing_set_device(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
@@ -75,8 +81,12 @@ def _all_on_one(job: Job, shared: Shared, held: Sequence[Held], gpus: Gpus) -> F
     "backend-gloo-on-gpu",
     severity=WARN,
     log_signs=(
-        LogSign("ProcessGroupGloo", why="NCCL jobs on which gloo does what is on the CPU say it as well"),
-        LogSign("Backend gloo", why="not verified against a release"),
+        LogSign(
+            "distributed_backend=gloo",
+            why="Lightning's word for the backend of the ranks, in a run that it says uses GPUs",
+            near="GPU available: True (cuda), used: True",
+            source="lightning 2.6.6: lightning/fabric/utilities/distributed.py",
+        ),
     ),
 )
 def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.knowledge.cuda_oom import BY_NOBODY, HELD_BY_OTHERS
 from ddpdoctor.knowledge.gpu_holders import (
     Held,
     all_told,
@@ -50,7 +51,6 @@ ALL = 0.9
 @check(
     "zombie-gpu-process",
     severity=FAIL,
-    log_signs=(LogSign("CUDA out of memory", why="the batch may also be too large, or another job holds the GPU"),),
 )
 def zombie_gpu_process(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     """A process that is dead, or left over from a run that ended, still holds a GPU.
@@ -117,8 +117,12 @@ def _all_seen(held: Iterable[Held], processes: Processes) -> None:
     "gpu-memory-held-by-others",
     severity=WARN,
     log_signs=(
-        LogSign("already allocated;", why="the batch may also be too large"),
-        LogSign("Tried to allocate", why="the batch may also be too large"),
+        LogSign(
+            "out of memory. Tried to allocate",
+            why="torch's figures: the GPU is full, and this process holds much less than half of it, or another one is listed",
+            pattern=HELD_BY_OTHERS,
+            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
+        ),
     ),
 )
 def gpu_memory_held_by_others(
@@ -205,7 +209,14 @@ def _used(gpu: Gpu) -> float:
 @check(
     "gpu-memory-unowned",
     severity=WARN,
-    log_signs=(LogSign("CUDA out of memory", why="the batch may also be too large, or another job holds the GPU"),),
+    log_signs=(
+        LogSign(
+            "out of memory. Tried to allocate",
+            why="torch's figures: the GPU is full, this process holds much less than half of it, and no other one is listed",
+            pattern=BY_NOBODY,
+            source="torch 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
+        ),
+    ),
 )
 def gpu_memory_unowned(
     gpus: Gpus, processes: Processes, environment: Maybe[Environment], container: Maybe[Container], machine: Machine

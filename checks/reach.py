@@ -14,8 +14,9 @@ from ddpdoctor.facts.network import Network
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.blame import Block, Cut, Way, Where, blame
 from ddpdoctor.knowledge.firewall_fixes import of_family, opening, subnets_of, whom
+from ddpdoctor.knowledge.nccl_connecting import FAILED
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed
 
 ONE_HOST = "only netcheck looks at other nodes"
@@ -42,9 +43,60 @@ LUCK = "gloo dials one way only, so a job may pass by luck: NCCL's root connects
     "firewall-blocked-ports",
     severity=FAIL,
     log_signs=(
-        LogSign("Gloo connectFullMesh failed with"),
-        LogSign("socketPollConnect: Connect to"),
-        LogSign("Connect timeout [none]", why="no peer is named"),
+        LogSign(
+            "No route to host, remote=[",
+            why="the store on the master's port was reached before: a filter rejects the other ports",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Connect timeout [none]",
+            why="a filter drops the packets, where no rank says anything else",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "refused, remote=[",
+            why="a filter that answers with a reset; a wrong interface or a peer that has died says it, too",
+            role=Role.HINTS,
+            pattern=r"refused, remote=\[(?!127\.|::1\]|localhost|172\.17\.0\.1\])[^\]]+\]",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "The client socket has timed out after",
+            why="so high a port is one of the kernel's choice, on which a c10d rendezvous passes its store on; no filter is in a host's way to itself",
+            role=Role.HINTS,
+            pattern=r"while trying to connect to \((?P<host>(?!127\.|localhost|\[?::1\b)[^,]+), (?P<port>3[3-9]\d{3}|32[89]\d{2}|3276[89]|327[789]\d|[456]\d{4})\)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "No route to host",
+            why="from a host that answered before it is a filter that rejects; or its address is one that leads nowhere",
+            role=Role.HINTS,
+            pattern=FAILED + r".*No route to host",
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
+        ),
+        LogSign(
+            "Connection timed out",
+            why="a filter that drops; or the address is one that leads nowhere",
+            role=Role.HINTS,
+            pattern=FAILED + r".*Connection timed out",
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
+        ),
+        LogSign(
+            "] connect [",
+            why="older releases of gloo; the store was reached before: a filter takes or rejects the other ports",
+            role=Role.HINTS,
+            pattern=r"pair\.cc:\d+\] connect \[(?P<address>(?!127\.|172\.17\.0\.)[^\]]+)\]:\d+: (?:No route to host|Connection timed out)",
+            source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
+        ),
+        LogSign(
+            "Gloo connectFullMesh failed with",
+            why="these releases say no more: mostly the address of a wrong interface",
+            role=Role.HINTS,
+            pattern=r"connectFullMesh failed with \[\S*pair\.cc:\d+\] no error",
+            source="torch 2.3 to 2.6: gloo/transport/tcp/pair.cc, in vllm issue 5094, sglang issue 3226 and verl issue 967",
+        ),
     ),
 )
 def firewall_blocked_ports(
@@ -64,7 +116,8 @@ def firewall_blocked_ports(
     its filter took away.
 
     ## Fix
-    Let in all TCP from the job's other nodes; at the least MASTER_PORT and net.ipv4.ip_local_port_range.
+    Let in all TCP from the job's other nodes; at the least MASTER_PORT and net.ipv4.ip_local_port_range. What a node's own
+    filter drops, `ddpdoctor check --select local-firewall` shows there.
     """
     view = _View(fleet, meeting, network, firewall)
     for block in view.blocks(Way.INBOUND):
@@ -74,15 +127,7 @@ def firewall_blocked_ports(
     yield from view.not_tried()
 
 
-@check(
-    "one-way-firewall",
-    severity=FAIL,
-    log_signs=(
-        LogSign("Gloo connectFullMesh failed with"),
-        LogSign("Connection refused, remote=", why="it names the address that could not be reached"),
-        LogSign("socketPollConnect: Connect to"),
-    ),
-)
+@check("one-way-firewall", severity=FAIL)
 def one_way_firewall(
     fleet: Fleet, meeting: Meeting, network: Maybe[Network], firewall: Maybe[Firewall]
 ) -> Iterator[Finding]:

@@ -10,14 +10,14 @@ from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.root import by_root, on_the_host
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import check, requires
 from ddpdoctor.wording import listed
 
 OUT_OF_FILES = "Too many open files"
 LIMITS = "/etc/security/limits.d/90-nofile.conf"
 
 
-@check("peers-not-dialled", severity=FAIL, log_signs=(LogSign(OUT_OF_FILES),))
+@check("peers-not-dialled", severity=FAIL)
 def peers_not_dialled(fleet: Fleet, meeting: Meeting, container: Maybe[Container]) -> Iterator[Finding]:
     """This node could not listen for the others, or not dial them.
 

@@ -260,7 +260,25 @@ def set_by_torchrun(one: Setting, environment: Environment) -> bool:
 @check(
     "setting-invalid",
     severity=WARN,
-    log_signs=(LogSign("Invalid value for environment variable"), LogSign("must be OFF, INFO, or DETAIL")),
+    log_signs=(
+        LogSign(
+            "Invalid value for environment variable: ",
+            why="torch stops with it; OpenMP's message of that kind has no colon, and only warns",
+            pattern=r"environment variable: (?P<name>[A-Z][A-Z0-9_]+)",
+            source="torch 2.13.0 and 2.9.1: torch/csrc/distributed/c10d/Utils.hpp",
+        ),
+        LogSign(
+            "The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL",
+            why="names the setting and the words that it knows",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/debug.cpp",
+        ),
+        LogSign(
+            ", using default ",
+            why="NCCL couldn't read a setting's value as a number, and goes on without it",
+            pattern=r"Invalid value (?P<value>\S+) for (?P<name>NCCL_\w+), using default",
+            source="nccl 2.20.5, 2.27.5, 2.32.3: param.cc",
+        ),
+    ),
 )
 def setting_invalid(environment: Environment) -> Iterator[Finding]:
     """A setting has a value that its reader doesn't understand.
@@ -274,7 +292,7 @@ def setting_invalid(environment: Environment) -> Iterator[Finding]:
     them in capital letters only.
 
     ## Fix
-    Set 0 or 1, or one of the words that the finding names.
+    Set 0 or 1, or a word that its reader knows: the message names them, or `ddpdoctor check --select settings` does.
     """
     for one in environment.effective:
         entry = known_settings().get(one.name)

@@ -14,7 +14,7 @@ from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.nvidia import NO_GPU
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
 
 
@@ -75,9 +75,30 @@ def wrong_uuid(entry: str, gpus: Sequence[Gpu] | None) -> str:
     "cuda-visible-devices-wrong",
     severity=FAIL,
     log_signs=(
-        LogSign("invalid device ordinal"),
-        LogSign("No CUDA GPUs are available"),
-        LogSign("CUDA unknown error"),
+        LogSign(
+            "No CUDA GPUs are available",
+            why="the log shows what the variable was set to, and CUDA found no GPU by that",
+            near="CUDA_VISIBLE_DEVICES=",
+            source="torch 2.13.0 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            "No CUDA GPUs are available",
+            why="CUDA works, and shows no GPU: hidden by CUDA_VISIBLE_DEVICES, or not there at all",
+            role=Role.HINTS,
+            source="torch 2.13.0 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            "no CUDA-capable device is detected",
+            why="CUDA shows no GPU: hidden by CUDA_VISIBLE_DEVICES, not passed into the container, or not there at all",
+            role=Role.HINTS,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "invalid device ordinal",
+            why="the ranks past the last visible GPU say so; that may be for CUDA_VISIBLE_DEVICES or for too many ranks",
+            role=Role.HINTS,
+            source="nccl 2.27.5: the CUDA runtime's own text",
+        ),
     ),
 )
 def cuda_visible_devices_wrong(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Finding]:

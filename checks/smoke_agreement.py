@@ -14,7 +14,7 @@ from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.smoke_blame import Blame, Kind, blame_for
 from ddpdoctor.knowledge.smoke_fixes import check_host, look_at, on_one_host, smoke_command, way_between
 from ddpdoctor.knowledge.smoke_words import evidence_of, named, said_of, short, what_the_others_did
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, ranks_named
 
 WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier", LAST)
@@ -25,10 +25,37 @@ WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier",
     "collective-desync",
     severity=FAIL,
     log_signs=(
-        LogSign("Detected mismatch between collectives on ranks"),
-        LogSign("COLLECTIVE_STATE_MISMATCH"),
-        LogSign("Collectives differ in the following aspects"),
-        LogSign("Mismatched collective detected", why="not verified against a release"),
+        LogSign(
+            "Detected mismatch between collectives on ranks",
+            why="only TORCH_DISTRIBUTED_DEBUG=DETAIL says so: it has compared this call of all ranks",
+            pattern=r"on ranks\. Rank (?P<rank>\d+) is running (?:inconsistent )?collective: (?P<call>.{1,120})",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp; torch 1.11 says inconsistent",
+        ),
+        LogSign(
+            "Mismatched collective detected, please check your collective calls",
+            why="NCCL's kernels compared the calls, as those of releases before 2.9 could be asked to",
+            pattern=r"at and around rank (?P<rank>\d+)",
+            source="nccl 2.7: init.cc",
+        ),
+        LogSign(
+            "Collectives differ in the following aspects",
+            why="the same comparison's second line: which of operation, number, shape and type differ",
+            pattern=r"Collectives differ in the following aspects:\s*(?P<aspects>.{0,160})",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp",
+        ),
+        LogSign(
+            "op.preamble.length <= op.nbytes",
+            why="gloo got a message longer than it expected: another collective's, or one of another shape; since torch 2.9 it asks so itself",
+            pattern=r"nbytes\. (?P<got>\d+) vs (?P<expected>\d+)",
+            source="made to happen with torch 2.13.0: gloo/transport/tcp/pair.cc",
+        ),
+        LogSign(
+            "DDP expects same model across all ranks",
+            why="no model has millions of tensors, or fewer than none: those are bytes of another collective of that rank, taken for its number",
+            role=Role.HINTS,
+            pattern=r"while rank \d+ has inconsistent (?:-\d+|\d{7,})(?!\d)",
+            source="torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp, as reported in public",
+        ),
     ),
 )
 def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:

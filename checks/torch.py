@@ -6,35 +6,40 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import Version
-
-from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
+from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.log import Log
 from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.packages import Package, Packages
+from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
 from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
 from ddpdoctor.knowledge.launchers import number
+from ddpdoctor.knowledge.log_sightings import said
 from ddpdoctor.knowledge.namesakes import another_name, why_in_the_way
-from ddpdoctor.knowledge.wheels import index_options, numbers, release, tag_cuda
-from ddpdoctor.registry import LogSign, check, requires
-from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
+from ddpdoctor.knowledge.wheels import index_options
+from ddpdoctor.registry import LogSign, Role, check, requires
+from ddpdoctor.wording import in_patient, listed, pip_install, plural
+
+NO_LOG = Unknown("no log was read")
 
 EXPLAINED_BY = (
     (r"version `(GLIBCXX|CXXABI)_", "glibcxx-too-old"),
+    (r"version [`']lib(?:cu|nv)[^']*' not found", "ld-library-path-shadow", "cuda-libs-mixed"),
     (r"undefined symbol: nccl", "nccl-duplicate-pip", "nccl-lib-shadowed"),
-    (r"undefined symbol: (__nvJitLink|cublas|cusparse|cudnn|cu[A-Z])", "ld-library-path-shadow", "cuda-libs-mixed"),
+    (
+        r"undefined symbol: (__nvJitLink|cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z]))",
+        "ld-library-path-shadow",
+        "cuda-libs-mixed",
+    ),
     (r"lib(cuda|nvidia-ml)\.so\.1: cannot open shared object", "no-nvidia-driver"),
     (r"cannot open shared object file", "cuda-lib-not-found"),
     (r"operator torchvision::", "torch-torchvision-mismatch"),
@@ -45,7 +50,14 @@ EXPLAINED_BY = (
 @check(
     "torch-missing",
     severity=FAIL,
-    log_signs=(LogSign("No module named 'torch'"),),
+    log_signs=(
+        LogSign(
+            "No module named 'torch'",
+            pattern=r"^\S.*No module named 'torch'",
+            why="Python's own words; indented, it is what pip shows of a build",
+            source="made to happen with Python 3.11",
+        ),
+    ),
 )
 def torch_missing(
     torch: Torch,
@@ -92,8 +104,31 @@ def torch_missing(
     "torch-import-broken",
     severity=FAIL,
     log_signs=(
-        LogSign("Failed to load PyTorch C extensions"),
-        LogSign("Error loading", why="also said of other libraries than torch's"),
+        LogSign(
+            ": file too short",
+            pattern=r"/torch/lib/\S+\.so[\d.]*: file too short",
+            why="A library of torch's own was not written to its end",
+            source="glibc's ld.so; made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "cannot open shared object file",
+            pattern=r"lib(?:c10|torch|torch_cpu|torch_python|torch_global_deps|shm)\.so: cannot open",
+            near="torch/__init__.py",
+            why="A library of torch's own is missing while torch itself is imported; before that, an extension says the same of a torch that was not imported yet",
+            source="glibc's ld.so; made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            ": undefined symbol: _Z",
+            pattern=r"/torch/lib/lib(?:torch|c10)\w*\.so: undefined symbol: _ZN?K?(?:5torch|3c10|2at|4c10d|6caffe2)",
+            why="A library of torch's own lacks a symbol of torch's own: files of two builds are mixed, or the build is broken",
+            source="glibc's ld.so, with the names that the compiler gives torch's functions",
+        ),
+        LogSign(
+            "or one of its dependencies",
+            pattern=r'Error loading "[^"]*(?:torch|c10|caffe2)[^"]*" or one of its dependencies',
+            why="torch's own words on Windows for a library that can't be loaded",
+            source="torch 2.13.0: torch/__init__.py",
+        ),
     ),
 )
 def torch_import_broken(
@@ -189,8 +224,24 @@ def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]
     "torch-cpu-only",
     severity=FAIL,
     log_signs=(
-        LogSign("Torch not compiled with CUDA enabled"),
-        LogSign("+cpu", why="not verified against a release; on a host without a GPU it is right"),
+        LogSign(
+            "Torch not compiled with CUDA enabled",
+            why="torch's own words",
+            source="torch 2.13.0: torch/cuda/__init__.py; made to happen",
+        ),
+        LogSign(
+            "module 'torch._C' has no attribute '_cuda_",
+            why="The CPU build lacks the functions of its C module that torch.cuda calls",
+            source="made to happen with torch 2.13.0: torch.cuda.set_device()",
+        ),
+        LogSign(
+            "ValueError: Cuda is not available.",
+            why="torchrun's word where --nproc-per-node gpu was asked for, and torch sees no GPU: with a build that has CUDA see cuda-unavailable",
+            role=Role.HINTS,
+            near="in determine_local_world_size",
+            within=8,
+            source="made to happen with torch 2.13.0: torch/distributed/run.py",
+        ),
     ),
 )
 def torch_cpu_only(
@@ -202,8 +253,9 @@ def torch_cpu_only(
     machine: Maybe[Machine],
     container: Maybe[Container],
     packages: Maybe[Packages],
+    log: Maybe[Log] = NO_LOG,
 ) -> Iterator[Finding]:
-    """This host has a GPU, but torch is the build without GPU support.
+    """torch is the build without GPU support, and training is to run on a GPU.
 
     ## What breaks
     "Torch not compiled with CUDA enabled", or a training that runs on the processor, a hundred times slower.
@@ -224,6 +276,8 @@ def torch_cpu_only(
         seen = told(machine, "jetson", "this is a Jetson")
     if seen is None:
         found = tuple(_cpu_build_beside_amd(torch, patient, pci, gpus, packages))
+        if not found and said(log, "torch-cpu-only"):
+            found = (_cpu_build_and_a_script_for_gpus(torch, patient),)
         if not found:
             _would_be_seen(pci, gpus, driver, machine)
         yield from found
@@ -241,6 +295,25 @@ def torch_cpu_only(
         cause="This container wasn't given the GPU either: see container-no-gpu." if spared else "",
         evidence=(torch_version(torch), torch_cuda(torch), seen),
         fixes=(install_torch(patient, driver, gpus, pci, machine, packages),),
+    )
+
+
+def _build_for_other_hosts(patient: Patient) -> Fix:
+    return Fix(
+        "If it is to run on hosts with GPUs, install the build for CUDA",
+        (pip_install(patient, "--force-reinstall", "torch"),),
+    )
+
+
+def _cpu_build_and_a_script_for_gpus(torch: Torch, patient: Patient) -> Finding:
+    return Finding(
+        summary=f"torch {torch.version} is a build without CUDA, and the script asks for a GPU",
+        cause="No GPU is to be seen on this host: with another build alone the script won't run here.",
+        evidence=(torch_version(torch), torch_cuda(torch)),
+        fixes=(
+            Fix("Without a GPU, let the script take one only where torch.cuda.is_available() says so"),
+            _build_for_other_hosts(patient),
+        ),
     )
 
 
@@ -274,7 +347,13 @@ def _cpu_build_beside_amd(
 @check(
     "nccl-not-built",
     severity=FAIL,
-    log_signs=(LogSign("Distributed package doesn't have NCCL built in"),),
+    log_signs=(
+        LogSign(
+            "Distributed package doesn't have NCCL built in",
+            why="torch's own words",
+            source="torch 2.13.0: torch/distributed/distributed_c10d.py; made to happen",
+        ),
+    ),
 )
 def nccl_not_built(
     torch: Torch,
@@ -286,27 +365,32 @@ def nccl_not_built(
     gpus: Maybe[Gpus],
     pci: Maybe[Pci],
     packages: Maybe[Packages],
+    log: Maybe[Log] = NO_LOG,
 ) -> Iterator[Finding]:
-    """torch has GPU support, but was built without NCCL.
+    """torch was built without NCCL.
 
     ## What breaks
     `init_process_group("nccl")` ends with "Distributed package doesn't have NCCL built in".
 
     ## Why
-    NCCL is a Linux library: Windows builds have none, Jetson builds mostly none, and a build of your own only if NCCL was found then.
+    Mostly it is PyTorch's build for the CPU, whose version ends in `+cpu`: `python -c "import torch; print(torch.__version__)"`
+    shows it. NCCL is a Linux library, so Windows builds have none, Jetson builds mostly none, and a build of your own only if
+    NCCL was found then.
 
     ## Fix
-    On Linux take PyTorch's own wheel. Where there is no NCCL, use `init_process_group("gloo")`, which moves GPU tensors
-    through the processor's memory.
+    On Linux with a GPU take PyTorch's own wheel for CUDA: `pip install --force-reinstall torch`; which one an older driver
+    wants, `ddpdoctor check --select torch-cpu-only` tells. Without a GPU, or where there is no NCCL, use `init_process_group("gloo")`,
+    which moves GPU tensors through the processor's memory.
     """
+    asked_for = said(log, "nccl-not-built")
     requires(torch.installed, "torch is not installed")
-    requires(not torch.cpu_only, "torch is a CPU-only build")
+    requires(not torch.cpu_only or asked_for, "torch is a CPU-only build")
     if known(torch.nccl_available):
         return
     elsewhere = isinstance(machine, Unknown) or machine.jetson or machine.system != "Linux"
     world = None if isinstance(environment, Unknown) else number(environment.get("WORLD_SIZE"))
     ranks = max(plan.nproc, world or 1)
-    alone = ranks == 1
+    alone = ranks == 1 and not asked_for
     if alone:
         known(environment)
         known(machine)
@@ -318,10 +402,17 @@ def nccl_not_built(
     yield Finding(
         summary=f"torch {torch.version} was built without NCCL, by which {plural(ranks, 'rank')} would talk to each other"
         if ranks > 1
-        else f"torch {torch.version} was built without NCCL",
+        else f"torch {torch.version} was built without NCCL{', as all builds for the CPU are' if torch.cpu_only else ''}",
         severity=WARN if elsewhere or alone else FAIL,
         evidence=(told(torch, "nccl_available", "torch has no NCCL"), torch_version(torch)),
-        fixes=(gloo,) if elsewhere else (install_torch(patient, driver, gpus, pci, machine, packages), gloo),
+        fixes=(gloo,)
+        if elsewhere
+        else (
+            _build_for_other_hosts(patient)
+            if torch.cpu_only and nvidia_hardware(pci, gpus, driver) is None
+            else install_torch(patient, driver, gpus, pci, machine, packages),
+            gloo,
+        ),
     )
 
 
@@ -329,8 +420,12 @@ def nccl_not_built(
     "torch-distributed-missing",
     severity=FAIL,
     log_signs=(
-        LogSign("module 'torch.distributed' has no attribute"),
-        LogSign("Torch distributed not available", why="not verified against a release"),
+        LogSign(
+            "module 'torch.distributed' has no attribute",
+            pattern=r"'torch\.distributed' has no attribute '(?:init_process_group|is_initialized|get_rank|get_world_size|ReduceOp|all_reduce|barrier|new_group|ProcessGroup)'",
+            why="Every torch with distributed support has these; other names may be those of a newer torch",
+            source="torch 2.13.0: torch/distributed/__init__.py, which defines none of them without c10d",
+        ),
     ),
 )
 def torch_distributed_missing(
@@ -363,91 +458,3 @@ def torch_distributed_missing(
         evidence=(told(torch, "distributed_available", "torch has no torch.distributed"), torch_version(torch)),
         fixes=(install_torch(patient, driver, gpus, pci, machine, packages),),
     )
-
-
-@check(
-    "torch-torchvision-mismatch",
-    severity=FAIL,
-    log_signs=(
-        LogSign("operator torchvision::nms does not exist"),
-        LogSign("No such operator torchvision::nms", why="not verified against a release"),
-    ),
-)
-def torch_torchvision_mismatch(torch: Torch, packages: Packages, patient: Patient) -> Iterator[Finding]:
-    """torchvision or torchaudio was built for another torch.
-
-    ## What breaks
-    "operator torchvision::nms does not exist", or an undefined symbol when torchaudio is imported.
-
-    ## Why
-    Each release of torchvision is compiled against one release of torch. `pip install torch` moves the one and leaves the
-    other; two indexes give one with CUDA and the other without.
-
-    ## Fix
-    Install both in one command from one index, and let pip choose the pair.
-    """
-    requires(torch.installed, "torch is not installed")
-    companions = [one for name in ("torchvision", "torchaudio") for one in packages.named(name)[:1]]
-    requires(companions, "neither torchvision nor torchaudio is installed")
-    version = release(torch.version)
-    if version is None:
-        raise NotKnown(
-            f"torch's version {torch.version} is no usual one" if torch.version else "torch doesn't tell its version"
-        )
-    for one in companions:
-        judged = _not_its_torch(one, version) or _not_its_cuda(one, torch)
-        if judged:
-            severity, reason = judged
-            base = version.base_version if not version.is_devrelease else str(version.public)
-            yield Finding(
-                summary=f"{one.name} {one.version} doesn't go with torch {torch.version}: {reason}",
-                severity=severity,
-                evidence=(
-                    torch_version(torch),
-                    told(
-                        packages,
-                        "installed",
-                        f"{one.name} {one.version}, which requires {listed(one.requires) or 'no certain torch'}",
-                    ),
-                ),
-                fixes=(
-                    Fix(
-                        f"Let pip find the {one.name} that belongs to this torch",
-                        (
-                            pip_install(
-                                patient,
-                                "--force-reinstall",
-                                f"torch=={base}",
-                                one.name,
-                                *index_options(torch.version or ""),
-                            ),
-                        ),
-                    ),
-                ),
-            )
-
-
-def _not_its_torch(companion: Package, torch: Version) -> tuple[Severity, str] | None:
-    for text in companion.requires:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
-        if canonicalize_name(requirement.name) != "torch" or requirement.specifier.contains(torch, prereleases=True):
-            continue
-        # Nightlies of neighbouring days, and source builds, often work together: not certain to fail.
-        certain = not torch.is_prerelease
-        return (FAIL if certain else WARN), f"it requires torch{requirement.specifier}"
-    return None
-
-
-def _not_its_cuda(companion: Package, torch: Torch) -> tuple[Severity, str] | None:
-    tag = companion.version.partition("+")[2]
-    cuda = tag_cuda(tag)
-    if torch.cpu_only and cuda:
-        return FAIL, f"it is built for CUDA {dotted(cuda)}, torch without CUDA"
-    if torch.cuda and tag == "cpu":
-        return WARN, "it is the CPU build, and its operators can't take GPU tensors"
-    if torch.cuda and cuda and cuda[0] != numbers(torch.cuda)[0]:
-        return FAIL, f"it is built for CUDA {dotted(cuda)}, torch for {torch.cuda}"
-    return None

@@ -34,7 +34,7 @@ from ddpdoctor.knowledge.nvidia import (
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.knowledge.stuck_driver import IN_TORCH, torch_cut_short
 from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
 
 
@@ -42,8 +42,17 @@ from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
     "driver-too-old",
     severity=FAIL,
     log_signs=(
-        LogSign("The NVIDIA driver on your system is too old (found version"),
-        LogSign("CUDA driver version is insufficient for CUDA runtime version"),
+        LogSign(
+            "The NVIDIA driver on your system is too old (found version",
+            why="torch's own words, with the driver's CUDA version",
+            source="torch 2.9.1: c10/cuda/CUDAFunctions.cpp; made to happen with a stand-in libcuda",
+        ),
+        LogSign(
+            "CUDA driver version is insufficient for CUDA runtime version",
+            role=Role.HINTS,
+            why="The CUDA runtime says it, too, where no driver's library is found at all",
+            source="torch 2.9.1 and nccl 2.27.5: libcudart",
+        ),
     ),
 )
 def driver_too_old(
@@ -122,7 +131,13 @@ def _for_older_driver(
 @check(
     "cuda-compat-unsupported",
     severity=FAIL,
-    log_signs=(LogSign("Error 804: forward compatibility was attempted on non supported HW"),),
+    log_signs=(
+        LogSign(
+            "forward compatibility was attempted on non supported HW",
+            why="CUDA's own words for its error 804",
+            source="torch 2.9.1: libcudart; made to happen with a stand-in libcuda",
+        ),
+    ),
 )
 def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[Libraries]) -> Iterator[Finding]:
     """A forward-compatibility libcuda is loaded that doesn't go with this GPU or driver.
@@ -184,9 +199,25 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
     "gpu-arch-unsupported",
     severity=FAIL,
     log_signs=(
-        LogSign("is not compatible with the current PyTorch installation"),
-        LogSign("no kernel image is available for execution on the device"),
-        LogSign("with CUDA capability sm_"),
+        LogSign(
+            "with CUDA capability sm_",
+            pattern=r"^(?P<gpu>.*) with CUDA capability (?P<arch>sm_\d+) is not compatible with the current PyTorch installation",
+            why="torch's own words, with the GPU's name",
+            source="torch 2.13.0 and 1.13.1: torch/cuda/__init__.py",
+        ),
+        LogSign(
+            "no kernel image is available for execution on the device",
+            role=Role.HINTS,
+            why="Any CUDA library can lack the code for this GPU, torch's own or an extension's",
+            source="torch 2.9.1: libcudart",
+        ),
+        LogSign(
+            "'named symbol not found'",
+            role=Role.HINTS,
+            why="NCCL looked for a kernel of its own: that library lacks the code for this GPU, or the driver is older than it",
+            pattern=r"NCCL WARN Cuda failure (?:500 )?'named symbol not found'",
+            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h; the CUDA runtime's own text",
+        ),
     ),
 )
 def gpu_arch_unsupported(

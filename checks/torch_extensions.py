@@ -32,7 +32,7 @@ from ddpdoctor.knowledge.building import (
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install
 
 OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
@@ -43,9 +43,20 @@ OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
     "extension-abi-mismatch",
     severity=FAIL,
     log_signs=(
-        LogSign("undefined symbol: _ZN2at"),
-        LogSign("undefined symbol: _ZN3c10", why="not verified against a release"),
-        LogSign("undefined symbol: _ZNK3c10", why="not verified against a release"),
+        LogSign(
+            "undefined symbol: _Z",
+            pattern=r"^(?!.*(?:/torch/lib/|/torchvision/|/torchaudio/|(?:amp_C|apex_C|fused_layer_norm_cuda|syncbn|mlp_cuda|fused_dense_cuda)\.)).*undefined symbol: _ZN?K?(?:2at|3c10|5torch)",
+            why="A C++ name of torch's that this torch doesn't have; Apex, torchvision and torch's own libraries are told apart by their files",
+            source="glibc's ld.so; made to happen with modules linked by hand",
+        ),
+        LogSign(
+            ": undefined symbol: cu",
+            role=Role.HINTS,
+            pattern=r"^(?!.*(?:/torch/lib/|/nvidia/|/torchvision/|/torchaudio/|(?:amp_C|apex_C|fused_layer_norm_cuda|syncbn|mlp_cuda|fused_dense_cuda)\.)).*"
+            r"\.so: undefined symbol: cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z])\w*",
+            why="An extension that was linked without a library of CUDA's, or against another release; or the library in front is another",
+            source="glibc's ld.so; of DeepSpeed's cpu_adam_op.so as reported in public",
+        ),
     ),
 )
 def extension_abi_mismatch(extensions: Extensions, patient: Patient, torch: Torch) -> Iterator[Finding]:
@@ -189,9 +200,32 @@ def why_compiling(toolchain: Toolchain) -> tuple[Evidence, ...]:
     "cuda-toolkit-mismatch",
     severity=FAIL,
     log_signs=(
-        LogSign("The detected CUDA version ("),
-        LogSign("mismatches the version that was used to compile"),
-        LogSign("does not match the version torch was compiled with"),
+        LogSign(
+            "The detected CUDA version (",
+            pattern=r"mismatches the version that was used to compile",
+            why="torch's own words; 'has a minor version mismatch' is a warning only",
+            source="torch 2.9.1: torch/utils/cpp_extension.py; made to happen with nvcc 13.0",
+        ),
+        LogSign(
+            "does not match the version torch was compiled with",
+            pattern=r"torch was compiled with .*unable to compile",
+            why="DeepSpeed's own words; without 'unable to compile' it accepts the pair",
+            source="deepspeed 0.19.8: op_builder/builder.py",
+        ),
+        LogSign(
+            "Unsupported gpu architecture '",
+            role=Role.HINTS,
+            pattern=r"nvcc fatal *: Unsupported gpu architecture '(?P<arch>compute_\w+)'",
+            why="nvcc is older than the GPU, or so new that it has dropped it; TORCH_CUDA_ARCH_LIST may ask for a wrong one, too",
+            source="nvcc, as reported in public",
+        ),
+        LogSign(
+            "Error building extension '",
+            role=Role.HINTS,
+            near="Unsupported gpu architecture '",
+            why="torch's word on a build that nvcc refused",
+            source="torch 2.13.0: torch/utils/cpp_extension.py",
+        ),
     ),
 )
 def cuda_toolkit_mismatch(
@@ -244,9 +278,61 @@ def cuda_toolkit_mismatch(
     "cuda-home-missing",
     severity=WARN,
     log_signs=(
-        LogSign("CUDA_HOME environment variable is not set"),
-        LogSign("CUDA_HOME does not exist, unable to compile CUDA op(s)"),
-        LogSign("No CUDA runtime is found, using CUDA_HOME"),
+        LogSign(
+            "CUDA_HOME environment variable is not set",
+            why="torch's own words",
+            source="torch 2.13.0: torch/utils/cpp_extension.py; made to happen",
+        ),
+        LogSign(
+            "CUDA was not found on the system, please set the CUDA_HOME",
+            why="torch's own words",
+            source="torch 2.13.0: torch/utils/cpp_extension.py",
+        ),
+        LogSign(
+            "CUDA_HOME does not exist, unable to compile CUDA op(s)",
+            why="DeepSpeed's own words",
+            source="deepspeed 0.19.8: op_builder/builder.py",
+        ),
+        LogSign(
+            "/bin/nvcc'",
+            pattern=r"No such file or directory: '\S*/bin/nvcc'",
+            why="Python's own words for a program that isn't there: torch took a folder without nvcc as CUDA_HOME",
+            source="torch 2.13.0: torch/utils/cpp_extension.py, which calls it; Python's own words",
+        ),
+        LogSign(
+            "cannot find -lcuda",
+            role=Role.HINTS,
+            pattern=r"\bld\S*: cannot find -lcuda(?:rt)?(?![\w-])",
+            why="The linker found no libcudart or libcuda: there is no toolkit, or its folder of stubs isn't searched",
+            source="GNU ld, as reported in public",
+        ),
+        LogSign(
+            ".h: No such file or directory",
+            role=Role.HINTS,
+            pattern=r"fatal error: (?:cuda(?:_runtime(?:_api)?|_profiler_api|_fp16|_bf16)?|cublas_v2|cusparse|cusolver\w*|curand\w*|cufft)\.h: No such",
+            why="A header of the CUDA toolkit: there is none where the compiler looks, or not all of it was installed",
+            source="gcc, as reported in public",
+        ),
+        LogSign(
+            "Error building extension '",
+            role=Role.HINTS,
+            near="cannot find -lcuda",
+            why="torch's word on a build that the linker refused",
+            source="torch 2.13.0: torch/utils/cpp_extension.py",
+        ),
+        LogSign(
+            "Error building extension '",
+            role=Role.HINTS,
+            near="fatal error: cuda_profiler_api.h: No such file",
+            why="torch's word on a build that lacked a header of the toolkit",
+            source="torch 2.13.0: torch/utils/cpp_extension.py",
+        ),
+        LogSign(
+            "No CUDA runtime is found, using CUDA_HOME",
+            role=Role.NOISE,
+            why="torch tells which toolkit it takes, on a host that shows no GPU, as where a wheel is built",
+            source="torch 2.9.1: torch/utils/cpp_extension.py; made to happen",
+        ),
     ),
 )
 def cuda_home_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Iterator[Finding]:
@@ -295,7 +381,18 @@ def cuda_home_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> I
 @check(
     "ninja-missing",
     severity=WARN,
-    log_signs=(LogSign("Ninja is required to load C++ extensions"), LogSign("No such file or directory: 'ninja'")),
+    log_signs=(
+        LogSign(
+            "Ninja is required to load C++ extensions",
+            why="torch's own words",
+            source="torch 2.13.0: torch/utils/cpp_extension.py; made to happen",
+        ),
+        LogSign(
+            "No such file or directory: 'ninja'",
+            why="Python's own words for a program that isn't on PATH",
+            source="torch 2.13.0: torch/utils/cpp_extension.py, which calls it; Python's own words",
+        ),
+    ),
 )
 def ninja_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Iterator[Finding]:
     """Something compiles extensions here, but ninja can't be run.
@@ -338,8 +435,18 @@ def ninja_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Itera
     "gcc-too-new",
     severity=WARN,
     log_signs=(
-        LogSign("#error -- unsupported GNU version! gcc versions later than"),
-        LogSign("is greater than the maximum required version by CUDA"),
+        LogSign(
+            "#error -- unsupported GNU version! gcc versions later than",
+            why="nvcc's header says it when the host compiler is too new",
+            fatal=True,
+            source="CUDA 13.0: crt/host_config.h",
+        ),
+        LogSign(
+            "than the maximum required version by CUDA",
+            pattern=r"The current installed version of \S+ \((?P<gcc>[\d.]+)\) is greater than the maximum required",
+            why="torch's own words",
+            source="torch 2.13.0: torch/utils/cpp_extension.py",
+        ),
     ),
 )
 def gcc_too_new(toolchain: Toolchain, torch: Torch, machine: Maybe[Machine]) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ from ddpdoctor.knowledge.cuda_stack import (
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.wheels import numbers, older, same_version
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
 
 OF_CUDA = re.compile(
@@ -73,11 +73,20 @@ def _in_front(pattern: re.Pattern[str], libraries: Libraries) -> list[tuple[Libr
     "nccl-duplicate-pip",
     severity=FAIL,
     log_signs=(
-        LogSign("libtorch_cuda.so: undefined symbol: nccl"),
-        LogSign("undefined symbol: ncclCommRegister"),
-        LogSign("undefined symbol: ncclCommResume"),
-        LogSign("undefined symbol: ncclMemFree"),
-        LogSign("undefined symbol: ncclAlltoAll", why="not verified against a release"),
+        LogSign(
+            "undefined symbol: nccl",
+            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
+            near="nvidia-nccl-cu1",
+            why="torch met an older NCCL, and the log shows that a wheel of NCCL was installed",
+            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
+        ),
+        LogSign(
+            "undefined symbol: nccl",
+            role=Role.HINTS,
+            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
+            why="torch met an older NCCL: a wheel that was put over its own, or one on the way there",
+            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
+        ),
     ),
 )
 def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
@@ -131,8 +140,27 @@ def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, p
     "nccl-lib-shadowed",
     severity=FAIL,
     log_signs=(
-        LogSign("undefined symbol: ncclCommRegister"),
-        LogSign("undefined symbol: nccl"),
+        LogSign(
+            "undefined symbol: nccl",
+            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
+            near="LD_LIBRARY_PATH=",
+            why="torch met an older NCCL, and the log shows that LD_LIBRARY_PATH is set",
+            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
+        ),
+        LogSign(
+            "undefined symbol: nccl",
+            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
+            near="LD_PRELOAD=",
+            why="torch met an older NCCL, and the log shows that LD_PRELOAD is set",
+            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
+        ),
+        LogSign(
+            "undefined symbol: nccl",
+            role=Role.HINTS,
+            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
+            why="torch met an older NCCL: one on the way there, or a wheel that was put over its own",
+            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
+        ),
     ),
 )
 def nccl_lib_shadowed(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
@@ -202,10 +230,32 @@ def _search_path(libraries: Libraries) -> tuple[Evidence, ...]:
     "ld-library-path-shadow",
     severity=FAIL,
     log_signs=(
-        LogSign("undefined symbol: __nvJitLinkComplete_12_4, version libnvJitLink.so.12"),
-        LogSign("undefined symbol: __nvJitLinkAddData_12_1"),
-        LogSign("undefined symbol: __nvJitLinkCreate_12_8", why="not verified against a release"),
-        LogSign("undefined symbol: cublasLt", why="not verified against a release"),
+        LogSign(
+            "undefined symbol: __nvJitLink",
+            pattern=r"undefined symbol: __nvJitLink\w+, version libnvJitLink\.so",
+            why="cuSPARSE of the wheel met another release's nvJitLink",
+            source="made to happen with torch 2.9.1 over nvJitLink 12.1",
+        ),
+        LogSign(
+            "version libcublasLt.so.",
+            pattern=r"(?:undefined symbol: \w+, |symbol \w+,? )version libcublasLt\.so",
+            why="cuBLAS met another release's cublasLt",
+            source="glibc's ld.so; PyTorch forum: undefined symbol: cublasLtGetStatusString, version libcublasLt.so.11",
+        ),
+        LogSign(
+            ": undefined symbol: cu",
+            role=Role.HINTS,
+            pattern=r"/(?:torch/lib|nvidia)/\S*\.so[\d.]*: undefined symbol: cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z])\w*",
+            why="A library of torch's met another release of one of CUDA's: one on LD_LIBRARY_PATH, or one that pip put over its own",
+            source="glibc's ld.so, as reported in public",
+        ),
+        LogSign(
+            "' not found (required by ",
+            role=Role.HINTS,
+            pattern=r"version [`'](?P<wanted>lib(?:cu|nv)[\w.]+)' not found \(required by \S*/(?:torch|nvidia)/",
+            why="A library of torch's met another release of one of CUDA's: one on LD_LIBRARY_PATH, or one that pip put over its own",
+            source="glibc's ld.so: elf/dl-version.c; as reported in public",
+        ),
     ),
 )
 def ld_library_path_shadow(
@@ -220,6 +270,7 @@ def ld_library_path_shadow(
     ## Why
     Wheels bring the CUDA libraries with them, which find each other by a path (RUNPATH) that LD_LIBRARY_PATH overrides. A line such as
     `export LD_LIBRARY_PATH=/usr/local/cuda/lib64` in `.bashrc`, or `module load cuda`, then wins.
+    Without such a folder it is a package that pip put over torch's own: `ddpdoctor check --select cuda-libs-mixed`.
 
     ## Fix
     Take the toolkit's folder out of LD_LIBRARY_PATH; to compile, PATH and CUDA_HOME are enough.
@@ -326,8 +377,11 @@ def _newer_cudnn(pin: Pin) -> bool:
     "cudnn-mismatch",
     severity=FAIL,
     log_signs=(
-        LogSign("cuDNN version incompatibility: PyTorch was compiled"),
-        LogSign("cuDNN version mismatch: PyTorch was compiled against", why="not verified against a release"),
+        LogSign(
+            "cuDNN version incompatibility: PyTorch was compiled",
+            why="torch's own words",
+            source="torch 2.13.0: torch/backends/cudnn/__init__.py; made to happen",
+        ),
     ),
 )
 def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:

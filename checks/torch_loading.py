@@ -48,10 +48,12 @@ OF_THE_SYSTEM = {
     "cuda-lib-not-found",
     severity=FAIL,
     log_signs=(
-        LogSign("cannot open shared object file: No such file or directory"),
-        LogSign("libcudart.so."),
-        LogSign("libcudnn.so."),
-        LogSign("libtorch_cuda_cpp.so", why="not verified against a release"),
+        LogSign(
+            "cannot open shared object file: No such file or directory",
+            pattern=r"lib(?:cu(?:dart|blas|blasLt|dnn\w*|fft|rand|solver|sparse\w*|file|pti)|nccl|nvrtc\S*|nvJitLink|nvToolsExt|nvshmem\w*|torch_cuda\w*|c10_cuda)\.so[\d.]*: cannot open shared object file",
+            why="The loader's words; the library is one of CUDA or of torch's CUDA build",
+            source="glibc's ld.so; made to happen with torch 2.9.1",
+        ),
     ),
 )
 def cuda_lib_not_found(
@@ -62,17 +64,19 @@ def cuda_lib_not_found(
     container: Maybe[Container],
     machine: Maybe[Machine],
 ) -> Iterator[Finding]:
-    """A shared library that torch needs is nowhere to be found.
+    """A shared library that torch or an extension needs is nowhere to be found.
 
     ## What breaks
     `import torch` ends with "libcudart.so.12: cannot open shared object file".
 
     ## Why
     torch was installed without its nvidia-* packages (`--no-deps`, a lock file made elsewhere), one was uninstalled, or they
-    are those of another CUDA major. A torch from conda or from source also needs libraries of the system.
+    are those of another CUDA major. An extension (flash-attn, Apex) that was built for another CUDA major asks for libraries that
+    this torch doesn't bring. A torch from conda or from source also needs libraries of the system.
 
     ## Fix
-    Install the package that brings it, in the version that torch pins. Don't link one version's file under another's name.
+    Install the package that brings it, in the version that torch pins; where the traceback ends in an extension, install or
+    build that anew for torch's CUDA (`python -c "import torch; print(torch.version.cuda)"`). Don't link one version's file under another's name.
     """
     requires(torch.installed, "torch is not installed")
     named = re.search(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared object file", torch.import_error)
@@ -147,9 +151,18 @@ def _bring(missing: list[str], torch: Torch, packages: Packages, patient: Patien
     "glibcxx-too-old",
     severity=FAIL,
     log_signs=(
-        LogSign("version `GLIBCXX_3.4."),
-        LogSign("version `CXXABI_1.3."),
-        LogSign("libstdc++.so.6: version"),
+        LogSign(
+            "version `GLIBCXX_3.4.",
+            pattern=r"version `(?P<wanted>GLIBCXX_3\.4\.\d+)' not found",
+            why="The loader's words: the C++ library that it found is older than the one that was compiled with",
+            source="glibc's ld.so; made to happen",
+        ),
+        LogSign(
+            "version `CXXABI_1.3.",
+            pattern=r"version `(?P<wanted>CXXABI_1\.3\.\d+)' not found",
+            why="The loader's words: the C++ library that it found is older than the one that was compiled with",
+            source="glibc's ld.so; made to happen",
+        ),
     ),
 )
 def glibcxx_too_old(

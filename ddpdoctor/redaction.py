@@ -38,7 +38,7 @@ _HARMLESS = re.compile(
     r"|(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|image|video|audio|special|num|max|min|new|per|total|prompt|input|output|cached"
     r"|stop|start|end|next|last|by|of|n)_(?:\w+_)?tokens?(?:_|$)"
     r"|(?:^|_)tokens?_(?:count|ids?|types?|len|length|size|dim|drop|dropout|embed\w*|per|budget|limit|level|usage|mask)(?:_|$)"
-    r"|(?:^|_)(?:sort|dict|cache|primary|foreign|state)_key$"
+    r"|(?:^|_)(?:sort|dict|cache|primary|foreign|state|barrier)_key$"
 )
 
 # A name and what sets it apart from its value: `name=`, `name: `, `"name": `. Not preceded by a part of a name.
@@ -49,6 +49,7 @@ _BARE = re.compile(r"(?<![\w.-])(\w{3,64})[ \t]+(?=[\w/+=.-]{0,64}\d)([\w/+=.-]{
 # A word as a shell reads it: quoted and bare pieces without blanks between them.
 _WORD = re.compile(r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'[^']*(?:'|\Z)|\\.|\\\Z|[^\s'"\\])+""", re.DOTALL)
 _JSON_VALUE = re.compile(r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'(?:[^'\\]|\\.)*(?:'|\Z|\\\Z)|[^\s,}\]]+)""", re.DOTALL)
+_SWITCH = re.compile(r"""(?i)["']?(?:yes|no|true|false)["']?[,;)}\]]*""")
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|token|digest)[ \t]+")
 _LINE = re.compile(r"[^\n]*")
 
@@ -94,9 +95,12 @@ def _flat(name: str) -> str:
     return re.sub(r"[^0-9A-Za-z]+", "_", split).strip("_").lower()
 
 
-def _is_count(name: str, value: str) -> bool:
-    """Whether it is a number of tokens: "tokens: 4096," """
-    return bool(re.search(r"(?:^|_)tokens$", _flat(name)) and re.fullmatch(r"[\d_]+[,;)}\]]*", value))
+def _tells_nothing(name: str, value: str) -> bool:
+    """Whether it is a number of tokens, "tokens: 4096,", or switches something: "PasswordAuthentication=no" """
+    return bool(
+        _SWITCH.fullmatch(value)
+        or (re.search(r"(?:^|_)tokens$", _flat(name)) and re.fullmatch(r"[\d_]+[,;)}\]]*", value))
+    )
 
 
 def redact_text(text: str) -> str:
@@ -148,7 +152,7 @@ def _assigned(text: str) -> list[Span]:
         start = found.end()
         quote = before if before in ("'", '"') and before != found[2] else ""
         end = _json_end(text, start) if found[2] else _value_end(text, start, name, quote)
-        if end > start and not _is_count(name, text[start:end]):
+        if end > start and not _tells_nothing(name, text[start:end]):
             spans.append((start, end))
     return spans
 
@@ -179,7 +183,7 @@ def _given_to_options(text: str) -> list[Span]:
     spans = []
     for found in _OPTION.finditer(text):
         word = _WORD.match(text, found.end()) if is_secret_name(found[1]) else None
-        if word and not _is_count(found[1], word[0]):
+        if word and not _tells_nothing(found[1], word[0]):
             spans.append(word.span())
     return spans
 
@@ -203,13 +207,13 @@ def redact_setting(setting: Setting) -> Setting:
 
 
 def _redact_named(name: str, value: str) -> str:
-    if value and is_secret_name(name) and not _is_count(name, value):
+    if value and is_secret_name(name) and not _tells_nothing(name, value):
         return REDACTED
     return redact_text(value)
 
 
 def redact_facts(value: T) -> T:
-    """A copy of any struct, tuple or string without its secrets: each string by `redact_text`, the `value` of a struct that
+    """A copy of any struct, tuple, dict or string without its secrets: each string by `redact_text`, the `value` of a struct that
     has a `name` as `redact_setting` does, and in a tuple of arguments what follows a secret's option. All strings `legible`."""
     result: Any = value
     if isinstance(value, str):
@@ -224,6 +228,8 @@ def redact_facts(value: T) -> T:
     elif isinstance(value, tuple):
         items = tuple(_item(before, item) for before, item in zip((None, *value), value, strict=False))
         result = value if items == value else items
+    elif isinstance(value, dict):
+        result = {name: redact_facts(one) for name, one in value.items()}
     return result  # type: ignore[no-any-return]
 
 

@@ -19,15 +19,10 @@ from ddpdoctor.facts.base import NotKnown, Unknown
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.findings import Evidence, Finding, Severity
+from ddpdoctor.log_signs import LogSign as LogSign
+from ddpdoctor.log_signs import Role as Role
 
 Predicate = Callable[..., Iterator[Finding]]
-
-
-class LogSign(msgspec.Struct, frozen=True):
-    """A piece of log text by which an illness shows itself. `why`: what to know before trusting it."""
-
-    text: str
-    why: str = ""
 
 
 class NotApplicable(Exception):
@@ -137,15 +132,26 @@ def all_checks() -> tuple[Check, ...]:
 
 LEAST_SIGN = 12
 """Characters of a log sign by which alone a check is named: a shorter one may stand in any text."""
+LONG_SIGN = 30
+"""Characters of one that speaks for itself where the rest of its line was cut."""
 
 
 def checks_that_say(text: str) -> tuple[Check, ...]:
     """The checks with a log sign in that text, those with the longest first."""
-    longest = {
-        one: max((len(sign.text) for sign in one.log_signs if sign.text in text), default=0) for one in all_checks()
-    }
+    lines = text.splitlines()
+    longest = {one: max((_said(sign, lines) for sign in one.log_signs), default=0) for one in all_checks()}
     fitting = [one for one, length in longest.items() if length >= LEAST_SIGN]
     return tuple(sorted(fitting, key=lambda one: -longest[one]))
+
+
+def _said(sign: LogSign, lines: list[str]) -> int:
+    """How many characters of the sign stand in those lines; 0 where it isn't theirs, or healthy runs say it, too."""
+    if sign.role is Role.NOISE or (sign.near and not any(sign.near in line for line in lines)):
+        return 0
+    with_text = [line for line in lines if sign.text in line]
+    if any(re.search(sign.pattern, line) for line in with_text):
+        return max(len(sign.text), LEAST_SIGN if sign.pattern else 0)
+    return len(sign.text) if with_text and len(sign.text) >= LONG_SIGN else 0
 
 
 class UnknownSelection(ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from functools import cache
 
@@ -13,6 +14,13 @@ import pytest
 # How long one example takes is the machine's load to say; tests of speed measure it themselves.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
+
+
+def pytest_configure() -> None:
+    """By nohup, or in a script's background, these are ignored, and what is started here would ignore them, too."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

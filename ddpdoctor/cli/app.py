@@ -21,6 +21,8 @@ _COMMANDS = {
     "smoke": "smoke",
     "jobs": "jobs",
     "zombies": "zombies",
+    "diagnose-log": "diagnose_log",
+    "run": "run",
     "fix-checkpoint": "fix_checkpoint",
     "snapshot": "snapshot",
     "list": "list_checks",
@@ -40,7 +42,7 @@ def _load(name: str) -> Any:
     function = _COMMANDS[name]
     module = import_module(f"ddpdoctor.cli.{function}")
     only = typer.Typer(**_SETTINGS)
-    only.command(name)(getattr(module, function))
+    only.command(name, context_settings=getattr(module, "CONTEXT", None))(getattr(module, function))
     return typer.main.get_command(only)
 
 

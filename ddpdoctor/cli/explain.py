@@ -71,15 +71,11 @@ def _show_page(console: Console, one: Check) -> None:
     from rich.markdown import Markdown
     from rich.text import Text
 
+    from ddpdoctor.report.signs_terminal import show_signs
+
     console.print(Text(one.slug, "bold").append(f"  ({one.family}, {one.severity.value})", "dim not bold"))
     console.print(Markdown(one.page))
-    if one.log_signs:
-        console.print()
-        console.print(Markdown("## How it shows itself in a log"))
-        for sign in one.log_signs:
-            line = Text("  " + sign.text, "cyan")
-            line.append(f"  ({sign.why})" if sign.why else "", "dim")
-            console.print(line, soft_wrap=True)
+    show_signs(console, one.log_signs)
     console.print()
 
 

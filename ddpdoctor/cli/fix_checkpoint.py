@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.cli.asking import ask
 from ddpdoctor.cli.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -150,8 +151,7 @@ def _ask(outcome: Outcome) -> str | None:
     for number, one in enumerate(outcome.choices, start=1):
         print(f"  {number}  {one or '(the whole file)'}", file=sys.stderr)
     while True:
-        print(f"Which are the model's parameters of {outcome.path}? [none] ", end="", file=sys.stderr, flush=True)
-        answer = sys.stdin.readline().strip()
+        answer = ask(f"Which are the model's parameters of {outcome.path}? [none] ").strip()
         if not answer:
             return None
         if answer in outcome.choices:

@@ -42,33 +42,52 @@ def show_hang(
 
     name: the job, None where there is only one. watched: False to read the dumps alone. dumps: what the flight recorders have written, if it isn't to be looked for. ras: ask NCCL's RAS, too.
     """
-    examination = _examined(name, dumps, seconds, watched=watched, ras=ras, as_json=as_json)
-    verdict = examination.verdict
+    examination = examined(name, dumps, seconds, watched=watched, ras=ras, as_json=as_json)
     if as_json:
         from ddpdoctor.jobs.judging import hang_of
         from ddpdoctor.report.contract import build_report, to_json
 
         print(to_json(build_report("jobs", [examination], with_facts=verbose, hang=hang_of(examination))))
     else:
-        from ddpdoctor.report.hang_terminal import show_where_it_hangs
-        from ddpdoctor.report.terminal import make_console
-
-        show_where_it_hangs(make_console(sys.stdout), examination, verbose=verbose, quiet=quiet)
-    raise typer.Exit(verdict.exit_code(strict=strict))
+        show(examination, verbose=verbose, quiet=quiet)
+    raise typer.Exit(examination.verdict.exit_code(strict=strict))
 
 
-def _examined(
-    name: str | None, dumps: Sequence[str], seconds: int, *, watched: bool, ras: bool, as_json: bool
+def show(examination: Examination, *, verbose: bool = False, quiet: bool = False) -> None:
+    """For a person at a terminal."""
+    from ddpdoctor.report.hang_terminal import show_where_it_hangs
+    from ddpdoctor.report.terminal import make_console
+
+    show_where_it_hangs(make_console(sys.stdout), examination, verbose=verbose, quiet=quiet)
+
+
+def examined(
+    name: str | None,
+    dumps: Sequence[str] = (),
+    seconds: int = SECONDS,
+    *,
+    watched: bool = True,
+    ras: bool = False,
+    as_json: bool = False,
+    alone: bool = False,
 ) -> Examination:
+    """Looks and judges. Where there is no such job, it says so and ends.
+
+    alone: that process and what it has started; of the jobs that there are nothing is said.
+
+    Raises:
+        UnknownJobError: there is no such job, and `alone`.
+    """
     from ddpdoctor.jobs.judging import groups_of_hangs, judge_hang
     from ddpdoctor.probes.context import Context
 
-    snapshot = look(Context(sys.executable, "ddpdoctor", quick=True), groups_of_hangs())
-    job = _job(snapshot, name, needed=not dumps, as_json=as_json) if watched else None
+    asked = int(name) if name and name.strip().isascii() and name.strip().isdecimal() else 0
+    snapshot = look(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of_hangs())
+    job = _job(snapshot, name, needed=not dumps, as_json=as_json, alone=alone) if watched else None
     return judge_hang(snapshot, _hang(snapshot, job, dumps, seconds, with_ras=ras))
 
 
-def _job(snapshot: Snapshot, name: str | None, *, needed: bool, as_json: bool) -> Job | None:
+def _job(snapshot: Snapshot, name: str | None, *, needed: bool, as_json: bool, alone: bool) -> Job | None:
     """The one that is meant. With dumps alone there need not be any."""
     from ddpdoctor.cli.jobs import refuse
     from ddpdoctor.facts.base import Unknown
@@ -88,8 +107,10 @@ def _job(snapshot: Snapshot, name: str | None, *, needed: bool, as_json: bool) -
         closed = f" {plural(processes.closed, 'process', 'processes')} of others can't be looked into; root can: sudo {command_line(name or '')}"
     if name is not None:
         try:
-            return named_job(name, jobs, processes)
+            return named_job(name, jobs, processes, below=alone)
         except UnknownJobError as error:
+            if alone:
+                raise UnknownJobError(error.what, closed.strip(), launcher=error.launcher) from None
             refuse(str(error) + closed, snapshot.host, as_json=as_json)
     if not needed:
         return None

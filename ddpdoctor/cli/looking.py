@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,18 +41,23 @@ CheckpointOption = Annotated[
 
 
 def begin(
-    python: str | None, *, quick: bool = False, checkpoints: Sequence[str] = (), patience: float | None = None
+    python: str | None,
+    *,
+    quick: bool = False,
+    checkpoints: Sequence[str] = (),
+    patience: float | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Context:
     """Chooses the patient and has it import torch at once: that takes longest, and all else happens meanwhile.
 
-    patience: seconds for that import, if not the usual ones.
+    patience: seconds for that import, if not the usual ones. settings: to be looked at as if they were in the environment.
     """
     if python is not None and not python.strip():
         raise typer.BadParameter("--python is empty; is the variable in it set?")
     if not all(one.strip() for one in checkpoints):
         raise typer.BadParameter("--checkpoint is empty; is the variable in it set?")
     path, chosen_by = choose_python(python, os.environ)
-    context = Context(path, chosen_by, quick=quick, checkpoints=tuple(checkpoints))
+    context = Context(path, chosen_by, quick=quick, environ={**os.environ, **settings}, checkpoints=tuple(checkpoints))
     if not quick:
         threading.Thread(target=ask, args=(context, "torch", patience), daemon=True).start()
     return context

@@ -23,10 +23,15 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """What the caller closed (`>&-`) goes nowhere, and leaves its number to no file of ours."""
-    for name in ("stdout", "stderr"):
+    """What the caller closed (`<&-`, `>&-`) goes nowhere, and leaves its number to no file of ours."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Those below it are open by now, so that it gets this very number. What we start doesn't inherit it.
+            os.open(os.devnull, os.O_RDWR)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
 def _run() -> int:

@@ -18,9 +18,14 @@ class Stopped(BaseException):
         self.text = "Stopped. Nothing was changed."
 
 
+def heeded() -> list[int]:
+    """Those of them that are not ignored: by nohup, or by a script for what it starts in the background."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 def stop_on_signals() -> None:
-    """From now on a signal raises Stopped in the main thread."""
-    for number in SIGNALS:
+    """From now on a signal raises Stopped in the main thread. One that is ignored stays so."""
+    for number in heeded():
         signal.signal(number, _stop)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ddpdoctor.cli.asking import ask
 from ddpdoctor.cli.progress import StatusLine
 from ddpdoctor.cli.stopping import Stopped
 from ddpdoctor.examination import Examination, overall
@@ -136,8 +137,7 @@ class _Terminal:
 
 def _answer(question: str, places: dict[str, int]) -> int | None:
     while True:
-        print(question, end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        line = ask(question)
         answer = line.strip().lower()
         if answer in places:
             return places[answer]

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from ddpdoctor.cli.stopping import SIGNALS, Stopped, ignore_signals, stop_on_signals
+from ddpdoctor.cli.stopping import Stopped, heeded, ignore_signals, stop_on_signals
 
 T = TypeVar("T")
 
@@ -45,7 +45,8 @@ async def until_stopped(work: Coroutine[Any, Any, T], said: Callable[[], str], l
 
     if launcher:
         look()
-    for number in SIGNALS:
+    awaited = heeded()
+    for number in awaited:
         loop.add_signal_handler(number, stop, number)
     try:
         return await task
@@ -56,6 +57,6 @@ async def until_stopped(work: Coroutine[Any, Any, T], said: Callable[[], str], l
         stopped.text = f"The launcher (pid {launcher}) is gone; the ranks were ended." if orphaned else said()
         raise stopped from None
     finally:
-        for number in SIGNALS:
+        for number in awaited:
             loop.remove_signal_handler(number)
         (ignore_signals if received else stop_on_signals)()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.cli.asking import ask
 from ddpdoctor.cli.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -137,8 +138,7 @@ def _may(*, yes: bool) -> bool:
             file=sys.stderr,
         )
         return False
-    print("End them? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+    if ask("End them? [y/N] ").strip().lower() in ("y", "yes"):
         return True
     print("Nothing was ended.", file=sys.stderr)
     return False

@@ -19,6 +19,7 @@ from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.kernel_log import KernelLog
 from ddpdoctor.facts.libraries import Libraries
 from ddpdoctor.facts.limits import Limits
+from ddpdoctor.facts.log import Log
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.nccl import Nccl
@@ -81,6 +82,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Without any rank where no smoke training was run."""
     hang: Maybe[Hang] = Hang()
     """Without any rank where no running job was looked at."""
+    log: Maybe[Log] = Log()
+    """Without any file where no log was read."""
 
 
 HEADER = ("ddpdoctor_snapshot", "tool_version", "taken_at", "host")
@@ -88,5 +91,5 @@ HEADER = ("ddpdoctor_snapshot", "tool_version", "taken_at", "host")
 GROUPS = tuple(name for name in Snapshot.__struct_fields__ if name not in HEADER)
 """Names of the groups of facts; a probe and a check's parameter go by the same name."""
 
-EXPERIMENTS = ("meeting", "fleet", "smoke", "hang")
-"""Groups that no look at a host can fill in: `netcheck` and `smoke` do, by trying things out, and `jobs --hang`."""
+EXPERIMENTS = ("meeting", "fleet", "smoke", "hang", "log")
+"""Groups that no look at a host can fill in: `netcheck` and `smoke` do, by trying things out, `jobs --hang`, and `diagnose-log`."""

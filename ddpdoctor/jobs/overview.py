@@ -32,7 +32,15 @@ _MOST_NAMED = 12
 
 
 class UnknownJobError(ValueError):
-    """No job goes by that name; the message says which there are."""
+    """No job goes by that name; the message says which there are.
+
+    what: it without these. launcher: the name is that of a launcher without ranks.
+    """
+
+    def __init__(self, what: str, there: str = "", *, launcher: bool = False) -> None:
+        super().__init__(f"{what} {there}".rstrip())
+        self.what = what
+        self.launcher = launcher
 
 
 class JobView(msgspec.Struct, frozen=True):
@@ -132,35 +140,39 @@ def _severity(remark: Remark, job: Job, examination: Examination) -> Severity | 
 # --- which job is meant -----------------------------------------------------------------------------------------------------
 
 
-def named_job(name: str, jobs: Sequence[Job], processes: Processes) -> Job:
+def named_job(name: str, jobs: Sequence[Job], processes: Processes, *, below: bool = False) -> Job:
     """The job of which the process with that pid is a part: launcher, rank, worker, what one of them has started, or what
     alone has started all of it (a script around torchrun).
+
+    below: not one that has started that process.
 
     Raises:
         UnknownJobError: there is none, or several.
     """
     text = name.strip()
     if not text.isascii() or not text.isdecimal():
-        raise UnknownJobError(f"{name!r} is no pid. {jobs_there(jobs)}")
+        raise UnknownJobError(f"{name!r} is no pid.", jobs_there(jobs))
     pid = int(text)
     found = [one for one in jobs if pid in members(one)]
     process = processes.get(pid)
     if not found and process:
-        above = {one.pid for one in ancestors(process, processes)}
+        above = set() if below else {one.pid for one in ancestors(process, processes)}
         found = [one for one in jobs if above & members(one)] or [one for one in jobs if pid in _above(one, processes)]
     if len(found) == 1:
         return found[0]
     if found:
-        raise UnknownJobError(f"pid {pid} has started {len(found)} jobs: name one. {jobs_there(found)}")
+        raise UnknownJobError(f"pid {pid} has started {len(found)} jobs: name one.", jobs_there(found))
     if process and process.role is Role.LAUNCHER:
         raise UnknownJobError(
             f"pid {pid} is a launcher ({process.name}), and this user can see none of its ranks: they have ended, or are not "
-            f"started yet; its log says which. {jobs_there(jobs)}"
+            f"started yet; its log says which.",
+            jobs_there(jobs),
+            launcher=True,
         )
     what = (
         f"pid {pid} ({process.name}) belongs to no training job" if process else f"pid {pid} is part of no training job"
     )
-    raise UnknownJobError(f"{what} that this user can see. {jobs_there(jobs)}")
+    raise UnknownJobError(f"{what} that this user can see.", jobs_there(jobs))
 
 
 def members(job: Job) -> set[int]:

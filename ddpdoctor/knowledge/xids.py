@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
 from ddpdoctor.facts.kernel_log import KernelLog
 from ddpdoctor.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.knowledge.root import NEEDS_ROOT
+from ddpdoctor.log_signs import LogSign, Role
 
 XID_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+)")
 SXID_LINE = re.compile(r"SXid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal")
@@ -130,3 +132,36 @@ def normal_address(address: str) -> str:
     parts = address.lower().split(".")[0].split(":")
     domain = parts[-3][-4:].rjust(4, "0") if len(parts) > 2 else "0000"
     return ":".join((domain, *parts[-2:]))
+
+
+BUS_XIDS = (79,)
+ECC_XIDS = (48, 64, 94, 95, 140, 171, 172)
+NVLINK_XIDS = (74, 136, *range(144, 151), 155)
+
+
+def _others(*whose: str, repaired: bool = False) -> tuple[int, ...]:
+    named = {*BUS_XIDS, *ECC_XIDS, *NVLINK_XIDS, 92}
+    return tuple(
+        number
+        for number, xid in CATALOGUE.items()
+        if number not in named and xid.whose in whose and (xid.severity is INFO) == repaired
+    )
+
+
+FAULTS, PROGRAMS, FOLLOWING = (
+    _others(HARDWARE, DRIVER),
+    _others(APPLICATION),
+    _others(APPLICATION, FOLLOWS, repaired=True),
+)
+"""The other numbers by what they speak of, but those of faults that repaired themselves."""
+
+
+def xid_sign(numbers: Iterable[int], why: str, role: Role = Role.NAMES) -> LogSign:
+    """The driver's line in the kernel log, for some of its numbers."""
+    return LogSign(
+        "NVRM: Xid (",
+        why=why,
+        role=role,
+        pattern=rf"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<xid>{'|'.join(map(str, numbers))})\b",
+        source="NVIDIA's Xid catalogue; the driver's kernel log, as reported in public",
+    )

@@ -23,6 +23,9 @@ NEIGHBOUR_GIVEN_UP: Final = 2.5
 SEGMENT: Final = 1200
 """Bytes of a TCP segment, both ways: so much passes where longer packets get lost, and it is for a later phase to say so."""
 
+LOOK_AGAIN: Final = 0.05
+"""Seconds until a socket that is woken without a reason is looked at once more."""
+
 THIN_LINEAR_TIMEOUTS: Final = 16
 """Linux's TCP_THIN_LINEAR_TIMEOUTS, which Python doesn't name."""
 
@@ -80,7 +83,8 @@ async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, soc
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     except TimeoutError:
         one.close()
-        return _attempt(to, Met.SILENT, None, started), None
+        # On a busy host the kernel can take longer over its three questions than we wait.
+        return _attempt(to, Met.NO_HOST if _is_unknown_neighbour(to.address) else Met.SILENT, None, started), None
     except OSError as error:
         one.close()
         return _attempt(to, _met(error, to.address, time.monotonic() - started), error, started), None
@@ -91,16 +95,36 @@ async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, soc
 
 
 async def _answered(one: socket.socket) -> None:
-    """Until the connection stands. Raises the answer's OSError; a second connect(), as asyncio's own, could swallow it."""
+    """Until the connection stands. Raises the answer's OSError; a second connect(), as asyncio's own, could swallow it.
+
+    A socket can be woken with neither an error nor a peer; that is no answer yet.
+    """
+    await _writable(one)
+    while not _stands(one):
+        await asyncio.sleep(LOOK_AGAIN)
+        await _writable(one)
+
+
+async def _writable(one: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    answered = asyncio.Event()
-    loop.add_writer(one, answered.set)
+    writable = asyncio.Event()
+    loop.add_writer(one, writable.set)
     try:
-        await answered.wait()
+        await writable.wait()
     finally:
         loop.remove_writer(one)
+
+
+def _stands(one: socket.socket) -> bool:
     if code := one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
         raise OSError(code, os.strerror(code))
+    try:
+        one.getpeername()
+    except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            return False
+        raise
+    return True
 
 
 def _attempt(to: Destination, met: Met, error: OSError | None, started: float) -> Attempt:

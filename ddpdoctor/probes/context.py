@@ -23,6 +23,7 @@ class Context:
     quick: don't import torch.
     environ: the environment that a rank started now would inherit.
     checkpoints: paths of files and folders, as the user typed them.
+    asked: the pid of a process by which the user means a job, 0 for none.
     root: where /proc, /sys, /etc and /dev are looked for; tests put a made-up tree there. Use `path("/proc/modules")`.
     """
 
@@ -34,6 +35,7 @@ class Context:
         quick: bool = False,
         environ: Mapping[str, str] | None = None,
         checkpoints: tuple[str, ...] = (),
+        asked: int = 0,
         root: Path = Path("/"),
     ) -> None:
         self.python = python
@@ -41,6 +43,7 @@ class Context:
         self.quick = quick
         self.environ = dict(os.environ) if environ is None else dict(environ)
         self.checkpoints = checkpoints
+        self.asked = asked
         self.root = root
         self._ask: Callable[[str], Facts | Unknown] | None = None
         self._once: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 import msgspec
@@ -15,12 +16,13 @@ DATA_WORKER = "pt_data_worker"
 """How torch calls the main thread of a DataLoader's worker, since 2.6."""
 BY_ORDER = "the order in which its parent started them"
 BY_CHILDREN = "its children's LOCAL_RANK"
+BY_NAME = "nobody but who asked for it"
 
 Roles = dict[int, tuple[Role, "Place | None"]]
 
 
-def roles(family: Family) -> Roles:
-    """Role and place of each process that has one; all others are `Role.OTHER`."""
+def roles(family: Family, asked: int = 0) -> Roles:
+    """Role and place of each process that has one; all others are `Role.OTHER`. asked: the pid of one that the user means."""
     found: Roles = {}
     for one in family.seen.values():
         if one.launcher:
@@ -36,6 +38,7 @@ def roles(family: Family) -> Roles:
     _ranks_without_settings(family, found)
     _unreadable_ranks(family, found)
     _dead_among_siblings(family, found)
+    _asked_for(family, found, asked)
     _workers(family, found)
     return found
 
@@ -240,6 +243,35 @@ def _filled(places: list[Place | None]) -> list[Place | None]:
 
 def _by_order(first: int, local: int, world_size: int | None, here: int) -> Place:
     return Place(rank=first + local, world_size=world_size, local_rank=local, local_world_size=here, source=BY_ORDER)
+
+
+def _asked_for(family: Family, found: Roles, asked: int) -> None:
+    """A training on one GPU has no launcher and no settings of a rank. Where somebody asks for it, it is a job of one."""
+    one = family.seen.get(asked)
+    if one is None:
+        return
+    # What a rank runs is its own, but where it runs us as well, we are asked for less.
+    mine = {up.stat.pid for up in family.ancestors(me)} if (me := family.seen.get(os.getpid())) else set()
+    if any(_role(up, found) is Role.RANK for up in family.ancestors(one) if up.stat.pid not in mine):
+        return
+    tree = [one, *family.descendants(asked)]
+    if any(_role(member, found) in (Role.RANK, Role.LAUNCHER) for member in tree):
+        return
+    # Of one whose settings are hidden it can't be told that it is no rank of several.
+    if any(member.python and isinstance(member.environ, Unknown) for member in tree):
+        return
+    pythons = {member.stat.pid for member in tree if member.python and _role(member, found) is Role.OTHER}
+    own = [family.seen[pid] for pid in pythons if not commands.is_tool(family.seen[pid].words)]
+    # A Python that has started another by its own command only waits for it, as a script of experiments does.
+    starts = {member.stat.parent for member in own if not member.by_multiprocessing}
+    outermost = [
+        member
+        for member in own
+        if member.stat.pid not in starts and not (member.by_multiprocessing and member.stat.parent in pythons)
+    ]
+    if outermost:
+        first = min(outermost, key=lambda member: (member.stat.start, member.stat.pid))
+        found[first.stat.pid] = Role.RANK, Place(rank=0, world_size=1, source=BY_NAME)
 
 
 def _workers(family: Family, found: Roles) -> None:

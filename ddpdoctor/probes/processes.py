@@ -55,7 +55,7 @@ class _Look:
         first = time.monotonic()
         before = {pid: self._proc.spent(pid) for pid in candidates}
         self._look_into(family, candidates)
-        found = roles(family)
+        found = roles(family, self._context.asked)
         self._holders.look_into_the_rest(family)
         ended = _uncollected(family, found)
         facts = self._described(family, found, ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -47,11 +48,44 @@ class Ended(msgspec.Struct, frozen=True):
         return f"crashes: {self.signal_name}" if self.signal_name else ""
 
 
+_PATIENCE = 1.0
+"""Seconds for those that are just being started as we end: a program on a dead file system may take for ever."""
+
 _alive: set[Started] = set()
 
 
+class _Door:
+    """Whoever starts a process goes through it: between its start and the note of it, nobody else could end that process."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._within = 0
+        self._closed = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._closed:
+                raise OSError(errno.ESHUTDOWN, "ddpdoctor is ending")
+            self._within += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._within -= 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """For good; waits for those within, as long as there is patience."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._within, _PATIENCE)
+
+
+_door = _Door()
+
+
 def end_all() -> None:
-    """Kills whatever is still running, so that nothing of ours outlives us."""
+    """As we end: kills whatever is still running, and starts nothing any more, so that nothing of ours outlives us."""
+    _door.close()
     for one in list(_alive):
         one.kill()
 
@@ -63,20 +97,21 @@ class Started:
         self._failure = ""
         self._output: dict[str, bytes] = {}
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=None if environ is None else dict(environ),
-                start_new_session=True,
-            )
+            with _door:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=None if environ is None else dict(environ),
+                    start_new_session=True,
+                )
+                _alive.add(self)
         except (OSError, ValueError) as error:
             self._failure = getattr(error, "strerror", None) or str(error)
             if getattr(error, "filename", None) == os.devnull:
                 self._failure += f" ({os.devnull})"
             return
-        _alive.add(self)
         self._readers = [
             threading.Thread(target=self._read, args=(name,), daemon=True) for name in ("stdout", "stderr")
         ]

@@ -22,6 +22,7 @@ from ddpdoctor.findings import Evidence, Fix, Severity
 from ddpdoctor.registry import Why
 from ddpdoctor.report.reported_jobs import ReportedJob
 from ddpdoctor.report.reported_leftovers import ReportedLeftover
+from ddpdoctor.report.reported_log import ReportedLog
 from ddpdoctor.treatments.outcomes import Treatment
 
 
@@ -113,6 +114,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Of zombies --kill: what is free again, in words."""
     hang: Hang | UnsetType = UNSET
     """Of jobs --hang: where each rank stood, and what the flight recorders say."""
+    log: ReportedLog | UnsetType = UNSET
+    """Of diagnose-log: what failed first, of what, and what only followed. `host` is that whose facts the suspicions were held
+    against, and empty without --here and --snapshot."""
 
 
 def build_report(

@@ -33,6 +33,9 @@ MAY_IMPORT = {
 }  # fmt: skip
 
 every_check = pytest.mark.parametrize("one", all_checks(), ids=lambda one: one.slug)
+# What shows itself in logs alone has its fixtures in fixtures/logs.
+of_hosts = [one for one in all_checks() if one.groups != {"log"}]
+every_check_of_hosts = pytest.mark.parametrize("one", of_hosts, ids=lambda one: one.slug)
 fixture_paths = sorted(path for path in HOSTS.glob("*/*.json") if path.parent.name != "healthy")
 every_fixture = pytest.mark.parametrize("path", fixture_paths, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
@@ -44,14 +47,14 @@ def test_page_has_its_sections(one: Check) -> None:
         assert one.section(heading), f"{one.slug} has no section {heading!r}"
 
 
-@every_check
+@every_check_of_hosts
 def test_has_sick_and_near_miss_fixtures(one: Check) -> None:
     names = [path.name for path in (HOSTS / one.slug).glob("*.json")]
     assert any(name.startswith("sick-") for name in names)
     assert any(name.startswith("near-miss-") for name in names)
 
 
-@every_check
+@every_check_of_hosts
 def test_a_near_miss_is_tested_and_fine(one: Check) -> None:
     """Silence may also mean that there was nothing to look at: that alone proves nothing."""
     assert any(judge(path, one.slug).passed for path in (HOSTS / one.slug).glob("near-miss-*.json"))

@@ -95,8 +95,8 @@ def test_only_settings_that_concern_other_nodes_travel_and_the_winner_counts() -
 
 def test_the_groups_cover_what_the_checks_of_netcheck_need() -> None:
     needed = {group for one in all_checks() if one.family in FAMILIES for group in one.groups}
-    # Who holds a port is told of the own host alone: no list of processes is sent to others.
-    assert needed - {"fleet", "meeting", "processes"} <= set(GROUPS)
+    # Who holds a port is told of the own host alone: no list of processes is sent to others. No node reads a log.
+    assert needed - {"fleet", "meeting", "processes", "log"} <= set(GROUPS)
 
 
 def test_a_node_survives_the_wire() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -50,8 +51,8 @@ def one(
     return made
 
 
-def judged(*some: Seen) -> dict[int, tuple[Role, Place | None]]:
-    return roles(Family({seen.stat.pid: seen for seen in some}))
+def judged(*some: Seen, asked: int = 0) -> dict[int, tuple[Role, Place | None]]:
+    return roles(Family({seen.stat.pid: seen for seen in some}), asked)
 
 
 def ranks(*some: Seen) -> dict[int, int | None]:
@@ -305,3 +306,35 @@ def test_a_zombie_that_may_be_anything_is_no_rank(others: tuple[Seen, ...]) -> N
     assert all(
         found.get(seen.stat.pid, (Role.OTHER, None))[0] is Role.OTHER for seen in others if seen.stat.state == "Z"
     )
+
+
+def test_a_training_on_one_gpu_is_a_rank_where_somebody_asks_for_it() -> None:
+    shell = one(10, 1, "bash run.sh", python=False, name="bash")
+    script = one(11, 10, "python3 experiments.py")
+    train = one(12, 11)
+    worker, tracker = one(13, 12, forked=True), one(14, 12, TRACKER)
+    everybody = (shell, script, train, worker, tracker)
+    assert judged(*everybody) == {14: (Role.HELPER, None)}
+    for asked in (10, 11, 12):
+        found = judged(*everybody, asked=asked)
+        assert {pid: role for pid, (role, _) in found.items()} == {
+            12: Role.RANK,
+            13: Role.WORKER,
+            14: Role.HELPER,
+        }
+    assert not [role for role, _ in judged(one(10, 1, "sleep 9", python=False), asked=10).values()]
+    assert judged(one(12, hidden=True), asked=12) == {}
+
+
+def test_what_belongs_to_a_rank_is_none_because_somebody_asks_for_it() -> None:
+    rank = one(21, 20, RANK=0, WORLD_SIZE=1)
+    everybody = (one(20, 1, "torchrun train.py"), rank, one(22, 21, "python3 evaluate.py"))
+    for asked in (20, 21, 22):
+        assert [pid for pid, (role, _) in judged(*everybody, asked=asked).items() if role is Role.RANK] == [21]
+
+
+def test_what_runs_us_as_well_is_not_asked_for() -> None:
+    """A test, or a service, that is in a process group itself and starts a training under our eye."""
+    rank = one(21, 20, RANK=0, WORLD_SIZE=1)
+    us, train = one(os.getpid(), 21, "ddpdoctor run", python=False), one(22, 21, "python3 train.py")
+    assert judged(one(20, 1, "torchrun train.py"), rank, us, train, asked=22)[22][0] is Role.RANK

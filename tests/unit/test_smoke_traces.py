@@ -32,6 +32,7 @@ from ddpdoctor.smoke.oom import oom_kills
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.stacks import crash_of, frames_of, process_state, spied_frames
 from ddpdoctor.smoke.watching import Watch
+from tests.real.running_jobs import wait_until
 
 # --- stacks ---------------------------------------------------------------------------------------------------------------
 
@@ -100,7 +101,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_stopped_process_is_called_so(sleeper: subprocess.Popen[bytes]) -> None:
-    assert process_state(sleeper.pid) == ""
+    wait_until(lambda: process_state(sleeper.pid) == "", "that it has read its program from the disk")
     sleeper.send_signal(signal.SIGSTOP)
     os.waitpid(sleeper.pid, os.WUNTRACED)
     assert process_state(sleeper.pid) == "stopped"

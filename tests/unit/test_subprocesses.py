@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from ddpdoctor.probes.subprocesses import MAX_OUTPUT, end_all, run, start
+from ddpdoctor.probes.subprocesses import MAX_OUTPUT, run, start
 
 
 def python(code: str) -> list[str]:
@@ -64,12 +64,34 @@ def test_input_that_nobody_reads() -> None:
     assert run(python("import sys; print(len(sys.stdin.read()))"), 20, stdin=b"x" * 100_000).stdout == b"100000\n"
 
 
+ENDS = """
+import os, sys, threading, time
+from pathlib import Path
+from ddpdoctor.probes import subprocesses
+SLEEP = [sys.executable, "-c", "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'a'), flush=True); time.sleep(60)", {note!r}]
+started = subprocesses.start(SLEEP)
+while not (Path({note!r}).exists() and Path({note!r}).read_text()): time.sleep(0.02)
+popen = subprocesses.subprocess.Popen
+def slow(*arguments, **options):
+    one = popen(*arguments, **options)
+    Path({note!r}).with_name("begun").touch()
+    time.sleep(0.5)  # The other side of its exec: it runs, and nobody has noted it yet.
+    return one
+subprocesses.subprocess.Popen = slow
+threading.Thread(target=subprocesses.start, args=(SLEEP,), daemon=True).start()
+while not Path({note!r}).with_name("begun").exists(): time.sleep(0.01)
+subprocesses.end_all()
+print(subprocesses.start(SLEEP).wait(5).failed_to_start, flush=True)
+os._exit(0)
+"""
+
+
 def test_nothing_of_ours_outlives_us(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    start(python(f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"))
-    wait_for(note)
-    end_all()
-    assert gone(int(note.read_text()))
+    """Neither what runs, nor what another thread is just starting; and nothing more is started."""
+    note = tmp_path / "pids"
+    ended = run(python(ENDS.format(note=str(note))), 60)
+    assert (ended.stdout, ended.stderr) == (b"ddpdoctor is ending\n", b"")
+    assert all(gone(int(pid)) for pid in note.read_text().split())
 
 
 def wait_for(note: Path) -> None:

@@ -1,0 +1,124 @@
+"""Ranks that wait, told from the log they left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.facts.log import Log
+from ddpdoctor.findings import FAIL, Finding, Fix
+from ddpdoctor.knowledge.log_sightings import lines, sightings
+from ddpdoctor.registry import LogSign, Role, check
+
+TIMEOUT = "a timeout of the group, and the last that was said before is that a checkpoint is being saved"
+AT_ONCE = 15
+"""Lines between the two: a trainer that went on after saving would have written more."""
+TRACEBACK = 40
+"""Lines between a frame and its exception."""
+
+
+@check(
+    "checkpoint-save-timeout",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Watchdog caught collective operation timeout",
+            why=TIMEOUT,
+            role=Role.HINTS,
+            near="aving model checkpoint",
+            anywhere=True,
+            within=AT_ONCE,
+            source="torch 2.9.1; transformers 5.23: trainer.py; deepspeed 0.19.8: runtime/engine.py",
+        ),
+        LogSign(
+            "Received a dump signal due to a collective timeout",
+            why=f"{TIMEOUT}: rank 0 was still saving when another rank's wait was over",
+            role=Role.HINTS,
+            near="aving model checkpoint",
+            anywhere=True,
+            within=AT_ONCE,
+            source="torch 2.9.1; transformers 5.23: trainer.py; deepspeed 0.19.8: runtime/engine.py",
+        ),
+        LogSign(
+            "Timed out waiting",
+            why=f"{TIMEOUT}, as the frames of the waiting rank say: another one was still saving",
+            role=Role.HINTS,
+            pattern=r"Timed out waiting \d+ms for",
+            near="in save_checkpoint",
+            within=TRACEBACK,
+            source="torch 2.13.0: third_party/gloo/gloo/transport/tcp/unbound_buffer.cc; the function is the script's",
+        ),
+    ),
+)
+def checkpoint_save_timeout(log: Log) -> Iterator[Finding]:
+    """The group timed out while a checkpoint was being saved.
+
+    ## What breaks
+    The ranks that wait for rank 0 are ended by the watchdog (after 10 minutes over NCCL, 30 over gloo), the half-written
+    checkpoint stays behind, and so it goes at every save.
+
+    ## Why
+    Rank 0 gathers and writes a large model alone, to a slow disk or network file system, while the others have gone on to the
+    next collective.
+
+    ## Fix
+    A longer timeout: `init_process_group(timeout=timedelta(hours=2))`, with transformers `ddp_timeout=7200`. Better, save in
+    shards (`torch.distributed.checkpoint`, FSDP's SHARDED_STATE_DICT), which takes a fraction of the time.
+    """
+    seen = sightings(log, "checkpoint-save-timeout")
+    if not seen:
+        return
+    yield Finding(
+        summary="The group timed out while a checkpoint was being saved",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Allow for the save: init_process_group(timeout=timedelta(hours=2)); transformers: ddp_timeout=7200"),
+            Fix("Save in shards, on all ranks: torch.distributed.checkpoint, or FSDP's SHARDED_STATE_DICT"),
+            Fix("If it hangs again, see what rank 0 does while the others wait", ("ddpdoctor jobs --hang",)),
+        ),
+    )
+
+
+@check(
+    "nccl-message-truncated",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "essage truncated : rece",
+            why="only NCCL says so, of a message of another size than it expects",
+            pattern=r"[Mm]essage truncated : (?:received|receiving) \d+(?:,\d+)? bytes instead of \d+(?:,\d+)?",
+            source="nccl 2.20.5, 2.27.5, 2.32.3: bootstrap.cc, net_socket.cc",
+        ),
+        LogSign(
+            "collective mismatch error, local size ",
+            why="the same over InfiniBand: a rank sends more than the other one has asked for",
+            pattern=r"NET/\w+ : .*local size \d+ remote size \d+",
+            source="nccl 2.14 to 2.32.3: net_ib",
+        ),
+    ),
+)
+def nccl_message_truncated(log: Log) -> Iterator[Finding]:
+    """NCCL got a message of another size than it expected.
+
+    ## What breaks
+    A rank stops with "Message truncated : received ... bytes instead of ...", over InfiniBand "collective mismatch error", at the
+    start or at the first collectives.
+
+    ## Why
+    The nodes have different versions of NCCL, or different NCCL_* settings (NCCL_PROTO, NCCL_ALGO and the like), so that they
+    speak different protocols; or the ranks call one collective with tensors of different sizes.
+
+    ## Fix
+    The same container image, torch and exported NCCL_* on all nodes; then look for a size that differs between ranks, with
+    TORCH_DISTRIBUTED_DEBUG=DETAIL.
+    """
+    seen = sightings(log, "nccl-message-truncated")
+    if not seen:
+        return
+    yield Finding(
+        summary="NCCL got a message of another size than it expected",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Compare the nodes' versions and settings: run netcheck on every node", ("ddpdoctor netcheck --help",)),
+            Fix("Let torch compare the sizes of every call", ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",)),
+        ),
+    )

@@ -1,0 +1,480 @@
+"""What a log comes to where the run had no illness: a mistake in the script, an end from outside, a crash that nothing explains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ddpdoctor.facts.log import Log, LogFrame, LogLine, Raised, Sighting
+from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.knowledge.log_endings import signal_of
+from ddpdoctor.knowledge.log_exceptions import kind_of, short_name
+from ddpdoctor.knowledge.log_failures import stream
+from ddpdoctor.knowledge.log_programs import WHY as OF_A_PROGRAM
+from ddpdoctor.knowledge.log_programs import is_of_a_program
+from ddpdoctor.knowledge.log_sightings import lines, own_line, sightings, where, word
+from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.knowledge.missing_modules import missing_module_fixes, module_missing
+from ddpdoctor.knowledge.smoke_words import LONGEST, short
+from ddpdoctor.knowledge.unreached_servers import FIXES, WHY, server_unreached
+from ddpdoctor.registry import LogSign, Role, check, requires
+from ddpdoctor.wording import ranks_named, signal_name
+
+SLURM: Final = "slurm: src/slurmd/slurmstepd/req.c"
+TABLE: Final = "made to happen with torch 2.13.0: torch/distributed/elastic/multiprocessing/errors"
+GLIBC: Final = "glibc 2.36: malloc/malloc.c; strings of libc.so.6"
+CRASH: Final = "any process that crashes ends so: what crashed it, it doesn't say"
+HEAP: Final = "the C library's words on a heap that was overwritten, whoever did it"
+MOST_RANKS: Final = 8
+THREAD: Final = "Current thread 0x"
+OPENMP: Final = "OMP: Error #15: "
+ONE_OPENMP: Final = Fix(
+    "Install torch, numpy, scipy and the like from one source, all by pip or all by conda, into a new environment: each brings its "
+    "OpenMP along. KMP_DUPLICATE_LIB_OK=TRUE only silences it, and results may be wrong"
+)
+ABORTED: Final = "Fatal Python error: Aborted"
+RESUME: Final = Fix("Save checkpoints often enough, and start again from the last one")
+WHO_DID_IT: Final = Fix(
+    "If nobody did it on purpose, ask the scheduler who did",
+    ("sacct -j JOBID -o JobID,State,ExitCode,End", "kubectl describe pod POD"),
+)
+REASONS: Final = {
+    "TIME LIMIT": Fix("Ask for more time, if the partition lets you", ("sbatch --time=2-00:00:00 job.sh",)),
+    "PREEMPTION": Fix("Let Slurm start it again by itself, and resume", ("sbatch --requeue job.sh",)),
+    "NODE FAILURE": Fix("See which node it was, and leave it out until it is mended", ("sinfo -R", "sbatch --exclude=NODE job.sh")),
+    "JOB REQUEUE": Fix("Nothing, if the script resumes: Slurm starts the job again", ("squeue -j JOBID",)),
+}  # fmt: skip
+NO_LOG: Final = "no log was read"
+HYDRA: Final = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace"
+MISTAKE: Final = "A mistake in the script or its arguments. No illness of the machine, its network or its packages is known to say this."
+NOT_THERE: Final = "The Python that ran the script doesn't find that module: its package isn't installed there, or another environment was meant."
+UNGUARDED: Final = "An attempt has been made to start a new process before"
+"""Python's words in a process that is started by spawn; its traceback has the line of the script that starts another one."""
+STARTS_ITSELF: Final = (
+    "A process that is started afresh (spawn, forkserver) imports the script once more, and what stands in it outside of functions runs "
+    "there, too: it would start processes without end."
+)
+GUARD: Final = ("if __name__ == '__main__':", "    main()")
+WITHOUT_GUARD: Final = f"starts processes without the guard {GUARD[0].rstrip(':')}"
+_SOURCE: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)$')
+
+
+@check(
+    "user-code-error",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            ": error: ",
+            why="argparse's words on the arguments, after which it ends with code 2; compilers say `error:` otherwise",
+            pattern=r"^(?:\S+\.py|(?P<launcher>torchrun)): error: (?:the following arguments|unrecognized arguments(?!: .*--local[-_]rank)|argument |ambiguous option|one of the)",
+            source="python 3.11: Lib/argparse.py; made to happen under torchrun",
+        ),
+        LogSign(
+            HYDRA,
+            why="hydra's last line where it can't put the configuration together, or hides a script's traceback",
+            source="hydra-core 1.3: hydra/_internal/utils.py; made to happen under torchrun",
+        ),
+        LogSign(
+            ": can't open file '",
+            why="the interpreter's words on a script that isn't there",
+            pattern=r"^\S*python\S*: can't open file '(?P<script>[^']*)': \[Errno \d+\]",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            "FileNotFoundError: [Errno 2]",
+            why="of a traceback that wasn't kept, only its last line: just before the launcher's word on the rank's end",
+            pattern=r"^FileNotFoundError: \[Errno 2\]",
+            near="(exitcode: ",
+            within=5,
+            source="made to happen with Python 3.11 under torchrun",
+        ),
+        LogSign(
+            "SyntaxError: ",
+            why="of the script itself Python says it without a traceback's head",
+            pattern=r"^SyntaxError: ",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            UNGUARDED,
+            why="a process that is started afresh imports a script that starts processes outside of any function",
+            pattern=rf"^\s*(?P<unguarded>{UNGUARDED})",
+            source="Python 3.11: Lib/multiprocessing/spawn.py",
+        ),
+    ),
+)
+def user_code_error(log: Log) -> Iterator[Finding]:
+    """The training script raised an ordinary Python exception.
+
+    ## What breaks
+    The rank that raised it ends; the others lose it, and say so by timeouts, closed connections and SIGTERM.
+
+    ## Why
+    A mistake in the script or its arguments: the traceback's last line of your own code is where it happened. No illness of
+    the machine, its network or its packages is known to say this.
+
+    ## Fix
+    Mend that line. To see it without the other ranks' words, start one process alone: `python train.py ...`, or
+    `torchrun --nproc-per-node=1 train.py ...`.
+    """
+    requires(log.files, NO_LOG)
+    found = verdict_of(log)
+    if found.outcome is not Outcome.USER_ERROR or found.lead is None:
+        return
+    if found.raised is None:
+        yield _without_traceback(log, found)
+        return
+    raised = found.raised
+    alike = {one.line.rank for one in log.raised if _alike(one, raised) and one.line.rank is not None}
+    who = ranks_named(alike) if alike else "the script"
+    name = short_name(raised.exception)
+    said = f"{name}: {raised.message}" if raised.message else name
+    raised_it = f"raised {said}"
+    if raised.message.startswith(UNGUARDED):
+        raised_it = WITHOUT_GUARD
+    own, module = raised.own, module_missing(raised)
+    at = f" ({own.path.rpartition('/')[2]}:{own.line})" if own else ""
+    yield Finding(
+        summary=_capitalised(f"{short(f'{who} {raised_it}', LONGEST - len(at))}{at}"),
+        evidence=_traceback(log, raised),
+        fixes=(*_what_to_do(log, raised, module), *_how_it_ended(found)),
+        cause=_cause(raised, module),
+        rank=found.lead.rank,
+    )
+
+
+def _without_traceback(log: Log, found: LogVerdict) -> Finding:
+    lead, exited = found.lead, found.exited
+    assert lead is not None
+    seen = sightings(log, "user-code-error")
+    if seen and seen[0].sign == UNGUARDED:
+        return Finding(
+            summary=_capitalised(f"the script {WITHOUT_GUARD}"),
+            cause=STARTS_ITSELF,
+            evidence=tuple(lines(log, seen, most=1)),
+            fixes=(
+                Fix("Put what the script does into a function, and call it behind a guard", GUARD),
+                *_how_it_ended(found),
+            ),
+            rank=lead.rank,
+        )
+    if seen:
+        before = _said_with(seen[0])
+        said = lines(log, seen, most=1)
+        launcher = seen[0].words.get("launcher", "")
+        text = said[0].text.strip()
+        what = (
+            f"The command line of {launcher} is refused: {text.partition(': error: ')[2]}"
+            if launcher
+            else f"The script ended itself: {text}"
+        )
+        return Finding(
+            summary=short(what),
+            cause=MISTAKE,
+            evidence=(*(Evidence(one.text.strip(), where(log, one)) for one in before), *said),
+            fixes=(_what_to_mend(before, launcher), *_how_it_ended(found)),
+            rank=lead.rank,
+        )
+    who = f"rank {lead.rank}" if lead.rank is not None else "a rank"
+    code = f" with exit code {exited.exit_code}" if exited else ""
+    return Finding(
+        summary=_capitalised(f"{who} ended itself{code}, without a traceback"),
+        evidence=tuple(Evidence(one.text.strip(), where(log, one)) for one in (*found.said, lead)),
+        fixes=(Fix(f"Look for sys.exit(), exit() or os._exit() in the script, and at the last lines of {who}"),),
+        rank=lead.rank,
+    )
+
+
+def _said_with(seen: Sighting) -> list[LogLine]:
+    """The lines before it that are of the same message."""
+    if seen.sign == HYDRA:
+        return list(seen.before[-2:])
+    found: list[LogLine] = []
+    for one in reversed(seen.before):
+        if one.text.startswith("usage: ") or _SOURCE.match(one.text):
+            return [one, *found]
+        if not one.text[:1].isspace():
+            break
+        found.insert(0, one)
+    return []
+
+
+def _what_to_mend(before: Sequence[LogLine], launcher: str) -> Fix:
+    if launcher:
+        return Fix(
+            "Mend the command line: these are its options, and the script comes behind them", (f"{launcher} --help",)
+        )
+    place = next((found for one in before if (found := _SOURCE.match(one.text))), None)
+    if place is None:
+        return Fix("Mend the script or its arguments, as these lines say")
+    code = next((one.text.strip() for one in before if one.text.strip() and not _SOURCE.match(one.text)), "")
+    return _where_to_look(LogFrame(place["path"], int(place["line"]), "", code))
+
+
+def _how_it_ended(found: LogVerdict) -> tuple[Fix, ...]:
+    if found.others:
+        who = ranks_named(sorted({one.line.rank for one in found.others if one.line.rank is not None}))
+        return (Fix(f"Look at what {who} raised, too: that doesn't only tell of a lost rank"),)
+    if not found.effects:
+        return ()
+    return (Fix("Leave the other ranks' errors aside: they only lost this rank"),)
+
+
+def _capitalised(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _alike(one: Raised, other: Raised) -> bool:
+    return kind_of(one) == kind_of(other)
+
+
+def _traceback(log: Log, raised: Raised) -> tuple[Evidence, ...]:
+    ended = _ended_as(log, raised)
+    said = (raised.line, *((ended.line,) if ended else ()))
+    return (*own_line(log, raised), *(Evidence(one.text.strip(), where(log, one)) for one in said))
+
+
+def _ended_as(log: Log, raised: Raised) -> Raised | None:
+    """The last exception of the chain that one began."""
+    last = raised
+    for one in log.raised:
+        if last.chained and stream(one.line) == stream(last.line) and one.line.order > last.line.order:
+            last = one
+    return None if last is raised else last
+
+
+def _cause(raised: Raised, module: str) -> str:
+    if raised.message.startswith(UNGUARDED):
+        return STARTS_ITSELF
+    if is_of_a_program(raised):
+        return OF_A_PROGRAM
+    return NOT_THERE if module else WHY if server_unreached(raised) else ""
+
+
+def _what_to_do(log: Log, raised: Raised, module: str) -> tuple[Fix, ...]:
+    if module:
+        return missing_module_fixes(module, log)
+    if raised.message.startswith(UNGUARDED):
+        own = raised.own
+        place = f": of {own.path} all from the imports on, line {own.line} with it" if own else ""
+        return (Fix(f"Put what the script does into a function, and call it behind a guard{place}", GUARD),)
+    return (*(FIXES if server_unreached(raised) else ()), _where_to_look(raised.own))
+
+
+def _where_to_look(own: LogFrame | None) -> Fix:
+    if own is None:
+        return Fix("Look at the traceback: no line of your own code is in it")
+    code = f", which says: {own.code}" if own.code else ""
+    return Fix(f"Look at {own.path}, line {own.line}{code}")
+
+
+@check(
+    "stopped-from-outside",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            " CANCELLED AT ",
+            why="slurmstepd's words as it ends a job or step, with the reason; without one it may be a rank's failure",
+            pattern=r"CANCELLED AT \S+ DUE TO (?P<reason>TIME LIMIT|PREEMPTION|NODE FAILURE|JOB REQUEUE)",
+            source=SLURM,
+        ),
+        LogSign(
+            ":Need to kill Pod",
+            why="the kubelet's event as it ends a pod, by order or to save the node",
+            role=Role.HINTS,
+            pattern=r"Killing container with (?:docker )?id \S+:Need to kill Pod",
+            source="kubernetes 1.12: pkg/kubelet/kuberuntime/kuberuntime_container.go",
+        ),
+        LogSign(
+            "Evicted",
+            why="the kubelet ended the pod to save the node; of what, the event's message says",
+            role=Role.HINTS,
+            pattern=r"\bWarning\s+Evicted\s|^(?:Status|Reason):\s+(?:Failed\s+Reason:\s+)?Evicted\s*$",
+            source="kubectl describe and get events, as reported in public",
+        ),
+        LogSign(
+            "death signal, shutting down workers",
+            why="torchrun was told to end; Slurm does so, too, where another node's torchrun has failed",
+            role=Role.HINTS,
+            pattern=r"Received (?P<signal>\d+) death signal",
+            source="torch 2.13.0: torch/distributed/elastic/agent/server/api.py",
+        ),
+    ),
+)
+def stopped_from_outside(log: Log) -> Iterator[Finding]:
+    """The run was ended from outside, and not by an error of its own.
+
+    ## What breaks
+    All ranks end at once, by SIGTERM, SIGINT or KeyboardInterrupt, often in the middle of a step.
+
+    ## Why
+    Somebody pressed Ctrl-C or cancelled the job, the scheduler's time limit was reached, a job of higher priority took its
+    place, a pod was evicted, or the terminal or ssh session that it ran in was closed.
+
+    ## Fix
+    Ask the scheduler who ended it: `sacct -j JOBID -o JobID,State,ExitCode,End`, `kubectl describe pod POD`. Ask for more time,
+    save checkpoints often enough, and resume. Start long runs by sbatch or in tmux, so that they outlive the session.
+    """
+    requires(log.files, NO_LOG)
+    found = verdict_of(log)
+    if found.outcome is not Outcome.STOPPED or found.lead is None:
+        return
+    seen = sightings(log, "stopped-from-outside")
+    said = lines(log, seen) or (Evidence(found.lead.text.strip(), where(log, found.lead)),)
+    reason, signal = word(seen, "reason"), word(seen, "signal")
+    if reason:
+        yield Finding(summary=f"Slurm ended the job: {reason.lower()}", evidence=said, fixes=(REASONS[reason], RESUME))
+        return
+    by_keyboard = signal == "2" or (
+        found.raised is not None and short_name(found.raised.exception) == "KeyboardInterrupt"
+    )
+    interrupted = [
+        one for one in log.raised if short_name(one.exception) == "KeyboardInterrupt" and one.line.rank is not None
+    ]
+    stood = tuple(place for one in interrupted[:MOST_RANKS] for place in own_line(log, one))
+    signal = signal or (str(signal_of(found.exited) or "") if found.exited else "")
+    how = "by Ctrl-C (SIGINT)" if by_keyboard else f"by {signal_name(int(signal))}" if signal else "by a signal"
+    one_alone = found.exited is not None and found.exited.first and bool(found.effects) and found.lead.rank is not None
+    who = f"Rank {found.lead.rank}" if one_alone else "The run"
+    yield Finding(
+        summary=f"{who} was ended from outside, {how}{'; the others only lost it' if one_alone else ''}",
+        cause="The lines of the script are where each rank stood: if it hung, what it waited for." if stood else "",
+        evidence=(*said, *stood),
+        fixes=(RESUME,) if by_keyboard else (WHO_DID_IT, RESUME),
+    )
+
+
+@check(
+    "process-crashed",
+    severity=FAIL,
+    log_signs=(
+        LogSign("(SIGSEGV) received by PID", why=CRASH, role=Role.HINTS, source=TABLE),
+        LogSign("(SIGILL) received by PID", why=CRASH, role=Role.HINTS, source=TABLE),
+        LogSign("(SIGFPE) received by PID", why=CRASH, role=Role.HINTS, source=TABLE),
+        LogSign(
+            "Signal 6 (SIGABRT) received by PID",
+            why="a C++ library or the C library gave up; NCCL's watchdog ends its process so, too, and is then the one to hear",
+            role=Role.HINTS,
+            source=TABLE,
+        ),
+        LogSign("failed (exitcode: -11)", why=CRASH, source=TABLE),
+        LogSign("terminated with signal SIGSEGV", why=CRASH, role=Role.HINTS, source="made to happen with torch 2.13.0: mp.spawn"),
+        LogSign("exited on signal 11 (Segmentation fault)", why=CRASH, role=Role.HINTS, source="made to happen with Open MPI 4.1.4"),
+        LogSign(
+            "Fatal Python error: ",
+            why="Python's fault handler as a process crashes; a bus error has illnesses of its own",
+            pattern=r"Fatal Python error: (?:Segmentation fault|Illegal instruction|Floating[- ]point exception)",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            ABORTED,
+            why="a library gave up, and mostly says before of what; NCCL's watchdog ends its process so, too",
+            role=Role.HINTS,
+            source="made to happen with Python 3.11",
+        ),
+        *(
+            LogSign(
+                THREAD,
+                why="behind the fault handler's words: where the thread stood that crashed",
+                role=Role.HINTS if near == ABORTED else Role.NAMES,
+                pattern=r"^Current thread 0x\w+.* \(most recent call first\):",
+                near=near,
+                source="made to happen with Python 3.11",
+            )
+            for near in ("Fatal Python error: Segmentation fault", "Fatal Python error: Floating", "Fatal Python error: Illegal instruction", ABORTED)
+        ),
+        LogSign(
+            "Segmentation fault",
+            why=CRASH,
+            role=Role.HINTS,
+            pattern=r"^(?:\S+: (?:line \d+: +)?\d+ )?Segmentation fault\b|srun: error: .*: Segmentation fault",
+            source="made to happen in bash; srun prints the same words of strsignal()",
+        ),
+        *(
+            LogSign(
+                words,
+                why=CRASH,
+                role=Role.HINTS,
+                pattern=rf"^\S+: (?:line \d+: +)?\d+ {words}|^{words}(?: +\(core dumped\))?\s*$",
+                source="made to happen in bash",
+            )
+            for words in ("Bus error", "Aborted", "Floating point exception", "Illegal instruction")
+        ),
+        LogSign(
+            "terminate called ",
+            why="an exception of C++ that nobody caught ends the process by SIGABRT; torch's and NCCL's own say by what() what was the matter",
+            role=Role.HINTS,
+            pattern=r"^terminate called (?:after throwing an instance of 'std::(?!runtime_error|system_error|exception)|recursively)",
+            source="libstdc++ 12: strings of libstdc++.so.6",
+        ),
+        LogSign("double free or corruption", why=HEAP, role=Role.HINTS, source=GLIBC),
+        LogSign("free(): invalid ", why=HEAP, role=Role.HINTS, source=GLIBC),
+        LogSign("corrupted size vs. prev_size", why=HEAP, role=Role.HINTS, source=GLIBC),
+        LogSign("corrupted double-linked list", why=HEAP, role=Role.HINTS, source=GLIBC),
+        LogSign("munmap_chunk(): invalid pointer", why=HEAP, role=Role.HINTS, source=GLIBC),
+        LogSign("*** stack smashing detected ***", why=HEAP, role=Role.HINTS, source="glibc 2.36: debug/stack_chk_fail.c"),
+        LogSign(
+            "zsh: ",
+            why="zsh's word on a process that a signal ended",
+            role=Role.HINTS,
+            pattern=r"^zsh: (?:segmentation fault|abort|bus error|illegal hardware instruction|floating point exception)\b",
+            source="zsh 5.9: Src/signals.c, Src/jobs.c, as reported in public",
+        ),
+        LogSign(
+            OPENMP,
+            why="two packages brought an OpenMP of their own into one process, and the second one ends it by SIGABRT",
+            pattern=r"^OMP: Error #15: Initializing \S+, but found \S+ already initialized",
+            source="LLVM and Intel OpenMP: runtime/src/kmp_runtime.cpp, as reported in public",
+        ),
+    ),
+)  # fmt: skip
+def process_crashed(log: Log) -> Iterator[Finding]:
+    """A process crashed in compiled code, without a Python exception.
+
+    ## What breaks
+    The rank is gone at once, by SIGSEGV, SIGABRT, SIGILL or the like; the others lose it in their next collective.
+
+    ## Why
+    A bug or a mismatch in compiled code: an extension built for another torch, two copies of a library in one process, a
+    library's own bug, or a bad index in a kernel on the CPU. Python doesn't see it, so there is no traceback.
+
+    ## Fix
+    Let Python show where each thread stood: `export PYTHONFAULTHANDLER=1` before the next run (`ddpdoctor run -- ...` sets it
+    by itself). `ddpdoctor check` finds extensions and libraries that don't go together.
+    """
+    seen = sightings(log, "process-crashed")
+    found = verdict_of(log)
+    suspect = next((one for one in found.suspects if one.slug == "process-crashed"), None)
+    if suspect is None or found.lead is None:
+        return
+    stack = next((one for one in seen if one.sign == THREAD), None)
+    who = f"rank {found.lead.rank}" if found.lead.rank is not None else "a process"
+    on = f" on {found.lead.host}" if found.lead.host else ""
+    signal = signal_of(found.exited) if found.exited else 0
+    how = f" ({signal_name(signal)})" if signal else ""
+    handler = Fix("Run it again so that Python shows where each thread stood", ("export PYTHONFAULTHANDLER=1",))
+    twice = any(one.sign == OPENMP for one in suspect.sightings)
+    told = (
+        ()
+        if stack is None
+        else tuple(Evidence(one.text.strip(), where(log, one)) for one in stack.after if one.text.strip())
+    )
+    yield Finding(
+        summary=_capitalised(
+            f"{who}{on} ended itself: two packages brought an OpenMP of their own"
+            if twice
+            else f"{who}{on} crashed in compiled code{how}, without a Python exception"
+        ),
+        evidence=(*lines(log, seen or suspect.sightings), *told),
+        fixes=(ONE_OPENMP,)
+        if twice
+        else (
+            *(
+                (handler,)
+                if stack is None
+                else (Fix("Look at the stack that the fault handler printed: the crash was in its first line's call"),)
+            ),
+            Fix("Look for extensions and libraries that don't go together", ("ddpdoctor check --select torch,apex",)),
+        ),
+        rank=found.lead.rank,
+    )

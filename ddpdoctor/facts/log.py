@@ -1,0 +1,160 @@
+"""What the logs of one run say. Filled in by `ddpdoctor diagnose-log` and `ddpdoctor run`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ddpdoctor.facts.base import Facts, Source
+from ddpdoctor.log_signs import Role
+
+
+class LogFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file that was read. name: as given, or as found in a folder; "-" is standard input."""
+
+    name: str
+    bytes: int = 0
+    """Read of it; where it is compressed, after unpacking."""
+    lines: int = 0
+    compressed: bool = False
+    problem: str = ""
+    """Why it could not be read, or not to its end."""
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a log, without the labels of its launcher, timestamps of a log collector and colours.
+
+    file: place in `Log.files`. number: from 1. order: counts the lines of all files in the order in which they were read; of two files
+    that says nothing.
+    rank, host: as far as labels, the file's name or the line itself tell. rank is the global one.
+    time: seconds; comparable within one log only, and None where the line has no timestamp and no neighbour lends it one.
+    """
+
+    file: int
+    number: int
+    text: str
+    order: int = 0
+    rank: int | None = None
+    local_rank: int | None = None
+    host: str = ""
+    time: float | None = None
+
+
+class Sighting(msgspec.Struct, frozen=True, kw_only=True):
+    """A sign of an illness, where one rank said it first. words: the named groups of the sign's pattern.
+
+    quoted: the line only mentions it (a comment, a README that was printed, a test's name): it proves nothing.
+    before, after: neighbours of the same stream, for the reader.
+    """
+
+    slug: str
+    sign: str
+    role: Role
+    line: LogLine
+    words: dict[str, str] = {}
+    times: int = 1
+    """How often this rank said it."""
+    quoted: bool = False
+    before: tuple[LogLine, ...] = ()
+    after: tuple[LogLine, ...] = ()
+
+
+class LogFrame(msgspec.Struct, frozen=True):
+    """A call of a traceback, as printed. code: the source line, or ""."""
+
+    path: str
+    line: int
+    function: str
+    code: str = ""
+
+
+class Raised(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception with its traceback, where one rank printed it first. Of a chain ("During handling of ...") each one is an entry of its
+    own.
+
+    exception: as printed, "torch.distributed.DistNetworkError". frames: the outermost and the last ones, innermost last.
+    own: the innermost frame that is in nobody's library: not in site-packages, dist-packages, Python's own or a frozen module.
+    Of a traceback that the log breaks off in, exception is "", and line its last one.
+    """
+
+    exception: str
+    message: str
+    line: LogLine
+    """The one with the exception's name."""
+    began: LogLine
+    """The one that says "Traceback"; its first frame, where the log begins within it."""
+    frames: tuple[LogFrame, ...] = ()
+    own: LogFrame | None = None
+    chained: bool = False
+    """Another one followed that was raised while this one was handled: the cause is this one rather."""
+    times: int = 1
+    announced: str = ""
+    """The line right before it, where that says that the process may go on: "Exception in thread ...", a logger's ERROR."""
+
+
+class Exited(msgspec.Struct, frozen=True, kw_only=True):
+    """A process whose end a launcher reports. exit_code: negative for a signal. said_by: "torchrun", "srun", "mpirun", "accelerate" ...
+
+    first: the launcher says that this was the first one it saw fail ("Root Cause (first observed failure)").
+    told_to: it was ended by the launcher itself, since another had failed.
+    """
+
+    line: LogLine
+    said_by: str
+    exit_code: int | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    host: str = ""
+    pid: int | None = None
+    time: float | None = None
+    first: bool = False
+    told_to: bool = False
+    error: str = ""
+    """What the launcher says of the error itself (its error file, or the table's traceback), on one line."""
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """A message that healthy runs print, too: what it is, why it is harmless, how often it was seen, and where first."""
+
+    text: str
+    why: str
+    times: int
+    line: LogLine
+
+
+class LastWords(msgspec.Struct, frozen=True, kw_only=True):
+    """The last line of one rank, or of all that has no rank (None)."""
+
+    rank: int | None
+    line: LogLine
+
+
+class Log(Facts, frozen=True, kw_only=True):
+    """The logs of one run, in one pass over their bytes. What was left out of the lists, to keep the memory constant, is counted in `more`."""
+
+    files: Annotated[tuple[LogFile, ...], Source("the files that were read")] = ()
+    notes: Annotated[tuple[str, ...], Source("what lies in the folders that were named")] = ()
+    """Sentences on what was left out of them."""
+    launcher: Annotated[str, Source("labels and messages of launchers")] = ""
+    """ "torchrun", "srun", "mpirun", "accelerate", "deepspeed" ... ; "" where nothing tells."""
+    world_size: Annotated[int | None, Source("what the log says of it")] = None
+    ranks: Annotated[tuple[int, ...], Source("labels and messages")] = ()
+    hosts: Annotated[tuple[str, ...], Source("labels and messages")] = ()
+    ahead: Annotated[float, Source("zones of timestamps")] = 0.0
+    """Seconds by which the clocks are before UTC, where all that say their zone say the same."""
+    sightings: Annotated[tuple[Sighting, ...], Source("signs of illnesses in the log")] = ()
+    """Each sign once for each rank, in the order in which they were read."""
+    raised: Annotated[tuple[Raised, ...], Source("tracebacks in the log")] = ()
+    exited: Annotated[tuple[Exited, ...], Source("what launchers say of processes that ended")] = ()
+    errors: Annotated[tuple[LogLine, ...], Source("lines of the log that speak of an error")] = ()
+    """The first ones that no sign and no traceback accounts for; mentions and harmless noise aren't among them."""
+    noise: Annotated[tuple[Noise, ...], Source("messages of healthy runs")] = ()
+    last: Annotated[tuple[LastWords, ...], Source("the last lines of the log")] = ()
+    steps: Annotated[LogLine | None, Source("the last lines of the log")] = None
+    """Of the latest lines that recur with other figures, as a training's steps do, the last but two: it goes on behind this line."""
+    recurs: LogLine | None = None
+    """The last but one of those that read like steps, and don't all stand together as a message's do."""
+    more: int = 0
+    attempt: int | None = None
+    """Of what was said in one attempt alone, of a launcher that started the ranks again: which, from 0. None: this is all."""

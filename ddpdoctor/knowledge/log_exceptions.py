@@ -1,0 +1,179 @@
+"""What an exception is worth by its kind: one that a launcher raises for its ranks, one that reports another rank's end, an ordinary
+mistake in a script. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ddpdoctor.facts.log import Raised
+
+OF_LAUNCHERS: Final = {
+    "ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
+    "RemoteTraceback", "RendezvousGracefulExitError",
+}  # fmt: skip
+"""Raised in the launcher, or around a whole script, for what happened elsewhere."""
+
+_LAUNCHES: Final = re.compile(
+    r"/(?:bin|Scripts)/(?:torchrun|accelerate|accelerate-launch|deepspeed)(?:\.exe(?:/__main__\.py)?|-script\.py)?$"
+    r"|torch/distributed/(?:run|launch)\.py$"
+    r"|torch/distributed/launcher/|accelerate/commands/|deepspeed/launcher/"
+)
+"""A script or a module of theirs."""
+_SPAWN: Final = "torch/multiprocessing/spawn.py"
+
+_BUILDERS: Final = r"ninja|nvcc|hipcc|cmake|make|[gc]\+\+|gcc|cc|clang|clang\+\+"
+_SURVEYORS: Final = r"nvidia-smi|rocm-smi|hostname|ldconfig|which|where"
+_TOOLS: Final = rf"{_BUILDERS}|{_SURVEYORS}|git|pip|ffmpeg|curl|wget|tar|unzip|cp|mv|rm|mkdir"
+_FAILED: Final = r"""Command ['"](?:\[['"])?(?:\S*[/\\])?"""
+"""What stands before the program in subprocess's words, with and without a shell."""
+_OF_A_LOOK: Final = r"ssh .{1,300} hostname\b"
+"""By which DeepSpeed's launcher looks whether it can log in to a host."""
+OF_A_TOOL: Final = rf"{_FAILED}(?:(?:{_TOOLS})(?![\w.+-])|{_OF_A_LOOK})"
+"""The start of what CalledProcessError says of a program that is no rank: its failure is its caller's own."""
+_OF_THE_MACHINE: Final = re.compile(rf"{_FAILED}(?:(?:{_BUILDERS}|{_SURVEYORS})(?![\w.+-])|{_OF_A_LOOK})")
+"""Of those, the ones whose failure no line of the script explains."""
+
+OF_A_CHILD: Final = (
+    rf"(?!(?:\S*/)?(?:{_TOOLS})(?![\w.+-])).{{1,300}}"
+    r" exited with (?:(?:a )?(?:non-zero|return|exit|error) )+(?:status|code):? (?P<code>-?[1-9]\d{0,3})\b"
+)
+"""How a script that starts others tells of one that failed."""
+
+_MISTAKES: Final = {
+    "AttributeError", "IndexError", "KeyError", "NameError", "TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError",
+}  # fmt: skip
+
+FROM_OUTSIDE: Final = {"KeyboardInterrupt", "SignalException"}
+"""Somebody pressed Ctrl-C, or the launcher was told to end."""
+
+_OF_PEERS: Final = re.compile(
+    r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|Broken pipe|ncclRemoteError|remote process exit"
+    r"|got 0 bytes|Watchdog caught|[Tt]imed out waiting|Socket Timeout|was aborted|NCCL communicator was aborted"
+)
+"""How a rank says that another one went away, or never came."""
+
+_OF_DISTRIBUTED: Final = re.compile(
+    r"^torch\.distributed\.|^(?:torch\.)?(?:Dist\w+Error|Rendezvous\w+Error)$|^torch\.AcceleratorError$|^c10"
+)
+_OF_LIBRARIES: Final = re.compile(
+    r"^(?:CUDA |cuda runtime error \(|NCCL [eE]rror|cuDNN error|CUBLAS_|nccl[A-Z]\w+:|\[enforce fail|\[\S*gloo/|.*INTERNAL ASSERT FAILED"
+    r"|.*/(?:site|dist)-packages/\S*\.so[\w.]*: undefined symbol: |.*version [`'][^']+' not found \(required by )"
+)
+"""Words of a library about itself and the machine: no mistake that a script's line shows."""
+
+
+_FROM_A_WORKER: Final = re.compile(r"^Caught \w+ in (?:DataLoader worker|replica|pin memory thread)")
+
+
+_VALUES: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S*|\S*\d\S*")
+BEGINNING: Final = 40
+"""Characters of a message that tell what it is about."""
+_RAISES_WORDS: Final = re.compile(r"raise [\w.]+\((?!\)|[rbu]*['\"])")
+"""Words that were gathered: a sentence that stands in the code is the exception's own."""
+_RIGHT_BEHIND: Final = 8
+"""Lines from an exception to the traceback that is its message."""
+
+
+def is_passed_on(raised: Raised, behind: Raised) -> bool:
+    """Whether it was raised again for a worker, or another process, whose own traceback comes behind it: that is its message, and begins
+    on another line."""
+    if _FROM_A_WORKER.search(raised.message):
+        return True
+    near = 0 < behind.began.number - raised.line.number <= _RIGHT_BEHIND
+    alone = not raised.message or raised.line.text.rstrip(": ").endswith(raised.exception)
+    words = bool(raised.frames) and alone and bool(_RAISES_WORDS.match(raised.frames[-1].code))
+    return near and words and not (is_cut(raised) or is_from_outside(raised) or is_of_launcher(raised))
+
+
+def short_name(exception: str) -> str:
+    """ "torch.distributed.DistNetworkError" is "DistNetworkError"."""
+    return exception.rpartition(".")[2]
+
+
+def kind_of(raised: Raised) -> tuple[object, ...]:
+    """What exceptions have in common that are one mistake: type, place and message, whatever values it names."""
+    return raised.exception, raised.own, _VALUES.sub("", raised.message)[:BEGINNING]
+
+
+def is_of_launcher(raised: Raised) -> bool:
+    """Whether it only says that some process failed. torch.multiprocessing.spawn raised a bare Exception for that until torch 1.5."""
+    if is_cut(raised):
+        return any(_LAUNCHES.search(with_slashes(one.path)) for one in raised.frames)
+    spawns = raised.exception == "Exception" and _innermost(raised).endswith(_SPAWN)
+    tells_exit = raised.exception in ("RuntimeError", "OSError") and bool(re.match(OF_A_CHILD, raised.message))
+    kind = short_name(raised.exception)
+    return spawns or tells_exit or (kind in OF_LAUNCHERS and not is_of_a_tool(raised))
+
+
+def is_cut(raised: Raised) -> bool:
+    """Whether the log breaks off before its exception."""
+    return not raised.exception
+
+
+def is_mistake(raised: Raised) -> bool:
+    """Whether its kind alone tells that the script is wrong, and no machine."""
+    return raised.exception in _MISTAKES
+
+
+def is_from_outside(raised: Raised) -> bool:
+    """Whether the run was told to end."""
+    return short_name(raised.exception) in FROM_OUTSIDE
+
+
+def is_of_parent(raised: Raised) -> bool:
+    """Whether it is of a process that was being started, and got no more from the one that started it: that one failed, or ended."""
+    if short_name(raised.exception) not in ("EOFError", "UnpicklingError") or not raised.frames:
+        return False
+    if raised.exception.endswith("UnpicklingError") and "truncated" not in raised.message:
+        return False
+    last = raised.frames[-1]
+    # Where two processes' tracebacks are mixed, only the call itself tells.
+    started = with_slashes(last.path).endswith("multiprocessing/spawn.py") and last.function in ("_main", "spawn_main")
+    return started or "reduction.pickle.load(from_parent)" in last.code
+
+
+def is_of_peers(raised: Raised) -> bool:
+    """Whether it reports that another rank, or the process that started it, is gone or late."""
+    if is_of_parent(raised):
+        return True
+    over_network = _is_distributed(raised) or short_name(raised.exception) in ("RuntimeError", "BrokenPipeError")
+    return over_network and bool(_OF_PEERS.search(raised.message))
+
+
+def is_ordinary(raised: Raised) -> bool:
+    """Whether it is what a mistake in a script looks like: an exception of Python's or of a library that the script's line explains."""
+    of_machine = is_of_a_tool(raised) and _OF_THE_MACHINE.match(raised.message)
+    return not (
+        is_cut(raised)
+        or is_within_launcher(raised)
+        or _is_distributed(raised)
+        or _OF_LIBRARIES.search(raised.message)
+        or is_of_launcher(raised)
+        or of_machine
+    )
+
+
+def is_within_launcher(raised: Raised) -> bool:
+    """Whether it is one of a launcher's own process, which runs nothing of the script's."""
+    paths = [with_slashes(one.path) for one in raised.frames]
+    by_module = bool(paths) and "runpy" in paths[0]
+    return any(_LAUNCHES.search(one) for one in (paths if by_module else paths[:1]))
+
+
+def with_slashes(path: str) -> str:
+    """A path of Windows as the others are written."""
+    return path.replace("\\", "/")
+
+
+def _innermost(raised: Raised) -> str:
+    return with_slashes(raised.frames[-1].path) if raised.frames else ""
+
+
+def is_of_a_tool(raised: Raised) -> bool:
+    """Whether a program failed that is no rank."""
+    return short_name(raised.exception) == "CalledProcessError" and bool(re.match(OF_A_TOOL, raised.message))
+
+
+def _is_distributed(raised: Raised) -> bool:
+    return bool(_OF_DISTRIBUTED.search(raised.exception)) or "torch/distributed/" in _innermost(raised)

@@ -1,0 +1,151 @@
+"""Which of several failures came first, as far as a log can tell, and which has most to say. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ddpdoctor.facts.log import Log, LogLine
+from ddpdoctor.knowledge.log_announced import only_announced
+from ddpdoctor.knowledge.log_exceptions import short_name
+from ddpdoctor.knowledge.log_failures import Failure, Kind, stream
+from ddpdoctor.knowledge.log_illnesses import is_about_others, is_certain, is_grave
+
+SAME_MOMENT: Final = 1.0
+"""Seconds within which the order of two ranks' failures says nothing."""
+SAME_BURST: Final = 40
+"""Lines a rank within which it says nothing either: the ranks' lines are mixed in one file."""
+LONG: Final = 60.0
+"""Seconds that a rank goes on after words of an illness, and so did not fail by it."""
+MANY: Final = 80
+"""Lines of a rank that say the same."""
+LEAST: Final = 9
+"""The weight of a hint at what would not even end a training."""
+LEADS: Final = 5
+"""Failures of that weight and less lead if they came first."""
+
+
+SAY_LITTLE: Final = {"", "AssertionError", "RuntimeError", "SystemExit", "ImportError", "OSError"}
+"""Exceptions by which a script gives up over something that another line says."""
+
+
+def says_much(failure: Failure) -> bool:
+    """Whether an exception needs no other line to explain it."""
+    return failure.raised is not None and short_name(failure.raised.exception) not in SAY_LITTLE
+
+
+class Course:
+    """The course of a run: how far its lines are from each other."""
+
+    def __init__(self, log: Log, failures: Sequence[Failure]) -> None:
+        self._ranks = max(len(log.ranks), 1)
+        self._failures = failures
+        self._own = [
+            one for one in failures if one.kind is Kind.RAISED and not one.is_effect and not one.is_from_outside
+        ]
+        self._last = {one.rank: one.line for one in log.last}
+        self._ends = [one.line for one in failures if one.kind is Kind.ENDED]
+        first = [one for one in failures if one.exited and one.exited.first]
+        times = [one.exited.time for one in first if one.exited and one.exited.time is not None]
+        self._first_end = min(times) if len(times) == len(first) > 1 else None
+
+    def share(self, line: LogLine) -> int:
+        """Among how many ranks the lines of its file are shared out."""
+        return self._ranks if line.rank is not None else 1
+
+    def far(self, one: LogLine, later: LogLine) -> bool:
+        """Whether a rank has gone on for long between the two."""
+        if one.time is not None and later.time is not None:
+            return later.time - one.time > LONG
+        return one.file == later.file and later.number - one.number > MANY * self.share(one)
+
+    def gone_on_after(self, line: LogLine) -> bool:
+        """Whether its rank wrote for long after that line."""
+        last = self._last.get(line.rank)
+        return last is not None and self.far(line, last)
+
+    def outlived(self, failure: Failure) -> bool:
+        """Whether the rank went on for long after those words, and only then fell by something else."""
+        if failure.kind is Kind.ENDED:
+            return False
+        later = [one for one in self._own if stream(one.line) == stream(failure.line) and one is not failure]
+        if failure.kind is Kind.SAID:
+            gone_on = failure.line.rank is not None and self.gone_on_after(failure.line)
+            own = [one for one in later if one.is_ordinary and one.began.number > failure.line.number]
+            return gone_on or any(says_much(one) or self.far(failure.line, one.began) for one in own)
+        # An exception that was caught, unless the launcher started the rank again after it.
+        return any(
+            self.far(failure.line, one.began) and not self._ended_between(failure.line, one.began) for one in later
+        )
+
+    def only_announced(self, failure: Failure) -> bool:
+        """Whether it is a traceback that was announced as one that need not end its process, and that it got over."""
+        return only_announced(failure, self._failures, self._last.get(failure.line.rank))
+
+    def _ended_between(self, one: LogLine, later: LogLine) -> bool:
+        return any(end.file != one.file or one.number <= end.number <= later.number for end in self._ends)
+
+    def ended_first(self, failure: Failure) -> bool:
+        """Whether the launcher saw that one end first; of several nodes' launchers each only knows its own ranks."""
+        if failure.exited is None or not failure.exited.first:
+            return False
+        return self._first_end is None or failure.exited.time == self._first_end
+
+    def near(self, failure: Failure, lead: Failure) -> bool:
+        """Whether words stand shortly before, or right behind, what its rank fell by."""
+        if stream(failure.line) != stream(lead.line):
+            return False
+        gap = lead.began.number - failure.line.number
+        if gap < 0:
+            return failure.line.number - lead.line.number <= SAME_BURST * self.share(lead.line)
+        return not self.far(failure.line, lead.began)
+
+    def clearly_before(self, one: Failure, other: Failure) -> bool:
+        """Whether the log proves that one failed before another, and not just about then."""
+        if one.attempt != other.attempt:
+            return one.attempt < other.attempt
+        if Kind.ENDED in (one.kind, other.kind):
+            return False
+        if one.line.time is not None and other.line.time is not None:
+            return one.line.time < other.line.time - SAME_MOMENT
+        if one.line.file != other.line.file:
+            return False
+        burst = 0 if stream(one.line) == stream(other.line) and one.line.rank is not None else SAME_BURST
+        return one.line.number < other.began.number - burst * self.share(one.line)
+
+
+def weight(failure: Failure, course: Course) -> int:
+    """How much a failure has to say of the cause: the less the better. What only may be a cause comes behind what surely ended a rank."""
+    names = failure.names
+    about_others = bool(names) and all(is_about_others(one.slug) for one in names)
+    if failure.is_from_outside:
+        return 5
+    if course.only_announced(failure) or (failure.kind is Kind.RAISED and course.outlived(failure)):
+        return 7
+    if failure.is_ordinary:
+        return 1
+    if failure.kind is Kind.SAID:
+        if not any(is_grave(one.slug, one.sign) for one in failure.signs):
+            return 8 if names or any(is_certain(one.slug, one.sign) for one in failure.signs) else LEAST
+        if course.outlived(failure):
+            return 7
+        return (2 if about_others else 1) if names else 7
+    if names:
+        return 3 if about_others else 0
+    if failure.exited:
+        return 1
+    return 4 if failure.signs else 6
+
+
+def lead_of(failures: Sequence[Failure], course: Course) -> Failure | None:
+    """The one that leads; failures: without mere effects."""
+    ordered = sorted(failures, key=lambda one: (weight(one, course), not course.ended_first(one), one.line.order))
+    if not ordered:
+        return None
+    best = ordered[0]
+    for one in ordered[1:]:
+        # Words by themselves may be a warning; an exception that names its cause is not behind it.
+        may_lead = weight(one, course) <= LEADS and (one.kind is not Kind.SAID or weight(best, course) > 0)
+        if may_lead and course.clearly_before(one, best):
+            best = one
+    return best

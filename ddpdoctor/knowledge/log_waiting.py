@@ -1,0 +1,26 @@
+"""What a rank says over and over while it waits: only at its log's end does it tell of a failure. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ddpdoctor.facts.log import LastWords, Sighting
+
+STILL_WAITING: Final[dict[str, int]] = {
+    "Waiting in store based barrier to initialize process group for": 1,
+    "has failed to send a keep-alive heartbeat to the rendezvous": 3,
+}
+"""Texts of signs, and how often it must have been said to count. A healthy run in which a rank comes late says them, too, and goes on; or
+one whose first node is done before the others, once or for each of the others."""
+
+
+def without_waits_that_ended(seen: Iterable[Sighting], last: Iterable[LastWords]) -> list[Sighting]:
+    """The sightings without waits that are not the last words of who waited."""
+    ends = {one.rank: one.line.text for one in last}
+    return [
+        one
+        for one in seen
+        if one.sign not in STILL_WAITING
+        or (one.sign in ends.get(one.line.rank, "") and one.times >= STILL_WAITING[one.sign])
+    ]

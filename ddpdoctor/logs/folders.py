@@ -1,0 +1,92 @@
+"""Which files of a folder are the logs of one run, and what keeps others from being read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+MOST_FILES: Final = 10_000
+"""Of a folder."""
+NO_LOGS: Final = "there is no log in this folder"
+NOT_FILLED: Final = f"{NO_LOGS}: torchrun fills it only with --redirects 3 or --tee 3"
+_ATTEMPT: Final = re.compile(r"attempt_\d+$")
+_RANDOM: Final = re.compile(r"_[a-z0-9_]{8}$")
+"""What torchrun puts behind the run's name, so that each launcher has a folder of its own."""
+_AT_ONCE: Final = 0.5
+"""Seconds between the last write of one launcher and the first of another's by which they may still be of one run: none starts as fast."""
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """files: to be read, in order. problems: (path, why) of what can't be entered. notes: on what was left out."""
+
+    files: Sequence[Path]
+    problems: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+
+
+def contents_of(folder: Path, may_be_log: Callable[[Path], bool]) -> Contents:
+    """The logs in a folder and its subfolders; of several runs of torchrun there the newest."""
+    files: list[Path] = []
+    problems: list[tuple[str, str]] = []
+    notes: list[str] = []
+    of_torchrun = False
+    found = 0
+
+    def failed(error: OSError) -> None:
+        problems.append((str(error.filename), error.strerror or str(error)))
+
+    for name, folders, names in os.walk(folder, onerror=failed):
+        runs = [one for one in folders if _attempts(Path(name, one))]
+        of_torchrun |= bool(runs) or any(map(_ATTEMPT.match, folders))
+        if len(runs) > 1 and len(newest := _newest(Path(name), runs)) < len(runs):
+            folders[:] = [one for one in folders if one not in runs or one in newest]
+            read = ", ".join(str(Path(name, one)) for one in sorted(newest))
+            notes.append(f"{len(runs)} runs lie here; the newest is read: {read}")
+        folders.sort()
+        found += len(names)
+        files += [path for one in sorted(names) if may_be_log(path := Path(name, one))]
+        if found > MOST_FILES:
+            break
+    if not files and not problems:
+        why = NOT_FILLED if of_torchrun else NO_LOGS
+        problems.append((str(folder), "; ".join([*notes, why])))
+    return Contents(files[:MOST_FILES], problems, notes)
+
+
+def _attempts(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(_ATTEMPT.match(one.name) for one in entries)
+    except OSError:
+        return False
+
+
+def _newest(parent: Path, runs: Sequence[str]) -> list[str]:
+    """The folders of the run that began last: of its launchers, where several nodes share the folder."""
+    spans = {one: _span(parent / one) for one in runs}
+    by_start = sorted(runs, key=lambda one: spans[one][0], reverse=True)
+    newest = [by_start[0]]
+    began = spans[by_start[0]][0]
+    for one in by_start[1:]:
+        start, end = spans[one]
+        if _RANDOM.sub("", one) == _RANDOM.sub("", newest[0]) and end + _AT_ONCE >= began:
+            newest.append(one)
+            began = start
+    return newest
+
+
+def _span(run: Path) -> tuple[float, float]:
+    """From when to when something was written in it."""
+    times = [run.stat().st_mtime]
+    for name, folders, names in os.walk(run):
+        for one in (*folders, *names):
+            try:
+                times.append(Path(name, one).lstat().st_mtime)
+            except OSError:
+                continue
+    return min(times), max(times)

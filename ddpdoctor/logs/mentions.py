@@ -1,0 +1,87 @@
+"""Tells a line that says something from one that only mentions it: code, comments, documentation, the names of tests."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_FRAME: Final = re.compile(r'[ |+-]*File "[^"]+", line \d+')
+_CODE_OF_A_FRAME: Final = re.compile(r"(?:\s*\|)?\s{2,}\S")
+_RUNS: Final = re.compile(
+    r"""
+      \s*(?:\#(?!\#\#\#\#\#\#|error\b)|//|/\*|<!--|\*\s|"{3}|'{3})      # comments, headings
+    | \s*>(?!>)\s?(?=\S)                                                 # a quotation in Markdown
+    | >\ {3,}\S|E\ {3,}(?:AssertionError|assert)\b                         # pytest's excerpt of the source, and what it asserts
+    | \s*\|\s.*\|\s*$                                                    # a table's row
+    | (?:\S+@\S+\S*[$\#%]|[$%])\s+\S                                     # a shell's prompt
+    | (?:>>>|\.\.\.|In\ \[\d+\]:)\s                                      # Python's
+    | \++\ \w                                                            # set -x
+    | [+-]?\s*(?:[-*]|\d+\.)\s+["'`“]                                       # an item of a list that begins with a quotation
+    | [+-]\s*(?:raise|return|def|class|if|elif|assert|print|except|with|import|from|log\w*\.|\#|//|["'])  # a diff
+    | @@\ -\d
+    | \ *\d{1,6}\t                                                       # a listing by cat -n
+    | \s*-{1,2}[A-Za-z][\w-]*(?:[ =,]|$)                                 # the help of a command
+    | \s*(?:[-*]\ \[[ x]\]|\d+\.\ |[-*]\ |FAILED\ |ERROR\ )?\[?[^\s:]*\.py::              # a test's name
+    | (?:\*\ )?(?:commit\ )?[0-9a-f]{7,40}\ (?!\[)(?:\(.*\)\ )?[A-Z]      # a commit's title
+    | \s*(?:async\ )?(?:def|class)\ \w+
+    | \s*(?:raise\ \w|assert\ \S|print\(|return\ ["'(]|throw\ |log(?:ger|ging)?\.\w+\(|warnings?\.warn)
+    """,
+    re.VERBOSE,
+)
+_GREP: Final = re.compile(
+    r"(?:\./)?[\w./+-]+\.(?:py|pyi|md|rst|cc|cpp|cu|cuh|c|h|hpp|sh|ya?ml|toml|json|ipynb)[:-]\d+[:-](?!\d+:)"
+    r"(?!\s*(?:\w*(?:Warning|Error|Exception)|warning|error|fatal error|note)\b|[^:]*: block: \[\d)"
+)
+_BEFORE: Final = re.compile(
+    r"""
+      \bif\ (?:you|one|it|this|training|a\ rank)\ (?:see|get|gets|encounter|hit|run\ into|fails?\ with|dies?\ with|have)\b
+    | \b(?:you|users)\ (?:may|might|will|can|could|would)\ (?:see|get|encounter|hit|run\ into)\b
+    | \b(?:in\ case\ of|instead\ of|such\ as|for\ example|e\.g\.|known\ as|so-called|known\ issue|(?:to|can|helps?)\ (?:avoid|fix|prevent|work\ around))\b
+    | \b(?:tip|hint|example|docs?|documentation|changelog|todo|fixme|faq|see\ also|troubleshooting)\b\ ?:
+    | \b(?:how\ to|what\ is|why\ does|test(?:s|ing|ed)?\ (?:that|for|whether))\b
+    | \b(?:fix(?:es|ed)?|handles?|retr(?:y|ies)\ (?:on|after)|ignores?|catch(?:es)?|detects?|checks?\ for|search(?:es|ing)?\ for|grep(?:ping)?(?:\ for)?)\b[^:]*$
+    | \b(?:ends|stops|dies)\ with\ ["'“][^"]*$
+    | \(\ ?[rfb]?["'][^"']*$
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_QUOTATION: Final = re.compile(
+    r"""(?:\s+[rfb]{0,2}(?:"(?P<code>[^"]*)"|'(?P<code1>[^']*)')(?!\s*:)|"(?P<prose>[^"]*)"[,;]?\ \w[^"]*$)""",
+    re.VERBOSE,
+)
+"""A string in a program, indented, or a sentence that begins with a quotation; not the field of a structured log."""
+_CODE: Final = re.compile(r"""(?:\b(?:match|help|pattern|expected) ?=|\bin|[=!]=) ?[rfb]?["'][^"']*$""")
+_AFTER: Final = re.compile(
+    r"""["'`]?\ ?(?:error\ |message\ )?(?:means\b|happens\ (?:when|if)|occurs\ (?:when|if)|["'`]\ +in\ )"""
+)
+_SPEAKS: Final = re.compile(
+    r"(?:^|\s)(?:(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)|NCCL WARN|ERROR|FATAL)\b[\]:]?|[\w/]+\.(?:cc|cpp|cu):\d+\]\s)"
+)
+"""An exception, a log's level, or the place in a library's source that its logger puts before all it says."""
+
+
+def mentioned(text: str, literal: str, previous: str = "") -> bool:
+    """Whether the line only mentions it. previous: the line before it of the same stream."""
+    if _is_code_of(previous, text):
+        return True
+    if _RUNS.match(text) or _GREP.match(text):
+        return True
+    quotation = _QUOTATION.match(text)
+    if quotation and any(literal in each for each in quotation.groups() if each):
+        return True
+    at = text.find(literal)
+    before, after = text[: max(at, 0)], text[max(at, 0) + len(literal) :]
+    if before.count("`") % 2 and "`" in after:
+        return True
+    if _AFTER.match(after) or _CODE.search(before):
+        return True
+    found = _BEFORE.search(before)
+    return bool(found) and not _SPEAKS.search(before, 0, found.start() if found else 0)
+
+
+def _is_code_of(frame: str, text: str) -> bool:
+    """Whether it is the source line of a traceback's frame. The exception of a traceback that another program shows, as pip does, is
+    indented, too, but less than the frame."""
+    if not _FRAME.match(frame) or not _CODE_OF_A_FRAME.match(text) or _FRAME.match(text):
+        return False
+    return len(text) - len(text.lstrip(" |")) > frame.index("File")

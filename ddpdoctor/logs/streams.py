@@ -1,0 +1,140 @@
+"""What one rank writes into one file: tracebacks, tables and neighbours that are put together over several lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.log import LogLine, Raised
+from ddpdoctor.logs.exit_tables import ExitTable
+from ddpdoctor.logs.gathering import Gathered
+from ddpdoctor.logs.tracebacks import Assembler, begins_below, chains
+from ddpdoctor.logs.vocabulary import Sign
+
+NEIGHBOURS: Final = 2
+NEIGHBOURS_BEFORE: Final = 3
+"""A file's name, a line of it and a mark below that."""
+LOOK_AHEAD: Final = 200
+"""Lines of the file after which nobody waits any more for a neighbour, or for a second exception."""
+MOST_OPEN: Final = 16
+"""Tracebacks at once: of ranks whose lines nothing tells apart."""
+MOST_PENDING: Final = 64
+QUOTED_APART: Final = 4
+"""Lines within which the next frame of a traceback that is only quoted stands."""
+_SILENT: Final = 5000
+"""Lines of the file after which a stream that says nothing isn't waited for: its traceback or table was cut off."""
+
+
+@dataclass
+class Waiting:
+    """A sighting that counts once its second literal is seen."""
+
+    sign: Sign
+    line: LogLine
+    words: dict[str, str]
+    quoted: bool
+
+
+@dataclass
+class Stream:
+    """Its state between two lines. nobodys: of lines without a rank's label."""
+
+    nobodys: bool = False
+    open: list[Assembler] = field(default_factory=list)
+    table: ExitTable | None = None
+    quoting: int = -QUOTED_APART
+    """The latest line of a traceback that is only quoted."""
+    wanting: list[tuple[list[LogLine], int]] = field(default_factory=list)
+    """Lists that want the next lines, and the number of the line from which on they want none."""
+    near: dict[int, int] = field(default_factory=dict)
+    """In which line a text was last seen that makes others certain."""
+    pending: dict[int, list[Waiting]] = field(default_factory=dict)
+    raised: Raised | None = None
+    """The exception that just ended, as long as another may follow."""
+    raised_at: int = 0
+    time: float | None = None
+    time_sought_at: int = 0
+    """The line before which lines were gone back to for their time."""
+    unread: bytes = b""
+    """The labels of its latest line, if that wasn't read: it may have a time."""
+    heard_at: int = 0
+    """Its latest line that was read."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it wants to see the next lines, whatever they say."""
+        return bool(self.open or self.wanting or self.raised or self.table)
+
+    def with_time(self, line: LogLine) -> LogLine:
+        """The line with the stream's time, if it has none."""
+        return line if line.time is not None else msgspec.structs.replace(line, time=self.time)
+
+    def go_on(self, line: LogLine, gathered: Gathered) -> tuple[LogLine, bool]:
+        """The next line. Gives it back with the rank of the table that it stands in, and whether a traceback or a table takes
+        it for its own."""
+        for wanting, _ in self.wanting:
+            wanting.append(line)
+        self.wanting = [one for one in self.wanting if len(one[0]) < NEIGHBOURS]
+        in_table = False
+        if self.table:
+            line, in_table = self._table(self.table, line, gathered)
+        mine = self._after_exception(line, gathered)
+        if self.open:
+            mine |= self._traceback(self.open[-1], line, gathered)
+        return line, mine or in_table
+
+    def _table(self, table: ExitTable, line: LogLine, gathered: Gathered) -> tuple[LogLine, bool]:
+        if done := table.add(self.with_time(line)):
+            gathered.exit(done)
+        if table.over:
+            self.table = None
+        if table.rank is not None and line.rank is None:
+            line = msgspec.structs.replace(line, rank=table.rank, host=line.host or table.host)
+        return line, True
+
+    def _after_exception(self, line: LogLine, gathered: Gathered) -> bool:
+        text = line.text.strip(" |")
+        if not self.raised or not text:
+            return False
+        if chains(text):
+            gathered.chain(self.raised)
+            self.raised = None
+            return True
+        if begins_below(self.raised, line):
+            self.raised = gathered.said_below(self.raised, text.strip())
+            return True
+        if line.number - self.raised_at > 4:
+            self.raised = None
+        return False
+
+    def _traceback(self, last: Assembler, line: LogLine, gathered: Gathered) -> bool:
+        raised = last.add(line)
+        if last.given_up:
+            self.open.pop()
+            return False
+        if raised:
+            self.open.pop()
+            raised = msgspec.structs.replace(raised, line=self.with_time(raised.line))
+            self.raised, self.raised_at = raised, line.number
+            gathered.raise_(raised)
+        return True
+
+    def tire(self, number: int, gathered: Gathered) -> None:
+        """Wants no more of what has kept it waiting for too long, at that line of the file."""
+        self.wanting = [one for one in self.wanting if number < one[1]]
+        if self.raised and number - self.raised_at > LOOK_AHEAD:
+            self.raised = None
+        if number - self.heard_at > _SILENT:
+            self.end(gathered)
+
+    def end(self, gathered: Gathered) -> None:
+        """The file is over."""
+        if self.table and (last := self.table.rest()):
+            gathered.exit(last)
+        self.table = None
+        for one in self.open:
+            if cut := one.rest():
+                gathered.raise_(msgspec.structs.replace(cut, line=self.with_time(cut.line)))
+        self.open.clear()

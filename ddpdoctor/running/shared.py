@@ -1,0 +1,117 @@
+"""Memory that supervisor, relay and doctor share: where each stream's bytes are on their way, what was seen, and the copy.
+
+It belongs to no file: nothing can be full, nothing is left behind, and a process that is killed takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from typing import Final
+
+CHUNK: Final = 1 << 16
+"""Bytes of one stream that are under way at a time."""
+MOST_STREAMS: Final = 2
+_NUMBERS: Final = 4096
+_LAST_OUTPUT, _DRAINED, _TOTAL, _COPY_ENDED = range(4)
+_FLOWS: Final = 16
+_SIGNALS: Final = 64
+
+
+class Shared:
+    """One anonymous mapping. Every number is written by one process only: the relay, unless another is said."""
+
+    def __init__(self, head: int, tail: int) -> None:
+        """head, tail: how many bytes of the output's beginning and end are kept."""
+        size = _NUMBERS + MOST_STREAMS * CHUNK + head + tail
+        view = memoryview(mmap.mmap(-1, size))
+        self._numbers = view[:_NUMBERS].cast("Q")
+        start = _NUMBERS + MOST_STREAMS * CHUNK
+        self._buffers = [view[_NUMBERS + i * CHUNK : _NUMBERS + (i + 1) * CHUNK] for i in range(MOST_STREAMS)]
+        self._head = view[start : start + head]
+        self._tail = view[start + head :]
+        self.spoke()
+
+    # --- the streams --------------------------------------------------------------------------------------------------------
+
+    def buffer(self, stream: int) -> memoryview:
+        """What was read from that stream and is on its way."""
+        return self._buffers[stream]
+
+    def under_way(self, stream: int) -> tuple[int, int]:
+        """From where to where in its buffer bytes have yet to be written."""
+        return divmod(self._numbers[_FLOWS + 2 * stream], 1 << 32)
+
+    def set_under_way(self, stream: int, start: int, end: int) -> None:
+        # One number, so that there is no moment at which one of the two is old.
+        self._numbers[_FLOWS + 2 * stream] = start << 32 | end
+
+    def broken(self, stream: int) -> bool:
+        """Whether nothing more can be written where that stream goes."""
+        return bool(self._numbers[_FLOWS + 2 * stream + 1])
+
+    def set_broken(self, stream: int) -> None:
+        self._numbers[_FLOWS + 2 * stream + 1] = 1
+
+    # --- what was seen ------------------------------------------------------------------------------------------------------
+
+    def spoke(self) -> None:
+        """There was output, just now."""
+        self._numbers[_LAST_OUTPUT] = time.monotonic_ns()
+
+    @property
+    def last_output(self) -> float:
+        """In seconds of the monotonic clock."""
+        return float(self._numbers[_LAST_OUTPUT]) / 1e9
+
+    @property
+    def drained(self) -> bool:
+        """Nothing was left to be read after the command had ended."""
+        return bool(self._numbers[_DRAINED])
+
+    def set_drained(self) -> None:
+        self._numbers[_DRAINED] = 1
+
+    def count(self, signal: int) -> None:
+        """The relay, too, has received that signal."""
+        self._numbers[_SIGNALS + signal] += 1
+
+    def counted(self, signal: int) -> int:
+        """How often it has."""
+        return self._numbers[_SIGNALS + signal]
+
+    # --- the copy -----------------------------------------------------------------------------------------------------------
+
+    def keep(self, data: bytes | memoryview) -> None:
+        """Adds to the copy: to its head until that is full, then to its tail, over the oldest there."""
+        if self._numbers[_COPY_ENDED]:
+            return
+        data = memoryview(data)
+        total = self._numbers[_TOTAL]
+        first = data[: max(0, len(self._head) - total)]
+        self._head[total : total + len(first)] = first
+        total += len(first)
+        rest = data[len(first) :]
+        skipped = max(0, len(rest) - len(self._tail))
+        total += skipped
+        rest = rest[skipped:]
+        at = (total - len(self._head)) % len(self._tail) if rest else 0
+        before_the_end = rest[: len(self._tail) - at]
+        self._tail[at : at + len(before_the_end)] = before_the_end
+        again = rest[len(before_the_end) :]
+        self._tail[: len(again)] = again
+        self._numbers[_TOTAL] = total + len(rest)
+
+    def keep_no_more(self) -> None:
+        """The copy stays as it is: by the supervisor, once the command has ended."""
+        self._numbers[_COPY_ENDED] = 1
+
+    def kept(self) -> tuple[bytes, int, bytes]:
+        """The head, how many bytes were left out behind it, and the tail."""
+        total = self._numbers[_TOTAL]
+        behind = max(0, total - len(self._head))
+        head = bytes(self._head[: min(total, len(self._head))])
+        if behind <= len(self._tail):
+            return head, 0, bytes(self._tail[:behind])
+        at = behind % len(self._tail)
+        return head, behind - len(self._tail), bytes(self._tail[at:]) + bytes(self._tail[:at])

@@ -1,0 +1,76 @@
+"""What the supervisor itself says, in a sentence each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddpdoctor.running.behind import TIMED_OUT, TIMEOUT, wrappers_and_program
+from ddpdoctor.running.streams import STDERR
+from ddpdoctor.wording import signal_name
+
+WIDTH = 100
+"""Columns of a diagnosis in a file."""
+
+
+class Words:
+    """Of that command."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._wrappers, program = wrappers_and_program(command)
+        self._name = Path(program[0]).name
+        self._at_a_terminal = os.isatty(STDERR)
+
+    def environ(self) -> dict[str, str]:
+        """The settings by which a diagnosis is written as for where it will be shown."""
+        if not self._at_a_terminal:
+            return {"COLUMNS": str(WIDTH)}
+        try:
+            width = os.get_terminal_size(STDERR).columns
+        except OSError:
+            width = 0
+        return {"COLUMNS": str(width or WIDTH), "FORCE_COLOR": "1"}
+
+    def diagnosing(self, status: int, seconds: float) -> str:
+        code = os.waitstatus_to_exitcode(status)
+        how = f"was ended by {signal_name(code)}" if code < 0 else f"ended with exit code {code}"
+        if code == TIMED_OUT and TIMEOUT in self._wrappers:
+            how = f"was ended by {TIMEOUT} (exit code {code})"
+        return f"ddpdoctor: {self._name} {how} after {duration(seconds)}; what it said is being read"
+
+    def asked_to_stop(self, number: int) -> str:
+        return f"ddpdoctor: not diagnosed, since {self._name} ended after a {signal_name(number)} from outside"
+
+    def interrupted(self) -> str:
+        return "ddpdoctor: the diagnosis was stopped"
+
+    def no_diagnosis(self, late: bool, code: int) -> str:
+        if late:
+            return "ddpdoctor: the diagnosis took too long, and was given up"
+        how = f"was ended by {signal_name(code)}" if code < 0 else "failed, which is a bug in it"
+        return f"ddpdoctor: there is no diagnosis: it {how}"
+
+    def silent(self, seconds: float) -> str:
+        # What the command has said last need not be a whole line.
+        begin = "\n" if self._at_a_terminal else ""
+        return f"{begin}ddpdoctor: no output of {self._name} for {duration(seconds)}."
+
+    def no_look(self) -> str:
+        return "The job could not be looked at."
+
+    def broken(self, error: Exception) -> str:
+        return f"ddpdoctor: no diagnosis: {type(error).__name__}: {error}"
+
+    def not_kept(self, path: str, error: OSError) -> str:
+        return f"ddpdoctor: the output could not be kept in {path}: {error.strerror or error}"
+
+
+def duration(seconds: float) -> str:
+    """ "12 s", "10 min", "2 h 5 min"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"

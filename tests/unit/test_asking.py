@@ -1,0 +1,59 @@
+"""Asking the person at the terminal: a signal is heard at once, whatever the main thread is doing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+ASKS = """
+import signal, threading, time
+from ddpdoctor.cli.asking import ask
+from ddpdoctor.cli.stopping import Stopped, stop_on_signals
+stop_on_signals()
+signal.signal(signal.SIGWINCH, lambda number, frame: None)
+def send():
+    # Handled in this thread, it interrupts no read of the main one: so it goes with one that comes right before the read.
+    time.sleep(0.3)
+    signal.pthread_kill(threading.get_ident(), {number})
+threading.Thread(target=send, daemon=True).start()
+try:
+    print("answer", repr(ask("Really? ")))
+except Stopped as stopped:
+    print("stopped", stopped.code)
+"""
+
+
+def asked(number: signal.Signals) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", ASKS.format(number=int(number))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_interrupts_no_read_is_heard(number: signal.Signals) -> None:
+    with asked(number) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            assert process.wait(60) == 0
+            assert process.stdout.read() == f"stopped {128 + number}\n"
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("typed", "answer"), [("yes\n", "yes\n"), ("", "")])
+def test_a_signal_that_ends_nothing_is_no_answer(typed: str, answer: str) -> None:
+    with asked(signal.SIGWINCH) as process:
+        assert process.stderr
+        assert process.stdin
+        assert process.stderr.read(8) == "Really? "
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        assert process.communicate(typed, timeout=60)[0] == f"answer {answer!r}\n"

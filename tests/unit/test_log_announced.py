@@ -1,0 +1,135 @@
+"""Tracebacks and lines of errors that a run goes on after: they don't lead, and aren't kept quiet about either."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
+from tests.logs_by_hand import read
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/ada/train/train.py", line {line}, in <module>
+    upload()
+{exception}
+"""
+STEPS = "".join(f"step {step} loss 0.1\n" for step in range(6))
+LATER = TRACEBACK.format(line=9, exception="IndexError: 7")
+ANNOUNCED = TRACEBACK.format(line=6, exception="KeyError: 'upload'")
+PARTS = (
+    "Exception in thread uploader:",
+    "Process Process-3:",
+    "Process ForkProcess-1:2:",
+    "Task exception was never retrieved\nfuture: <Task finished name='Task-2' coro=<bad() done>>",
+    "ERROR:root:cache miss",
+    "2026-11-22 23:15:41,735 ERROR train: cache miss",
+    "2026-11-22 23:15:41.735 | WARNING  | __main__:get:12 - cache miss",
+)
+NEVER = (
+    "Exception ignored in: <function Iterator.__del__ at 0x7f7e1bd013a0>",
+    "Exception ignored in atexit callback: <function <lambda> at 0x7f8c91ad84a0>",
+    "Error in atexit._run_exitfuncs:",
+    "--- Logging error ---",
+)
+
+
+def judged(text: str) -> LogVerdict:
+    return verdict_of(read(text))
+
+
+@pytest.mark.parametrize("words", [*PARTS, *NEVER])
+def test_what_is_announced_and_gone_on_after_is_no_failure(words: str) -> None:
+    found = judged(f"{STEPS}{words}\n{ANNOUNCED}{STEPS}training finished\n")
+    assert found.outcome is Outcome.NOTHING
+    assert any("KeyError" in one.text for one in found.survived)
+    assert judged(f"{STEPS}{ANNOUNCED}{STEPS}").outcome is Outcome.USER_ERROR
+
+
+@pytest.mark.parametrize("words", NEVER)
+def test_what_never_ends_a_process_may_come_last(words: str) -> None:
+    assert judged(f"{STEPS}{words}\n{ANNOUNCED}").outcome is Outcome.NOTHING
+
+
+@pytest.mark.parametrize("words", PARTS)
+def test_with_nothing_behind_it_it_may_be_what_ended_the_run(words: str) -> None:
+    found = judged(f"{STEPS}{words}\n{ANNOUNCED}")
+    assert found.outcome is Outcome.USER_ERROR
+    assert found.suspects[0].sure
+
+
+@pytest.mark.parametrize("words", [*PARTS, *NEVER])
+def test_it_does_not_lead_before_what_ended_the_run(words: str) -> None:
+    found = judged(f"{words}\n{ANNOUNCED}{STEPS}{LATER}")
+    assert found.raised is not None
+    assert found.raised.exception == "IndexError"
+
+
+def test_where_nothing_else_explains_a_failure_it_is_a_hypothesis() -> None:
+    ended = (
+        "E1122 22:17:34.143000 1 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0"
+        " (pid: 46094) of binary: /home/ada/venv/bin/python\n"
+    )
+    found = judged(f"Exception in thread uploader:\n{ANNOUNCED}{STEPS}{ended}")
+    assert found.outcome is Outcome.USER_ERROR
+    assert not found.suspects[0].sure
+
+
+TORCHRUN = "W1122 23:44:10.145000 29090 torch/distributed/run.py:874] Setting OMP_NUM_THREADS environment variable\n"
+
+
+def test_what_a_rank_under_torchrun_goes_on_after_is_no_failure() -> None:
+    assert judged(f"{TORCHRUN}{STEPS}{ANNOUNCED}{STEPS}").outcome is Outcome.NOTHING
+    assert judged(f"{TORCHRUN}{STEPS}{ANNOUNCED}step 7\n").outcome is Outcome.USER_ERROR
+
+
+CAUGHT = "try batch 64: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has {}; reducing batch size to 32"
+OOM = CAUGHT.format("a total capacity of 23.00 GiB of which 1.00 GiB is free")
+
+
+def test_an_exception_in_a_sentence_that_the_run_goes_on_after_is_no_failure() -> None:
+    found = judged(f"{STEPS}{OOM}\n{STEPS}Evaluation: accuracy 0.5\ndone\n")
+    assert found.outcome is Outcome.NOTHING
+    assert [one.number for one in found.survived] == [7]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{STEPS}{OOM}\n",
+        f"{STEPS}{OOM}\nstep 7\n",
+        f"{STEPS}ERROR train: {OOM}\n{STEPS}",
+        f"{STEPS}{OOM.partition(': ')[2]}\n{STEPS}",
+    ],
+)
+def test_as_the_last_word_or_by_itself_it_is_one(text: str) -> None:
+    found = judged(text)
+    assert found.suspects[0].slug == "oom-batch-too-large"
+    assert not found.ended_well
+
+
+LOGGED = (
+    "2026-11-22 23:24:31,480 ERROR train: failed to push metrics to prometheus: Connection refused; retrying",
+    "wandb: ERROR Error while calling W&B API: service temporarily unavailable (<Response [503]>)",
+    "slurmstepd: error: Unable to set oom_score_adj of task",
+    "/var/spool/slurmd/job42/slurm_script: line 7: module: command not found",
+)
+
+
+@pytest.mark.parametrize("words", LOGGED)
+def test_a_line_that_speaks_of_an_error_and_is_gone_on_after_is_told_of(words: str) -> None:
+    found = judged(f"{words}\n{STEPS}training finished\n")
+    assert found.outcome is Outcome.NOTHING
+    assert [one.number for one in found.survived] == [1]
+    assert judged(f"{STEPS}{words}\nstep 7\n").outcome is Outcome.UNRECOGNISED
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Segmentation fault (core dumped)",
+        "ValueError: bad",
+        "FATAL: no space left",
+        "terminate called without an exception",
+    ],
+)
+def test_words_by_which_a_process_ends_are_no_mere_words(words: str) -> None:
+    assert judged(f"{STEPS}{words}\n{STEPS}job finished\n").outcome is not Outcome.NOTHING

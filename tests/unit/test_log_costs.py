@@ -1,0 +1,87 @@
+"""Reading twice as much takes twice as many steps, whatever stands in it. Steps are lines of Python, not time."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from ddpdoctor.facts.log import LogLine
+from ddpdoctor.logs import scanning
+from ddpdoctor.logs.judging_lines import MOST_OF_A_LINE, LineJudge
+from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.logs.wanted import vocabulary
+
+SAYS = "loss: nan CUDA out of memory. Error: x"
+SHAPES: dict[str, Callable[[int], str]] = {
+    "exceptions that led to one another": lambda size: "".join(
+        f'Traceback (most recent call last):\n  File "/home/ada/train{at}.py", line {at}, in f\nE{at}Error: bad\n\n'
+        "During handling of the above exception, another exception occurred:\n\n"
+        for at in range(size)
+    ),
+    "headers of tracebacks alone": lambda size: "Traceback (most recent call last):\n" * size,
+    "ever more ranks": lambda size: "".join(f"[rank{rank}]: {SAYS}\n" for rank in range(size)),
+    "ranks that wait for each other's lines": lambda size: "".join(
+        f"[rank{at % 97}]: Traceback (most recent call last):\n[rank{at % 89}]: step {at}\n" for at in range(size)
+    ),
+    "bars that are written over": lambda size: f"10%|#| {SAYS}\r" * size,
+    "one long line": lambda size: f"{SAYS} " * size,
+    "one long word": lambda size: "Error:" * size * 10,
+    "tiny lines": lambda size: "x\n" * size * 10,
+    "tables without an end": lambda size: "Failures:\n[0]:\n  rank      : 5 (local_rank: 1)\n" * size,
+    "labels on labels": lambda size: ("[rank1]:" * 20 + f" {SAYS}\n") * size,
+}
+
+
+def steps(text: str) -> int:
+    """How many lines of the engine's Python ran."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace if "/ddpdoctor/logs/" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        read_logs(["-"], stdin=io.BytesIO(text.encode()))
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_twice_as_much_takes_twice_as_many_steps(shape: Callable[[int], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "FIRST_SAMPLES", 20)
+    vocabulary()
+    assert steps(shape(400)) < 2.3 * steps(shape(200))
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r", "\r\n"])
+def test_no_pattern_sees_more_of_a_line_than_is_kept(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them is fast on lines of megabytes."""
+    longest = 0
+    judge = LineJudge.line
+
+    def line(self: LineJudge, *arguments: object) -> LogLine:
+        nonlocal longest
+        made = judge(self, *arguments)  # type: ignore[arg-type]
+        longest = max(longest, len(made.text))
+        return made
+
+    monkeypatch.setattr(LineJudge, "line", line)
+    text = f"{'x' * 70_000}{SAYS}{'y' * 70_000}{end}Traceback (most recent call last):{' ' * 70_000}{end}{SAYS * 3000}{end}"
+    read_logs(["-"], stdin=io.BytesIO(text.encode()))
+    assert MOST_OF_A_LINE // 2 < longest <= MOST_OF_A_LINE
+
+
+@pytest.mark.parametrize("filler", ["1", ".", "a1", "a.", "_", " ", "[", "a ", "1 "])
+def test_a_level_is_looked_for_in_few_steps(filler: str) -> None:
+    """As a pattern that can split its text in several ways each of these lines would take a second."""
+    text = "".join(f"{filler * (900 // len(filler))} Error: {number}\n" for number in range(200))
+    assert len(read_logs(["-"], stdin=io.BytesIO(text.encode())).files) == 1

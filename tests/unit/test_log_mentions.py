@@ -1,0 +1,89 @@
+"""Lines that say something, and lines that only mention it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.logs.mentions import mentioned
+
+SIGN = "unable to open shared memory object"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"# {SIGN} means that /dev/shm is full",
+        f"// {SIGN}",
+        f"> {SIGN}",
+        f"| {SIGN} | raise --shm-size |",
+        f"## Fixing {SIGN}",
+        f"If you see {SIGN}, make /dev/shm larger",
+        f"You may see `{SIGN}` in the log",
+        f"Tip: {SIGN} is what torch says",
+        f"{SIGN} means that /dev/shm is full",
+        f"train.py:12:    raise RuntimeError('{SIGN}')",
+        f"docs/faq.md:3:{SIGN}",
+        f'    raise RuntimeError("{SIGN}")',
+        f'logger.warning("{SIGN}")',
+        f'>       assert x == 3, "{SIGN}"',
+        f"E       AssertionError: {SIGN}",
+        f"FAILED tests/test_a.py::test_b - AssertionError: {SIGN}",
+        f'if "{SIGN}" in str(error):',
+        f'    except RuntimeError as error: match="{SIGN}"',
+        f"+    raise RuntimeError('{SIGN}')",
+        f"$ grep '{SIGN}' run.log",
+        f"+ grep '{SIGN}' run.log",
+        f">>> print('{SIGN}')",
+        f"tests/test_shm.py::test_says[{SIGN}] PASSED",
+        f"  --retry-on TEXT   retry on {SIGN}",
+        f"a1b2c3d Fix: {SIGN} when there are many workers",
+        f"     8\t    {SIGN}",
+        f'- "RuntimeError: {SIGN}"',
+        f'+- "RuntimeError: {SIGN}"',
+        f'  1. "RuntimeError: {SIGN}" on one rank',
+        f"the loader now falls back to files instead of {SIGN}",
+        f'        "{SIGN} of "',
+        f"        f'{SIGN}',",
+        f'"{SIGN}", or a training that waits',
+        f'A call ends with "{SIGN}" on every rank',
+        f"INFO workaround: to avoid {SIGN}, file_system is used",
+    ],
+)
+def test_a_mention_is_one(line: str) -> None:
+    assert mentioned(line, SIGN)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"RuntimeError: {SIGN} </torch_4711_1> in read-write mode: No space left on device (28)",
+        f"{SIGN} </torch_4711_1>",
+        f"ERROR: {SIGN}",
+        f"ERROR:root:training failed: {SIGN}",
+        f'{{"level": "error", "message": "RuntimeError: {SIGN}"}}',
+        f'    "message": "RuntimeError: {SIGN}"',
+        f'"RuntimeError: {SIGN}"',
+        f'"2026-11-07T02:11:03Z","node0","RuntimeError: {SIGN}"',
+        f"[rank3]: RuntimeError: {SIGN}",
+        f"  what():  {SIGN}",
+        f"terminate called after throwing an instance of 'c10::Error': {SIGN}",
+        f"/opt/conda/lib/python3.11/site-packages/torch/nn/parallel/distributed.py:12: UserWarning: {SIGN}",
+        f"ops.cu:12: error: {SIGN}",
+        f"train.py:12: RuntimeError: {SIGN}",
+        f"node0:4711:4800 [0] misc/shmutils.cc:72 NCCL WARN {SIGN}",
+        f"WARNING - caught an exception: RuntimeError: {SIGN}",
+        f"  | RuntimeError: {SIGN}",
+        f"[1/2] {SIGN}",
+        f"F lib/statusor.cc:34] Attempting to fetch value instead of handling error Internal: {SIGN}",
+        f"- {SIGN}",
+    ],
+)
+def test_what_is_really_said_is_none(line: str) -> None:
+    assert not mentioned(line, SIGN)
+
+
+def test_the_code_of_a_tracebacks_frame_only_mentions_it() -> None:
+    frame = '  File "/home/ada/train.py", line 12, in main'
+    code = f'    check(x, "{SIGN}")'
+    assert mentioned(code, SIGN, previous=frame)
+    assert not mentioned(f"RuntimeError: {SIGN}", SIGN, previous=frame)
