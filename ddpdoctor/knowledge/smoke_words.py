@@ -64,6 +64,8 @@ def message(words: str) -> str:
 def ended(run: RankRun, *, several: bool = False) -> str:
     """How it ended, as the end of a sentence that begins with the rank, or with several ranks."""
     where, was, words = place(run), "were" if several else "was", message(run.words)
+    if run.ending is Ending.ENDED and run.last is None:
+        return f"{was} ended before {'their' if several else 'its'} first stage"
     ways = {
         Ending.FINISHED: "finished",
         Ending.RAISED: f"{'lost another rank' if lost_another(run) else 'failed'} in {where}: {words}",
@@ -85,7 +87,11 @@ def said_of(runs: Iterable[RankRun]) -> str:
 
 def what_the_others_did(found: Blame, smoke: Smoke) -> str:
     """ "Ranks 0 and 2 wait for it in all_reduce of 4 B." "" where nobody waited."""
-    waited = [one for one in found.others if one.ending in (Ending.HUNG, Ending.ENDED) or lost_another(one)]
+    waited = [
+        one
+        for one in found.others
+        if one.ending is Ending.HUNG or (one.ending is Ending.ENDED and one.last) or lost_another(one)
+    ]
     groups: dict[tuple[bool, str], list[RankRun]] = {}
     for one in waited:
         groups.setdefault((_waits_for(one, found), place(one)), []).append(one)

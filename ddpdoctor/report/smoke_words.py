@@ -232,6 +232,8 @@ def _fate(one: RankRun, *, blamed: bool) -> str:
     if one.ending is Ending.HUNG:
         return "hung" if blamed else "waited till the time was up"
     if one.ending is Ending.ENDED:
+        if one.last is None:
+            return "was ended"
         return "was ended in it" if blamed else "waited"
     if one.ending is Ending.WRONG:
         return "had a wrong result" if blamed else "noticed"
@@ -247,7 +249,7 @@ def ending_text(one: RankRun, blamed: Collection[int]) -> str:
         return "was never heard of"
     if one.ending is Ending.FINISHED:
         return f"finished after {one.ended_after:.1f} s"
-    where = f" in {one_line(one.last.name)}" if one.last else ""
+    where = f" in {one_line(one.last.name)}" if one.last else " before its first stage"
     return f"{_fate(one, blamed=one.rank in blamed)}{where} after {one.ended_after:.1f} s"
 
 

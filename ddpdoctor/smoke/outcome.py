@@ -85,8 +85,15 @@ def _ending(watch: Watch, one: Heard, hung: set[int]) -> Ending:
     if one.finished_at is not None:
         return _how(one) if one.exit_code and not _ended_by_others(watch, one) else Ending.FINISHED
     if one.gone_at is None and (one.pid or one.exit_code is None):
-        return Ending.ENDED if one.pid else Ending.NEVER_CAME
+        return Ending.ENDED if one.pid or _a_rank_failed(watch, hung) else Ending.NEVER_CAME
     return Ending.ENDED if _ended_by_others(watch, one) else _how(one)
+
+
+def _a_rank_failed(watch: Watch, hung: set[int]) -> bool:
+    """Whether one of this host has, and not for want of another: the engine then ends also those that are on their way to
+    their first word."""
+    known = (one for one in watch.ranks.values() if one.pid or one.exit_code is not None)
+    return any(_ending(watch, one, hung) in BY_ITSELF and not LOST.search(one.words) for one in known)
 
 
 def _how(one: Heard) -> Ending:

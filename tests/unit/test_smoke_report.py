@@ -125,6 +125,15 @@ def test_every_ending_has_words_even_where_no_check_knows_it(ending: Ending) -> 
         assert "ValueError: that's it" in text
 
 
+def test_who_was_ended_before_its_first_stage_waited_for_nobody() -> None:
+    bad = rank_run(1, Ending.RAISED, "import", words="ImportError: no such thing")
+    late = msgspec.structs.replace(rank_run(2, Ending.NEVER_CAME), ending=Ending.ENDED, pid=0)
+    text = " ".join(report(examined_smoke(smoke_of_ranks(3, {1: bad, 2: late})), verbose=True).split())
+    assert "was ended before its first stage" in text
+    assert "2 was in import" not in text
+    assert "2 waited" not in text
+
+
 def test_what_no_check_explains_is_told_in_the_ranks_own_words() -> None:
     bad = rank_run(
         2,

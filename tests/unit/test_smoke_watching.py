@@ -154,7 +154,7 @@ def test_how_a_process_ended_may_be_known_before_it_was_heard_of() -> None:
     watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.hear_server({"ended": 101, "status": -9}, 1)
     watch.introduced(1, 101)
-    assert [one.ending for one in runs(watch, "node01")] == [Ending.NEVER_CAME, Ending.KILLED]
+    assert [one.ending for one in runs(watch, "node01")] == [Ending.ENDED, Ending.KILLED]
 
 
 def test_the_engine_s_word_is_enough_where_no_one_else_knows() -> None:
@@ -162,8 +162,29 @@ def test_the_engine_s_word_is_enough_where_no_one_else_knows() -> None:
     watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.hear_engine({"failures": {"1": -9, "x": 3, "7": 1}, "error": "ChildFailedError: a table"})
     assert watch.engine_over
-    assert [one.ending for one in runs(watch, "node01")] == [Ending.NEVER_CAME, Ending.KILLED]
+    assert [one.ending for one in runs(watch, "node01")] == [Ending.ENDED, Ending.KILLED]
     assert problem(watch) == ""
+
+
+def test_who_is_on_its_way_when_another_fails_was_ended_and_has_not_failed_to_come() -> None:
+    """The engine ends it with the others, though it had no time to say a word."""
+    job = Job(nproc=3, world_size=3).in_stage(0, "import", 1).in_stage(1, "import", 1)
+    job.watch.ranks[2].pid = 0
+    job.fails(1, 1.2, "import", "RuntimeError: out of luck")
+    job.watch.ended_at = 1.5
+    ranks = runs(job.watch, "n")
+    assert [one.ending for one in ranks] == [Ending.ENDED, Ending.RAISED, Ending.ENDED]
+    assert ranks[2].last is None
+    assert ranks[2].ended_after == 1.5
+
+
+def test_who_never_came_is_told_from_those_who_waited_for_it_in_vain() -> None:
+    job = Job().in_stage(1, "all_reduce", 1)
+    job.watch.ranks[0].pid = 0
+    job.fails(
+        1, 9, error="DistNetworkError: The client socket has timed out after 60s while trying to connect to (a, 1)."
+    )
+    assert [one.ending for one in runs(job.watch, "n")] == [Ending.NEVER_CAME, Ending.RAISED]
 
 
 def test_what_we_end_we_don_t_blame() -> None:
