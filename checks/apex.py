@@ -198,6 +198,7 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, patient: Patient) -> 
     log_signs=(
         LogSign(
             "Cuda extensions are being compiled with a version of Cuda that does not match the version used to compile Pytorch binaries",
+            pattern=r"does not match the version used to compile Pytorch binaries(?:\. +Pytorch binaries were compiled with Cuda (?P<torch_cuda>\d[\d.]*\d))?",
             why="Apex's setup.py alone says so; torch's own check has other words",
             source="NVIDIA/apex: setup.py",
         ),
@@ -253,7 +254,7 @@ def _runtime(one: SharedObject) -> list[str]:
     log_signs=(
         LogSign(
             "undefined symbol: ",
-            pattern=r"/(?:amp_C|apex_C|fused_layer_norm_cuda|syncbn|mlp_cuda|fused_dense_cuda)\.[^:]*: undefined symbol: ",
+            pattern=r"/(?:amp_C|apex_C|fused_layer_norm_cuda|syncbn|(?:fused_weight_gradient_)?mlp_cuda|fused_dense_cuda)\.[^:]*: undefined symbol: ",
             why="The file is an extension of Apex: it was built against another torch",
             source="glibc's ld.so; made to happen with hand-linked modules of these names",
         ),
@@ -369,10 +370,41 @@ def apex_arch_missing(
             why="pip indents what a build says: torch is missing in the isolated build, not in training",
             source="made to happen with pip 23.2: pip install of a package whose setup.py imports torch",
         ),
+        *(
+            LogSign(
+                "No module named 'torch'",
+                pattern=r"^\s+ModuleNotFoundError: No module named 'torch'",
+                near=step,
+                why="the same of another step: pip asks each package what it is before it installs any, torch among them",
+                source="pip 18 to 25, as reported in public, mostly of flash-attn",
+            )
+            for step in ("setup.py egg_info", "Preparing metadata (pyproject.toml)")
+        ),
+        LogSign(
+            "No module named 'torch'",
+            pattern=r"ModuleNotFoundError: No module named 'torch'",
+            near="declare it as a build dependency",
+            within=4,
+            why="uv's own words stand below: it builds in isolation, too",
+            source="uv: crates/uv-build-frontend/src/error.rs",
+        ),
+        LogSign(
+            "No module named 'torch'",
+            pattern=r"^\s+ModuleNotFoundError: No module named 'torch'",
+            near="uild `apex",
+            why="uv indents what a build says, and names the package before: it builds in isolation, too",
+            source="uv 0.4 and later, as reported in public",
+        ),
         LogSign(
             "Arguments to --config-settings must be of the form KEY=VAL",
             why="pip refuses the option with which Apex's extensions are asked for",
             source="pip 23.2.1: pip/_internal/cli/cmdoptions.py",
+        ),
+        LogSign(
+            "Please install apex from",
+            near="Arguments to --config-settings must be of the form KEY=VAL",
+            why="what the script misses, pip has refused to build just before",
+            source="pip 23.2.1: pip/_internal/cli/cmdoptions.py; NVIDIA/apex: examples/imagenet/main_amp.py",
         ),
         LogSign(
             "--build-option and --global-option are deprecated",
@@ -385,16 +417,20 @@ def apex_arch_missing(
 def apex_build_isolation(
     toolchain: Toolchain, extensions: Extensions, patient: Patient, torch: Torch
 ) -> Iterator[Finding]:
-    """A plain `pip install .` doesn't build Apex right: pip builds in isolation, where there is no torch.
+    """A plain `pip install` builds Apex, and others whose setup.py imports torch, where there is no torch.
 
     ## What breaks
-    The build stops with "No module named 'torch'", or it ends well and has built no extensions.
+    The build stops with "No module named 'torch'", or it ends well and has built no extensions. Of flash-attn, and of
+    any other package whose setup.py imports torch, the former holds, too.
 
     ## Why
-    pip builds in an environment of its own that has no torch in it, unless told `--no-build-isolation`. And it
-    ignores `--global-option` for a project with a pyproject.toml, so the extensions are left out silently.
+    pip and uv build in an environment of their own, without torch, unless told `--no-build-isolation`; and a
+    torch that the same command is to install isn't there yet. pip ignores `--global-option` for a project with a
+    pyproject.toml, so that Apex's extensions are left out silently.
 
     ## Fix
+    Install torch by a command of its own, then what is built against it: `pip install torch`, then
+    `pip install --no-build-isolation flash-attn`. Apex:
     `APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install -v --no-build-isolation --no-cache-dir .`; for an older tree, whose
     setup.py doesn't read these variables,
     `--config-settings "--build-option=--cpp_ext" --config-settings "--build-option=--cuda_ext"`.

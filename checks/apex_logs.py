@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ddpdoctor.facts.log import Log
-from ddpdoctor.findings import FAIL, Finding, Fix
-from ddpdoctor.knowledge.log_sightings import lines, sightings
+from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.knowledge.log_sightings import lines, sightings, where
+from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.registry import LogSign, check
+
+COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )?error:? (?:#error -- )?(?P<what>\S.*)")
+"""As gcc and nvcc report an error: after the place in a source file."""
 
 
 @check(
@@ -19,6 +24,23 @@ from ddpdoctor.registry import LogSign, check
             pattern=r"Failed building wheel for apex\b",
             why="pip's own words, with the package's name",
             source="pip 23.2: pip/_internal/operations/build/wheel.py; made to happen",
+        ),
+        LogSign(
+            "Check the logs",
+            pattern=r" --(?:cpp|cuda)_ext .*\binstall --record .* Check the logs",
+            why="pip's own words on a build that failed, with the options that are Apex's",
+            source="pip up to 21, as reported in public; NVIDIA/apex: setup.py",
+        ),
+        LogSign(
+            " failed with error code ",
+            pattern=r" --(?:cpp|cuda)_ext .*\binstall --record .* failed with error code \d+ in \S*pip-",
+            why="the same in older releases of pip",
+            source="pip up to 19.1, as reported in public; NVIDIA/apex: setup.py",
+        ),
+        LogSign(
+            "Running setup.py install for apex did not run successfully",
+            why="pip's own words, with the package's name",
+            source="pip 21.3 to 23.0, as reported in public",
         ),
     ),
 )
@@ -39,9 +61,15 @@ def apex_build_failed(log: Log) -> Iterator[Finding]:
     seen = sightings(log, "apex-build-failed")
     if not seen:
         return
+    said = sorted((*log.errors, *(one.line for one in log.sightings)), key=lambda line: line.order)
+    of_compiler = ((line, COMPILER.search(line.text)) for line in said if line.order < seen[-1].line.order)
+    line, found = next(((line, found) for line, found in of_compiler if found), (None, None))
     yield Finding(
-        summary="Apex could not be built: the first line with error: above says why",
-        evidence=lines(log, seen),
+        summary=short(
+            "Apex could not be built: the first line with error: above says why"
+            + (f", {' '.join(found['what'].split())}" if found else "")
+        ),
+        evidence=(*((Evidence(line.text.strip(), where(log, line)),) if line else ()), *lines(log, seen)),
         fixes=(
             Fix("See whether toolkit, compiler and torch fit, and which commands build it here", ("ddpdoctor explain apex",)),
             Fix(

@@ -180,6 +180,12 @@ def in_short(text: str, most: int) -> str:
             why="The same refusal, also of files that are no checkpoint at all",
             source="torch 2.13.0 and 1.13.1: torch/serialization.py; made to happen",
         ),
+        LogSign(
+            "to learn more about types accepted by default with weights_only",
+            role=Role.HINTS,
+            why="The end of that refusal, where a log begins behind the rest of it",
+            source="torch 2.13.0: torch/serialization.py; made to happen",
+        ),
     ),
 )
 def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator[Finding]:
@@ -278,6 +284,14 @@ def let_pass(files: Sequence[CheckpointFile], blockers: Sequence[str]) -> tuple[
     )
 
 
+BESIDE_WEIGHTS = (
+    r"(?:torch\.(?!nn\b)|(?:deepspeed|megatron|numpy|pandas|scipy|sklearn|omegaconf|hydra|fairseq|apex|wandb|accelerate|lightning|lightning_fabric"
+    r"|pytorch_lightning|transformers\.(?:train|integrations|tokeniz)\w*|mmcv|mmengine)\b)"
+)
+"""Modules of libraries whose objects lie in checkpoints beside the weights (optimizers' states, configurations, tokenizers): a version of
+the library that lacks one can't load the file, whether or not a model is in it."""
+
+
 @check(
     "ckpt-whole-module",
     severity=WARN,
@@ -285,12 +299,22 @@ def let_pass(files: Sequence[CheckpointFile], blockers: Sequence[str]) -> tuple[
         LogSign(
             "Can't get attribute",
             near="torch/serialization.py",
-            why="Any pickle can say it, also that of a DataLoader's worker; here torch.load stands near",
+            pattern=rf"Can't get attribute(?! '[^']*' on <module '{BESIDE_WEIGHTS})(?!.* from '[^']*[/\\](?:site|dist)-packages[/\\])",
+            why="Any pickle can say it, also that of a DataLoader's worker; here torch.load stands near, and the class is of the script's own",
+            source="Python 3.11: pickle.py; made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Can't get attribute",
+            near="torch/serialization.py",
+            role=Role.HINTS,
+            pattern=rf"Can't get attribute(?! '[^']*' on <module '{BESIDE_WEIGHTS}).* from '[^']*[/\\](?:site|dist)-packages[/\\]",
+            why="A class of an installed package, which another version of it wrote: one of a model, or of what was saved beside it",
             source="Python 3.11: pickle.py; made to happen with torch 2.13.0",
         ),
         LogSign(
             "No module named '",
             near="super().find_class(",
+            pattern=rf"No module named '(?!{BESIDE_WEIGHTS})",
             why="torch.load looks for the module in which a pickled class was defined",
             source="torch 2.13.0: torch/serialization.py; made to happen",
         ),

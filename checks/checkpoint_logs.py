@@ -58,11 +58,25 @@ from ddpdoctor.registry import LogSign, Role, check
             source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
         ),
         LogSign(
+            'unexpected key "',
+            role=Role.HINTS,
+            pattern=r"KeyError: 'unexpected key \"(?P<unexpected>(?!module\.)[^\"]*)\" in state_dict'",
+            why="Releases before 0.4 name only the first key that doesn't fit: another model, or the whole checkpoint was given",
+            source="torch 0.1 to 0.3: torch/nn/modules/module.py; copies of it in public repositories",
+        ),
+        LogSign(
             "Missing key in checkpoint state_dict: ",
             role=Role.HINTS,
             pattern=r"Missing key in checkpoint state_dict: (?P<missing>\S+?)\.?\s*$",
             why="torch.distributed.checkpoint's own words: another model or optimizer, or names with or without a wrapper's prefix",
             source="torch 2.13.0: torch/distributed/checkpoint/default_planner.py",
+        ),
+        LogSign(
+            "Invalid access pattern: ",
+            role=Role.HINTS,
+            pattern=r"Invalid access pattern: (?P<shards>\d+) ShardedObject are missing",
+            why="Megatron's own words: all ranks together don't name each part of an object, as with other layers or stages than they say",
+            source="Megatron-LM: core/dist_checkpointing/validation.py",
         ),
         LogSign(
             "loaded state dict ",
@@ -109,6 +123,9 @@ def ckpt_arch_mismatch(log: Log) -> Iterator[Finding]:
     missing, unexpected = word(seen, "missing"), word(seen, "unexpected")
     if word(seen, "groups"):
         yield _other_optimizer(log, seen)
+        return
+    if word(seen, "shards"):
+        yield _not_all_parts(log, seen)
         return
     if not (key or missing or unexpected):
         yield _no_list(log, seen)
@@ -174,3 +191,16 @@ def _other_optimizer(log: Log, seen: Sequence[Sighting]) -> Finding:
             Fix("To go on with the model alone, load its state and begin with a new optimizer"),
         ),
     )
+
+
+def _not_all_parts(log: Log, seen: Sequence[Sighting]) -> Finding:
+    return Finding(
+        summary=f"Megatron's ranks don't name all parts of what they are to load: {word(seen, 'shards')} are missing",
+        cause="The model that was built here says that an object has more parts, mostly one for each layer, than its ranks ask for. The"
+        " checkpoint itself may well be whole.",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Build the model with the number of layers and of pipeline stages with which the checkpoint was saved"),
+            Fix("Where it is turned into another format, give the converter the arguments that were saved with it, not those of a default"),
+        ),
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -16,6 +17,12 @@ from ddpdoctor.knowledge.wrappers import prefix_parts, writers
 from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import listed, plural
 
+OWN_PART: Final = (
+    r"(?:rng_state_|random_states_|__|(?:\w+[_-])?rank[_-]?)(?P<part>\d+)"
+    r"(?:_\d+\.distcp|\.(?:pth?|pkl|bin|ckpt|tar|pth\.tar|safetensors))"
+)
+"""The name of a file that each rank writes under its own number."""
+
 
 @check(
     "ckpt-module-prefix",
@@ -26,6 +33,12 @@ from ddpdoctor.wording import listed, plural
             role=Role.HINTS,
             why="The prefix of the DDP wrapper on the first key: named where the list of missing keys has it not",
             source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
+        ),
+        LogSign(
+            'unexpected key "module.',
+            pattern=r"KeyError: 'unexpected key \"module\.(?P<key>[^\"]*)\" in state_dict'",
+            why="Releases before 0.4 name only the first key that doesn't fit: with the wrapper's prefix, where the model was not wrapped yet",
+            source="torch 0.1 to 0.3: torch/nn/modules/module.py; copies of it in public repositories",
         ),
         LogSign(
             'Missing key(s) in state_dict: "module.',
@@ -129,11 +142,26 @@ def planned_world(plan: Plan, environment: Environment) -> World:
             source="deepspeed 0.19.8: runtime/engine.py, which calls the files so; Python's own words",
         ),
         LogSign(
+            "No such file or directory: ",
+            role=Role.HINTS,
+            pattern=rf"^(?:FileNotFoundError: )?\[Errno 2\] No such file or directory: ['\"](?:[^'\"]*[/_.-])?{OWN_PART}['\"]",
+            why="A rank's own share of a checkpoint isn't there: counts only where other ranks don't lack theirs",
+            source="Python's own words; files are called so by transformers' Trainer, accelerate and torch.distributed.checkpoint, others by scripts",
+        ),
+        LogSign(
             " value from checkpoint (",
             pattern=r"(?P<key>\w*parallel_size) value from checkpoint \((?P<saved>\d+)\) is not equal to the (?:input argument|currently set argument) ?"
             r"value \((?P<wanted>\d+)\)",
             why="Megatron's own words: the checkpoint is cut into parts for another number of ranks of a model",
             source="Megatron-LM: training/checkpointing.py; GPT-NeoX: megatron/checkpointing.py",
+        ),
+        LogSign(
+            "The size of tensor a (",
+            role=Role.HINTS,
+            pattern=r"The size of tensor a \(\d{6,}\) must match the size of tensor b \(\d{6,}\) at non-singleton dimension 0\b",
+            near="esuming",
+            why="Flat tensors of a size that only shares of a whole model have, in a run that was resumed: the state is of another number of ranks",
+            source="torch's broadcasting, met by optimizers of FSDP and ZeRO, as reported in public",
         ),
     ),
 )

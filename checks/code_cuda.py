@@ -45,11 +45,25 @@ def cuda_fork_reinit(log: Log) -> Iterator[Finding]:
     yield Finding(
         summary="A forked process used CUDA, which its parent had begun to use",
         evidence=lines(log, seen),
-        fixes=(
-            Fix("Let datasets and collate functions return CPU tensors, and move them in the loop: x.to(device)"),
-            Fix('Or start the workers anew: DataLoader(..., multiprocessing_context="spawn")'),
-        ),
+        fixes=_start_anew(log),
         rank=said_by(seen),
+    )
+
+
+def _start_anew(log: Log) -> tuple[Fix, ...]:
+    paths = [frame.path.replace("\\", "/") for one in log.raised for frame in one.frames]
+    if any("torch/multiprocessing/spawn.py" in one for one in paths) and not any("utils/data/" in one for one in paths):
+        return (
+            Fix(
+                'Start the processes anew, and don\'t fork them: mp.start_processes(..., start_method="spawn"), or torchrun'
+            ),
+            Fix(
+                "Or leave CUDA alone in the process that starts them: no tensor on a GPU, and no torch.cuda before that"
+            ),
+        )
+    return (
+        Fix("Let datasets and collate functions return CPU tensors, and move them in the loop: x.to(device)"),
+        Fix('Or start the workers anew: DataLoader(..., multiprocessing_context="spawn")'),
     )
 
 
@@ -113,7 +127,7 @@ def cuda_illegal_access(log: Log) -> Iterator[Finding]:
     )
 
 
-GUESSES = r"using GPU (?P<gpu>\d+) (?:to perform barrier as devices|as device) used by this process (?:are|is) currently unknown"
+GUESSES = r"using (?:best-guess )?GPU (?P<gpu>\d+) (?:to perform barrier as devices|as device) used by this process (?:are|is) currently unknown"
 WHY_A_GUESS = "NCCL had to guess a barrier's GPU, and the first collective timed out"
 
 
@@ -135,6 +149,20 @@ WHY_A_GUESS = "NCCL had to guess a barrier's GPU, and the first collective timed
             role=Role.HINTS,
             near="WorkNCCL(SeqNum=1,",
             source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        *(
+            LogSign(
+                "WorkNCCL(SeqNum=1,",
+                why="the first collective timed out after a rank, which no label tells, had guessed",
+                role=Role.HINTS,
+                near=guess,
+                anywhere=True,
+                source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+            )
+            for guess in (
+                "to perform barrier as devices used by this process",
+                "Guessing device ID based on global rank",
+            )
         ),
         LogSign(
             "used by this process",
@@ -168,7 +196,7 @@ def barrier_device_unknown(log: Log) -> Iterator[Finding]:
     seen = sightings(log, "barrier-device-unknown")
     if not seen:
         return
-    gpu = word(seen, "gpu")
+    gpu = word([one for one in seen if one.role is not Role.NOISE], "gpu")
     yield Finding(
         summary=f"NCCL guessed GPU {gpu} for a barrier, and the first collective timed out" if gpu else WHY_A_GUESS,
         evidence=lines(log, seen),

@@ -15,9 +15,9 @@ from ddpdoctor.registry import LogSign, Role, check
     severity=FAIL,
     log_signs=(
         LogSign(
-            "Expected more than 1 value per channel when training, got input size",
-            why="only the normalisation layers say so, of a batch of which each channel has one value",
-            pattern=r"got input size (?P<size>torch\.Size\(\[[\d, ]*\]\)|\[[\d, ]*\]|\d+)",
+            "Expected more than 1 value per channel when training",
+            why="only the normalisation layers say so, of a batch of which each channel has one value; a report may leave out its size",
+            pattern=r"when training(?:,? got input size (?P<size>torch\.Size\(\[[\d, ]*\]\)|\[[\d, ]*\]|\d+)|\W*$)",
             source="made to happen with torch 2.13.0: torch/nn/functional.py; a list or a number in older releases, as reported in public",
         ),
     ),
@@ -39,8 +39,9 @@ def batchnorm_batch_of_one(log: Log) -> Iterator[Finding]:
     seen = sightings(log, "batchnorm-batch-of-one")
     if not seen:
         return
+    size = word(seen, "size")
     yield Finding(
-        summary=f"BatchNorm got a batch with one value per channel: {word(seen, 'size')}",
+        summary="BatchNorm got a batch with one value per channel" + (f": {size}" if size else ""),
         evidence=lines(log, seen),
         fixes=(
             Fix("Leave the incomplete last batch out: DataLoader(..., drop_last=True)"),
@@ -65,9 +66,10 @@ def batchnorm_batch_of_one(log: Log) -> Iterator[Finding]:
             source="public reports from torch 1.x and 2.x: aten/src/ATen/native/cuda/Indexing.cu",
         ),
         LogSign(
-            "] Assertion `",
-            why="a kernel's assertion about an index, with the place of the thread",
-            pattern=r"thread: \[\d+,\d+,\d+\] Assertion `(?:.*index out of bounds|cur_target >= 0 && cur_target < n_classes)",
+            "] Assertion ",
+            why="a kernel's assertion about an index, with the place of the thread; Markdown takes its backticks away",
+            pattern=r"thread: \[\d+,\d+,\d+\] Assertion (?:`?(?:.*index out of bounds|cur_target >= 0 && cur_target < n_classes)"
+            r"|t >= 0 && t < n_classes|srcIndex < srcSelectDimSize failed)",
             source="torch 2.9.1 and 1.13.1: aten/src/ATen/native/cuda/IndexKernel.cu, ClassNLLCriterion.cu in reports from torch 1.x",
         ),
         LogSign(
@@ -226,6 +228,20 @@ NOT_OF_TRAINING = "".join(rf"(?<!\b{word}{mark} )" for word in OTHERS for mark i
             why="apex lowers it from 65536 in a run's first steps; below 0.1 it has found nothing that doesn't overflow, as with NaN",
             pattern=r"Gradient overflow\..{0,60} (?P<scale>reducing loss scale to (?:0\.0\d*|\d(?:\.\d+)?e-\d+))\s*$",
             source="apex: amp/handle.py",
+        ),
+        LogSign(
+            "reducing loss scale to",
+            why="the steps before overflowed, too, the last one with nothing scaled; where the loss is a sum, single steps of healthy runs may",
+            pattern=r"Gradient overflow\..{0,60} (?P<scale>reducing loss scale to 0\.\d+)\s*$",
+            near="reducing loss scale to 1.0",
+            within=20,
+            source="apex: amp/handle.py",
+        ),
+        LogSign(
+            "setting loss scale to",
+            why="fairseq sums the loss over tokens, so that healthy runs may come below 1; at 0.0001 it gives up, a few steps from here",
+            pattern=r"verflow detected,(?: ignoring gradient,)? setting loss (?P<scale>scale to:? (?:0\.000\d*|\d(?:\.\d+)?e-\d+))\s*$",
+            source="fairseq: trainer.py, optim/dynamic_loss_scaler.py; and trainers made after it",
         ),
         LogSign(
             "Attempted loss scale: 1, reducing to 1",

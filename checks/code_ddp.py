@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.findings import FAIL, INFO, Finding, Fix
 from ddpdoctor.knowledge.log_sightings import lines, said_by, sightings, word
 from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.registry import LogSign, Role, check
+
+_TWO_COUNTS: Final = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent ([1-9]\d{0,5})(?!\d)")
 
 
 @check(
@@ -173,6 +178,15 @@ def ddp_reentrant_checkpoint(log: Log) -> Iterator[Finding]:
             pattern=r"\[torch\.(?:cuda\.)?(?P<tensor>\w+Tensor \[[\d, ]*\])\] is at version \d+",
             source="torch 2.9.1: torch/csrc/autograd/saved_variable.cpp",
         ),
+        LogSign(
+            "]] is at version ",
+            why="the same where the message was broken into lines: the tensor stands on the next one",
+            role=Role.HINTS,
+            pattern=r"^\s*\[torch\.(?:cuda\.)?(?P<tensor>\w+Tensor \[[\d, ]*\])\] is at version \d+",
+            near="has been modified by an inplace operation",
+            within=2,
+            source="torch 2.9.1: torch/csrc/autograd/saved_variable.cpp",
+        ),
     ),
 )
 def ddp_buffer_inplace(log: Log) -> Iterator[Finding]:
@@ -260,16 +274,40 @@ def ddp_param_mismatch(log: Log) -> Iterator[Finding]:
     seen = sightings(log, "ddp-param-mismatch")
     if not seen:
         return
+    counts = _counts(log, seen)
+    odd = _odd_one_out(counts)
     yield Finding(
-        summary=_how_they_differ(seen),
+        summary=_how_they_differ(seen) if odd is None else _odd_one(odd, counts),
         evidence=lines(log, seen),
         fixes=(
             Fix("Print on every rank what differs, before DDP(): [(n, tuple(p.shape)) for n, p in model.named_parameters()]"),
             Fix("Decide about sizes on rank 0, and send them to all: dist.broadcast_object_list([sizes], src=0)"),
             Fix("Where nodes may have other versions: netcheck, run on every node, compares them", ("ddpdoctor netcheck --help",)),
         ),
-        rank=said_by(seen),
+        rank=said_by(seen) if odd is None else odd,
     )  # fmt: skip
+
+
+def _counts(log: Log, seen: Sequence[Sighting]) -> dict[int, int]:
+    """How many parameters the ranks have, as far as the messages tell: each names two of them."""
+    counts: dict[int, int] = {}
+    for text in (*(one.line.text for one in seen), *(one.message for one in log.raised)):
+        if found := _TWO_COUNTS.search(text):
+            rank, own, other, theirs = map(int, found.groups())
+            counts |= {rank: own, other: theirs}
+    return counts
+
+
+def _odd_one_out(counts: Mapping[int, int]) -> int | None:
+    """The one rank that has another number than all others, of which there are several."""
+    numbers = Counter(counts.values())
+    alone = [rank for rank, number in counts.items() if numbers[number] == 1]
+    return alone[0] if len(numbers) == 2 and len(alone) == 1 and len(counts) > 2 else None
+
+
+def _odd_one(rank: int, counts: Mapping[int, int]) -> str:
+    others = next(number for other, number in counts.items() if other != rank)
+    return f"Rank {rank} has {counts[rank]} parameters, the other ranks have {others}: rank {rank} built another model"
 
 
 def _how_they_differ(seen: Sequence[Sighting]) -> str:
@@ -318,61 +356,6 @@ def ddp_grad_stride_warning(log: Log) -> Iterator[Finding]:
 
 
 @check(
-    "model-not-on-device",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "only work with single-device/multiple-device GPU modules or CPU modules",
-            why="only DDP says so: device_ids were given, and the parameters are elsewhere",
-            pattern=r"got device_ids (?P<ids>\[[^\]]*\]).*module parameters (?P<where>\{.{0,120}\})",
-            source="made to happen with torch 2.13.0: torch/nn/parallel/distributed.py",
-        ),
-        LogSign(
-            "module must have its parameters and buffers on device",
-            why="only DataParallel says so",
-            pattern=r"on device (?P<wanted>\S+) \(device_ids\[0\]\) but found one of them on device: (?P<where>\S+)",
-            source="torch 2.13.0, 2.9.1, 1.13.1: torch/nn/parallel/data_parallel.py",
-        ),
-        LogSign(
-            "DistributedDataParallel's input module must be on the same type of devices",
-            why="only DDP says so: some parameters were moved, others weren't",
-            pattern=r"module parameters locate in (?P<where>\{.{0,120}\})",
-            source="made to happen with torch 2.13.0: torch/nn/parallel/distributed.py",
-        ),
-    ),
-)
-def model_not_on_device(log: Log) -> Iterator[Finding]:
-    """The model, or a part of it, was not on its GPU when DDP got it.
-
-    ## What breaks
-    DDP() or the first forward pass ends with a ValueError or RuntimeError about devices.
-
-    ## Why
-    `model.to(device)` is missing, comes after DDP(), or a layer was added to the model after it was moved. `device_ids` is for
-    models on one GPU only.
-
-    ## Fix
-    `torch.cuda.set_device(local_rank)`, then `model = model.to(local_rank)`, then
-    `DDP(model, device_ids=[local_rank])`. On the CPU: `DDP(model)` without device_ids.
-    """
-    seen = sightings(log, "model-not-on-device")
-    if not seen:
-        return
-    where = word(seen, "where")
-    yield Finding(
-        summary=short(
-            f"The model was not on the GPU that DDP was given{f': its parameters are on {where}' if where else ''}"
-        ),
-        evidence=lines(log, seen),
-        fixes=(
-            Fix("Move the whole model before it is wrapped: DDP(model.to(local_rank), device_ids=[local_rank])"),
-            Fix("To train on the CPU: DDP(model), without device_ids and output_device"),
-        ),
-        rank=said_by(seen),
-    )
-
-
-@check(
     "fsdp-mixed-parameters",
     severity=FAIL,
     log_signs=(
@@ -406,6 +389,12 @@ def model_not_on_device(log: Log) -> Iterator[Finding]:
             pattern=r"uniform dtype but got (?P<one>[\w.]+) and (?P<other>[\w.]+)",
             source="torch 1.12 to 2.0: torch/distributed/fsdp/flat_param.py, as reported in public",
         ),
+        LogSign(
+            "Cannot flatten integer dtype tensors",
+            why="the same of a unit that begins with whole numbers: weights that were quantised to 4 or 8 bits",
+            pattern=r"(?<!\(\")Cannot flatten (?P<whole>integer) dtype tensors",
+            source="torch 1.12 to 2.13: torch/distributed/fsdp/_flat_param.py",
+        ),
     ),
 )
 def fsdp_mixed_parameters(log: Log) -> Iterator[Finding]:
@@ -417,7 +406,8 @@ def fsdp_mixed_parameters(log: Log) -> Iterator[Finding]:
 
     ## Why
     FSDP makes one flat tensor of all parameters that it wraps together. LoRA's adapters in float32 on a model in bfloat16 are the usual
-    case (peft makes them so), or norms that were left in float32; and adapters that train on a base that doesn't.
+    case (peft makes them so), or norms that were left in float32; and adapters that train on a base that doesn't. Weights of 4 or 8 bits
+    (bitsandbytes) lie in whole numbers, of which it makes no flat tensor.
 
     ## Fix
     One type before it is wrapped: `model.to(torch.bfloat16)`, with peft `get_peft_model(..., autocast_adapter_dtype=False)`; or load
@@ -425,6 +415,9 @@ def fsdp_mixed_parameters(log: Log) -> Iterator[Finding]:
     """
     seen = sightings(log, "fsdp-mixed-parameters")
     if not seen:
+        return
+    if word(seen, "whole"):
+        yield _quantised(log, seen)
         return
     one, other = word(seen, "one"), word(seen, "other")
     types = (
@@ -447,3 +440,20 @@ def fsdp_mixed_parameters(log: Log) -> Iterator[Finding]:
         fixes=types if one else frozen,
         rank=said_by(seen),
     )  # fmt: skip
+
+
+def _quantised(log: Log, seen: Sequence[Sighting]) -> Finding:
+    return Finding(
+        summary="FSDP got parameters of whole numbers, as quantised weights are, of which it makes no flat tensor",
+        cause="bitsandbytes keeps weights of 4 bits in uint8, unless told otherwise, and those of 8 bits in int8.",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix(
+                "Of 4 bits (QLoRA): let them lie in the type of all the others, in which the model is to be loaded, too",
+                ("BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_storage=torch.bfloat16)",),
+            ),
+            Fix("Of 8 bits: train with DDP, or without quantisation"),
+            Fix("Leave parameters that hold no weights out: FSDP(..., ignored_states=[...])"),
+        ),
+        rank=said_by(seen),
+    )

@@ -40,7 +40,20 @@ def own_of_several(fleet: Fleet, meeting: Meeting) -> Node:
     return own
 
 
-@check("torch-version-mismatch", severity=WARN)
+@check(
+    "torch-version-mismatch",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "unsupported pickle protocol: ",
+            why="what another rank has pickled, with a newer Python",
+            near="in _tensor_to_object",
+            within=4,
+            fatal=True,
+            source="Python 3.11: pickle.py; torch 1.10 and 2.13.0: torch/distributed/distributed_c10d.py",
+        ),
+    ),
+)
 def torch_version_mismatch(
     fleet: Fleet, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
 ) -> Iterator[Finding]:

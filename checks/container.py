@@ -36,6 +36,14 @@ WITH_GPUS = {
 }
 
 
+NO_GPUS = (
+    "No CUDA GPUs are available",
+    "no CUDA-capable device is detected",
+    "CUDA unknown error - this may be due to an incorrectly set up environment",
+)
+"""What CUDA says where it may open none of the device nodes, as where there are none."""
+
+
 def _numbered(driver: Driver) -> tuple[str, ...]:
     """/dev/nvidia0, /dev/nvidia1 ..."""
     return tuple(one for one in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", one))
@@ -69,10 +77,24 @@ def _with_gpus(container: Container) -> Fix:
             source="Docker, as reported in public",
         ),
         LogSign(
+            "unresolvable CDI devices nvidia.com/gpu",
+            why="no specification of the GPUs was written on this host, which is the toolkit's task (`nvidia-ctk cdi generate`)",
+            fatal=True,
+            source="Docker and Podman, as reported in public",
+        ),
+        LogSign(
             "nknown runtime specified nvidia",
             why="the same in older releases",
             source="Docker up to 20.10, as reported in public",
             fatal=True,
+        ),
+        LogSign(
+            "load library failed: lib",
+            why="the toolkit is there, and finds no driver on the host; of a Docker that is a snap it can't",
+            role=Role.HINTS,
+            pattern=r"nvidia-container-cli: .*load library failed: lib(?:nvidia-ml|cuda)\.so\.1",
+            fatal=True,
+            source="libnvidia-container: src/nvc.c, as reported in public",
         ),
     ),
 )
@@ -149,9 +171,16 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
         ),
         LogSign(
             "libcuda.so.1: cannot open shared object file",
-            why="in a container it got no GPU; outside of one there is no driver",
+            why="in a container it got no GPU; outside of one there is no driver. What NVIDIA's runtime says so of is the host",
             role=Role.HINTS,
+            pattern=r"^(?!.*nvidia-container-cli: ).*libcuda\.so\.1: cannot open",
             source="glibc: elf/dl-load.c",
+        ),
+        LogSign(
+            "Failed to initialize NVML: GPU access blocked by the operating system",
+            why="NVML's library is there, and the GPU isn't: a container that got none, mostly, or a WSL that lost it",
+            role=Role.HINTS,
+            source="nvidia-smi, as reported in public",
         ),
     ),
 )
@@ -223,6 +252,25 @@ def _shut_nodes(driver: Driver) -> Evidence:
             why="in a container its devices were taken away; on a host a GPU may have failed",
             role=Role.HINTS,
             source="nvidia-smi, as reported in public",
+        ),
+        *(
+            LogSign(
+                "Failed to initialize NVML: Unknown Error",
+                why="neither CUDA nor NVML may open the device nodes, which are there",
+                near=text,
+                anywhere=True,
+                source="nvidia-smi, as reported in public; torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
+            )
+            for text in NO_GPUS
+        ),
+        *(
+            LogSign(
+                text,
+                why="the device nodes are there, as for NVML's own word beside it, and nobody may open them",
+                near="Failed to initialize NVML: Unknown Error",
+                source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp; nvidia-smi, as reported in public",
+            )
+            for text in NO_GPUS
         ),
     ),
 )

@@ -14,6 +14,7 @@ from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import kernel_module, libcuda, told
+from ddpdoctor.knowledge.no_gpu_signs import NCCL_SEES_NONE, SEES_NONE
 from ddpdoctor.knowledge.nvidia import (
     IN_CONTAINER,
     INSTALL,
@@ -27,6 +28,9 @@ from ddpdoctor.knowledge.nvidia import (
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
+
+NO_MODULE = "modprobe: FATAL: Module nvidia not found in directory"
+IN_USE = "Kernel driver in use: nouveau"
 
 SECURE_BOOT = re.compile(r"Loading of .*module.* is rejected|Lockdown: .*module")
 
@@ -78,10 +82,51 @@ def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
             source="glibc: elf/dl-load.c",
         ),
         LogSign(
-            "modprobe: FATAL: Module nvidia not found in directory",
-            why="there is no kernel module of that name for the running kernel",
+            " Error: libcuda.so: cannot open shared object file",
+            role=Role.HINTS,
+            pattern=r"Could not load library libcudnn\S* Error: libcuda\.so: cannot open",
+            why="the same, said by cuDNN, which asks for it by the name without a number",
+            source="cuDNN 8, as reported in public",
+        ),
+        LogSign(
+            "load library failed: lib",
+            why="NVIDIA's container runtime looks for the driver on the host before a container starts, and finds none; from within a snap it can't",
+            role=Role.HINTS,
+            pattern=r"nvidia-container-cli: .*load library failed: lib(?:nvidia-ml|cuda)\.so\.1",
+            source="libnvidia-container: src/nvc.c, as reported in public",
+        ),
+        LogSign(
+            "initialization error: WSL environment detected but no adapters were found",
+            why="NVIDIA's container runtime found no GPU that Windows hands on: no driver there, or no GPU",
+            pattern=r"nvidia-container-cli: .*no adapters were found",
+            source="libnvidia-container: src/nvc.c, as reported in public",
+        ),
+        LogSign(
+            "Cannot access accelerator device when none is",
+            role=Role.HINTS,
+            why="torch's word where this build has no accelerator; in the first releases with these words also where it saw none",
+            source="aten/src/ATen/DeviceAccelerator.cpp",
+        ),
+        LogSign(
+            NO_MODULE,
+            why="there is no kernel module for the running kernel, and nvidia-smi isn't there, either",
+            near="nvidia-smi: command not found",
             source="modprobe, as reported in public",
         ),
+        LogSign(
+            NO_MODULE,
+            why="there is no kernel module for the running kernel, and torch finds no libcuda.so.1, either",
+            near="Found no NVIDIA driver on your system",
+            source="modprobe, as reported in public",
+        ),
+        LogSign(
+            NO_MODULE,
+            why="there is no kernel module for the running kernel: no driver, or one that wasn't built for this kernel",
+            role=Role.HINTS,
+            source="modprobe, as reported in public",
+        ),
+        NCCL_SEES_NONE,
+        *SEES_NONE,
     ),
 )
 def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Container) -> Iterator[Finding]:
@@ -135,9 +180,28 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
             source="libnvidia-container: src/nvc.c, as reported in public",
         ),
         LogSign(
+            NO_MODULE,
+            why="there is no kernel module for the running kernel, and torch's words are those of a libcuda.so.1 that finds none",
+            near="No CUDA GPUs are available",
+            source="modprobe, as reported in public; torch 2.9.1: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            ": installed",
+            pattern=r"\bnvidia(?:-[\w-]+)?[/,] ?[\d.]+, (?P<kernel>\S+), \w+: installed",
+            near=NO_MODULE,
+            why="dkms has built the driver for a kernel, and it isn't the one that runs",
+            source="dkms status and modprobe, as reported in public",
+        ),
+        LogSign(
+            NO_MODULE,
+            why="there is no kernel module for the running kernel: no driver, or one that wasn't built for this kernel",
+            role=Role.HINTS,
+            source="modprobe, as reported in public",
+        ),
+        LogSign(
             "could not insert 'nvidia': ",
-            why="why the kernel refused the module: signature (Secure Boot), or another version",
-            pattern=r"could not insert 'nvidia': (?P<refused>Key was rejected by service|Required key not available|Exec format error|Operation not permitted|Invalid argument)",
+            why="why the kernel refused the module: signature (Secure Boot), another version, or no GPU that it could have or knows",
+            pattern=r"could not insert 'nvidia': (?P<refused>No such device|Key was rejected by service|Required key not available|Exec format error|Operation not permitted|Invalid argument)",
             source="modprobe, as reported in public",
         ),
         LogSign(
@@ -146,6 +210,8 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
             role=Role.HINTS,
             source="torch 1.13.1, 2.9.1 and 2.13.0: c10/cuda/CUDAFunctions.cpp",
         ),
+        NCCL_SEES_NONE,
+        *SEES_NONE,
     ),
 )
 def nvidia_module_not_loaded(
@@ -233,6 +299,18 @@ def _secure_boot(kernel_log: Maybe[KernelLog]) -> tuple[Evidence, ...]:
             "NVRM: The NVIDIA probe routine was not called for",
             why="another driver has the GPU",
             source="open-gpu-kernel-modules: kernel-open/nvidia/nv.c",
+        ),
+        LogSign(
+            IN_USE,
+            why="lspci names the driver that has the GPU, and NVIDIA's own program gets none",
+            near="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
+            source="lspci -k, as reported in public",
+        ),
+        LogSign(
+            IN_USE,
+            why="lspci names the driver that has the GPU, and CUDA gets none",
+            near="No CUDA GPUs are available",
+            source="lspci -k, as reported in public",
         ),
     ),
 )

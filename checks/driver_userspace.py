@@ -148,6 +148,12 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
             pattern=r"UserWarning: Can't initialize NVML",
             source="torch 2.9.1: torch/cuda/__init__.py",
         ),
+        LogSign(
+            "Failed to initialize NVML: GPU access blocked by the operating system",
+            why="NVML's library is there, and the GPU isn't: in a container that got none, or in WSL after its host's driver changed",
+            role=Role.HINTS,
+            source="nvidia-smi, as reported in public",
+        ),
     ),
 )
 def nvml_unavailable(
@@ -294,6 +300,30 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
             why="error 3: the driver is there, and can't start; a worker that was forked after CUDA's start says so, too",
             role=Role.HINTS,
             source="made to happen with torch 2.9.1 over a driver that answers so: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            "CUDA error: unknown error",
+            role=Role.HINTS,
+            why="errors 999 and 30 said by any call of CUDA's: its start that fails, or a GPU that fails later",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1; as reported in public",
+        ),
+        LogSign(
+            "Error 999: unknown error",
+            pattern=r"cudaGetDeviceCount\(\).* Error 999: unknown error",
+            why="the same error 999, as the first call of CUDA's gives it",
+            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            "Error 304: OS call failed or operation not supported on this OS",
+            role=Role.HINTS,
+            why="the driver could not do what it asked the system for: its device nodes are missing or shut, or a module is stuck",
+            source="CUDA runtime in torch 2.9.1; as reported in public",
+        ),
+        LogSign(
+            "initialization error: cuda error: unknown error",
+            why="NVIDIA's container runtime starts CUDA before a container does, and the driver can't",
+            pattern=r"nvidia-container-cli: .*cuda error: unknown error",
+            source="libnvidia-container: src/nvc.c, as reported in public",
         ),
     ),
 )

@@ -171,6 +171,17 @@ def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch
             near="CUDA_VISIBLE_DEVICES=MIG-",
             source="CUDA runtime in torch 1.13.1 and 2.9.1",
         ),
+        *(
+            LogSign(
+                "Duplicate GPU detected : rank",
+                why="slices of one GPU have one PCI address, by which NCCL goes; the run itself lists slices, or was given some",
+                role=Role.HINTS,
+                near=slices,
+                anywhere=True,
+                source="nccl 2.20.5 and 2.27.5: init.cc",
+            )
+            for slices in ("(UUID: MIG-", "CUDA_VISIBLE_DEVICES=MIG-")
+        ),
     ),
 )
 def mig_multi_instance(

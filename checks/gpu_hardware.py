@@ -304,6 +304,12 @@ def _still_gone(log: KernelLog, gpus: Maybe[Gpus], driver: Maybe[Driver]) -> tup
             pattern=ON_A_GPU,
             source="CUDA runtime in torch 1.13.1 and 2.9.1",
         ),
+        LogSign(
+            "CUDA error: unknown error",
+            why="in the midst of a training rather a GPU that fails than a driver that can't start; the kernel log tells",
+            role=Role.HINTS,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
     ),
 )
 def xid_error(

@@ -42,9 +42,9 @@ def _off(environment: Maybe[Environment], name: str) -> bool:
         LogSign(
             "system not yet initialized",
             why="CUDA says so on boards with NVSwitches alone",
-            pattern=r"(?:Error 802: |CUDA error: |Cuda failure (?:802 )?'|CUDA driver error: |\(code=802.*|\(802\) : )"
+            pattern=r"(?:Error 802: |CUDA error: |Cuda failure (?:802 )?'|CUDA driver error: |\(code=802.*|\(802\) : |what\(\): +Error \([\w./-]+:\d+\): )"
             r"system not yet initialized",
-            source="CUDA runtime in torch 1.13.1 and 2.9.1; torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1; torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp; gpu_burn; as reported in public",
         ),
         LogSign(
             "cudaErrorSystemNotReady", why="the name of the same error", source="CUDA runtime in torch 1.13.1 and 2.9.1"
@@ -432,9 +432,10 @@ def _translating(pci: Pci, command_line: Maybe[str]) -> Maybe[bool]:
     severity=FAIL,
     log_signs=(
         LogSign(
-            "Using RTX 4000 series doesn't support faster communication broadband via P2P or IB",
+            "doesn't support faster communication broadband via P2P or IB",
+            pattern=r"Using RTX (?:3090 or )?4000 series doesn't",
             why="Accelerate refuses to start so",
-            source="accelerate 1.15.0: accelerate/state.py",
+            source="accelerate 1.15.0 and 0.2x, which named the RTX 3090, too: accelerate/state.py",
         ),
         LogSign(
             "We've detected an older driver with an RTX 4000 series GPU",

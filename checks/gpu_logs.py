@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.facts.log import Log
 from ddpdoctor.findings import FAIL, Finding, Fix
+from ddpdoctor.knowledge.cuda_library_signs import CUBLAS_GIVES_UP, CUDNN_GIVES_UP
 from ddpdoctor.knowledge.cuda_oom import OWN_DOING
 from ddpdoctor.knowledge.log_sightings import lines, sightings, word
 from ddpdoctor.registry import LogSign, Role, check
@@ -41,6 +42,8 @@ from ddpdoctor.wording import ranks_named
             role=Role.HINTS,
             source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDABlas.cpp",
         ),
+        CUBLAS_GIVES_UP,
+        *CUDNN_GIVES_UP,
     ),
 )
 def oom_batch_too_large(log: Log) -> Iterator[Finding]:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ddpdoctor.facts.log import Log
-from ddpdoctor.findings import FAIL, Finding, Fix
-from ddpdoctor.knowledge.log_sightings import lines, sightings
+from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.knowledge.log_sightings import lines, sightings, where
 from ddpdoctor.registry import LogSign, Role, check
+from ddpdoctor.wording import listed
+
+NCCL_VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)")
+"""As torch ends the first line of NCCL's errors."""
 
 TIMEOUT = "a timeout of the group, and the last that was said before is that a checkpoint is being saved"
+SAVING = {
+    "aving model checkpoint": "torch 2.9.1; transformers 5.23: trainer.py; deepspeed 0.19.8: runtime/engine.py",
+    "is about to be saved!": "torch 2.9.1; deepspeed 0.19.8: runtime/checkpoint_engine/torch_checkpoint_engine.py",
+    "[Torch] Saving ": "torch 2.9.1; deepspeed 0.19.8: runtime/checkpoint_engine/torch_checkpoint_engine.py",
+    "aving checkpoint": "torch 2.9.1; Megatron-LM: training/checkpointing.py; and as scripts say it",
+    "aving latest checkpoint": "torch 2.9.1; as scripts say it, as reported in public",
+}
+"""What is said before, and by whom."""
 AT_ONCE = 15
 """Lines between the two: a trainer that went on after saving would have written more."""
 TRACEBACK = 40
@@ -20,23 +33,16 @@ TRACEBACK = 40
     "checkpoint-save-timeout",
     severity=FAIL,
     log_signs=(
-        LogSign(
-            "Watchdog caught collective operation timeout",
-            why=TIMEOUT,
-            role=Role.HINTS,
-            near="aving model checkpoint",
-            anywhere=True,
-            within=AT_ONCE,
-            source="torch 2.9.1; transformers 5.23: trainer.py; deepspeed 0.19.8: runtime/engine.py",
-        ),
-        LogSign(
-            "Received a dump signal due to a collective timeout",
-            why=f"{TIMEOUT}: rank 0 was still saving when another rank's wait was over",
-            role=Role.HINTS,
-            near="aving model checkpoint",
-            anywhere=True,
-            within=AT_ONCE,
-            source="torch 2.9.1; transformers 5.23: trainer.py; deepspeed 0.19.8: runtime/engine.py",
+        *(
+            LogSign(text, why=why, role=Role.HINTS, near=saving, anywhere=True, within=AT_ONCE, source=source)
+            for saving, source in SAVING.items()
+            for text, why in (
+                ("Watchdog caught collective operation timeout", TIMEOUT),
+                (
+                    "Received a dump signal due to a collective timeout",
+                    f"{TIMEOUT}: rank 0 was still saving when another rank's wait was over",
+                ),
+            )
         ),
         LogSign(
             "Timed out waiting",
@@ -114,11 +120,22 @@ def nccl_message_truncated(log: Log) -> Iterator[Finding]:
     seen = sightings(log, "nccl-message-truncated")
     if not seen:
         return
+    versions = {found[1]: one.line for one in reversed(log.raised) if (found := NCCL_VERSION.search(one.message))}
+    differ = len(versions) > 1
     yield Finding(
-        summary="NCCL got a message of another size than it expected",
-        evidence=lines(log, seen),
+        summary="NCCL got a message of another size than it expected"
+        + (f": the ranks have NCCL {listed(sorted(versions), 3)}, which must be one and the same" if differ else ""),
+        evidence=(
+            *lines(log, seen),
+            *(Evidence(line.text, where(log, line)) for line in list(versions.values())[:3] if differ),
+        ),
         fixes=(
+            *((Fix("Install the same torch, or the same nvidia-nccl package, on all nodes"),) if differ else ()),
             Fix("Compare the nodes' versions and settings: run netcheck on every node", ("ddpdoctor netcheck --help",)),
-            Fix("Let torch compare the sizes of every call", ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",)),
+            *(
+                ()
+                if differ
+                else (Fix("Let torch compare the sizes of every call", ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",)),)
+            ),
         ),
     )

@@ -82,6 +82,10 @@ def _is_bound(usable: int, machine: Machine, environment: Maybe[Environment]) ->
     return isinstance(machine.logical_cores, int) and usable < machine.logical_cores
 
 
+TIMED_OUT = r"^RuntimeError: DataLoader timed out after (?P<seconds>[\d.]+) seconds"
+"""Only where the script has given the DataLoader a timeout."""
+
+
 @check("cgroup-cpu-limit", severity=WARN)
 def cgroup_cpu_limit(
     machine: Machine, cgroup: Cgroup, container: Maybe[Container], environment: Maybe[Environment], plan: Plan
@@ -244,6 +248,23 @@ def _other_launcher(environment: Environment) -> bool:
             role=Role.NOISE,
             source="torch 2.13.0: torch/utils/data/dataloader.py",
         ),
+        LogSign(
+            "DataLoader timed out after ",
+            why="no batch came in time, and the loader warned that it has more workers than cores",
+            role=Role.HINTS,
+            pattern=TIMED_OUT,
+            near="worker processes in total. Our suggested max number of worker in current system is",
+            fatal=True,
+            source="torch 2.13.0: torch/utils/data/dataloader.py",
+        ),
+        LogSign(
+            "DataLoader timed out after ",
+            why="no batch came in time: the workers had too few cores, or waited for a slow disk, or for each other",
+            role=Role.HINTS,
+            pattern=TIMED_OUT,
+            fatal=True,
+            source="torch 2.13.0: torch/utils/data/dataloader.py",
+        ),
     ),
 )
 def dataloader_oversubscribed(
@@ -253,7 +274,7 @@ def dataloader_oversubscribed(
 
     ## What breaks
     GPUs wait for data. With more workers than cores it gets worse, and the DataLoader warns "This DataLoader will create N
-    worker processes in total".
+    worker processes in total". With `timeout=` it ends by "DataLoader timed out after N seconds".
 
     ## Why
     `num_workers` counts for each rank: with 8 ranks, `num_workers=8` is 64 processes. A rank needs a core for itself; only

@@ -238,6 +238,13 @@ def _seen(disk: Disk, figures: str) -> Evidence:
             pattern=r"nfs: server (?P<server>\S+) not responding, still trying",
             source="Linux: net/sunrpc/clnt.c",
         ),
+        LogSign(
+            "DataLoader timed out after ",
+            why="no batch came in time: the workers may wait for a file; or they had too few cores",
+            role=Role.HINTS,
+            pattern=r"^RuntimeError: DataLoader timed out after (?P<seconds>[\d.]+) seconds",
+            source="torch 2.13.0: torch/utils/data/dataloader.py",
+        ),
     ),
 )
 def disk_unanswered(disks: Disks) -> Iterator[Finding]:

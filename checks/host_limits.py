@@ -156,6 +156,14 @@ def _nofile_floor(world: int) -> int:
             fatal=True,
             source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h, misc/socket.cc; made to happen with torch 2.13.0",
         ),
+        LogSign(
+            "unable to open shared memory object",
+            why="older releases of torch don't say why: mostly too many files are open, else shared memory is full",
+            role=Role.HINTS,
+            pattern=r"RuntimeError: (?P<object>unable to open shared memory object(?: </torch_[^>]*> in read-write mode)?)\s*$",
+            fatal=True,
+            source="torch 1.5 to 1.9: aten/src/TH/THAllocator.cpp, as reported in public",
+        ),
     ),
 )
 def nofile_limit(

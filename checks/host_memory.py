@@ -15,6 +15,7 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, told
+from ddpdoctor.knowledge.ray_words import worker_gone
 from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import human, plural
 
@@ -50,6 +51,14 @@ def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
             source="Linux: mm/oom_kill.c, made to happen",
         ),
         LogSign(
+            "memory: usage ",
+            why="the kernel's report on a container or job that has reached its limit, as it looks for a process to kill",
+            role=Role.HINTS,
+            pattern=r"\bmemory: usage (?P<usage>\d+)kB, limit \d+kB, failcnt \d+",
+            fatal=True,
+            source="Linux: mm/memcontrol.c",
+        ),
+        LogSign(
             "OOMKilled",
             why="Kubernetes and Docker say so of a container that reached its limit",
             pattern=r'\b[Rr]eason"?[:=]\s{0,20}"?OOMKilled\b|"?\bOOMKilled"?: ?true|\b\d+/\d+\s{1,9}OOMKilled\b',
@@ -60,6 +69,17 @@ def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
             why="Slurm ended a step that took more than it was given",
             pattern=r"exceeded memory limit \(\d+ > \d+\), being killed",
             source="slurmstepd, as reported in public",
+        ),
+        LogSign(
+            "TERM_MEMLIMIT: job killed",
+            why="LSF's reason for the end of a job that took more than it was given",
+            source="LSF's job reports, as reported in public",
+        ),
+        LogSign(
+            "PBS: job killed: ",
+            why="PBS ended a job that took more than it was given; its time has another word",
+            pattern=r"PBS: job killed: p?v?mem \d+\w* exceeded limit \d+",
+            source="PBS and TORQUE, as reported in public",
         ),
         LogSign(
             "Exceeded job memory limit",
@@ -147,6 +167,30 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
             "The node was low on resource: memory",
             why="the kubelet ended a pod to save the node: memory ran out on all of it, whoever took it",
             source="kubernetes: pkg/kubelet/eviction/helpers.go",
+        ),
+        LogSign(
+            "killed due to memory pressure (OOM)",
+            why="Ray ended workers of its own, before the kernel would do so: memory ran out on that node",
+            pattern=r"\b(?P<workers>[1-9]\d*) Workers \(tasks / actors\) killed due to memory pressure \(OOM\)",
+            source="ray 2.x: src/ray/raylet/node_manager.cc; Ray's documentation",
+        ),
+        LogSign(
+            "Task was killed due to the node running low on memory",
+            why="Ray ended that worker, before the kernel would do so: memory ran out on its node",
+            source="ray 2.x: the message of ray.exceptions.OutOfMemoryError; Ray's documentation",
+        ),
+        LogSign(
+            "of the memory on node ",
+            why="the same in Ray's releases before 2.0",
+            pattern=r"RayOutOfMemoryError: More than (?P<share>\d+)% of the memory on node (?P<node>\S+) is used",
+            source="ray 1.x: python/ray/_private/memory_monitor.py, as reported in public",
+        ),
+        LogSign(
+            "cannot allocate memory for thread-local data: ABORT",
+            why="the C library could not even start a thread: the host's memory, or a limit on it",
+            role=Role.HINTS,
+            source="glibc: elf/dl-tls.c, as reported in public",
+            fatal=True,
         ),
         LogSign(
             "[Errno 12] Cannot allocate memory",
@@ -294,10 +338,21 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
             source="zsh 5.9: Src/signals.c, Src/jobs.c, as reported in public",
         ),
         LogSign(
+            "Process finished with exit code 137",
+            why="PyCharm's word for a process that was ended by signal 9: mostly for want of memory",
+            role=Role.HINTS,
+            pattern=r"Process finished with exit code 137 \(interrupted by signal 9: ?SIGKILL\)",
+            fatal=True,
+            source="PyCharm, as reported in public",
+        ),
+        LogSign(
             "is killed by signal: Killed",
             why="a DataLoader's worker: mostly for want of memory",
             role=Role.HINTS,
             source="made to happen with torch 2.13.0",
+        ),
+        *worker_gone(
+            "the kernel may have killed that worker, which Ray gives as a reason itself; what it was, Ray doesn't know"
         ),
     ),
 )

@@ -52,6 +52,13 @@ SHM_LOADER = 256 * MIB
             source="torch 1.13.1 and 2.13.0: aten/src/ATen/MapAllocator.cpp",
         ),
         LogSign(
+            "unable to open shared memory object",
+            why="older releases of torch don't say why: mostly too many files are open, else shared memory is full",
+            role=Role.HINTS,
+            pattern=r"RuntimeError: unable to open shared memory object(?: </torch_[^>]*> in read-write mode)?\s*$",
+            source="torch 1.5 to 1.9: aten/src/TH/THAllocator.cpp, as reported in public",
+        ),
+        LogSign(
             "killed by signal: Bus error",
             why="a write into shared memory that has no room any more",
             source="made to happen with torch 2.13.0",

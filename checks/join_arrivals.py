@@ -17,6 +17,7 @@ from ddpdoctor.knowledge.job_intent import means_each_node_itself
 from ddpdoctor.knowledge.launchers import srun_netcheck
 from ddpdoctor.knowledge.left_out import first_words, left_behind, one_node_more, token_of_a_visitor, turned_away
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
+from ddpdoctor.knowledge.store_barrier import too_few_came, too_many_came
 from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
 
@@ -44,6 +45,14 @@ STOPPED = "stopped by "
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
+            "clients joined",
+            why="Lightning has each rank tell its number, and the store waited for some: why they didn't come, only they can say",
+            role=Role.HINTS,
+            pattern=r"waiting for clients\. (?P<came>\d+)/(?P<wanted>\d+) clients joined",
+            near="Initializing distributed: GLOBAL_RANK: ",
+            source="lightning 2.6.6: lightning/fabric/utilities/distributed.py; torch 2.13.0: TCPStore.cpp",
+        ),
+        LogSign(
             "workers joined.",
             why="the same in other releases",
             role=Role.EFFECT,
@@ -57,26 +66,20 @@ STOPPED = "stopped by "
             pattern=r"^(?:torch\.distributed\.elastic\.rendezvous\.api\.|\s*\"message\": \")RendezvousTimeoutError",
             source="made to happen with torch 2.13.0; torch 1.13.1: torch/distributed/elastic/multiprocessing/errors/error_handler.py",
         ),
-        LogSign(
-            "Waiting in store based barrier to initialize process group for",
-            why="a rank has not come to init_process_group: not started, ended before, or it is late",
-            role=Role.EFFECT,
-            pattern=r"\(world_size=(?P<wanted>\d+), (?:worker_count|num_workers_joined)=(?!(?P=wanted),)(?P<came>\d+), ",
-            source="torch 1.13.1 and 2.9.1: torch/distributed/distributed_c10d.py",
-        ),
-        LogSign(
-            "Timed out initializing process group in store based barrier on",
-            why="a rank never came to init_process_group: not started, or ended before",
-            role=Role.EFFECT,
-            pattern=r"\(world_size=(?P<wanted>\d+), (?:worker_count|num_workers_joined)=(?P<came>\d+), ",
-            source="torch 1.13.1 and 2.9.1: torch/distributed/distributed_c10d.py",
-        ),
+        *too_few_came(),
         LogSign(
             "wait timeout after",
             why="a rank has not come to this group: not started, ended before, or another one took its number",
             role=Role.EFFECT,
             pattern=r"wait timeout after \d+ms, keys: /default_pg/",
             source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "DistStoreError: ",
+            why="what another rank or node was to leave in the store did not come in time: not started, ended before, or late",
+            role=Role.EFFECT,
+            pattern=r"DistStoreError: (?:wait timeout after \d+ms(?!, keys: )|Socket Timeout)",
+            source="torch 2.4 to 2.13: torch/csrc/distributed/c10d/TCPStore.cpp; strings of libtorch_cpu.so",
         ),
     ),
 )
@@ -385,12 +388,19 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
             pattern=r"mismatch in (?:rank count from procs|info from procs, nranks)",
             source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
         ),
+        *too_many_came("each rank was started twice, which counts it twice; or the store is of an earlier start"),
         LogSign(
             "wait timeout after",
             why="a rank has not come to this group: perhaps another one took its number",
             role=Role.EFFECT,
             pattern=r"wait timeout after \d+ms, keys: /default_pg/",
             source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "NCCL WARN Invalid rank requested : ",
+            why="NCCL was given a rank that isn't below the number of ranks: counted from 1, or that number is another's",
+            pattern=r"Invalid rank requested : (?P<rank>-?\d+)/(?P<ranks>\d+)",
+            source="NCCL 2.7 to 2.20: init.cc",
         ),
         LogSign(
             "wait timeout after",
@@ -410,11 +420,13 @@ def duplicate_rank(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
 
     ## Why
     `--node-rank` was copied from one node to the next (or left at its default, 0), or a script takes it from a setting
-    that isn't there, such as SLURM_NODEID outside of `srun`. A rank out of range comes from counting from 1.
+    that isn't there, such as SLURM_NODEID outside of `srun`. A rank out of range comes from counting from 1. Where all ranks are
+    there twice, the script was started once for each (`srun -n 2`, mpirun) and then starts all of them itself (`mp.spawn`).
 
     ## Fix
     `torchrun --nnodes 2 --node-rank 0` on the first node, `--node-rank 1` on the second, and so on up to the number of nodes
-    less one. Under Slurm: `srun --ntasks-per-node=1 bash -c 'torchrun --node-rank $SLURM_NODEID ...'`.
+    less one. Under Slurm: `srun --ntasks-per-node=1 bash -c 'torchrun --node-rank $SLURM_NODEID ...'`. One launcher alone starts
+    the ranks.
     """
     if meeting.refusal in RANK_CODES:
         yield _own_rank(meeting)

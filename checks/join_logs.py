@@ -15,6 +15,8 @@ MADE = "made to happen with torch 2.13.0"
 OPENING = "_create_tcp_store(params)"
 OWN_STORE = "in _create_tcp_store_server"
 NUMBER = "a host's name of digits alone, which is read as an address: 17 is 0.0.0.17"
+FRAME = 3
+"""Lines from the head of a traceback's last frame to the exception."""
 
 
 @check(
@@ -256,6 +258,25 @@ def _as_address(name: str) -> str:
             role=Role.EFFECT,
             pattern=r"The node '(?P<node>[^']+?)(?:_\d+_\d+)?' has failed .* due to an error of type RendezvousConnectionError",
             source="torch 2.13.0: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py",
+        ),
+        *(
+            LogSign(
+                f"RuntimeError: {words}",
+                why="the rank asked the store in which all ranks of a group are counted: its process ended, before this rank was done",
+                role=Role.HINTS,
+                pattern=rf"^RuntimeError: {words}\s*$",
+                near="in _store_based_barrier",
+                within=FRAME,
+                source="torch 1.13.1: torch/distributed/distributed_c10d.py, torch/csrc/distributed/c10d/Utils.hpp",
+            )
+            for words in ("Broken pipe", "Connection reset by peer")
+        ),
+        LogSign(
+            'Failed to check the "should dump" flag on TCPStore',
+            why="said each second by a rank that still runs while the store is gone; a few times at the end of a healthy run, too",
+            role=Role.EFFECT,
+            pattern=r"with error: ",
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
         LogSign(
             'Failed to check the "should dump" flag on TCPStore',

@@ -10,6 +10,7 @@ from ddpdoctor.facts.base import known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import WARN, Finding, Fix
+from ddpdoctor.knowledge.store_barrier import too_many_came
 from ddpdoctor.registry import LogSign, check, requires
 
 
@@ -24,6 +25,7 @@ from ddpdoctor.registry import LogSign, check, requires
             near="file://",
             source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
         ),
+        *too_many_came("ranks are counted in the file, and those of an earlier run still are", near="file://"),
     ),
 )
 def stale_file_init(environment: Environment, plan: Plan) -> Iterator[Finding]:

@@ -16,35 +16,38 @@ from ddpdoctor.registry import LogSign, check
     log_signs=(
         LogSign(
             "error: unrecognized arguments: ",
-            why="argparse refuses the argument that torch.distributed.launch adds to every rank's command",
+            why="argparse refuses the argument that torch.distributed.launch and DeepSpeed add to every rank's command",
             pattern=r"unrecognized arguments: (?:.* )?(?P<argument>--local[-_]rank)=?\d*",
             source="made to happen with torch 2.13.0 and Python 3.11",
         ),
     ),
 )
 def local_rank_arg_mismatch(log: Log) -> Iterator[Finding]:
-    """The script doesn't know the argument by which torch.distributed.launch tells the local rank.
+    """The script doesn't know the argument by which its launcher tells the local rank.
 
     ## What breaks
     Every rank ends at once with "unrecognized arguments: --local-rank=0".
 
     ## Why
-    `python -m torch.distributed.launch` adds `--local-rank=N` (before torch 2.0 `--local_rank=N`). The script declares the
-    other spelling, or none.
+    `python -m torch.distributed.launch` adds `--local-rank=N` (before torch 2.0 `--local_rank=N`), `deepspeed`
+    `--local_rank=N`. The script declares the other spelling, or none.
 
     ## Fix
-    Start with `torchrun`, which adds nothing, and read `int(os.environ["LOCAL_RANK"])`. Or declare both:
+    Start with `torchrun`, or `deepspeed --no_local_rank`, which add nothing, and read `int(os.environ["LOCAL_RANK"])`. Or
+    declare both:
     `parser.add_argument("--local-rank", "--local_rank", type=int)`.
     """
     seen = sightings(log, "local-rank-arg-mismatch")
     if not seen:
         return
     argument = word(seen, "argument")
+    deepspeed = log.launcher == "deepspeed"
+    start = "deepspeed --no_local_rank" if deepspeed else "torchrun"
     yield Finding(
-        summary=f"The script doesn't know {argument}, which torch.distributed.launch adds",
+        summary=f"The script doesn't know {argument}, which {'deepspeed' if deepspeed else 'torch.distributed.launch'} adds",
         evidence=lines(log, seen),
         fixes=(
-            Fix('Read it from the environment, and start with torchrun: local_rank = int(os.environ["LOCAL_RANK"])'),
+            Fix(f'Read it from the environment, and start with {start}: local_rank = int(os.environ["LOCAL_RANK"])'),
             Fix('Or declare both spellings: parser.add_argument("--local-rank", "--local_rank", type=int, default=0)'),
         ),
     )

@@ -9,19 +9,19 @@ from typing import Final
 from ddpdoctor.facts.log import Log, LogFrame, LogLine, Raised, Sighting
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.log_endings import signal_of
-from ddpdoctor.knowledge.log_exceptions import kind_of, short_name
+from ddpdoctor.knowledge.log_exceptions import is_alike, short_name
 from ddpdoctor.knowledge.log_failures import stream
 from ddpdoctor.knowledge.log_programs import WHY as OF_A_PROGRAM
 from ddpdoctor.knowledge.log_programs import is_of_a_program
-from ddpdoctor.knowledge.log_sightings import lines, own_line, sightings, where, word
+from ddpdoctor.knowledge.log_sightings import NO_LOG, lines, own_line, sightings, where
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
 from ddpdoctor.knowledge.missing_modules import missing_module_fixes, module_missing
+from ddpdoctor.knowledge.ray_words import worker_gone
 from ddpdoctor.knowledge.smoke_words import LONGEST, short
 from ddpdoctor.knowledge.unreached_servers import FIXES, WHY, server_unreached
 from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import ranks_named, signal_name
 
-SLURM: Final = "slurm: src/slurmd/slurmstepd/req.c"
 TABLE: Final = "made to happen with torch 2.13.0: torch/distributed/elastic/multiprocessing/errors"
 GLIBC: Final = "glibc 2.36: malloc/malloc.c; strings of libc.so.6"
 CRASH: Final = "any process that crashes ends so: what crashed it, it doesn't say"
@@ -34,19 +34,13 @@ ONE_OPENMP: Final = Fix(
     "OpenMP along. KMP_DUPLICATE_LIB_OK=TRUE only silences it, and results may be wrong"
 )
 ABORTED: Final = "Fatal Python error: Aborted"
-RESUME: Final = Fix("Save checkpoints often enough, and start again from the last one")
-WHO_DID_IT: Final = Fix(
-    "If nobody did it on purpose, ask the scheduler who did",
-    ("sacct -j JOBID -o JobID,State,ExitCode,End", "kubectl describe pod POD"),
-)
-REASONS: Final = {
-    "TIME LIMIT": Fix("Ask for more time, if the partition lets you", ("sbatch --time=2-00:00:00 job.sh",)),
-    "PREEMPTION": Fix("Let Slurm start it again by itself, and resume", ("sbatch --requeue job.sh",)),
-    "NODE FAILURE": Fix("See which node it was, and leave it out until it is mended", ("sinfo -R", "sbatch --exclude=NODE job.sh")),
-    "JOB REQUEUE": Fix("Nothing, if the script resumes: Slurm starts the job again", ("squeue -j JOBID",)),
-}  # fmt: skip
-NO_LOG: Final = "no log was read"
 HYDRA: Final = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace"
+OF_HYDRA: Final = (
+    "': Could not find '", "': Could not load '", "Cannot find primary config '", "Could not override '", "You must specify '",
+    "Error parsing override '", "Error merging override ", "Could not append to config. ", "Could not delete from config.",
+    "Primary config directory not found.", "Primary config module '",
+)  # fmt: skip
+"""How it begins to say what is wrong with the configuration; lists of options and paths may follow, and that line of its at last."""
 MISTAKE: Final = "A mistake in the script or its arguments. No illness of the machine, its network or its packages is known to say this."
 NOT_THERE: Final = "The Python that ran the script doesn't find that module: its package isn't installed there, or another environment was meant."
 UNGUARDED: Final = "An attempt has been made to start a new process before"
@@ -74,6 +68,16 @@ _SOURCE: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)$')
             HYDRA,
             why="hydra's last line where it can't put the configuration together, or hides a script's traceback",
             source="hydra-core 1.3: hydra/_internal/utils.py; made to happen under torchrun",
+        ),
+        *(
+            LogSign(
+                text,
+                why="hydra's words on a configuration that it can't put together; its last line must follow",
+                pattern=rf"^{re.escape(text)}" if text[0].isupper() else rf"^In '[^']+{re.escape(text)}",
+                near=HYDRA,
+                source="hydra-core 1.3: hydra/_internal/config_loader_impl.py, defaults_list.py, core/override_parser",
+            )
+            for text in OF_HYDRA
         ),
         LogSign(
             ": can't open file '",
@@ -125,7 +129,7 @@ def user_code_error(log: Log) -> Iterator[Finding]:
         yield _without_traceback(log, found)
         return
     raised = found.raised
-    alike = {one.line.rank for one in log.raised if _alike(one, raised) and one.line.rank is not None}
+    alike = {one.line.rank for one in log.raised if is_alike(one, raised) and one.line.rank is not None}
     who = ranks_named(alike) if alike else "the script"
     name = short_name(raised.exception)
     said = f"{name}: {raised.message}" if raised.message else name
@@ -134,8 +138,9 @@ def user_code_error(log: Log) -> Iterator[Finding]:
         raised_it = WITHOUT_GUARD
     own, module = raised.own, module_missing(raised)
     at = f" ({own.path.rpartition('/')[2]}:{own.line})" if own else ""
+    told = f"{short(f'{who} {raised_it}', LONGEST - len(at))}{at}"
     yield Finding(
-        summary=_capitalised(f"{short(f'{who} {raised_it}', LONGEST - len(at))}{at}"),
+        summary=_capitalised(short(f"{told}{_and_then(log, raised)}", LONGEST)),
         evidence=_traceback(log, raised),
         fixes=(*_what_to_do(log, raised, module), *_how_it_ended(found)),
         cause=_cause(raised, module),
@@ -160,7 +165,8 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
         )
     if seen:
         before = _said_with(seen[0])
-        said = lines(log, seen, most=1)
+        first = {one.sign: one for one in reversed(seen)}
+        said = lines(log, [one for one in seen if one is first[one.sign]] if HYDRA in first else seen[:1])
         launcher = seen[0].words.get("launcher", "")
         text = said[0].text.strip()
         what = (
@@ -188,7 +194,7 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
 def _said_with(seen: Sighting) -> list[LogLine]:
     """The lines before it that are of the same message."""
     if seen.sign == HYDRA:
-        return list(seen.before[-2:])
+        return list(seen.before)
     found: list[LogLine] = []
     for one in reversed(seen.before):
         if one.text.startswith("usage: ") or _SOURCE.match(one.text):
@@ -224,10 +230,6 @@ def _capitalised(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def _alike(one: Raised, other: Raised) -> bool:
-    return kind_of(one) == kind_of(other)
-
-
 def _traceback(log: Log, raised: Raised) -> tuple[Evidence, ...]:
     ended = _ended_as(log, raised)
     said = (raised.line, *((ended.line,) if ended else ()))
@@ -241,6 +243,14 @@ def _ended_as(log: Log, raised: Raised) -> Raised | None:
         if last.chained and stream(one.line) == stream(last.line) and one.line.order > last.line.order:
             last = one
     return None if last is raised else last
+
+
+def _and_then(log: Log, raised: Raised) -> str:
+    """What the script itself made of it, in words of its own."""
+    ended = _ended_as(log, raised)
+    if ended is None or not ended.message or not ended.frames or ended.frames[-1] != ended.own:
+        return ""
+    return f", and of it {short_name(ended.exception)}: {ended.message}"
 
 
 def _cause(raised: Raised, module: str) -> str:
@@ -269,82 +279,6 @@ def _where_to_look(own: LogFrame | None) -> Fix:
 
 
 @check(
-    "stopped-from-outside",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            " CANCELLED AT ",
-            why="slurmstepd's words as it ends a job or step, with the reason; without one it may be a rank's failure",
-            pattern=r"CANCELLED AT \S+ DUE TO (?P<reason>TIME LIMIT|PREEMPTION|NODE FAILURE|JOB REQUEUE)",
-            source=SLURM,
-        ),
-        LogSign(
-            ":Need to kill Pod",
-            why="the kubelet's event as it ends a pod, by order or to save the node",
-            role=Role.HINTS,
-            pattern=r"Killing container with (?:docker )?id \S+:Need to kill Pod",
-            source="kubernetes 1.12: pkg/kubelet/kuberuntime/kuberuntime_container.go",
-        ),
-        LogSign(
-            "Evicted",
-            why="the kubelet ended the pod to save the node; of what, the event's message says",
-            role=Role.HINTS,
-            pattern=r"\bWarning\s+Evicted\s|^(?:Status|Reason):\s+(?:Failed\s+Reason:\s+)?Evicted\s*$",
-            source="kubectl describe and get events, as reported in public",
-        ),
-        LogSign(
-            "death signal, shutting down workers",
-            why="torchrun was told to end; Slurm does so, too, where another node's torchrun has failed",
-            role=Role.HINTS,
-            pattern=r"Received (?P<signal>\d+) death signal",
-            source="torch 2.13.0: torch/distributed/elastic/agent/server/api.py",
-        ),
-    ),
-)
-def stopped_from_outside(log: Log) -> Iterator[Finding]:
-    """The run was ended from outside, and not by an error of its own.
-
-    ## What breaks
-    All ranks end at once, by SIGTERM, SIGINT or KeyboardInterrupt, often in the middle of a step.
-
-    ## Why
-    Somebody pressed Ctrl-C or cancelled the job, the scheduler's time limit was reached, a job of higher priority took its
-    place, a pod was evicted, or the terminal or ssh session that it ran in was closed.
-
-    ## Fix
-    Ask the scheduler who ended it: `sacct -j JOBID -o JobID,State,ExitCode,End`, `kubectl describe pod POD`. Ask for more time,
-    save checkpoints often enough, and resume. Start long runs by sbatch or in tmux, so that they outlive the session.
-    """
-    requires(log.files, NO_LOG)
-    found = verdict_of(log)
-    if found.outcome is not Outcome.STOPPED or found.lead is None:
-        return
-    seen = sightings(log, "stopped-from-outside")
-    said = lines(log, seen) or (Evidence(found.lead.text.strip(), where(log, found.lead)),)
-    reason, signal = word(seen, "reason"), word(seen, "signal")
-    if reason:
-        yield Finding(summary=f"Slurm ended the job: {reason.lower()}", evidence=said, fixes=(REASONS[reason], RESUME))
-        return
-    by_keyboard = signal == "2" or (
-        found.raised is not None and short_name(found.raised.exception) == "KeyboardInterrupt"
-    )
-    interrupted = [
-        one for one in log.raised if short_name(one.exception) == "KeyboardInterrupt" and one.line.rank is not None
-    ]
-    stood = tuple(place for one in interrupted[:MOST_RANKS] for place in own_line(log, one))
-    signal = signal or (str(signal_of(found.exited) or "") if found.exited else "")
-    how = "by Ctrl-C (SIGINT)" if by_keyboard else f"by {signal_name(int(signal))}" if signal else "by a signal"
-    one_alone = found.exited is not None and found.exited.first and bool(found.effects) and found.lead.rank is not None
-    who = f"Rank {found.lead.rank}" if one_alone else "The run"
-    yield Finding(
-        summary=f"{who} was ended from outside, {how}{'; the others only lost it' if one_alone else ''}",
-        cause="The lines of the script are where each rank stood: if it hung, what it waited for." if stood else "",
-        evidence=(*said, *stood),
-        fixes=(RESUME,) if by_keyboard else (WHO_DID_IT, RESUME),
-    )
-
-
-@check(
     "process-crashed",
     severity=FAIL,
     log_signs=(
@@ -360,6 +294,16 @@ def stopped_from_outside(log: Log) -> Iterator[Finding]:
         LogSign("failed (exitcode: -11)", why=CRASH, source=TABLE),
         LogSign("terminated with signal SIGSEGV", why=CRASH, role=Role.HINTS, source="made to happen with torch 2.13.0: mp.spawn"),
         LogSign("exited on signal 11 (Segmentation fault)", why=CRASH, role=Role.HINTS, source="made to happen with Open MPI 4.1.4"),
+        LogSign("exited on signal 4 (Illegal instruction)", why=CRASH, role=Role.HINTS, source="Open MPI 4.1.4, with strsignal()'s words"),
+        LogSign("exited on signal 8 (Floating point exception)", why=CRASH, role=Role.HINTS, source="Open MPI 4.1.4, with strsignal()'s words"),
+        LogSign(
+            "Process finished with exit code 139",
+            why=CRASH,
+            role=Role.HINTS,
+            pattern=r"Process finished with exit code 139 \(interrupted by signal 11: ?SIGSEGV\)",
+            source="PyCharm, as reported in public",
+        ),
+        *worker_gone("that worker may have crashed, which Ray gives as a reason itself; what it was, Ray doesn't know"),
         LogSign(
             "Fatal Python error: ",
             why="Python's fault handler as a process crashes; a bus error has illnesses of its own",

@@ -142,6 +142,19 @@ def hostname_resolves_loopback(network: Network, environment: Environment, nccl:
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
+            "Unable to find address for:",
+            why="gloo's word on a hostname that leads to no address it could listen on; on an interface's name it says `ifa` instead of `rp`",
+            pattern=r"rp != nullptr\. Unable to find address for: (?P<name>\S+)",
+            source="strings of torch 2.13.0's libtorch_cpu.so: gloo/transport/tcp/device.cc; as reported in public",
+        ),
+        LogSign(
+            "interface or hostname can't be empty",
+            why="this host's name is empty, as it may be on Windows; or GLOO_SOCKET_IFNAME has nothing between two commas",
+            role=Role.HINTS,
+            pattern=r"GlooDeviceFactory::make\w+Device\(\): interface or hostname can't be empty",
+            source="strings of torch 2.13.0's libtorch_cpu.so: GlooDeviceFactory.cpp; pytorch issue 106271",
+        ),
+        LogSign(
             "socket.gaierror: [Errno -",
             why="in torchrun's look at whether the rendezvous endpoint is this host, which asks for its own hostname; other programs' failed look-ups have no such frame",
             near="in _matches_machine_hostname",
@@ -297,8 +310,16 @@ def _is_loopback_text(name: str) -> bool:
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
+            "any network address of (",
+            why="the host has no IPv6, in which the name has an address, and no way to the other; that may be wrong by itself",
+            role=Role.HINTS,
+            pattern=r"errno: 97 - .*errno: 101 - ",
+            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
+        ),
+        LogSign(
             "Socket creation failed : Address family not supported by protocol",
-            why="NCCL was given an IPv6 address on a host without IPv6, or the other way round",
+            why="NCCL was given an IPv6 address on a host without IPv6, or one that was never filled in, as rank 0 found no interface",
+            role=Role.HINTS,
             source="NCCL 2.14 (in torch 1.13.1) and 2.20.5: misc/socket.cc",
         ),
         LogSign(

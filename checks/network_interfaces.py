@@ -224,13 +224,13 @@ def _missing_names(
             "onnect to 127.0.0.1<",
             why="NCCL dials 127.0.0.1 because it was told to take lo, or has nothing else",
             role=Role.HINTS,
-            pattern=r"[Cc]onnect to 127\.0\.0\.1<\d+> (?:failed|returned)(?!.*retrying).*refused",
+            pattern=r"[Cc]onnect to 127\.0\.0\.1<\d+> (?:failed|returned)(?!.*retrying).*(?:refused|connection abort)",
             source="NCCL 2.20.5 and 2.27.5: misc/socket.cc",
         ),
         LogSign(
             "onnect to 127.0.0.1<",
             why="the setting is printed in the same log",
-            pattern=r"onnect to 127\.0\.0\.1<\d+> (?:failed|returned)(?!.*retrying).*refused",
+            pattern=r"onnect to 127\.0\.0\.1<\d+> (?:failed|returned)(?!.*retrying).*(?:refused|connection abort)",
             near="NCCL_SOCKET_IFNAME set by environment to lo",
             source="NCCL 2.20.5 and 2.27.5: misc/socket.cc",
         ),
@@ -293,6 +293,12 @@ def loopback_ifname(network: Network, environment: Environment, nccl: Nccl) -> I
             why="a setting that leaves NCCL none says the same",
             role=Role.HINTS,
             source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
+        ),
+        LogSign(
+            "NET/Socket : 0 interfaces found",
+            why="older releases count what they may use; a setting that leaves NCCL none says the same",
+            role=Role.HINTS,
+            source="NCCL 2.4: transport/net_socket.cc, in NVIDIA/nccl issue 210",
         ),
         LogSign(
             "NET/Socket : No usable listening interface found",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ddpdoctor.facts.log import Log
+from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.knowledge.log_sightings import lines, sightings, word
 from ddpdoctor.knowledge.nccl_connecting import TO_THE_LAST
@@ -38,6 +38,23 @@ OFI = "aws-ofi-nccl: issues 174 and 889, with whole logs"
             pattern=rf"connect \[{CONTAINERS}\]:\d+: (?:Connection refused|No route to host|Connection timed out)",
             source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
         ),
+        *(
+            LogSign(
+                words,
+                why="NCCL said before that it takes an eth0 in docker's own network: it runs in a container, which no other host can dial",
+                pattern=pattern,
+                near="eth0:172.17.0.",
+                source=source,
+            )
+            for words, pattern, source in (
+                (
+                    "NCCL WARN Call to connect",
+                    r"Call to connect (?:timeout|failed) : ",
+                    "NCCL 2.3 and 2.4: include/socket.h",
+                ),
+                ("Connect: exceeded retries (", "", "NCCL 2.20.5: misc/socket.cc"),
+            )
+        ),
     ),
 )
 def container_network_isolated(log: Log) -> Iterator[Finding]:
@@ -60,7 +77,9 @@ def container_network_isolated(log: Log) -> Iterator[Finding]:
         return
     address = word(seen, "address") or word(seen, "last")
     yield Finding(
-        summary=short(f"A rank dials {address}, an address of docker's own network, which other hosts can't reach"),
+        summary=short(f"A rank dials {address}, an address of docker's own network, which other hosts can't reach")
+        if address
+        else "NCCL offers an address of docker's own network, which other hosts can't reach",
         evidence=lines(log, seen),
         fixes=(
             Fix(
@@ -75,20 +94,64 @@ def container_network_isolated(log: Log) -> Iterator[Finding]:
     )
 
 
+CLOSED = "NET/IB : Unable to open device"
+NO_PLUGIN = "Failed to initialize any NET plugin"
+NO_IB = "Error: network IB not found"
+NO_OFI = "Error: network AWS Libfabric not found"
+NOT_TO_BE_HAD = (NO_PLUGIN, NO_IB, NO_OFI)
+"""NCCL's words where NCCL_NET asks for a network, so that it may not take another one."""
+
+
 @check(
     "ib-device-missing-in-container",
-    severity=FAIL,
+    severity=WARN,
     log_signs=(
         LogSign(
             "Call to ibv_modify_qp failed with",
             why="the RoCE address belongs to an interface of the host's, which the container's network hasn't got",
             pattern=r"ibv_modify_qp failed with (?:error|\d+) No such device",
+            fatal=True,
             source=f"{NCCL}: ibvwrap.cc; NVIDIA/nccl issues 799 and 925",
         ),
         LogSign(
-            "NCCL WARN Error: network IB not found",
+            NO_IB,
+            fatal=True,
             why="NCCL_NET=IB asks for InfiniBand, and NCCL sees no device",
             source="NCCL 2.20.5: init.cc",
+        ),
+        LogSign(
+            NO_PLUGIN,
+            near="NCCL_NET set by environment to IB",
+            fatal=True,
+            why="NCCL_NET=IB asks for InfiniBand, and NCCL sees no device",
+            source="NCCL 2.27, as reported in public",
+        ),
+        LogSign(
+            NO_PLUGIN,
+            role=Role.HINTS,
+            why="the network that NCCL_NET asks for is not to be had: InfiniBand, or one of a plugin",
+            fatal=True,
+            source="NCCL 2.27, as reported in public",
+        ),
+        LogSign(
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library",
+            role=Role.HINTS,
+            near="NCCL_NET set by environment to IB",
+            why="NCCL refuses so where it sees no device, and NCCL_NET=IB asks for one; two ranks on one GPU are refused so, too",
+            fatal=True,
+            source="torch 1.13.1: torch/csrc/distributed/c10d/NCCLUtils.hpp; NCCL 2.20.5: init.cc",
+        ),
+        LogSign(
+            CLOSED,
+            why="the host's devices are to be seen, and may not be opened: /dev/infiniband is missing here; NCCL goes on without them",
+            pattern=r"NET/IB : Unable to open device (?P<device>\w+)",
+            source=f"{NCCL}: net_ib",
+        ),
+        LogSign(
+            "NCCL WARN Call to ibv_open_device failed",
+            why="the next line names the device, which NCCL passes over",
+            role=Role.NOISE,
+            source=f"{NCCL}: ibvwrap.cc",
         ),
         LogSign(
             "NET/IB : No device found",
@@ -109,7 +172,7 @@ def ib_device_missing_in_container(log: Log) -> Iterator[Finding]:
 
     ## What breaks
     The first collective between nodes fails with "Call to ibv_modify_qp failed with error No such device", or NCCL finds no
-    device at all.
+    device at all: then it goes over TCP, many times slower, or stops where NCCL_NET=IB asks for one.
 
     ## Why
     The container was started without /dev/infiniband, or without the host's network: the addresses (GIDs) of RoCE belong to
@@ -122,8 +185,14 @@ def ib_device_missing_in_container(log: Log) -> Iterator[Finding]:
     seen = [one for one in sightings(log, "ib-device-missing-in-container") if one.role is not Role.NOISE]
     if not seen:
         return
+    closed = word(seen, "device")
     yield Finding(
-        summary="NCCL can't use the InfiniBand or RoCE device: in a container it lacks /dev/infiniband or the host's network",
+        summary=short(
+            f"NCCL sees {closed} and may not open it: this container lacks /dev/infiniband; it goes without, over TCP"
+        )
+        if closed and all(one.sign == CLOSED for one in seen)
+        else "NCCL can't use the InfiniBand or RoCE device: in a container it lacks /dev/infiniband or the host's network",
+        severity=WARN if all(one.sign == CLOSED for one in seen) else FAIL,
         evidence=lines(log, seen),
         fixes=(
             Fix(
@@ -134,7 +203,12 @@ def ib_device_missing_in_container(log: Log) -> Iterator[Finding]:
                 ),
             ),
             Fix("See in the container which devices there are", ("ls /dev/infiniband /sys/class/infiniband",)),
-            Fix("Until then go over TCP, slower", ("export NCCL_IB_DISABLE=1",)),
+            Fix(
+                "Until then go over TCP, slower",
+                ("unset NCCL_NET", "export NCCL_IB_DISABLE=1")
+                if any(one.sign in NOT_TO_BE_HAD for one in seen)
+                else ("export NCCL_IB_DISABLE=1",),
+            ),
         ),
     )
 
@@ -200,8 +274,11 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
         )
         return
     device = word(seen, "device")
+    # Of what a rank says several times only the first is known; with NCCL_DEBUG=INFO it says it of each card.
+    more = any(one.times > 1 for one in seen)
+    cards = f"{device}, the first card that the log names" if more and device else device or "the network cards"
     yield Finding(
-        summary=f"GPU Direct RDMA is off for {device or 'the network cards'}: traffic between nodes is copied through the host",
+        summary=f"GPU Direct RDMA is off for {cards}: traffic between nodes is copied through the host",
         evidence=lines(log, seen),
         fixes=(
             Fix(
@@ -218,6 +295,26 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
     severity=WARN,
     log_signs=(
         LogSign("NET/OFI Only EFA provider is supported", why="the plugin found another network than EFA", source=OFI),
+        LogSign(
+            NO_OFI,
+            why="NCCL_NET asks for the plugin's network by its name, and NCCL found no plugin that brings it, or it gave up",
+            fatal=True,
+            source="NCCL 2.20.5: init.cc, which puts the setting there; as reported in public",
+        ),
+        LogSign(
+            NO_PLUGIN,
+            near="NCCL_NET set by environment to AWS Libfabric",
+            why="NCCL_NET asks for the plugin's network by its name, and NCCL found no plugin that brings it, or it gave up",
+            fatal=True,
+            source="NCCL 2.27, as reported in public",
+        ),
+        LogSign(
+            NO_PLUGIN,
+            role=Role.HINTS,
+            why="the network that NCCL_NET asks for is not to be had: InfiniBand, or one of a plugin",
+            fatal=True,
+            source="NCCL 2.27, as reported in public",
+        ),
         LogSign(
             "NET/OFI aws-ofi-nccl initialization failed",
             why="the plugin gave up, and NCCL goes over plain sockets",
@@ -246,6 +343,21 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
             source="aws-ofi-nccl 1.x: nccl_ofi_ofiutils.c, as reported in public",
         ),
         LogSign(
+            "NET/OFI Couldn't ",
+            why="the plugin can't set up libfabric's objects on a network that it has found: the provider doesn't fit it",
+            pattern=r"NET/OFI Couldn't (?P<object>open (?:a fabric (?:access domain|provider)|AV|CQ|EQ|domain|fabric)|allocate endpoint|enable endpoint)\. RC: -\d+",
+            fatal=True,
+            source="aws-ofi-nccl 1.x: src/nccl_ofi_net.c, nccl_ofi_ofiutils.c",
+        ),
+        LogSign(
+            "NET/OFI Request completed with error. RC: ",
+            role=Role.HINTS,
+            why="a transfer failed: a peer that can't be reached (its security group), a fault of the provider, or a rank that ended",
+            pattern=r"NET/OFI Request completed with error\. RC: (?P<completion>\d+)",
+            fatal=True,
+            source="aws-ofi-nccl: src/nccl_ofi_rdma.cpp, nccl_ofi_cq",
+        ),
+        LogSign(
             "fi_getinfo: provider efa output empty list",
             why="libfabric sees no EFA device",
             source=OFI,
@@ -269,9 +381,17 @@ def efa_plugin_misconfigured(log: Log) -> Iterator[Finding]:
     seen = sightings(log, "efa-plugin-misconfigured")
     if not seen:
         return
+    failing = word(seen, "object") or ("send or receive" if word(seen, "completion") else "")
+    if failing:
+        yield _plugin_fails(log, seen, failing)
+        return
     provider = word(seen, "provider")
+    refused = all(one.sign in NOT_TO_BE_HAD for one in seen)
     yield Finding(
-        summary=f"aws-ofi-nccl finds no EFA device{f' and takes {provider}' if provider else ''}: NCCL goes over plain sockets",
+        summary="NCCL_NET asks for the network of aws-ofi-nccl, and NCCL finds no such plugin, or it can't start"
+        if refused
+        else f"aws-ofi-nccl finds no EFA device{f' and takes {provider}' if provider else ''}: NCCL goes over plain sockets",
+        severity=FAIL if refused else WARN,
         evidence=lines(log, seen),
         fixes=(
             Fix("See on the host and in the container whether EFA is there", ("fi_info -p efa", "ls /dev/infiniband")),
@@ -282,5 +402,30 @@ def efa_plugin_misconfigured(log: Log) -> Iterator[Finding]:
                 ),
             ),
             Fix("On an instance without EFA do without the plugin", ("export NCCL_NET=Socket",)),
+        ),
+    )
+
+
+def _plugin_fails(log: Log, seen: Sequence[Sighting], what: str) -> Finding:
+    started = what == "send or receive"
+    return Finding(
+        summary=f"aws-ofi-nccl could not {what}: libfabric refused it{', or the peer was gone' if started else ''}",
+        severity=FAIL,
+        evidence=lines(log, seen),
+        fixes=(
+            *(
+                (Fix("See whether another rank ended first: then this only followed; its own log says why"),)
+                if started
+                else ()
+            ),
+            Fix(
+                "See that EFA is there, and let its security group allow all traffic to and from itself",
+                ("fi_info -p efa",),
+            ),
+            Fix(
+                "Install the current EFA installer, whose libfabric and aws-ofi-nccl fit each other, and name the provider",
+                ("export FI_PROVIDER=efa",),
+            ),
+            Fix("To see whether it is the plugin, go without it for once", ("export NCCL_NET=Socket",)),
         ),
     )

@@ -69,6 +69,14 @@ BESIDE_THE_STORE = (
             source="torch 1.7: torch/lib/c10d/Utils.hpp, in kubeflow/pytorch-operator issue 333",
         ),
         LogSign(
+            "nslookup: can't resolve '",
+            why="a pod that waits for its master asks so; without torchrun's end it may have come later",
+            role=Role.HINTS,
+            pattern=r"nslookup: can't resolve '(?P<host>[\w.-]*master[\w.-]*)'",
+            near="= agent.run()",
+            source="busybox, in the images by which pods wait for the master; as reported in public",
+        ),
+        LogSign(
             "TCP client failed to connect/validate to host",
             why="newer releases say so, too, at each try",
             pattern=r"to host (?P<host>\S+):(?P<port>\d+) - timed out .*timed out after",
@@ -173,6 +181,13 @@ def master_addr_unresolvable(network: Network, environment: Environment, meeting
             why="the words of releases before 1.11",
             role=Role.HINTS,
             source="torch 1.10: torch/lib/c10d/Utils.hpp, in pytorch issues 67581 and 69197",
+        ),
+        LogSign(
+            "RuntimeError: connect() timed out.",
+            why="the words of releases before 1.8",
+            role=Role.HINTS,
+            pattern=r"^RuntimeError: connect\(\) timed out\.\s*$",
+            source="torch 1.4: torch/lib/c10d/Utils.cpp, as reported in public",
         ),
     ),
 )

@@ -78,8 +78,8 @@ QUEUE_PAIR = r"[Ff]ailed to modify QP(?: \w+)? to RT[RS]"
         LogSign(
             "Got async",
             why="the port of that device went down",
-            pattern=r"NET/IB : (?P<device>\S+) Got async (?:error )?event ?: port error",
-            source="NCCL 2.20.5 and 2.27.5: net_ib, with the words of libibverbs for IBV_EVENT_PORT_ERR",
+            pattern=r"NET/IB : (?:(?P<device>\S+) )?Got async (?:error )?event ?: port error",
+            source="NCCL 2.7, which doesn't name the device, 2.20.5 and 2.27.5: net_ib, with the words of libibverbs for IBV_EVENT_PORT_ERR",
         ),
         LogSign(
             "Failed to modify QP",

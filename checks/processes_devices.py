@@ -9,6 +9,7 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.cuda_oom import ALIKE
 from ddpdoctor.knowledge.gpu_holders import ENDED, Held, Shared, all_told, holdings, of_process, own_jobs, shared_gpus
 from ddpdoctor.knowledge.gpu_holders_words import evidence_of
 from ddpdoctor.knowledge.job_words import places
@@ -33,6 +34,13 @@ NO_JOB = "no training job of several ranks runs on this host"
             role=Role.HINTS,
             pattern=r"found at least two devices, (?P<one>cuda:\d+) and (?P<other>cuda:\d+)",
             source="torch 2.9.1: aten/src/ATen/native/TensorIterator.cpp",
+        ),
+        LogSign(
+            "out of memory. Tried to allocate",
+            why="processes that hold the same are on GPU 0: all ranks of this run, where none has chosen its GPU; or another job's",
+            role=Role.HINTS,
+            pattern=ALIKE,
+            source="torch 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
         ),
     ),
 )
@@ -87,14 +95,29 @@ def _all_on_one(job: Job, shared: Shared, held: Sequence[Held], gpus: Gpus) -> F
             near="GPU available: True (cuda), used: True",
             source="lightning 2.6.6: lightning/fabric/utilities/distributed.py",
         ),
+        LogSign(
+            "device_ids not supported for the selected backend gloo",
+            why="the script hands a barrier its GPU, and the group that it is called on talks over gloo",
+            fatal=True,
+            source="torch 1.8 to 2.x: torch/distributed/distributed_c10d.py, as reported in public",
+        ),
+        LogSign(
+            " in Gloo process group",
+            why="FSDP's collectives, which gloo lacked up to torch 2.1: mostly of a script that was meant for NCCL; without a GPU, too",
+            role=Role.HINTS,
+            pattern=r"no support for \w+ in Gloo process group",
+            fatal=True,
+            source="torch up to 2.1, as reported in public",
+        ),
     ),
 )
 def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -> Iterator[Finding]:
     """The ranks of a running job compute on GPUs, and talk over gloo alone.
 
     ## What breaks
-    Nothing fails. Every gradient goes through the host's memory and a TCP socket instead of NVLink or PCIe: with several GPUs
-    the training is often slower than with one.
+    Mostly nothing fails: every gradient goes through the host's memory and a TCP socket instead of NVLink or PCIe, and with
+    several GPUs the training is often slower than with one. What gloo lacks does fail: `barrier(device_ids=...)`, and up to
+    torch 2.1 FSDP's "_allgather_base".
 
     ## Why
     `init_process_group("gloo")` was left in from a test on the CPU, or a framework fell back to gloo since NCCL was not

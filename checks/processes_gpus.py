@@ -13,7 +13,7 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.knowledge.cuda_oom import BY_NOBODY, HELD_BY_OTHERS
+from ddpdoctor.knowledge.cuda_oom import ALIKE, BY_NOBODY, SURELY_BY_OTHERS
 from ddpdoctor.knowledge.gpu_holders import (
     Held,
     all_told,
@@ -39,18 +39,30 @@ from ddpdoctor.knowledge.leftovers import Kind, Leftover
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.root import by_root, on_the_host
 from ddpdoctor.knowledge.unowned_memory import RESERVE, unowned
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import human, listed, plural
 
 MUCH = 0.1
 """Of a GPU's memory. Below, batches that fitted still fit."""
 ALL = 0.9
 """With less left, not even a small model starts."""
+FIRST_USES = ("torch._C._cuda_setDevice(", "torch._C._cuda_init()", "barrier(opts=opts)")
+"""Calls, as a traceback shows them, that open a context on a GPU where there is none: a barrier's own GPU may be another than the rank's."""
 
 
 @check(
     "zombie-gpu-process",
     severity=FAIL,
+    log_signs=(
+        LogSign(
+            "out of memory. Tried to allocate",
+            why="torchrun had to kill ranks of the attempt before, and for their successors the GPU is full of somebody else's memory",
+            pattern=SURELY_BY_OTHERS,
+            near=", forcefully exiting via ",
+            anywhere=True,
+            source="torch 2.13.0: torch/distributed/elastic/multiprocessing/api.py; 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
+        ),
+    ),
 )
 def zombie_gpu_process(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     """A process that is dead, or left over from a run that ended, still holds a GPU.
@@ -119,9 +131,27 @@ def _all_seen(held: Iterable[Held], processes: Processes) -> None:
     log_signs=(
         LogSign(
             "out of memory. Tried to allocate",
-            why="torch's figures: the GPU is full, and this process holds much less than half of it, or another one is listed",
-            pattern=HELD_BY_OTHERS,
-            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
+            why="torch's figures: the GPU is full, and this process holds much less than half of it, or another one a good part",
+            pattern=SURELY_BY_OTHERS,
+            source="torch 1.1.0, 1.13.1 and 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
+        ),
+        LogSign(
+            "out of memory. Tried to allocate",
+            why="torch lists processes on GPU 0 that hold the same: ranks of this very run may do that, or another job",
+            role=Role.HINTS,
+            pattern=ALIKE,
+            source="torch 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
+        ),
+        *(
+            LogSign(
+                "CUDA error: out of memory",
+                why="there was no room for this process' very first use of the GPU: it holds nothing yet",
+                role=Role.HINTS,
+                near=call,
+                within=3,
+                source="CUDA runtime in torch 1.13.1 and 2.9.1; torch/cuda/__init__.py, torch/distributed/distributed_c10d.py",
+            )
+            for call in FIRST_USES
         ),
     ),
 )

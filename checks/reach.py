@@ -83,6 +83,15 @@ LUCK = "gloo dials one way only, so a job may pass by luck: NCCL's root connects
             pattern=FAILED + r".*Connection timed out",
             source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
         ),
+        *(
+            LogSign(
+                f"Call to connect returned {word}, retrying",
+                why="releases before 2.24 try on, and name no address; it may be one that leads nowhere",
+                role=Role.HINTS,
+                source="NCCL 2.14 (in torch 1.13.1) and 2.20.5: misc/socket.cc",
+            )
+            for word in ("Connection timed out", "No route to host")
+        ),
         LogSign(
             "] connect [",
             why="older releases of gloo; the store was reached before: a filter takes or rejects the other ports",

@@ -13,6 +13,7 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.no_gpu_signs import NCCL_SEES_NONE
 from ddpdoctor.knowledge.nvidia import NO_GPU
 from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
@@ -87,6 +88,7 @@ def wrong_uuid(entry: str, gpus: Sequence[Gpu] | None) -> str:
             role=Role.HINTS,
             source="torch 2.13.0 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
         ),
+        NCCL_SEES_NONE,
         LogSign(
             "no CUDA-capable device is detected",
             why="CUDA shows no GPU: hidden by CUDA_VISIBLE_DEVICES, not passed into the container, or not there at all",

@@ -23,8 +23,10 @@ from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
 from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
 from ddpdoctor.knowledge.launchers import number
+from ddpdoctor.knowledge.loading_signs import TORCH_BROKEN
 from ddpdoctor.knowledge.log_sightings import said
 from ddpdoctor.knowledge.namesakes import another_name, why_in_the_way
+from ddpdoctor.knowledge.no_gpu_signs import BUILT_WITHOUT, SEES_NONE
 from ddpdoctor.knowledge.wheels import index_options
 from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install, plural
@@ -112,9 +114,9 @@ def torch_missing(
         ),
         LogSign(
             "cannot open shared object file",
-            pattern=r"lib(?:c10|torch|torch_cpu|torch_python|torch_global_deps|shm)\.so: cannot open",
-            near="torch/__init__.py",
-            why="A library of torch's own is missing while torch itself is imported; before that, an extension says the same of a torch that was not imported yet",
+            pattern=r"lib(?:(?:c10|torch|torch_cpu|torch_python|torch_global_deps|shm)\.so|python3[\d.]*m?\.so[\d.]*): cannot open",
+            near="packages/torch/__init__.py",
+            why="A library of torch's own, or the Python that it was built for, is missing while torch itself is imported; before that, an extension says the same of a torch that was not imported yet",
             source="glibc's ld.so; made to happen with torch 2.13.0",
         ),
         LogSign(
@@ -123,11 +125,20 @@ def torch_missing(
             why="A library of torch's own lacks a symbol of torch's own: files of two builds are mixed, or the build is broken",
             source="glibc's ld.so, with the names that the compiler gives torch's functions",
         ),
+        *TORCH_BROKEN,
         LogSign(
             "or one of its dependencies",
             pattern=r'Error loading "[^"]*(?:torch|c10|caffe2)[^"]*" or one of its dependencies',
             why="torch's own words on Windows for a library that can't be loaded",
             source="torch 2.13.0: torch/__init__.py",
+        ),
+        LogSign(
+            "DLL load failed",
+            pattern=r"DLL load failed(?: while importing _C)?: ",
+            near="from torch._C import",
+            within=24,
+            why="Windows' word where torch's own module lacks a library; what other packages' modules say stands behind another import",
+            source="Python's dynload_win.c, as reported in public of torch 0.4 to 1.13",
         ),
     ),
 )
@@ -234,6 +245,15 @@ def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]
             why="The CPU build lacks the functions of its C module that torch.cuda calls",
             source="made to happen with torch 2.13.0: torch.cuda.set_device()",
         ),
+        *BUILT_WITHOUT,
+        LogSign(
+            "Cannot access accelerator device when none is available.",
+            why="torch's word where a script names a device by its number alone, or pins memory, and this build has none; in the first releases with "
+            "these words, a build with CUDA that sees no GPU said so, too",
+            role=Role.HINTS,
+            source="aten/src/ATen/DeviceAccelerator.cpp; made to happen with torch 2.13.0+cpu",
+        ),
+        *SEES_NONE,
         LogSign(
             "ValueError: Cuda is not available.",
             why="torchrun's word where --nproc-per-node gpu was asked for, and torch sees no GPU: with a build that has CUDA see cuda-unavailable",
@@ -352,6 +372,11 @@ def _cpu_build_beside_amd(
             "Distributed package doesn't have NCCL built in",
             why="torch's own words",
             source="torch 2.13.0: torch/distributed/distributed_c10d.py; made to happen",
+        ),
+        LogSign(
+            "cannot import name 'ProcessGroupNCCL' from 'torch.",
+            why="every build with NCCL has it there",
+            source="made to happen with torch 2.13.0+cpu",
         ),
     ),
 )

@@ -15,7 +15,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix, Severity
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.wheels import index_options, numbers, release, tag_cuda
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import dotted, listed, pip_install
 
 
@@ -34,8 +34,39 @@ from ddpdoctor.wording import dotted, listed, pip_install
             source="torch 1.13.1: libtorch_cpu.so; PyTorch forum",
         ),
         LogSign(
+            "were compiled with different CUDA ",
+            pattern=r"PyTorch and (?P<companion>torchvision|TorchAudio) were compiled with different CUDA (?:major )?versions",
+            why="torchvision's own words, at its import, and torchaudio's",
+            source="torchvision 0.8 and 0.22: torchvision/extension.py; torchaudio's as reported in public",
+        ),
+        LogSign(
+            "Couldn't load custom C++ ops. This can happen if your PyTorch and torchvision",
+            why="torchvision's own words, at the first use of an operator; its library could not be loaded",
+            source="torchvision 0.8 and 0.22: torchvision/extension.py",
+        ),
+        LogSign(
+            "Could not run 'torchvision::",
+            pattern=r"Could not run 'torchvision::(?P<operator>\w+)' with arguments from the 'CUDA' backend",
+            why="torchvision without CUDA beside a torch with it",
+            source="torch's dispatcher, with torchvision's names of its operators; as reported in public",
+        ),
+        LogSign(
+            "partially initialized module 'torchvision' has no attribute 'extension'",
+            why="torchvision's library could not be loaded at the first import, and a second one meets what is left of that",
+            source="torchvision 0.17 to 0.21: torchvision/_meta_registrations.py; pytorch/torchchat issue 1158",
+        ),
+        *(
+            LogSign(
+                text,
+                why="torchvision's library for images could not be loaded, of which it only warned: another torch, or libjpeg or libpng is missing",
+                role=Role.HINTS,
+                source="torch 1.13.1: torch/csrc/jit/python/init.cpp; torch 2.13.0: torch/_ops.py; as reported in public",
+            )
+            for text in ("No such operator image::", "'_OpNamespace' 'image' object has no attribute '")
+        ),
+        LogSign(
             "undefined symbol: ",
-            pattern=r"/(?:torchvision|torchaudio)/\S+\.so: undefined symbol: _Z",
+            pattern=r"/(?:torchvision|torchaudio)/\S+\.so: undefined symbol: (?:_Z|(?:aoti_)?torch_)",
             why="The library of torchvision or torchaudio was built for another torch",
             source="glibc's ld.so; the packages' folder names",
         ),

@@ -53,6 +53,23 @@ from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
             why="The CUDA runtime says it, too, where no driver's library is found at all",
             source="torch 2.9.1 and nccl 2.27.5: libcudart",
         ),
+        LogSign(
+            "the provided PTX was compiled with an unsupported toolchain",
+            why="CUDA's own words: the code is of a newer CUDA than the driver's compiler knows",
+            source="torch 2.9.1: libcudart",
+        ),
+        LogSign(
+            "API call is not supported in the installed CUDA driver",
+            pattern=r"(?:CUDA error|Error 36): API call is not supported in the installed CUDA driver",
+            why="CUDA's own words for a function that this driver hasn't got, said to torch",
+            source="torch 2.9.1: libcudart",
+        ),
+        LogSign(
+            "unsatisfied condition: cuda",
+            pattern=r"nvidia-container-cli: requirement error: unsatisfied condition: cuda ?>= ?(?P<wanted>[\d.]+)",
+            why="NVIDIA's container runtime compares what the image asks for with what the driver can",
+            source="libnvidia-container: src/cli/configure.c, as reported in public",
+        ),
     ),
 )
 def driver_too_old(
@@ -212,6 +229,44 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
             source="torch 2.9.1: libcudart",
         ),
         LogSign(
+            "device kernel image is invalid",
+            role=Role.HINTS,
+            pattern=r"(?:CUDA error|Triton Error \[CUDA\]): device kernel image is invalid",
+            why="The code that a library brought isn't such as this GPU or its driver takes: an older driver says it, too",
+            source="torch 2.9.1: libcudart; triton 3, as reported in public",
+        ),
+        LogSign(
+            "invalid device function",
+            role=Role.HINTS,
+            pattern=r"CUDA error: invalid device|cuda runtime error \(\d+\) : invalid device",
+            why="A kernel that wasn't compiled for this GPU, mostly of an extension",
+            source="torch 1.13.1 and 2.9.1: libcudart; torch 1.0 to 1.9: aten/src/THC, as reported in public",
+        ),
+        LogSign(
+            "cublas runtime error : the GPU program failed to execute",
+            role=Role.HINTS,
+            why="The cuBLAS of an old CUDA on a GPU that is newer; a kernel that failed before says so, too",
+            source="torch 0.4 to 1.4: aten/src/THC/THCBlas.cu, as reported in public",
+        ),
+        LogSign(
+            "CUDNN_STATUS_ARCH_MISMATCH",
+            role=Role.HINTS,
+            why="cuDNN has no code for this GPU: it is older than the build wants, or newer than it knows",
+            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cudnn, with cuDNN's own names of its errors",
+        ),
+        LogSign(
+            "' is not defined for option 'gpu-name'",
+            pattern=r"ptxas fatal +: Value '(?P<arch>sm_\w+)' is not defined",
+            why="Triton's assembler, or the toolkit's, is older than this GPU",
+            source="ptxas, as reported in public",
+        ),
+        LogSign(
+            "CUBLAS_STATUS_ARCH_MISMATCH when calling",
+            role=Role.HINTS,
+            why="cuBLAS asks for what this GPU can't do: too old for this build, or for that data type",
+            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDABlas.cpp",
+        ),
+        LogSign(
             "'named symbol not found'",
             role=Role.HINTS,
             why="NCCL looked for a kernel of its own: that library lacks the code for this GPU, or the driver is older than it",
@@ -240,6 +295,9 @@ def gpu_arch_unsupported(
 
     ## Fix
     Install the build that has it: cu126 for Maxwell, Pascal and Volta; cu128 or cu130 for Blackwell.
+    Where the traceback ends in an extension (flash-attn, fused kernels), it is that which lacks the code, and no other torch helps:
+    build it again on this GPU, or with `TORCH_CUDA_ARCH_LIST` naming it, and remove what `~/.cache/torch_extensions` or the script's
+    own `build` folder kept of the old one.
     """
     cuda = needs_cuda_build(torch)
     nvidia_gpus(gpus)

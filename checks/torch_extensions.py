@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, Unknown, known
@@ -17,14 +16,11 @@ from ddpdoctor.facts.toolchain import Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.building import (
-    gcc_fixes,
-    gcc_limit,
     home_of,
     minor_only,
     old_strings,
     readable,
     rejects,
-    too_new,
     toolkit_fixes,
     torch_index,
     wheel_fix,
@@ -32,6 +28,7 @@ from ddpdoctor.knowledge.building import (
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
+from ddpdoctor.knowledge.loading_signs import BUILT_ELSEWHERE
 from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install
 
@@ -50,12 +47,40 @@ OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
             source="glibc's ld.so; made to happen with modules linked by hand",
         ),
         LogSign(
+            "were compiled with different CUDA versions",
+            pattern=r"PyTorch and torch_\w+ were compiled with different CUDA versions",
+            why="The own words of PyTorch Geometric's extensions, at their import",
+            source="torch_scatter 2: torch_scatter/__init__.py",
+        ),
+        *BUILT_ELSEWHERE,
+        LogSign(
             ": undefined symbol: cu",
             role=Role.HINTS,
             pattern=r"^(?!.*(?:/torch/lib/|/nvidia/|/torchvision/|/torchaudio/|(?:amp_C|apex_C|fused_layer_norm_cuda|syncbn|mlp_cuda|fused_dense_cuda)\.)).*"
             r"\.so: undefined symbol: cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z])\w*",
             why="An extension that was linked without a library of CUDA's, or against another release; or the library in front is another",
             source="glibc's ld.so; of DeepSpeed's cpu_adam_op.so as reported in public",
+        ),
+        LogSign(
+            "cannot open shared object file",
+            role=Role.HINTS,
+            pattern=r"(?:lib(?:c10|torch|torch_cpu|torch_python)|/torch_extensions/\S+)\.so: cannot open",
+            why="An extension asks for a library of torch's that this torch hasn't got, or that wasn't loaded before; or itself was never built to its end",
+            source="glibc's ld.so, with torch's folder for extensions that it compiles at first use; as reported in public",
+        ),
+        LogSign(
+            "No module named '",
+            role=Role.HINTS,
+            pattern=r"No module named '(?!torch\.|torchvision\.)\w[\w.]*\._(?:ext|C)'",
+            why="The compiled part of a package isn't there: it was installed without (mmcv's lite wheel), or built for another Python",
+            source="mmcv: utils/ext_loader.py, detectron2: layers, which call it so; Python's own words",
+        ),
+        LogSign(
+            "DLL load failed while importing ",
+            role=Role.HINTS,
+            pattern=r"importing (?:_ext|_C|\w+_(?:ext|cuda|cpp))\b",
+            why="Windows' word where an extension lacks a library, or a function in one: built for another torch or CUDA, or these aren't on PATH",
+            source="Python 3.8 to 3.13: dynload_win.c, as reported in public of mmcv",
         ),
     ),
 )
@@ -68,12 +93,13 @@ def extension_abi_mismatch(extensions: Extensions, patient: Patient, torch: Torc
 
     ## Why
     torch promises extensions no stable C++ interface: what was compiled against one release looks for functions that
-    another no longer has, and what was compiled for one major version of CUDA loads that version's runtime. Upgrading
-    torch alone leaves such packages behind.
+    another no longer has; what was built for one major CUDA loads that one's runtime. Upgrading torch leaves them behind.
 
     ## Fix
     Install the companion wheel that was made for this torch, or build the extension again in this environment, with
     `--no-build-isolation` (so that it sees this torch) and `--no-cache-dir` (so that pip doesn't take the old wheel).
+    Of one that is compiled at its first use, remove the folder in `~/.cache/torch_extensions`, and see on one rank what
+    the compiler says. Where a library of torch's isn't found, `import torch` may only have to stand before it.
     """
     requires(torch.installed, "torch is not installed")
     requires(extensions.packages, "no compiled extension of torch is installed")
@@ -215,7 +241,7 @@ def why_compiling(toolchain: Toolchain) -> tuple[Evidence, ...]:
         LogSign(
             "Unsupported gpu architecture '",
             role=Role.HINTS,
-            pattern=r"nvcc fatal *: Unsupported gpu architecture '(?P<arch>compute_\w+)'",
+            pattern=r"nvcc fatal *: Unsupported gpu architecture '(?P<arch>compute_\w+)",
             why="nvcc is older than the GPU, or so new that it has dropped it; TORCH_CUDA_ARCH_LIST may ask for a wrong one, too",
             source="nvcc, as reported in public",
         ),
@@ -294,6 +320,18 @@ def cuda_toolkit_mismatch(
             source="deepspeed 0.19.8: op_builder/builder.py",
         ),
         LogSign(
+            "was requested, but nvcc was not found.",
+            why="Apex's setup.py of 2019 and 2020, asked for its CUDA extensions",
+            source="NVIDIA/apex: setup.py, as reported in public",
+        ),
+        LogSign(
+            "unsupported operand type(s) for +: 'NoneType' and 'str'",
+            near='cuda_dir + "/bin/nvcc"',
+            within=4,
+            why="A setup.py, mostly Apex's, asks nvcc for its version, and torch has found no folder for CUDA_HOME",
+            source="NVIDIA/apex: setup.py, get_cuda_bare_metal_version(), which many projects have copied",
+        ),
+        LogSign(
             "/bin/nvcc'",
             pattern=r"No such file or directory: '\S*/bin/nvcc'",
             why="Python's own words for a program that isn't there: torch took a folder without nvcc as CUDA_HOME",
@@ -309,7 +347,7 @@ def cuda_toolkit_mismatch(
         LogSign(
             ".h: No such file or directory",
             role=Role.HINTS,
-            pattern=r"fatal error: (?:cuda(?:_runtime(?:_api)?|_profiler_api|_fp16|_bf16)?|cublas_v2|cusparse|cusolver\w*|curand\w*|cufft)\.h: No such",
+            pattern=r"fatal error: (?P<header>(?:cuda(?:_runtime(?:_api)?|_profiler_api|_fp16|_bf16)?|cublas_v2|cusparse|cusolver\w*|curand\w*|cufft)\.h): No such",
             why="A header of the CUDA toolkit: there is none where the compiler looks, or not all of it was installed",
             source="gcc, as reported in public",
         ),
@@ -376,112 +414,3 @@ def cuda_home_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> I
         ),
         fixes=fixes,
     )
-
-
-@check(
-    "ninja-missing",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "Ninja is required to load C++ extensions",
-            why="torch's own words",
-            source="torch 2.13.0: torch/utils/cpp_extension.py; made to happen",
-        ),
-        LogSign(
-            "No such file or directory: 'ninja'",
-            why="Python's own words for a program that isn't on PATH",
-            source="torch 2.13.0: torch/utils/cpp_extension.py, which calls it; Python's own words",
-        ),
-    ),
-)
-def ninja_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Iterator[Finding]:
-    """Something compiles extensions here, but ninja can't be run.
-
-    ## What breaks
-    Extensions that are compiled at first use (DeepSpeed's ops) stop with "Ninja is required to load C++ extensions";
-    a setup.py falls back to compiling one file after the other.
-
-    ## Why
-    torch calls `ninja` by that name, so it has to be on PATH. Installed in a virtual environment that isn't activated,
-    as under srun or in an editor, it isn't.
-
-    ## Fix
-    `pip install ninja` in the training environment, and put its bin folder on PATH: `export PATH=/path/to/env/bin:$PATH`.
-    """
-    requires(torch.installed, "torch is not installed")
-    requires(toolchain.compiles, "nothing compiles CUDA code here")
-    if known(toolchain.ninja) is not None:
-        return
-    if toolchain.ninja_beside_python:
-        # Whoever names an interpreter may well activate its environment for the job.
-        requires(
-            patient.chosen_by != "--python", "the PATH of the job isn't known, since --python named the interpreter"
-        )
-        folder = patient.python.rpartition("/")[0]
-        summary, fix = (
-            "ninja is installed, but not on PATH",
-            Fix("Put its folder on PATH", (f"export PATH={shlex.quote(folder)}:$PATH",)),
-        )
-    else:
-        summary, fix = "There is no ninja on PATH", Fix("Install ninja", (pip_install(patient, "ninja"),))
-    yield Finding(
-        summary=f"{summary}; extensions can't be compiled at first use",
-        evidence=(told(toolchain, "ninja", "no ninja on PATH"), *why_compiling(toolchain)),
-        fixes=(fix,),
-    )
-
-
-@check(
-    "gcc-too-new",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "#error -- unsupported GNU version! gcc versions later than",
-            why="nvcc's header says it when the host compiler is too new",
-            fatal=True,
-            source="CUDA 13.0: crt/host_config.h",
-        ),
-        LogSign(
-            "than the maximum required version by CUDA",
-            pattern=r"The current installed version of \S+ \((?P<gcc>[\d.]+)\) is greater than the maximum required",
-            why="torch's own words",
-            source="torch 2.13.0: torch/utils/cpp_extension.py",
-        ),
-    ),
-)
-def gcc_too_new(toolchain: Toolchain, torch: Torch, machine: Maybe[Machine]) -> Iterator[Finding]:
-    """The C++ compiler is newer than nvcc takes.
-
-    ## What breaks
-    The first .cu file stops with "#error -- unsupported GNU version! gcc versions later than 13 are not supported!".
-
-    ## Why
-    nvcc reads the compiler's own headers and knows only those that were there when it was made; each release has its
-    newest gcc (CUDA 11.8: 11, 12.2: 12, 12.6: 13, 12.8: 14, 13.0: 15). New distributions come with newer ones.
-
-    ## Fix
-    Install an older one beside it and name it: `export CC=gcc-13 CXX=g++-13`; conda:
-    `conda install -c conda-forge gxx_linux-64=13`. `-allow-unsupported-compiler` may compile, and may compile wrongly.
-    """
-    compiling(toolchain, torch)
-    nvcc = working_nvcc(toolchain)
-    limit = gcc_limit(nvcc)
-    if limit is None:
-        known(Unknown(f"which gcc nvcc {nvcc.version} takes isn't known"))
-        return
-    asked = (
-        known(toolchain.compiler) if not toolchain.skips_compiler_check else None,
-        known(toolchain.nvcc_compiler) if not toolchain.unsupported_allowed else None,
-    )
-    for compiler in asked:
-        if found := too_new(compiler, limit):
-            yield Finding(
-                summary=f"{found.path} is gcc {found.version}, but nvcc {nvcc.version} takes none newer than gcc {limit}",
-                evidence=(
-                    Evidence(f"{found.path} is gcc {found.version} (found by {found.found_by})", "-dumpfullversion"),
-                    Evidence(f"{nvcc.path} is of CUDA {nvcc.version}", "nvcc --version"),
-                    *why_compiling(toolchain),
-                ),
-                fixes=gcc_fixes(limit, machine),
-            )
-            return

@@ -12,6 +12,7 @@ from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.knowledge.cuda_library_signs import CUDNN_GIVES_UP
 from ddpdoctor.knowledge.cuda_stack import (
     Pin,
     bundled,
@@ -243,11 +244,23 @@ def _search_path(libraries: Libraries) -> tuple[Evidence, ...]:
             source="glibc's ld.so; PyTorch forum: undefined symbol: cublasLtGetStatusString, version libcublasLt.so.11",
         ),
         LogSign(
+            " version lib",
+            pattern=r"/(?:torch/lib|nvidia)/\S*: (?:undefined symbol: |symbol )\w+,? version lib(?:cudart|cublas|cusparse|cusolver|cufft|curand|cupti|nvrtc)\.so",
+            why="A library of torch's met another release of one of CUDA's, whose functions bear its version",
+            source="glibc's ld.so; as reported in public",
+        ),
+        LogSign(
             ": undefined symbol: cu",
             role=Role.HINTS,
             pattern=r"/(?:torch/lib|nvidia)/\S*\.so[\d.]*: undefined symbol: cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z])\w*",
             why="A library of torch's met another release of one of CUDA's: one on LD_LIBRARY_PATH, or one that pip put over its own",
             source="glibc's ld.so, as reported in public",
+        ),
+        LogSign(
+            "CUBLAS_STATUS_INVALID_VALUE when calling",
+            role=Role.HINTS,
+            why="torch checks shapes before: mostly cuBLAS met another release's cublasLt, on LD_LIBRARY_PATH or on the system",
+            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDABlas.cpp; pytorch/pytorch issue 174320",
         ),
         LogSign(
             "' not found (required by ",
@@ -382,17 +395,36 @@ def _newer_cudnn(pin: Pin) -> bool:
             why="torch's own words",
             source="torch 2.13.0: torch/backends/cudnn/__init__.py; made to happen",
         ),
+        LogSign(
+            "cuDNN version mismatch: PyTorch was compiled against",
+            why="torch's own words in releases that compared major and minor",
+            source="torch 0.3 to 1.4: torch/backends/cudnn/__init__.py",
+        ),
+        LogSign(
+            "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH",
+            why="cuDNN 9's own word: its libraries, which load each other, are of several releases",
+            source="cuDNN 9, as reported in public: pytorch/pytorch issues 185512 and 188892",
+        ),
+        *CUDNN_GIVES_UP,
+        LogSign(
+            "libcudnn_",
+            pattern=r"libcudnn\w*\.so[\d.]*: (?:undefined )?symbol:? \w+, version \W*libcudnn\w*\.so",
+            why="The loader's words: one of cuDNN's libraries met another one of another release",
+            source="glibc's ld.so and cuDNN 8, as reported in public",
+        ),
     ),
 )
 def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
-    """The cuDNN that is loaded is older than the one that torch was built against.
+    """The cuDNN that is loaded isn't the one that torch was built against.
 
     ## What breaks
-    "cuDNN version incompatibility: PyTorch was compiled against ..." at the first convolution; no rank gets past it.
+    "cuDNN version incompatibility: PyTorch was compiled against ..." or CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH at the first
+    convolution; no rank gets past it.
 
     ## Why
-    torch wants the same major and at least the same minor. A cuDNN from the system or a module stands on LD_LIBRARY_PATH, or
-    another package made pip replace the one that torch pins.
+    torch wants the same major and at least the same minor, and cuDNN that all its libraries are of one release. A cuDNN from the
+    system or a module stands on LD_LIBRARY_PATH or where the loader looks anyway, or another package made pip replace the one that
+    torch pins.
 
     ## Fix
     Take the foreign folder out of LD_LIBRARY_PATH, or install the pinned package again.

@@ -39,6 +39,8 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int | None = None
     host: str = ""
     time: float | None = None
+    lent: bool = False
+    """Its time is that of an earlier line of the same stream: it was written then, or later."""
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +91,8 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
     chained: bool = False
     """Another one followed that was raised while this one was handled: the cause is this one rather."""
     times: int = 1
+    below: int = 0
+    """Lines behind its own that are surely its message's, or its C++ stack."""
     announced: str = ""
     """The line right before it, where that says that the process may go on: "Exception in thread ...", a logger's ERROR."""
 
@@ -155,6 +159,8 @@ class Log(Facts, frozen=True, kw_only=True):
     """Of the latest lines that recur with other figures, as a training's steps do, the last but two: it goes on behind this line."""
     recurs: LogLine | None = None
     """The last but one of those that read like steps, and don't all stand together as a message's do."""
+    trains: LogLine | None = None
+    """Of the latest steps that give a loss, the tenth from the end: nothing before it has ended the training."""
     more: int = 0
     attempt: int | None = None
     """Of what was said in one attempt alone, of a launcher that started the ranks again: which, from 0. None: this is all."""

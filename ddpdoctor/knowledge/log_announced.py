@@ -13,8 +13,11 @@ from ddpdoctor.knowledge.log_launching import STARTS_AGAIN, gives_up
 
 WENT_ON: Final = 3
 """Lines behind such a traceback by which the run shows that it goes on."""
+OF_A_FOOTER: Final = 60
+"""The same where the last ones are what wandb writes at any end, good or bad."""
 GIVES_UP_AFTER: Final = 8
 """Lines behind an error by which a launcher gives up over it."""
+_FOOTER: Final = re.compile(r"wandb: ")
 _ENDS_NOTHING: Final = re.compile(
     r"Exception ignored (?:in|on|while)\b|--- Logging error ---$|Error in atexit\._run_exitfuncs:"
 )
@@ -23,10 +26,8 @@ _OF_A_PART: Final = re.compile(
     r"Exception in thread \S|Process [\w-]+-\d+(?::\d+)*:$|(?:Task|Future) exception was never retrieved"
 )
 """A thread, a task or a process of the script ends by it, and the script itself may go on."""
-_LOGGED: Final = re.compile(
-    r"[^A-Za-z]{0,40}(?:[\w.]{1,60}[^A-Za-z]{1,10}){0,2}(?:ERROR|WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
-)
-"""What `logging.exception` writes before the traceback of an exception that the script has caught."""
+_LOGGED: Final = re.compile(r"[^A-Za-z]{0,40}(?:[\w.]{1,60}[^A-Za-z]{1,10}){0,2}(?:ERROR|WARNING|WARN)(?![A-Za-z_])")
+"""What `logging.exception` writes before the traceback of an exception that the script has caught; what only informs announces none."""
 _IS_RAISED_AGAIN: Final = re.compile(r"\.engine\.train_loop\b.*: Exception during training:$")
 """detectron2's trainer logs it so, raises it again, and its hooks write how long the training took."""
 _IN_A_SENTENCE: Final = re.compile(
@@ -66,9 +67,11 @@ def only_announced(failure: Failure, failures: Sequence[Failure], last: LogLine 
         and stream(one.line) == stream(failure.line)
         and one.began.order > failure.over.order
     ]
+    enough = WENT_ON
     if last is not None and last.file == failure.over.file:
         later.append(last.number + 1)
-    return bool(later) and min(later) - failure.over.number > WENT_ON
+        enough = OF_A_FOOTER if _FOOTER.match(last.text) else WENT_ON
+    return bool(later) and min(later) - failure.over.number > enough
 
 
 def got_over(failure: Failure, failures: Sequence[Failure], log: Log) -> bool:

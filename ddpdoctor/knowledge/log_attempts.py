@@ -23,6 +23,7 @@ NEXT: Final = 20
 """Lines between what Slurm says of one job's end."""
 _REQUEUED: Final = re.compile(r"DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)")
 """Slurm's reasons for which it may start a job again, whose output goes to the same file with --open-mode=append."""
+_FIGURES: Final = re.compile(r"\d+")
 _OF_A_FILE: Final = re.compile(r"(?:^|[/_-])attempt_(\d+)(?:/|$)")
 _LAUNCHER: Final = re.compile(r"\b(\d+) \S*torch/distributed/|torch\.distributed\.elastic")
 
@@ -102,6 +103,7 @@ def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], i
             last=tuple(last.get(number, ())),
             steps=log.steps if log.steps and attempt(log.steps) == number else None,
             recurs=log.recurs if log.recurs and attempt(log.recurs) == number else None,
+            trains=log.trains if log.trains and attempt(log.trains) == number else None,
         )
         for number in numbers
     )
@@ -146,8 +148,19 @@ def _requeued(log: Log, file: int) -> list[int]:
             one.line.number for one in log.exited if one.line.file == file and 0 <= one.line.number - number <= NEXT
         ]
         bounds.append(max(near))
-    steps = [one for one in (log.recurs, log.steps) if one and one.file == file and not one.text[:1].isspace()]
+    ends = (*(one.line for one in log.exited), *(one.line for one in log.raised), *log.errors)
+    ending = {_shape(one) for one in ends}
+    # What ends all of many ranks recurs, too.
+    steps = [
+        one
+        for one in (log.recurs, log.steps, log.trains)
+        if one and one.file == file and not one.text[:1].isspace() and _shape(one) not in ending
+    ]
     return bounds if bounds and any(one.number > bounds[-1] for one in steps) else bounds[:-1]
+
+
+def _shape(line: LogLine) -> str:
+    return _FIGURES.sub("", line.text)
 
 
 def _another_follows(log: Log, file: int, bounds: list[int]) -> bool:

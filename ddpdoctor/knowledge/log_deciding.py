@@ -28,6 +28,8 @@ _OF_A_STORE: Final = re.compile(r"client socket|server socket|TCPStore|[Rr]endez
 _SOURCE: Final = re.compile(r"\.(?:cc?|cpp|cuh?|h(?:pp)?|py|so)$")
 _LOADS: Final = re.compile(r"""\bload\w*\([rb]?(?P<quote>["'])(?P<file>[^"'{}]+)(?P=quote)""")
 UNREACHABLE: Final = "master-addr-unreachable"
+_MAPPED: Final = "::ffff:"
+"""Before an IPv4 address, where a socket of IPv6 dials it."""
 _NOWHERE: Final = ("localhost", "localhost.localdomain", "0.0.0.0", "127.0.0.1", "::1", "::")
 
 
@@ -104,7 +106,7 @@ def endpoint(texts: Iterable[str]) -> tuple[str, int]:
         if not _OF_A_STORE.search(text):
             continue
         for found in _ENDPOINT.finditer(text):
-            host = found["bracketed"] or found["tuple"] or found["plain"]
+            host = (found["bracketed"] or found["tuple"] or found["plain"]).removeprefix(_MAPPED)
             if _SOURCE.search(host) or (":" in host and not _is_ipv6(host)) or not 0 < int(found["port"]) < 65536:
                 continue
             if host not in _NOWHERE:

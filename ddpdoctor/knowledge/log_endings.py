@@ -33,6 +33,7 @@ def signal_of(exited: Exited) -> int:
 def endings(log: Log) -> list[Exited]:
     """Each process once, although torchrun speaks of it in a line and in its table; those that ended well are left out."""
     found: list[Exited] = []
+    places: dict[tuple[str, int], list[int]] = {}
     stopped = min((one.line.order for one in log.exited if one.error.startswith(_STOPPED)), default=None)
     for one in log.exited:
         if one.exit_code == 0:
@@ -40,12 +41,21 @@ def endings(log: Log) -> list[Exited]:
         if stopped is not None and one.said_by == "srun" and signal_of(one) == _KILL and one.line.order > stopped:
             # What doesn't heed its SIGTERM, Slurm kills.
             one = msgspec.structs.replace(one, told_to=True)
-        known = next((place for place, other in enumerate(found) if same_process(one, other)), None)
-        if known is None:
+        maybe = sorted({place for key in _keys(one) for place in places.get(key, ())})
+        known = next((place for place in maybe if same_process(one, found[place])), len(found))
+        if known == len(found):
             found.append(one)
         else:
             found[known] = _merged(found[known], one)
+        for key in _keys(found[known]):
+            if known not in (mine := places.setdefault(key, [])):
+                mine.append(known)
     return found
+
+
+def _keys(exited: Exited) -> list[tuple[str, int]]:
+    """What another message on the same process has one of, too."""
+    return [(name, number) for name, number in (("pid", exited.pid), ("rank", exited.rank)) if number is not None]
 
 
 def same_process(one: Exited, other: Exited) -> bool:

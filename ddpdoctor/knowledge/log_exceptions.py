@@ -40,12 +40,17 @@ OF_A_CHILD: Final = (
 )
 """How a script that starts others tells of one that failed."""
 
+_OF_PIP: Final = ("pip._internal.", "pip._vendor.")
+"""Exceptions of pip's own, by which a package could not be had or built: no mistake in a script."""
 _MISTAKES: Final = {
     "AttributeError", "IndexError", "KeyError", "NameError", "TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError",
 }  # fmt: skip
 
-FROM_OUTSIDE: Final = {"KeyboardInterrupt", "SignalException"}
-"""Somebody pressed Ctrl-C, or the launcher was told to end."""
+_BARE: Final = {"Empty", "Full", "StopIteration", "TimeoutError", "CancelledError"}
+"""Raised without a message, by queues, iterators and those that wait."""
+
+FROM_OUTSIDE: Final = {"KeyboardInterrupt", "SignalException", "SIGTERMException"}
+"""Somebody pressed Ctrl-C, or the launcher was told to end; Lightning raises the last where a rank gets SIGTERM."""
 
 _OF_PEERS: Final = re.compile(
     r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|Broken pipe|ncclRemoteError|remote process exit"
@@ -58,9 +63,17 @@ _OF_DISTRIBUTED: Final = re.compile(
 )
 _OF_LIBRARIES: Final = re.compile(
     r"^(?:CUDA |cuda runtime error \(|NCCL [eE]rror|cuDNN error|CUBLAS_|nccl[A-Z]\w+:|\[enforce fail|\[\S*gloo/|.*INTERNAL ASSERT FAILED"
-    r"|.*/(?:site|dist)-packages/\S*\.so[\w.]*: undefined symbol: |.*version [`'][^']+' not found \(required by )"
+    r"|.*/(?:site|dist)-packages/\S*\.so[\w.]*: undefined symbol: |.*version [`'][^']+' not found \(required by "
+    r"|Failed to find C compiler|.*No working C\+\+ compiler found|numpy\.dtype size changed|numpy\.core\.multiarray failed"
+    r"|Numpy is not available|Error building extension '|cublas runtime error"
+    r"|The current installed version of \S+ \([\d.]+\) is less than the minimum)"
 )
 """Words of a library about itself and the machine: no mistake that a script's line shows."""
+
+
+_REINSTALL: Final = re.compile(r"\b[Rr]e-?install(?:ing)?\b")
+_IN_A_PACKAGE: Final = re.compile(r"/(?:site|dist)-packages/")
+"""Where a package itself finds that it doesn't go with another one, the script isn't at fault."""
 
 
 _FROM_A_WORKER: Final = re.compile(r"^Caught \w+ in (?:DataLoader worker|replica|pin memory thread)")
@@ -96,6 +109,12 @@ def kind_of(raised: Raised) -> tuple[object, ...]:
     return raised.exception, raised.own, _VALUES.sub("", raised.message)[:BEGINNING]
 
 
+def is_alike(one: Raised, other: Raised) -> bool:
+    """Whether they are one mistake. The place of one whose traceback the log doesn't show to its end is unknown."""
+    (exception, own, words), (others, own_of_other, words_of_other) = kind_of(one), kind_of(other)
+    return (exception, words) == (others, words_of_other) and (own == own_of_other or None in (own, own_of_other))
+
+
 def is_of_launcher(raised: Raised) -> bool:
     """Whether it only says that some process failed. torch.multiprocessing.spawn raised a bare Exception for that until torch 1.5."""
     if is_cut(raised):
@@ -109,6 +128,16 @@ def is_of_launcher(raised: Raised) -> bool:
 def is_cut(raised: Raised) -> bool:
     """Whether the log breaks off before its exception."""
     return not raised.exception
+
+
+def is_bare(raised: Raised) -> bool:
+    """Whether nothing of its traceback is in the log: it may be of the script, or of a library that found the machine at fault."""
+    return not raised.frames and raised.began == raised.line
+
+
+def says_nothing(raised: Raised) -> bool:
+    """Whether it only tells that something didn't come, to the code that waited: what that was, the exception says that this led to."""
+    return not raised.message and short_name(raised.exception) in _BARE
 
 
 def is_mistake(raised: Raised) -> bool:
@@ -146,11 +175,14 @@ def is_ordinary(raised: Raised) -> bool:
     of_machine = is_of_a_tool(raised) and _OF_THE_MACHINE.match(raised.message)
     return not (
         is_cut(raised)
+        or (is_bare(raised) and not is_mistake(raised))
         or is_within_launcher(raised)
         or _is_distributed(raised)
         or _OF_LIBRARIES.search(raised.message)
         or is_of_launcher(raised)
         or of_machine
+        or raised.exception.startswith(_OF_PIP)
+        or (_REINSTALL.search(raised.message) and _IN_A_PACKAGE.search(_innermost(raised)))
     )
 
 

@@ -25,8 +25,11 @@ from ddpdoctor.knowledge.log_exceptions import (
     is_ordinary,
     is_passed_on,
     is_within_launcher,
+    says_nothing,
 )
 from ddpdoctor.knowledge.log_key_lists import with_lists_compared
+from ddpdoctor.knowledge.log_parts import without_parts_that_all_lack
+from ddpdoctor.knowledge.log_refusals import without_refusals_that_are_told
 from ddpdoctor.knowledge.log_signals import with_signal
 from ddpdoctor.knowledge.log_waiting import without_waits_that_ended
 from ddpdoctor.knowledge.log_workers import without_ends_that_are_told
@@ -35,11 +38,17 @@ from ddpdoctor.log_signs import Role
 USER_ERROR: Final = "user-code-error"
 STOPPED: Final = "stopped-from-outside"
 """Slugs whose signs speak of no illness."""
+SHORTENED: Final = "HYDRA_FULL_ERROR"
+"""In hydra's last line, behind whatever exception; where there is none, the configuration could not be put together."""
 BEHIND: Final = 40
 """Lines of a stream behind an exception's name that may still be its message."""
 ABOUT: Final = 8
 """Lines behind the first of a launcher's words on a process that may still be about it."""
+OF_MORE: Final = ("srun", "kubernetes", "determined")
+"""Where they name no rank, they speak of another launcher, a container or a job, which end so when a rank of theirs has failed."""
 
+_EXCEPTION: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
+"""Of a rank's own, whose traceback isn't in the log."""
 _SKIPS: Final = re.compile(r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b")
 
 
@@ -108,10 +117,16 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return self.raised is not None and is_ordinary(self.raised)
 
 
+def _last_line(raised: Raised) -> LogLine:
+    """Of its message, as far as that is known."""
+    line = raised.line
+    return msgspec.structs.replace(line, number=line.number + raised.below, order=line.order + raised.below)
+
+
 def failures_of(log: Log) -> list[Failure]:
     """All of them, effects too, in the order in which they were read."""
     real = [one for one in log.sightings if not one.quoted and one.role is not Role.NOISE]
-    real = without_ends_that_are_told(real, log.raised)
+    real = without_refusals_that_are_told(without_ends_that_are_told(without_parts_that_all_lack(real), log.raised))
     real = without_aborts_that_follow(with_lists_compared(without_waits_that_ended(real, log.last)), log.raised)
     chains = list(_chains(log.raised))
     raised: list[Failure] = []
@@ -122,8 +137,11 @@ def failures_of(log: Log) -> list[Failure]:
             # Behind an exception it is another's word, mostly a launcher's on what came of it.
             within = [one for one in within if one.slug != STOPPED]
         taken.update(id(one) for one in within if chain[0].began.number <= one.line.number)
+        if not any(map(is_cut, chain)):
+            # What the exception says decides, and not that hydra has shortened its traceback.
+            within = [one for one in within if SHORTENED not in one.sign]
         one = _failure(log, Kind.RAISED, chain[0].began, within, raised=_root(chain))
-        raised.append(msgspec.structs.replace(one, over=chain[-1].line))
+        raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1])))
     said: list[Failure] = []
     ended: list[Failure] = []
     exits = endings(log)
@@ -204,9 +222,12 @@ def _chains(raised: Iterable[Raised]) -> Iterable[tuple[list[Raised], int]]:
 
 
 def _root(chain: Sequence[Raised]) -> Raised:
-    """The first, or the worker's own for which it was raised again. A launcher says by the last one what it could not do."""
+    """The first that says something, or the worker's own for which it was raised again. A launcher says by the last one what it could
+    not do."""
     if len(chain) > 1 and is_within_launcher(chain[0]) and not is_of_launcher(chain[-1]):
         return chain[-1]
+    if len(chain) > 1 and says_nothing(chain[0]) and not is_cut(chain[1]):
+        return _root(chain[1:])
     return next(
         (
             one
@@ -240,9 +261,10 @@ def _is_explained(one: Failure, raised: Sequence[Failure], said: Sequence[Failur
     if exited is None or (exited.error and not exited.error.startswith("Signal ")):
         return True
     own = [each for each in raised if not (each.raised and is_of_launcher(each.raised))]
-    if any(_is_of(each.line, exited) for each in (*own, *said) if each.kind is Kind.RAISED or each.effects):
+    own += [each for each in said if _EXCEPTION.match(each.line.text)]
+    if any(is_of(each.line, exited) for each in (*own, *(each for each in said if each.effects))):
         return True
-    if _is_of_only_one(exited, own, ended):
+    if _is_of_only_one(exited, own, ended) or _may_be_of(one, own, ended):
         return True
     if signal_of(exited):
         # A library that lost a peer aborts its process; without labels nobody knows whose words those are.
@@ -252,7 +274,7 @@ def _is_explained(one: Failure, raised: Sequence[Failure], said: Sequence[Failur
     nobody = [each for each in own if each.line.rank is None and each.line.local_rank is None]
     codes = [each for each in ended if each.exited and not signal_of(each.exited)]
     heard = own or [each for each in said if each.effects]
-    if not heard:
+    if not heard or (exited.said_by in OF_MORE and exited.rank is None):
         return True
     if nobody:
         return len(nobody) >= len(codes) or not all(each.is_effect for each in nobody) or not exited.first
@@ -267,7 +289,17 @@ def _is_of_only_one(exited: Exited, own: Sequence[Failure], ended: Sequence[Fail
     return len(ends) == 1 and len({one.rank for one in own if one.line.file == exited.line.file} - {None}) == 1
 
 
-def _is_of(line: LogLine, exited: Exited) -> bool:
+def _may_be_of(end: Failure, own: Sequence[Failure], ended: Sequence[Failure]) -> bool:
+    """Whether a rank whose own end isn't told raised something, and this end is told without its rank."""
+    if end.exited is None or end.exited.rank is not None:
+        return False
+    others = [one.exited for one in ended if one.exited and one is not end]
+    ranks = [one for one in own if one.line.rank is not None and not one.is_effect]
+    return any(not any(is_of(one.line, exited) for exited in others) for one in ranks)
+
+
+def is_of(line: LogLine, exited: Exited) -> bool:
+    """Whether a line is of the rank that a launcher tells the end of."""
     if line.rank is not None and exited.rank is not None:
         return line.rank == exited.rank
     if line.local_rank is not None and exited.local_rank is not None:

@@ -22,6 +22,8 @@ HOLDERS: Final = (
 """Under which a checkpoint keeps the state of a model, beside its epoch and the optimizer's. A parameter may be called weights or params."""
 _KEY: Final = re.compile(r'"(?P<key>[^"]*)"')
 _WHOLE: Final = re.compile(r'"[^"]*"(?:, "[^"]*")*\.?\s*$')
+_WRAPPED: Final = re.compile(r"Error\(s\) in loading state_dict for (?:Distributed)?DataParallel:")
+"""Of a model with the prefix: where only one of the lists is there, all other keys fit."""
 _WRAPPERS: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
 
 
@@ -39,6 +41,8 @@ def with_lists_compared(seen: Sequence[Sighting]) -> list[Sighting]:
             compared.append(one)
         elif not any(each.sign != one.sign and _of_one_message(each, one) for each in prefixed):
             others = [each for each in lists if not one.sign.startswith(each.sign) and _of_one_message(each, one)]
+            if not others and _is_alone(one) and any(_is_wrapped(each) and _of_one_message(each, one) for each in seen):
+                continue
             if (role := _role(one, others)) is not None:
                 compared.append(msgspec.structs.replace(one, role=role))
     return compared
@@ -52,6 +56,15 @@ def holder(seen: Iterable[Sighting]) -> str:
             if not any("." in key for key in keys):
                 return next((key for key in HOLDERS if key in keys), "")
     return ""
+
+
+def _is_alone(prefixed: Sighting) -> bool:
+    """Whether no other list of its message was cut off: missing keys come first, and the others on the next line."""
+    return not prefixed.sign.startswith("Missing") or _keys(prefixed)[1]
+
+
+def _is_wrapped(headline: Sighting) -> bool:
+    return bool(_WRAPPED.search(headline.line.text))
 
 
 def _role(prefixed: Sighting, others: Sequence[Sighting]) -> Role | None:

@@ -49,5 +49,6 @@ def more_of(lead: LogLine | None, raised: Raised | None, log: Log) -> tuple[LogL
 def nccl_may_say_more(lead: LogLine | None, raised: Raised | None, log: Log, end: str) -> bool:
     """Whether the failure may be one of NCCL's, and NCCL was not asked yet to tell all. end: how the launcher says it ended."""
     text = f"{lead.text if lead else ''} {f'{raised.exception} {raised.message}' if raised else ''} {end}"
-    asked = any(_INFORMS in one.text for one in (*log.errors, *(last.line for last in log.last)))
+    told = [one.line for one in log.last] + [one.line for one in log.noise] + [one.line for one in log.sightings]
+    asked = any(_INFORMS in one.text for one in (*log.errors, *told))
     return bool(_MAY_BE_NCCLS.search(text)) and not asked

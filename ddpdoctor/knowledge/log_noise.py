@@ -8,11 +8,13 @@ import msgspec
 
 
 class HarmlessText(msgspec.Struct, frozen=True):
-    """A text that healthy runs print, what it is and why it is harmless, and where it was found."""
+    """A text that healthy runs print, what it is and why it is harmless, and where it was found. alone: it only passes on what another one
+    says, and nothing else in its line counts."""
 
     text: str
     why: str
     source: str
+    alone: bool = False
 
 
 HARMLESS: Final = (
@@ -105,6 +107,12 @@ HARMLESS: Final = (
         "Detected call of `lr_scheduler.step()` before",
         "common at the first step of mixed precision, whose gradients were skipped",
         "torch 2.13.0: torch/optim/lr_scheduler.py",
+    ),
+    HarmlessText(
+        "UserWarning: Failed to load image Python extension:",
+        "torchvision can't read or write image files by itself: only torchvision.io needs that",
+        "torchvision 0.9 to 0.22: torchvision/io/image.py",
+        alone=True,
     ),
     HarmlessText(
         "TypedStorage is deprecated",

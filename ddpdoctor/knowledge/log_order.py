@@ -8,7 +8,7 @@ from typing import Final
 from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.knowledge.log_announced import only_announced
 from ddpdoctor.knowledge.log_exceptions import short_name
-from ddpdoctor.knowledge.log_failures import Failure, Kind, stream
+from ddpdoctor.knowledge.log_failures import Failure, Kind, is_of, stream
 from ddpdoctor.knowledge.log_illnesses import is_about_others, is_certain, is_grave
 
 SAME_MOMENT: Final = 1.0
@@ -44,10 +44,11 @@ class Course:
             one for one in failures if one.kind is Kind.RAISED and not one.is_effect and not one.is_from_outside
         ]
         self._last = {one.rank: one.line for one in log.last}
+        self._trains = log.trains
         self._ends = [one.line for one in failures if one.kind is Kind.ENDED]
-        first = [one for one in failures if one.exited and one.exited.first]
-        times = [one.exited.time for one in first if one.exited and one.exited.time is not None]
-        self._first_end = min(times) if len(times) == len(first) > 1 else None
+        self._first = [one.exited for one in failures if one.exited and one.exited.first]
+        times = [one.time for one in self._first if one.time is not None]
+        self._first_end = min(times) if len(times) == len(self._first) > 1 else None
 
     def share(self, line: LogLine) -> int:
         """Among how many ranks the lines of its file are shared out."""
@@ -55,12 +56,14 @@ class Course:
 
     def far(self, one: LogLine, later: LogLine) -> bool:
         """Whether a rank has gone on for long between the two."""
-        if one.time is not None and later.time is not None:
+        if one.time is not None and later.time is not None and not one.lent:
             return later.time - one.time > LONG
         return one.file == later.file and later.number - one.number > MANY * self.share(one)
 
     def gone_on_after(self, line: LogLine) -> bool:
-        """Whether its rank wrote for long after that line."""
+        """Whether its rank wrote for long after that line, or the training took many steps."""
+        if self._trains is not None and line.file == self._trains.file and line.order < self._trains.order:
+            return True
         last = self._last.get(line.rank)
         return last is not None and self.far(line, last)
 
@@ -86,14 +89,13 @@ class Course:
         return any(end.file != one.file or one.number <= end.number <= later.number for end in self._ends)
 
     def ended_first(self, failure: Failure) -> bool:
-        """Whether the launcher saw that one end first; of several nodes' launchers each only knows its own ranks."""
-        if failure.exited is None or not failure.exited.first:
-            return False
-        return self._first_end is None or failure.exited.time == self._first_end
+        """Whether the launcher saw that rank end first; of several nodes' launchers each only knows its own ranks."""
+        first = [one for one in self._first if self._first_end is None or one.time == self._first_end]
+        return any(one is failure.exited or (failure.raised and is_of(failure.line, one)) for one in first)
 
     def near(self, failure: Failure, lead: Failure) -> bool:
         """Whether words stand shortly before, or right behind, what its rank fell by."""
-        if stream(failure.line) != stream(lead.line):
+        if stream(failure.line) != stream(lead.line) and not _of_one_rank(failure, lead):
             return False
         gap = lead.began.number - failure.line.number
         if gap < 0:
@@ -107,11 +109,19 @@ class Course:
         if Kind.ENDED in (one.kind, other.kind):
             return False
         if one.line.time is not None and other.line.time is not None:
-            return one.line.time < other.line.time - SAME_MOMENT
+            if not one.line.lent and one.line.time < other.line.time - SAME_MOMENT:
+                return True
+            if not other.line.lent and (not one.line.lent or one.line.time > other.line.time):
+                return False
         if one.line.file != other.line.file:
             return False
         burst = 0 if stream(one.line) == stream(other.line) and one.line.rank is not None else SAME_BURST
         return one.line.number < other.began.number - burst * self.share(one.line)
+
+
+def _of_one_rank(one: Failure, other: Failure) -> bool:
+    """Whether a file has both of the same rank, where what tells its end has no label of its own."""
+    return one.line.file == other.line.file and one.rank is not None and one.rank == other.rank
 
 
 def weight(failure: Failure, course: Course) -> int:
@@ -137,12 +147,24 @@ def weight(failure: Failure, course: Course) -> int:
     return 4 if failure.signs else 6
 
 
+def _are_mixed(one: Failure, other: Failure) -> bool:
+    """Whether each began before the other was over, so that the order of their lines says nothing."""
+    same = one.line.file == other.line.file
+    return same and one.began.number <= other.over.number and other.began.number <= one.over.number
+
+
 def lead_of(failures: Sequence[Failure], course: Course) -> Failure | None:
     """The one that leads; failures: without mere effects."""
-    ordered = sorted(failures, key=lambda one: (weight(one, course), not course.ended_first(one), one.line.order))
+    ended = {id(one) for one in failures if course.ended_first(one)}
+    ordered = sorted(
+        failures, key=lambda one: (weight(one, course), not (one.exited and id(one) in ended), one.line.order)
+    )
     if not ordered:
         return None
     best = ordered[0]
+    if id(best) not in ended:
+        mixed = (one for one in ordered if id(one) in ended and _are_mixed(one, best))
+        best = next((one for one in mixed if weight(one, course) == weight(best, course)), best)
     for one in ordered[1:]:
         # Words by themselves may be a warning; an exception that names its cause is not behind it.
         may_lead = weight(one, course) <= LEADS and (one.kind is not Kind.SAID or weight(best, course) > 0)

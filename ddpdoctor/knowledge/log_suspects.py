@@ -44,6 +44,8 @@ WHYS: Final = {
     Place.OUTLIVED: "its words were said long before, and the run went on",
 }
 SURE: Final = Place.HINT_CONFIRMED
+SUMMING_UP: Final = ("apex-build-failed",)
+"""Illnesses whose words only say that something failed: beside them in the same failure may stand why."""
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,11 +70,13 @@ class Ranked(msgspec.Struct, frozen=True):
         return any(one.role is Role.NAMES for one in self.sightings)
 
     @property
-    def order(self) -> tuple[int, bool, bool, int, int]:
-        """What is certain and grave first, then what more and longer signs speak for."""
+    def order(self) -> tuple[int, bool, bool, bool, int, int]:
+        """What tells a cause, is certain and grave first, then what more and longer signs speak for."""
         signs = {one.sign for one in self.sightings}
         certain = any(is_certain(self.slug, one) for one in signs)
-        return self.place, not certain, not is_grave(self.slug), -len(signs), -max(map(len, signs), default=0)
+        grave = is_grave(self.slug)
+        longest = max(map(len, signs), default=0)
+        return self.place, self.slug in SUMMING_UP, not certain, not grave, -len(signs), -longest
 
     def suspect(self, *, sure: bool = False) -> Suspect:
         """As one of the verdict's."""
@@ -131,8 +135,10 @@ def chosen(ranked: Sequence[Ranked]) -> tuple[tuple[Suspect, ...], tuple[Suspect
         suspects = tuple(one.suspect() for one in named)
     else:
         alike = [one for one in ranked[1:] if one.place <= Place.SAME_MOMENT and one.named and is_grave(one.slug)]
+        alike = [one for one in alike if one.slug not in SUMMING_UP]
         suspects = (first.suspect(sure=True), *(one.suspect() for one in alike[: MOST - 1]))
-    return suspects, beside(ranked, suspects)
+    # What the failure itself names besides is another side of the same event.
+    return suspects, beside([one for one in ranked if one.place is not Place.IN_THE_FAILURE], suspects)
 
 
 def beside(ranked: Sequence[Ranked], suspects: Sequence[Suspect]) -> tuple[Suspect, ...]:

@@ -14,6 +14,7 @@ WATCHDOG: Final = "nccl-watchdog-timeout"
 DESYNC: Final = "collective-desync"
 BEHIND: Final = "rank-fell-behind"
 STALLED: Final = "collective-stalled"
+MISSING: Final = "rdzv-missing-node"
 UNEVEN: Final = "uneven-inputs"
 BARRIER: Final = "ALLREDUCE"
 """Over NCCL a barrier is one, too, of a single element."""
@@ -53,6 +54,7 @@ def hypotheses(log: Log, effects: Sequence[Sighting]) -> tuple[Hypothesis, ...]:
         or _in_earlier_calls(waited)
         or _all_the_same(waited, log)
         or _different_lines(log, effects)
+        or _did_not_come(effects)
     )
 
 
@@ -122,8 +124,10 @@ def _in_earlier_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
 
 def _all_the_same(waited: Sequence[Waited], log: Log) -> tuple[Hypothesis, ...]:
     """Everybody was there: it is the way between them, or a GPU that doesn't come to an end."""
-    everybody = max(log.world_size or 0, len(log.ranks))
-    if len(waited) < max(everybody, 2) or len({one.call for one in waited}) > 1:
+    # Where no line tells how many there are, there are all up to the highest that was heard.
+    heard = {*log.ranks, *(one.rank for one in waited)}
+    everybody = max(log.world_size or 0, 2, *(rank + 1 for rank in heard))
+    if len(waited) < everybody or len({one.call for one in waited}) > 1:
         return ()
     who = f"all {len(waited)} ranks" if log.world_size else f"all {len(waited)} ranks of this log"
     why = f"{who} waited in {waited[0].call}, so nobody was missing: network, GPUs or peer-to-peer copies"
@@ -157,3 +161,17 @@ def _is_behind_the_steps(waiting: Sequence[Raised]) -> bool:
     last = max((one.own.line for one in steps if one.own), default=0)
     files = {one.own.path for one in waiting if one.own}
     return bool(steps and calls) and len(files) == 1 and all(one.own and one.own.line > last for one in calls)
+
+
+def _did_not_come(effects: Sequence[Sighting]) -> tuple[Hypothesis, ...]:
+    """Nobody lost anybody: those that came waited for the others, and counted them."""
+    counted = [one for one in effects if one.words.get("came", "").isdigit() and one.words.get("wanted", "").isdigit()]
+    if not counted or any(one.slug != MISSING for one in effects):
+        return ()
+    came, wanted = max((int(one.words["came"]), int(one.words["wanted"])) for one in counted)
+    others = wanted - came
+    if others < 1:
+        return ()
+    who, whose = ("the other one", "its own log") if others == 1 else (f"the other {others}", "their own logs")
+    why = f"{came} of {wanted} came: why {who} didn't, only {whose} can say"
+    return (Hypothesis(MISSING, why, tuple(effects)),)

@@ -13,7 +13,7 @@ from ddpdoctor.facts.log import Exited, Log, LogLine, Raised, Sighting
 from ddpdoctor.knowledge.log_announced import merely_said, survived
 from ddpdoctor.knowledge.log_attempts import attempts_of
 from ddpdoctor.knowledge.log_endings import TERMINATIONS, signal_of
-from ddpdoctor.knowledge.log_exceptions import is_cut, is_of_launcher, kind_of
+from ddpdoctor.knowledge.log_exceptions import is_alike, is_cut, is_of_launcher, kind_of
 from ddpdoctor.knowledge.log_failures import STOPPED, USER_ERROR, Failure, Kind, failures_of
 from ddpdoctor.knowledge.log_illnesses import is_grave, is_of_network
 from ddpdoctor.knowledge.log_order import LEAST, Course, lead_of, says_much, weight
@@ -21,7 +21,7 @@ from ddpdoctor.knowledge.log_programs import program_that_failed
 from ddpdoctor.knowledge.log_suspects import MOST, Place, Ranked, beside, chosen, ranked_suspects
 from ddpdoctor.knowledge.log_suspects import Suspect as Suspect
 from ddpdoctor.knowledge.log_timeouts import hypotheses
-from ddpdoctor.knowledge.log_whose import ended_well, exit_of, silent_ranks, with_rank
+from ddpdoctor.knowledge.log_whose import ended_well, exit_of, own_exit, silent_ranks, with_rank
 from ddpdoctor.wording import ranks_named
 
 JUST_BEFORE: Final = 8
@@ -129,10 +129,10 @@ def _of_attempt(log: Log) -> LogVerdict:
         suspects=suspects,
         lead=with_rank(lead, log, failures),
         raised=lead.raised,
-        exited=lead.exited or exit_of(lead, log),
+        exited=own_exit(lead, log) or exit_of(lead, log),
         effects=effects,
         also=also,
-        others=_others(lead, own, course),
+        others=_others(lead, own, log, course),
         said=_said_before(log, failures, course, lead) if (lead.exited or _is_cut(lead)) and not lead.signs else (),
         ended_well=outcome is Outcome.ILLNESS and _only_warns(log, failures, course),
     )
@@ -144,17 +144,17 @@ def _only_warns(log: Log, failures: Sequence[Failure], course: Course) -> bool:
     return mere and not _last_errors(log, course)
 
 
-def _others(lead: Failure, own: Sequence[Failure], course: Course) -> tuple[Raised, ...]:
-    """Mistakes that other ranks made by themselves."""
+def _others(lead: Failure, own: Sequence[Failure], log: Log, course: Course) -> tuple[Raised, ...]:
+    """Mistakes that other ranks made by themselves: none that the lead's rank has made as well, as one of a chain or at its end."""
     kinds: dict[object, Raised] = {}
     for one in own:
         if one.raised is None or not one.is_ordinary or one.rank in (None, lead.rank) or one.attempt != lead.attempt:
             continue
         if not (course.outlived(one) or course.only_announced(one)):
             kinds.setdefault(kind_of(one.raised), one.raised)
-    if lead.raised:
-        kinds.pop(kind_of(lead.raised), None)
-    return tuple(kinds.values())
+    line = lead.raised.line if lead.raised else None
+    same = [one for one in log.raised if line and (one.line.file, one.line.rank) == (line.file, line.rank)]
+    return tuple(one for one in kinds.values() if not any(is_alike(one, mine) for mine in same))
 
 
 def _outcome(lead: Failure, ranked: Sequence[Ranked], lost: bool) -> Outcome:
@@ -163,13 +163,10 @@ def _outcome(lead: Failure, ranked: Sequence[Ranked], lost: bool) -> Outcome:
     if lead.exited and signal_of(lead.exited) in TERMINATIONS and not lost and not lead.signs:
         return Outcome.STOPPED
     if lead.is_ordinary:
-        if (
-            not lead.signs
-            and not says_much(lead)
-            and any(one.place is Place.SHORTLY_BEFORE and is_grave(one.slug) for one in ranked)
-        ):
-            return Outcome.ILLNESS
-        return Outcome.USER_ERROR
+        # Of an end without any exception words that only fit an illness tell more than its exit code.
+        near = (Place.SHORTLY_BEFORE, Place.HINT_NEAR) if lead.exited else (Place.SHORTLY_BEFORE,)
+        grave = any(one.place in near and is_grave(one.slug) for one in ranked)
+        return Outcome.ILLNESS if grave and not lead.signs and not says_much(lead) else Outcome.USER_ERROR
     return Outcome.ILLNESS if ranked or (lead.exited and lost) else Outcome.UNRECOGNISED
 
 
@@ -201,7 +198,7 @@ def _ended_well(log: Log, own: Sequence[Failure], failures: Sequence[Failure], c
     """What it got over is no failure; warnings are something to tell of all the same."""
     warnings = [one for one in own if one.kind is Kind.SAID and one.names and not is_grave(one.names[0].slug)]
     if not warnings:
-        caught = {one.line for one in failures if one.raised and not one.exited}
+        caught = {one.line for one in failures if not one.exited and (one.raised or one.names)}
         lines = sorted({*caught, *survived(log, failures)}, key=lambda line: line.order)
         return LogVerdict(outcome=Outcome.NOTHING, ended_well=True, survived=tuple(lines))
     suspects, also = chosen(ranked_suspects(warnings[0], warnings, course))
@@ -222,18 +219,18 @@ def _only_ended(log: Log, failures: Sequence[Failure], course: Course) -> LogVer
     first = next((one for one in failures if one.exited and one.exited.first), failures[0])
     if cause := _just_before(min((one.began for one in failures), key=lambda line: line.order), log, course):
         lead = with_rank(msgspec.structs.replace(first, line=cause), log, failures)
-        return LogVerdict(outcome=Outcome.UNRECOGNISED, lead=lead, exited=first.exited)
+        return LogVerdict(outcome=Outcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
     if first.exited and first.exited.first and _EXCEPTION.match(first.exited.error):
         line = msgspec.structs.replace(first.line, text=first.exited.error)
         lead = with_rank(msgspec.structs.replace(first, line=line), log, failures)
-        return LogVerdict(outcome=Outcome.UNRECOGNISED, lead=lead, exited=first.exited)
+        return LogVerdict(outcome=Outcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
     told = all(one.exited and _was_told(one.exited) for one in failures)
     suspects = (Suspect(slug=STOPPED, sure=False, sightings=(), why=WHY_TOLD),) if told else ()
     return LogVerdict(
         outcome=Outcome.STOPPED if told else Outcome.EFFECTS_ONLY,
         suspects=suspects,
         lead=with_rank(first, log, failures),
-        exited=first.exited,
+        exited=own_exit(first, log),
     )
 
 
@@ -318,7 +315,7 @@ def _without_cause(log: Log, failures: Sequence[Failure], effects: tuple[Sightin
         suspects=tuple(suspects[:MOST]),
         lead=last or with_rank(first, log, failures),
         raised=None if last else first.raised,
-        exited=None if last else first.exited,
+        exited=None if last else own_exit(first, log),
         effects=effects,
         said=_said_before(log, failures, course),
         silent=silent,

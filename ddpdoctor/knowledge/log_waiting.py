@@ -10,9 +10,10 @@ from ddpdoctor.facts.log import LastWords, Sighting
 STILL_WAITING: Final[dict[str, int]] = {
     "Waiting in store based barrier to initialize process group for": 1,
     "has failed to send a keep-alive heartbeat to the rendezvous": 3,
+    'Failed to check the "should dump" flag on TCPStore': 4,
 }
 """Texts of signs, and how often it must have been said to count. A healthy run in which a rank comes late says them, too, and goes on; or
-one whose first node is done before the others, once or for each of the others."""
+one whose first node, or rank, is done before the others, once or for each of the others, or each second until they are."""
 
 
 def without_waits_that_ended(seen: Iterable[Sighting], last: Iterable[LastWords]) -> list[Sighting]:

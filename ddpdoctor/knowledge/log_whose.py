@@ -10,16 +10,22 @@ import msgspec
 
 from ddpdoctor.facts.log import Exited, Log, LogLine, Raised
 from ddpdoctor.knowledge.log_announced import got_over
-from ddpdoctor.knowledge.log_endings import endings, only, signal_of
-from ddpdoctor.knowledge.log_exceptions import short_name
+from ddpdoctor.knowledge.log_endings import CRASHES, endings, only, signal_of
+from ddpdoctor.knowledge.log_exceptions import is_of_launcher, short_name
 from ddpdoctor.knowledge.log_failures import Failure, Kind
 from ddpdoctor.knowledge.log_illnesses import is_grave
+from ddpdoctor.knowledge.log_order import Course, lead_of
 
 _NCCL: Final = re.compile(r"(?:\[[^\]]*\] )?(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ")
 UNCAUGHT: Final = "terminate called after throwing an instance of"
 """C++ ends a process with these words."""
 GONE_ON: Final = 5.0
 """Seconds after a failure at which a run that still writes has got over it."""
+OF_ITS_OWN: Final = "mp.spawn"
+"""It numbers the processes of one host, and tells of the one that failed first."""
+LONG_ENOUGH: Final = 20
+"""Characters."""
+_WARNS: Final = " NCCL WARN "
 TELLS_OF_EVERY_END: Final = "torchrun"
 """A launcher that never keeps a rank's failure to itself."""
 MANY: Final = 60
@@ -28,40 +34,91 @@ SAYS_MORE: Final = 5
 """Lines behind an exception; its message may have some of its own."""
 NEXT: Final = 2
 """Lines."""
-SAY_THEIR_RANK: Final = ("unused-parameters", "ddp-param-mismatch")
-"""Illnesses in whose words "rank" is the one that says them."""
+SAY_THEIR_RANK: Final = {"unused-parameters", "ddp-param-mismatch", "Detected mismatch between collectives on ranks"}
+"""Illnesses, and a sign, in whose words "rank" is the one that says them."""
 AGAIN: Final = 12
 """Lines behind an attempt that failed, by which it shows that another one goes on; a traceback of the launcher's isn't among them."""
 _MERELY_TOLD: Final = re.compile(r"\[W|.{0,200}? NCCL INFO ")
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
+_OF_THE_HOST: Final = re.compile(r"\bkernel: |^\[ *\d+\.\d+\]|NVRM|\bXid\b|NVML|\bnfs: |AMD-Vi|\bAER: ")
+"""Words that aren't the training's: a GPU, a disk or the host is sick, whatever still goes on."""
 
 
 def with_rank(failure: Failure, log: Log, failures: Sequence[Failure]) -> LogLine:
-    """The line of a failure with the rank and host that the launcher tells, where the line itself doesn't."""
+    """The line of a failure with the rank, host and time that the launcher tells, where the line itself doesn't."""
     line = failure.line
     exited = (
-        failure.exited
+        (own if (own := own_exit(failure, log)) and (own.rank is not None or own.exit_code is not None) else None)
         or exit_of(failure, log)
         or _of_that_pid(failure, log)
+        or _of_who_repeats_it(failure, log)
         or _of_who_says_the_same(failure, log, failures)
         or _announced(failure, log)
         or _only_exit(failure, log, failures)
+        or _of_who_fell_first(failure, log, failures)
     )
     rank = line.rank if line.rank is not None else _said_itself(failure)
     if rank is None and exited is not None:
         # mp.spawn numbers the processes of this host alone.
-        rank = exited.local_rank if exited.rank is None and exited.said_by == "mp.spawn" else exited.rank
-    if rank is None and line.local_rank is not None and len(log.hosts) < 2 and (log.world_size or 0) <= _nproc(log):
-        rank = line.local_rank
-    host = line.host or (exited.host if exited else "")
+        rank = exited.local_rank if exited.rank is None and exited.said_by == OF_ITS_OWN else exited.rank
+    local = line.local_rank
+    if rank is None and local is not None and len(log.hosts) < 2 and (log.world_size or 0) <= _nproc(log):
+        rank = local
+    if rank is None and local is None and exited is not None and failure.exited is None:
+        line = msgspec.structs.replace(line, local_rank=exited.local_rank)
+        rank = exited.local_rank if len(log.hosts) < 2 and 0 < (log.world_size or 0) <= _nproc(log) else None
+    told = exited or failure.exited
+    host = line.host or (told.host if told else "") or _host_of(rank, log)
+    if (line.time is None or line.lent) and failure.exited is None and (when := _ended_at(exited, log)) is not None:
+        line = msgspec.structs.replace(line, time=when, lent=False)
     # torchrun calls a host so that it couldn't find the name of.
     return msgspec.structs.replace(line, rank=rank, host="" if host == "localhost" else host)
 
 
+def _ended_at(exited: Exited | None, log: Log) -> float | None:
+    """When the launcher saw it end. Its table doesn't say the zone of its clock, and so tells nothing beside clocks that are not UTC's."""
+    return None if exited is None or log.ahead else exited.time
+
+
+def own_exit(failure: Failure, log: Log) -> Exited | None:
+    """The end that the failure is; where the launcher tells those of several ranks on one line, it doesn't tell which was first."""
+    exited = failure.exited
+    if exited is None:
+        return None
+    several = {one.rank for one in log.exited if one.line.order == exited.line.order} - {exited.rank}
+    return msgspec.structs.replace(exited, rank=None) if several and not exited.first else exited
+
+
 def _said_itself(failure: Failure) -> int | None:
     """Which rank it is, as torch's own sentence has it."""
-    words = [one.words.get("rank", "") for one in failure.signs if one.slug in SAY_THEIR_RANK]
+    words = [one.words.get("rank", "") for one in failure.signs if {one.slug, one.sign} & SAY_THEIR_RANK]
     return next((int(word) for word in words if word.isdigit()), None)
+
+
+def _host_of(rank: int | None, log: Log) -> str:
+    """Where other lines of the same rank are from, as NCCL's name their host, or the warnings of NCCL's whose words it repeats; or the one
+    host that a log of one rank names."""
+    if rank is None:
+        return ""
+    lines = [*_heard(log), *(one.line for one in log.noise)]
+    own = [one for one in lines if one.rank == rank]
+    named = {one.host for one in own if one.host}
+    if not named:
+        warned = [(one.text.rpartition(_WARNS)[2], one.host) for one in lines if _WARNS in one.text and one.host]
+        named = {host for words, host in warned if _tells(words) and any(words in one.text for one in own)}
+    if not named and len(log.ranks) == 1:
+        named = set(log.hosts)
+    return next(iter(named)) if len(named) == 1 else ""
+
+
+def _tells(words: str) -> bool:
+    """Whether they are long enough to be nobody else's by chance."""
+    return len(words) >= LONG_ENOUGH
+
+
+def _heard(log: Log) -> list[LogLine]:
+    """Lines that are kept for what they say."""
+    return [*(one.line for one in log.sightings), *(one.line for one in log.last), *log.errors]
 
 
 def _nproc(log: Log) -> int:
@@ -92,18 +149,60 @@ def _of_that_pid(failure: Failure, log: Log) -> Exited | None:
     return only(same)
 
 
-def _of_who_says_the_same(failure: Failure, log: Log, failures: Sequence[Failure]) -> Exited | None:
-    """Of a line that bears no rank, as a GPU's own: the one rank whose exception, or last words, speak of the same illness."""
-    if failure.kind is not Kind.SAID or failure.line.rank is not None:
+def _of_who_repeats_it(failure: Failure, log: Log) -> Exited | None:
+    """Of a line that bears no rank: the one rank that repeats its words, or other warnings of the same process of NCCL's."""
+    line = failure.line
+    if line.rank is not None or line.local_rank is not None or failure.exited:
         return None
-    alike = [
-        one for one in failures if one.kind is not Kind.ENDED and one.rank is not None and one.slugs & failure.slugs
-    ]
+    heard = _heard(log)
+    process = _process(line)
+    own = [one.text for one in heard if process and _process(one) == process]
+    words = {text.rpartition(_WARNS)[2] for text in (line.text, *own) if _WARNS in text}
+    if failure.raised:
+        words.add(failure.raised.message)
+    told = [_said_by(one, heard) for one in heard if any(_tells(each) and each in one.text for each in words)]
+    ends = endings(log) if any(rank is not None for rank in told) else []
+    hosts = {one.rank: one.host for one in ends}
+    ranks = {rank for rank in told if rank is not None and line.host in ("", hosts.get(rank) or line.host)}
+    if len(ranks) != 1:
+        return None
+    ended = only(one for one in ends if one.rank in ranks)
+    return ended or Exited(line=line, said_by="", rank=next(iter(ranks)), host=line.host)
+
+
+def _said_by(line: LogLine, heard: Sequence[LogLine]) -> int | None:
+    """Which rank says a line, or the first of several lines of which it is one: a library labels no other."""
+    if line.rank is not None or _WARNS in line.text:
+        return line.rank
+    labelled = [one for one in heard if one.file == line.file and one.rank is not None]
+    before = [one for one in labelled if 0 < line.number - one.number <= SAYS_MORE]
+    return max(before, key=lambda one: one.number).rank if before else None
+
+
+def _process(line: LogLine) -> tuple[str, str] | None:
+    found = _NCCL.match(line.text)
+    return (found["host"], found["pid"]) if found else None
+
+
+def _of_who_says_the_same(failure: Failure, log: Log, failures: Sequence[Failure]) -> Exited | None:
+    """Of a line that bears no rank, as a GPU's own: the one rank whose exception, last words, or else end, speak of the same illness."""
+    line = failure.line
+    if (
+        line.rank is not None
+        or line.local_rank is not None
+        or (failure.exited and failure.exited.exit_code is not None)
+    ):
+        return None
+    alike = [one for one in failures if one.rank is not None and one.slugs & failure.slugs]
+    alike = [one for one in alike if one.kind is not Kind.ENDED] or alike
+    if failure.raised:
+        alike = [one for one in alike if one.kind is Kind.SAID and one.line.host == line.host]
     ranks = {one.rank for one in alike}
     if len(ranks) != 1:
         return None
-    line = alike[0].line
-    return exit_of(alike[0], log) or Exited(line=line, said_by="", rank=line.rank, host=line.host)
+    first = alike[0]
+    ended = own_exit(first, log) or exit_of(first, log)
+    return ended or Exited(line=first.line, said_by="", rank=first.rank, host=first.line.host)
 
 
 def _announced(failure: Failure, log: Log) -> Exited | None:
@@ -121,15 +220,48 @@ def _only_exit(failure: Failure, log: Log, failures: Sequence[Failure]) -> Exite
     lost = [one for one in failures if one.kind is not Kind.ENDED and one.is_effect and not _launchers(one)]
     if any(one.line.rank is None and one.line.local_rank is None for one in lost):
         return None
-    heard = {one.line.rank for one in failures}
-    own = [one for one in endings(log) if not one.told_to and not signal_of(one) and one.rank not in heard]
+    # NCCL's own lines, whose process is known, say nothing of whether others' are labelled.
+    heard = {
+        one.line.rank
+        for one in failures
+        if one.kind is Kind.RAISED or (one.kind is Kind.SAID and not one.slugs & failure.slugs)
+    }
+    # Whoever lost another one may be aborted for that.
+    alone = not any(one.effects for one in failures)
+    ends = [one for one in endings(log) if not (one.told_to or signal_of(one)) or (alone and signal_of(one) in CRASHES)]
+    own = [
+        one
+        for one in ends
+        if (one.rank not in heard if one.rank is not None else one.local_rank is not None and heard <= {None})
+    ]
     return next((one for one in own if one.first), only(own))
 
 
+def _of_who_fell_first(failure: Failure, log: Log, failures: Sequence[Failure]) -> Exited | None:
+    """Of a line of nobody's, as the kernel's, or a warning without its label: the rank that fell first behind it. Where it may be of several,
+    only the launcher tells which."""
+    line = failure.line
+    if failure.kind is not Kind.SAID or line.rank is not None or line.local_rank is not None or _NCCL.match(line.text):
+        return None
+    course, hosts = Course(log, failures), {one.rank: one.host for one in endings(log)}
+    fell = [
+        one
+        for one in failures
+        if one.rank is not None
+        and (one.raised or (one.kind is Kind.SAID and _EXCEPTION.match(one.line.text)))
+        and not (one.is_effect or one.is_from_outside or course.far(line, one.began))
+        and one.began.order > line.order
+        and line.host in ("", one.line.host or hosts.get(one.rank) or line.host)
+    ]
+    first = lead_of(fell, course)
+    several = len({one.rank for one in fell if one.slugs & failure.slugs}) > 1
+    if first is None or (several and not course.ended_first(first)):
+        return None
+    return exit_of(first, log) or Exited(line=first.line, said_by="", rank=first.rank, host=first.line.host)
+
+
 def _launchers(failure: Failure) -> bool:
-    return (
-        failure.raised is not None and not failure.effects and short_name(failure.raised.exception).startswith("Child")
-    )
+    return failure.raised is not None and not failure.effects and is_of_launcher(failure.raised)
 
 
 def silent_ranks(log: Log, failures: Sequence[Failure]) -> tuple[int, ...]:
@@ -142,6 +274,8 @@ def silent_ranks(log: Log, failures: Sequence[Failure]) -> tuple[int, ...]:
 
 def ended_well(log: Log, failures: Sequence[Failure]) -> bool:
     """Whether the run went on for long after its last failure, and no launcher says that it failed in the end."""
+    if failures and not log.exited and all(_trained_on(one, log) for one in failures):
+        return True
     announced = [one for one in failures if got_over(one, failures, log)]
     failures = [one for one in failures if not any(one is other or _alike(one, other) for other in announced)]
     ends = [one for one in failures if one.kind is not Kind.SAID]
@@ -160,6 +294,13 @@ def ended_well(log: Log, failures: Sequence[Failure]) -> bool:
         return False
     over = [one for one in ends if _got_over(one, log, ends)]
     return all(one in over or any(_alike(one, other) for other in over) for one in ends)
+
+
+def _trained_on(failure: Failure, log: Log) -> bool:
+    """Whether the training, which can't do without any of its ranks, took many steps behind it."""
+    if log.trains is None or failure.over.file != log.trains.file or failure.over.order >= log.trains.order:
+        return False
+    return failure.raised is not None or not _OF_THE_HOST.search(failure.line.text)
 
 
 def _fell(said: Sequence[Failure], log: Log) -> bool:
@@ -182,7 +323,7 @@ def _went_on(said: Failure, log: Log) -> bool:
         return False
     if _MERELY_TOLD.match(said.line.text):
         return True
-    if last.time is not None and said.line.time is not None:
+    if last.time is not None and said.line.time is not None and not said.line.lent:
         return last.time - said.line.time > GONE_ON
     return last.file == said.line.file and last.number - said.line.number > MANY * max(len(log.ranks), 1)
 
@@ -211,7 +352,7 @@ def _got_over(failure: Failure, log: Log, ends: Sequence[Failure]) -> bool:
         return _may_be_caught(failure.raised) or _says_more(failure, over, log)
     if not _may_be_caught(failure.raised):
         return False
-    if last.time is not None and failure.line.time is not None:
+    if last.time is not None and failure.line.time is not None and not failure.line.lent:
         return last.time - failure.line.time > GONE_ON
     return last.file == over.file and last.number - over.number > MANY * (
         len(log.ranks) if failure.rank is not None else 1

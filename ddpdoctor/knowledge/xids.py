@@ -157,11 +157,12 @@ FAULTS, PROGRAMS, FOLLOWING = (
 
 
 def xid_sign(numbers: Iterable[int], why: str, role: Role = Role.NAMES) -> LogSign:
-    """The driver's line in the kernel log, for some of its numbers."""
+    """The driver's line in the kernel log, for some of its numbers, or on what came of them."""
+    these = "|".join(map(str, numbers))
     return LogSign(
         "NVRM: Xid (",
         why=why,
         role=role,
-        pattern=rf"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<xid>{'|'.join(map(str, numbers))})\b",
-        source="NVIDIA's Xid catalogue; the driver's kernel log, as reported in public",
+        pattern=rf"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?:(?P<xid>{these})\b|\d+,.* caused by previous Xid (?P<previous_xid>{these})\b)",
+        source="NVIDIA's Xid catalogue; open-gpu-kernel-modules: the driver's words on what ended a channel; as reported in public",
     )

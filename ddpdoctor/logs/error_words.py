@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
-from itertools import product
+from itertools import islice, product
 from typing import Final
 
 from ddpdoctor.knowledge.log_launching import BESIDE, GIVES_UP, OF_SSH, STARTS_AGAIN
@@ -13,6 +14,7 @@ from ddpdoctor.knowledge.log_more import LAST_ERROR
 _GLOG_WORDS: Final = (*map("".join, product(("[E", "[F"), " 0123456789")), "torch/distributed/")
 """Severity and month, as torch's C++ writes them, and the module, as its Python does: what the rest of such a line is like, `_GLOG` knows."""
 _NAMES: Final = ("Error:", "Exception:")
+_OF_MAKE: Final = ": *** "
 ERROR_WORDS: Final = (
     *GIVES_UP,
     *OF_SSH,
@@ -44,6 +46,9 @@ ERROR_WORDS: Final = (
     "Exception raised from ",
     "ncclCommWatchdog() + ",
     "blas_thread_init: pthread_create failed",
+    "nvcc fatal ",
+    _OF_MAKE,
+    "ninja: build stopped: ",
 )
 _NO_FIGURE: Final = r"(?! ?[-+]?(?:\d*\.\d+|\d+(?:[eE][-+]?\d+)?(?=\s*(?:[,|%\])}]|$))|nan\b|inf\b|null\b|None\b|0\b|False\b|false\b|\"\"))"
 """What stands behind the name of a metric or a field is no error."""
@@ -73,6 +78,14 @@ _GLOG: Final = re.compile(
 
 _NAME_ALONE: Final = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception):\s*$")
 """An exception whose message stands on the next lines, where an editor has taken the blank at this one's end."""
+_ANNOUNCES: Final = re.compile(
+    r"(?=(?:\s*[\w'’@,()/-]+){4})[^:]{0,400}\b(?:an?|the|this|that|my|following|same|such|other|next)\b[^:]{0,80}\berrors?\b[^:]{0,40}:\s*$"
+)
+"""A sentence of some words, with an article before its error."""
+_IGNORED: Final = re.compile(r"Exception ignored (?:in|on|while)\b")
+_EXCEPTION: Final = re.compile(r"Traceback \(most|[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
+MOST_LEFT: Final = 8
+"""Lines that are left of a traceback, where most of them were cut out."""
 _CONTINUES: Final = re.compile(
     r"[^A-Za-z]{0,40}(?:[\w.]{1,60}[^A-Za-z]{1,10}){0,2}(?:ERROR|CRITICAL|FATAL)\b"
     r"(?:[^\]]{1,80}:\d{1,6}\] {2,}\S|(?:[\s|:-]{1,5}\w{1,20})?[\s|:-]{1,5}[╭│╰](?!.*(?:❱|\.py:\d)))"
@@ -88,6 +101,9 @@ def _pattern(word: str) -> re.Pattern[str]:
         return re.compile(rf"\s*{LAST_ERROR}\s*$")
     if word in _NAMES:
         return re.compile(rf"{word}(?= ){_NO_FIGURE}|{_NAME_ALONE.pattern}")
+    if word == _OF_MAKE:
+        # An error that its rule ignores, and the word that others still run, end nothing.
+        return re.compile(r"^g?make(?:\[\d+\])?: \*\*\* (?!Waiting for )(?!.*\(ignored\))")
     if word == "Killed":
         return re.compile(r"(?<!OOM)Killed")  # Kubernetes' reason is read by exits.py
     before = r"(?<![a-z_-])" if word[0].islower() else r"(?<![A-Z_])" if word.isupper() else ""
@@ -103,6 +119,22 @@ def speaks_of_error(text: str, word: str) -> bool:
     if "ERROR" in word and _CONTINUES.match(text):
         return False
     return bool(_pattern(word).search(text))
+
+
+def announces(text: str) -> bool:
+    """Whether it is a sentence that ends by saying that the error stands below."""
+    return text.rstrip().endswith(":") and len(text) < 500 and bool(_ANNOUNCES.match(text))
+
+
+def is_ignored(before: Iterable[str]) -> bool:
+    """Whether an exception is one that Python says it has ignored, of whose traceback a paste has left something out. before: the lines
+    before it, the nearest first."""
+    for text in islice(before, MOST_LEFT):
+        if _IGNORED.match(text):
+            return True
+        if _EXCEPTION.match(text):
+            return False
+    return False
 
 
 def is_name_alone(text: str) -> bool:

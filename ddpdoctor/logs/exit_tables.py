@@ -153,7 +153,7 @@ class ExitTable:
             exit_code=int(found["code"]) or None,
             rank=int(self._mpi),
             first=True,
-            time=line.time,
+            time=None if line.lent else line.time,
         )
 
     def _entry(self) -> Exited | None:

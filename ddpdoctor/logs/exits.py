@@ -20,6 +20,8 @@ SIGNALS: Final = {
 }  # fmt: skip
 """As shells, srun and Python name them."""
 _NAMES: Final = "|".join(SIGNALS)
+LIGHTNING: Final = "lightning"
+"""It labels the line with the rank that ended."""
 _NOTICED: Final = " noticed that process rank "
 """mpirun only tells of the first."""
 
@@ -108,6 +110,12 @@ _FORMS: Final = tuple(
             "UCX",
             False,
         ),
+        (
+            " terminated with code ",
+            r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully",
+            LIGHTNING,
+            False,
+        ),
         (" crashed with exit code ", r"\bRank (?P<ranks>\d+) crashed with exit code (?P<code>-?[1-9]\d*)\.", "composer", False),
         (
             "failed with non-zero exit code: ",
@@ -121,6 +129,7 @@ _FORMS: Final = tuple(
             "kubernetes",
             False,
         ),
+        # The --local_rank=N in it is no word on who failed: most releases of torch.distributed.launch print the last rank's command.
         (
             "returned non-zero exit status ",
             rf"CalledProcessError: (?!{OF_A_TOOL})Command .*returned non-zero exit status (?P<code>\d+)",
@@ -175,7 +184,9 @@ def _exits(form: _Form, words: dict[str, str | None], line: LogLine) -> Iterator
     exit_code = int(code) if code else -int(number) if number else -SIGNALS[signal] if signal else None
     local, pid = words.get("local"), words.get("pid")
     hosts = _hosts(words.get("hosts") or "") or [line.host]
-    ranks: list[int | None] = [*_numbers(words.get("ranks") or "")] or [None]
+    ranks: list[int | None] = [*_numbers(words.get("ranks") or "")] or [
+        line.rank if form.said_by == LIGHTNING else None
+    ]
     for place, rank in enumerate(ranks):
         yield Exited(
             line=line,

@@ -32,14 +32,23 @@ _SIZES: Final = (
     re.compile(r"GLOBAL_RANK: (?P<rank>\d{1,6}), MEMBER: \d{1,6}/(?P<size>\d{1,6})"),
     re.compile(r"\brank (?P<rank>\d{1,6}) nranks (?P<size>\d{1,6})\b"),
 )
+_PROCESS: Final = re.compile(
+    r"#\s+Rank\s+(?P<rank>\d{1,6}) (?:Group\s+\d+ )?Pid\s+(?P<pid>\d{1,9}) on\s+(?P<host>[\w.-]{1,253}) device "
+)
+"""nccl-tests' list of its processes."""
+PROCESS: Final = " Pid "
 SIZES: Final = ("world_size", "WORLD_SIZE", "world size", "MEMBER: ", " nranks ")
-LITERALS: Final = (*LAUNCHERS, *SIZES)
+LITERALS: Final = (*LAUNCHERS, *SIZES, PROCESS)
 
 
 def learn(literal: str, line: LogLine, gathered: Gathered) -> None:
     """Takes it from a line that has that literal text in it."""
     if launcher := LAUNCHERS.get(literal):
         gathered.launched_by(launcher)
+        return
+    if literal == PROCESS:
+        if found := _PROCESS.match(line.text):
+            gathered.rank_said(line, int(found["rank"]), (found["host"], int(found["pid"])))
         return
     for pattern in _SIZES:
         if found := pattern.search(line.text):

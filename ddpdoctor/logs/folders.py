@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +29,34 @@ class Contents(msgspec.Struct, frozen=True):
     notes: Sequence[str] = ()
 
 
+def contents_of_all(paths: Iterable[Path], may_be_log: Callable[[Path], bool]) -> list[Contents]:
+    """Of each name the logs that it stands for: those of a folder, or itself. What is there by several names or links is read once, by one
+    that is no link where there is such a one."""
+    contents: list[Contents] = []
+    folders: set[object] = set()
+    for path in paths:
+        # Of a folder that may not be looked into nobody knows whether it is one: it is read as a file, which tells why it can't be.
+        if not os.path.isdir(path):  # noqa: PTH112
+            contents.append(Contents([path]))
+        elif (folder := _identity(path)) in folders:
+            contents.append(Contents([]))
+        else:
+            folders.add(folder)
+            contents.append(contents_of(path, may_be_log))
+    names: dict[object, Path] = {}
+    for path in (path for found in contents for path in found.files):
+        named = names.setdefault(identity := _identity(path), path)
+        if named != path and named.is_symlink() and not path.is_symlink():
+            names[identity] = path
+    left = set(names.values())
+    once: list[Contents] = []
+    for found in contents:
+        files = [path for path in dict.fromkeys(found.files) if path in left]
+        left.difference_update(files)
+        once.append(msgspec.structs.replace(found, files=files))
+    return once
+
+
 def contents_of(folder: Path, may_be_log: Callable[[Path], bool]) -> Contents:
     """The logs in a folder and its subfolders; of several runs of torchrun there the newest."""
     files: list[Path] = []
@@ -51,6 +79,7 @@ def contents_of(folder: Path, may_be_log: Callable[[Path], bool]) -> Contents:
         found += len(names)
         files += [path for one in sorted(names) if may_be_log(path := Path(name, one))]
         if found > MOST_FILES:
+            notes.append(f"there are more than {MOST_FILES:,} files in {folder}; only the first ones are read")
             break
     if not files and not problems:
         why = NOT_FILLED if of_torchrun else NO_LOGS
@@ -90,3 +119,12 @@ def _span(run: Path) -> tuple[float, float]:
             except OSError:
                 continue
     return min(times), max(times)
+
+
+def _identity(path: Path) -> object:
+    """What a file or folder has in common under all of its names."""
+    try:
+        status = path.stat()
+    except OSError:
+        return path
+    return (status.st_dev, status.st_ino) if status.st_ino else path

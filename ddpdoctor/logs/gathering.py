@@ -35,6 +35,12 @@ LATEST = 200
 _FIGURES: Final = re.compile(r"\d+")
 _STEP: Final = re.compile(r"(?!(?:wandb|srun|slurmstepd|\w*Error|\w*Exception): )[\w\[({<].*[A-Za-z]")
 """Neither of a traceback, a table or a picture, nor what others write when a training is over."""
+_LOSS: Final = re.compile(
+    r"(?i)(?=.*\b(?:step|iter|iteration|epoch|batch|update|it)s?\b)(?!.*\b(?:nan|inf)\b).*\bloss\w*[\"']?\W{1,4}\d"
+)
+"""A step of a training, with a loss that is a number."""
+PROVE: Final = 10
+"""Steps by which a training shows that it goes on, and not only a rank that hasn't missed another one yet."""
 
 
 @dataclass
@@ -148,6 +154,10 @@ class Gathered:
     def said_below(self, raised: Raised, message: str) -> Raised:
         """Its message begins on the next line."""
         return self._changed(raised, msgspec.structs.replace(raised, message=message))
+
+    def goes_on_below(self, raised: Raised, line: LogLine) -> Raised:
+        """Its message, or its C++ stack, goes on to that line."""
+        return self._changed(raised, msgspec.structs.replace(raised, below=line.number - raised.line.number))
 
     def _changed(self, raised: Raised, into: Raised) -> Raised:
         known = self._raised.get(self._alike(raised), [])
@@ -266,6 +276,7 @@ class Gathered:
             last=tuple(words[rank] for rank in sorted(words, key=lambda rank: (rank is None, rank or 0))),
             steps=_steps(self._latest),
             recurs=_recurs(self._latest),
+            trains=_trains(self._latest),
             more=self.more,
         )
 
@@ -323,3 +334,9 @@ def _recurs(latest: Iterable[LogLine]) -> LogLine | None:
     shapes = [lines for lines in _shapes(latest) if len(lines) > 1 and _STEP.match(lines[0].text)]
     apart = [lines[-2] for lines in shapes if lines[-1].number - lines[0].number >= len(lines)]
     return max(apart, key=lambda line: line.order, default=None)
+
+
+def _trains(latest: Iterable[LogLine]) -> LogLine | None:
+    """Of the steps with their losses, the one behind which there are so many."""
+    steps = list({line.text: line for line in latest if _LOSS.match(line.text[:500])}.values())
+    return steps[-PROVE] if len(steps) >= PROVE else None

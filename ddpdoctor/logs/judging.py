@@ -19,6 +19,7 @@ from ddpdoctor.knowledge.log_attempts import attempts_of
 from ddpdoctor.knowledge.log_deciding import deciding, nobody_listens
 from ddpdoctor.knowledge.log_failures import USER_ERROR
 from ddpdoctor.knowledge.log_illnesses import by_log_alone, check_of
+from ddpdoctor.knowledge.log_particulars import particulars
 from ddpdoctor.knowledge.log_sightings import lines, named, own_line
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, Suspect, verdict_of
 from ddpdoctor.knowledge.smoke_words import short
@@ -246,12 +247,14 @@ def composed(check: Check, suspect: Suspect, snapshot: Snapshot, held: Held | No
         found = held.found
         return msgspec.structs.replace(found, evidence=(*said, *found.evidence), rank=_rank(suspect))
     decide = deciding(check, suspect.sightings, log, sure=suspect.sure)
-    page = Fix(" ".join(check.section("Fix").split()).removesuffix("."))
-    title = f"{check.title.removesuffix('.')}{f', says {who}' if who else ''}"
+    own = particulars(check.slug, suspect.sightings, log)
+    fixes = own.fixes or (Fix(" ".join(check.section("Fix").split()).removesuffix(".")),)
+    title = f"{own.summary or check.title.removesuffix('.')}{f', says {who}' if who else ''}"
     return Finding(
         summary=short(nobody_listens(suspect.sightings) or title),
+        cause=own.cause,
         evidence=said,
-        fixes=(page, decide) if decide else (page,),
+        fixes=(*fixes, decide) if decide else fixes,
         rank=_rank(suspect),
     )
 

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
 
-from ddpdoctor.facts.log import LogLine
+from ddpdoctor.facts.log import LogLine, Raised
 from ddpdoctor.knowledge.log_announced import announcement
+from ddpdoctor.knowledge.log_exceptions import is_mistake
 from ddpdoctor.knowledge.log_more import LAST_ERROR
 from ddpdoctor.log_signs import NEAR, Role
 from ddpdoctor.logs import exit_tables
-from ddpdoctor.logs.error_words import is_name_alone, only_informs, speaks_of_error
+from ddpdoctor.logs.error_words import announces, is_ignored, is_name_alone, only_informs, speaks_of_error
 from ddpdoctor.logs.exits import exits_said
 from ddpdoctor.logs.facts_said import learn
-from ddpdoctor.logs.gathering import Gathered, Seen
+from ddpdoctor.logs.gathering import MOST_ERRORS_OF_A_RANK, Gathered, Seen
 from ddpdoctor.logs.labels import Labelled, Style, process_of, tags_output, unlabelled, without
 from ddpdoctor.logs.mentions import mentioned
+from ddpdoctor.logs.prefixes import prefix_before
 from ddpdoctor.logs.routine import Counted
 from ddpdoctor.logs.streams import LOOK_AHEAD, MOST_OPEN, MOST_PENDING, NEIGHBOURS_BEFORE, QUOTED_APART, Stream, Waiting
+from ddpdoctor.logs.surroundings import is_all_of_it, is_of_others, is_only_shown, tells_of, unquoted
 from ddpdoctor.logs.tracebacks import FRAME, HEADER, Assembler, bare, is_frame
 from ddpdoctor.logs.vocabulary import Sign, Vocabulary, Wanted
 
 MOST_OF_A_LINE: Final = 2000
 """Bytes of a line that are kept, around what was found in it."""
+BELOW: Final = 4
+"""Lines in which the error stands that a sentence announces."""
 LOOK_BACK: Final = 60
 """Lines of the file that are gone back for neighbours and a time."""
 MOST_LABELLED: Final = 256
@@ -41,10 +46,8 @@ class Place(NamedTuple):
     host: str = ""
 
 
-_OPENING: Final = re.compile(rb"(?:\A|\n)(?:(?P<fence>[ \t]*```\w*\r?\n)|Date:   [^\n]*\n\n)\Z")
-"""What stands before a line that is only quoted."""
-_FENCE: Final = re.compile(rb"^[ \t]*```", re.MULTILINE)
-_CLOSING: Final = re.compile(rb"\n[ \t]*```[ \t]*\r?(?:\n|\Z)")
+_EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
+_OF_HOOK: Final = re.compile(rb"[^\n]{0,200}?\[rank\d{1,6}\]: ?[A-Za-z_][\w.]*: ")
 
 
 class Spot(NamedTuple):
@@ -64,7 +67,7 @@ class LineJudge:
         self._vocabulary = vocabulary
         self._gathered = gathered
         self._file = file
-        self._place = place
+        self.place = place
         self._number = number
         """Which line of the file a line that was read is from."""
         self._streams: dict[tuple[int | None, int | None, str], Stream] = {}
@@ -82,6 +85,10 @@ class LineJudge:
         self._style = Style()
         self._labelled_back: dict[bytes, Labelled] = {}
         """Lines that were gone back to: for the next one found they are mostly the same."""
+        self._prefix: re.Pattern[str] | None = None
+        """Before the lines of a collector that nobody knows."""
+        self._bare: Counter[int | None] = Counter()
+        """How many exceptions without their tracebacks a rank has."""
         self.counted: dict[int, list[Counted]] = {}
         """What the last line has counted, by the text that was found."""
 
@@ -98,22 +105,35 @@ class LineJudge:
 
     def labelled(self, piece: bytes) -> Labelled:
         """Takes the labels off a line."""
-        found = unlabelled(piece.decode("utf-8", "replace"), self.style)
+        found = unlabelled(self._without_prefix(piece), self.style)
         self._clocks |= found.time is not None
         if found.ahead is not None:
             self._gathered.ahead.add(found.ahead)
         return found
 
+    def _without_prefix(self, piece: bytes) -> str:
+        text = piece.decode("utf-8", "replace")
+        found = self._prefix.match(text) if self._prefix else None
+        return text[found.end() :] if found else text
+
+    def _learn_prefix(self, spot: Spot, piece: bytes) -> None:
+        """From a traceback's first line, if that has one: whatever stands before it in the same way before the frame below."""
+        end = spot.text.find(b"\n", spot.start)
+        below = spot.text[end + 1 : end + 1 + MOST_OF_A_LINE].partition(b"\n")[0] if end >= 0 else b""
+        if found := prefix_before(piece.decode("utf-8", "replace"), below.decode("utf-8", "replace"), self.style):
+            self._prefix = found
+            self._labelled_back.clear()
+
     def line(self, labelled: Labelled, number: int, text: bytes | None = None) -> LogLine:
         """The line as a fact; with that text instead of its own."""
-        place = self._place
+        place = self.place
         rank = labelled.rank if labelled.rank is not None else place.rank
         if rank is None and (process := process_of(labelled.text)):
             rank = self._gathered.rank_of(process)
         return LogLine(
             file=self._file,
             number=self._number(number),
-            text=labelled.text if text is None else unlabelled(text.decode("utf-8", "replace"), self.style).text,
+            text=labelled.text if text is None else unlabelled(self._without_prefix(text), self.style).text,
             order=self._first_order + number,
             rank=rank,
             local_rank=labelled.local_rank if labelled.local_rank is not None else place.local_rank,
@@ -127,7 +147,11 @@ class LineJudge:
 
     def read(self, spot: Spot, piece: bytes, head: Labelled | None, hits: Sequence[int], *, waiting: bool) -> Stream:
         """One line with the texts found in it. head: the labels of the line that it is the end of. Gives its stream."""
+        piece = unquoted(spot.text, spot.start, piece)
         labelled = self.labelled(piece)
+        if HEADER.encode() in piece:
+            self._learn_prefix(spot, piece)
+            labelled = self.labelled(piece)
         if head and labelled.rank is None and labelled.local_rank is None and not labelled.host:
             labelled = head._replace(text=labelled.text, time=labelled.time or head.time)
         stream = self._stream(labelled)
@@ -176,6 +200,8 @@ class LineJudge:
             if harmless := vocabulary.harmless[hit]:
                 self.counted.setdefault(hit, []).append(gathered.harmless(harmless, line))
                 taken = True
+                if harmless.alone:
+                    return
             if wanted:
                 taken |= self._wanted(spot, stream, line, vocabulary.words[hit], wanted)
             if hit in vocabulary.nears:
@@ -196,7 +222,7 @@ class LineJudge:
             taken |= self._traceback(spot, stream, line, text)
         if Wanted.FRAME in wanted and not stream.open and not stream.table and is_frame(line.text):
             taken |= self._traceback(spot, stream, line, text)
-        if Wanted.EXIT in wanted:
+        if Wanted.EXIT in wanted and not is_of_others(spot.text, spot.start, line.text):
             if exit_tables.begins(line) and stream.table is None:
                 before = [one.text for one in self._before(spot, line)] if exit_tables.is_cut(line) else []
                 stream.table = exit_tables.ExitTable(self._timed(spot, stream, line), before)
@@ -283,13 +309,42 @@ class LineJudge:
         words = [self._vocabulary.words[hit] for hit in hits if Wanted.ERROR in self._vocabulary.wanted[hit]]
         if not any(speaks_of_error(line.text, word) and not self._quoted(spot, line, word) for word in words):
             return
-        timed = self._timed(spot, stream, line)
+        if is_ignored(one.text for one in self._back(spot, line)):
+            return
+        error = self._announced(spot, line) if announces(line.text) else line
+        if error is None:
+            return
+        timed = self._timed(spot, stream, error)
         if LAST_ERROR in words:
             stream.wanting.append((self._gathered.told_behind(line), line.number + LOOK_AHEAD))
-        elif raised := bare(timed):
+        elif raised := bare(timed) or self._uncaught(spot, timed):
             self._gathered.raise_(raised)
         else:
             self._gathered.error(self._with_message(spot, timed) if is_name_alone(line.text) else timed)
+
+    def _announced(self, spot: Spot, line: LogLine) -> LogLine | None:
+        """The error that a sentence announces stands below it; None: that line is read for its own sake."""
+        begin = spot.text.find(b"\n", spot.start) + 1 or len(spot.text)
+        below = spot.text[begin : begin + MOST_OF_A_LINE].split(b"\n")[:BELOW]
+        for number, piece in enumerate(below, start=spot.number + 1):
+            if piece.strip() and not piece.lstrip().startswith(b"```"):
+                if self._vocabulary.knows(piece):
+                    return None
+                return self.line(self.labelled(unquoted(spot.text, begin, piece.rstrip(b"\r"))), number)
+            begin += len(piece) + 1
+        return line
+
+    def _uncaught(self, spot: Spot, line: LogLine) -> Raised | None:
+        """The exception, without its traceback, before which torch's own hook has put the rank: nobody has caught it; or a mistake's of
+        which somebody reports."""
+        if not _EXCEPTION.match(line.text):
+            return None
+        name, _, message = line.text.partition(":")
+        raised = Raised(exception=name, message=message.strip(), line=line, began=line)
+        if not (_OF_HOOK.match(spot.text, spot.start) or (is_mistake(raised) and is_all_of_it(spot.text))):
+            return None
+        self._bare[line.rank] += 1
+        return raised if self._bare[line.rank] <= MOST_ERRORS_OF_A_RANK else None
 
     def _with_message(self, spot: Spot, line: LogLine) -> LogLine:
         """The name of an exception with the first line of its message, which stands below it."""
@@ -299,11 +354,12 @@ class LineJudge:
         return msgspec.structs.replace(line, text=f"{line.text} {below.text.strip()}") if mine else line
 
     def _quoted(self, spot: Spot, line: LogLine, literal: str) -> bool:
-        if _opens_a_quotation(spot):
+        if is_only_shown(*spot, line.text):
             return True
         # Only an indented line can be the code of a frame above it.
         previous = next(self._back(spot, line), None) if line.text[:1] in (" ", "|") else None
-        return mentioned(line.text, literal, previous.text if previous else "")
+        told = tells_of(spot.text, line.text, literal)
+        return mentioned(line.text, literal, previous.text if previous else "", told=told)
 
     @property
     def _near(self) -> int:
@@ -349,19 +405,3 @@ class LineJudge:
         if key not in self._streams and len(self._streams) >= MOST_STREAMS:
             key = (None, None, "")
         return self._streams.setdefault(key, Stream(nobodys=key[:2] == (None, None)))
-
-
-def _opens_a_quotation(spot: Spot) -> bool:
-    """Whether it stands behind the first line of a block of code in Markdown, as of a README that was printed, or is the title of one of
-    git log's commits. A block that is most of the text, or that nothing closes, is a log that was pasted with its fences."""
-    found = _OPENING.search(spot.text, max(spot.start - 200, 0), spot.start)
-    if not found or not found["fence"]:
-        return found is not None
-    return spot.number > 2 and _CLOSING.search(spot.text, spot.start) is not None and not _is_pasted(spot.text)
-
-
-@lru_cache(1)
-def _is_pasted(text: bytes) -> bool:
-    """Whether most of it stands in blocks of code."""
-    fences = [one.start() for one in _FENCE.finditer(text)]
-    return sum(end - begin for begin, end in zip(fences[::2], fences[1::2], strict=False)) * 2 >= len(text)

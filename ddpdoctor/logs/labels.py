@@ -55,11 +55,12 @@ _SURE: Final = re.compile(
       \[rank(?P<rank>\d{1,6})\]:[ ]?
     | \[(?P<node>[\w.-]{1,253}):rank(?P<there>\d{1,6})\]:?[ ]?
     | \[(?P<role>[A-Za-z][\w-]{0,40}?)(?P<local>\d{1,4})\]:
-    | \[(?:[\w.@-]*[,@])?\d+,(?P<mpi>\d{1,6})\]<(?:stderr|stdout|stddiag)>:
+    | \[(?:[\w.@-]*[,@])?\d+,(?P<mpi>\d{1,6})\]<(?:stderr|stdout|stddiag)>:(?:[ ](?=\S))?
     | \[\d+,mpirank:(?P<sagemaker>\d{1,6}),(?P<algo>[\w-]{1,80})\]<(?:stderr|stdout)>:
     | \[pod/(?P<pod>[^\]/\s]{1,253})(?:/[^\]\s]{1,253})?\][ ]?
     | [Rr](?:ANK|ank)[ =](?P<named>\d{1,6})[ ]?(?:\||:)[ ]
     | \[[Rr](?:ANK|ank)[ =:]?[ ]?(?P<inner>\d{1,6})\]:?[ ]
+    | \([Rr](?:ANK|ank)[ =:]?[ ]?(?P<round>\d{1,6})\):?[ ]
     """,
     re.VERBOSE,
 )
@@ -136,13 +137,14 @@ def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (im
     host = said_by = logger = ""
     for _ in range(_MOST_LABELS):
         first = line[:1]
-        if first in ("[", "R", "r") and (found := _SURE.match(line)):
+        if first in ("[", "(", "R", "r") and (found := _SURE.match(line)):
             line = line[found.end() :]
             number = (
                 found["rank"]
                 or found["mpi"]
                 or found["named"]
                 or found["inner"]
+                or found["round"]
                 or found["sagemaker"]
                 or found["there"]
             )

@@ -22,8 +22,10 @@ _RUNS: Final = re.compile(
     | \ *\d{1,6}\t                                                       # a listing by cat -n
     | \s*-{1,2}[A-Za-z][\w-]*(?:[ =,]|$)                                 # the help of a command
     | \s*(?:[-*]\ \[[ x]\]|\d+\.\ |[-*]\ |FAILED\ |ERROR\ )?\[?[^\s:]*\.py::              # a test's name
-    | (?:\*\ )?(?:commit\ )?[0-9a-f]{7,40}\ (?!\[)(?:\(.*\)\ )?[A-Z]      # a commit's title
+    | (?:[*|]\ )*(?:commit\ )?[0-9a-f]{7,40}\ (?!\[)(?:\(.*\)\ )?[A-Z]     # a commit's title
+    | (?:[*|]\ )*(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7,12}\ (?:\(.*\)\ )?[a-z][\w-]*[\s:(!/]    # ... in small letters
     | \s*(?:async\ )?(?:def|class)\ \w+
+    | \s*except\ [\w.,\ ()*]+(?:\ as\ \w+)?:\s*$
     | \s*(?:raise\ \w|assert\ \S|print\(|return\ ["'(]|throw\ |log(?:ger|ging)?\.\w+\(|warnings?\.warn)
     """,
     re.VERBOSE,
@@ -50,6 +52,13 @@ _QUOTATION: Final = re.compile(
     re.VERBOSE,
 )
 """A string in a program, indented, or a sentence that begins with a quotation; not the field of a structured log."""
+_SETTING: Final = re.compile(
+    r"\s*(?:- )?(?!\w*(?:message|msg|err|errors?|reason|log|exc|exception|text|detail|output|stdout|stderr|stack|status|event|fatal|what|line)s?:)"
+    r"[a-z][a-z0-9_-]*: (?P<quote>[\"'])(?P<value>.*)(?P=quote)\s*(?:#.*)?$"
+)
+"""A line of a configuration in YAML; not of a program's message."""
+_COMMENT: Final = re.compile(r"\S {2,}# |\s*(?:[a-z][a-z0-9_-]*: |[A-Z][A-Z0-9_]+=)\S.* # ")
+"""Before a comment behind some code or a setting."""
 _CODE: Final = re.compile(r"""(?:\b(?:match|help|pattern|expected) ?=|\bin|[=!]=) ?[rfb]?["'][^"']*$""")
 _AFTER: Final = re.compile(
     r"""["'`]?\ ?(?:error\ |message\ )?(?:means\b|happens\ (?:when|if)|occurs\ (?:when|if)|["'`]\ +in\ )"""
@@ -60,8 +69,9 @@ _SPEAKS: Final = re.compile(
 """An exception, a log's level, or the place in a library's source that its logger puts before all it says."""
 
 
-def mentioned(text: str, literal: str, previous: str = "") -> bool:
-    """Whether the line only mentions it. previous: the line before it of the same stream."""
+def mentioned(text: str, literal: str, previous: str = "", *, told: bool = False) -> bool:
+    """Whether the line only mentions it. previous: the line before it of the same stream. told: it is of somebody's report, which tells of
+    what stands between backticks."""
     if _is_code_of(previous, text):
         return True
     if _RUNS.match(text) or _GREP.match(text):
@@ -69,11 +79,14 @@ def mentioned(text: str, literal: str, previous: str = "") -> bool:
     quotation = _QUOTATION.match(text)
     if quotation and any(literal in each for each in quotation.groups() if each):
         return True
+    setting = _SETTING.match(text)
+    if setting and literal in setting["value"]:
+        return True
     at = text.find(literal)
     before, after = text[: max(at, 0)], text[max(at, 0) + len(literal) :]
-    if before.count("`") % 2 and "`" in after:
+    if not told and before.count("`") % 2 and "`" in after:
         return True
-    if _AFTER.match(after) or _CODE.search(before):
+    if _AFTER.match(after) or _CODE.search(before) or _COMMENT.search(before):
         return True
     found = _BEFORE.search(before)
     return bool(found) and not _SPEAKS.search(before, 0, found.start() if found else 0)

@@ -1,10 +1,18 @@
-"""Files that are compressed in a way that isn't read here, and what unpacks them."""
+"""Files that are compressed: by gzip, which is read here, or in a way that something else has to unpack."""
 
 from __future__ import annotations
 
 import shlex
+import zlib
+from collections.abc import Iterator
 from typing import Final
 
+GZIP: Final = b"\x1f\x8b"
+"""How a file of gzip's begins."""
+CUT_OFF: Final = "the compressed file is cut off"
+DAMAGED: Final = "the compressed file is damaged, and read as far as it goes"
+CHANGED: Final = "the compressed file is damaged: its checksum is wrong, so that some of what was read may be, too"
+MORE: Final = "something else stands behind what is compressed in it, and was not read"
 _FORMS: Final = (
     (b"BZh", "bzip2", "bzip2 -dc"),
     (b"\xfd7zXZ\0", "xz", "xz -dc"),
@@ -12,6 +20,12 @@ _FORMS: Final = (
     (b"PK\x03\x04", "zip", "unzip -p"),
 )
 """How such a file begins. A checkpoint of torch is a zip file, too."""
+_AT_ONCE: Final = 1 << 20
+"""Bytes that are unpacked at once."""
+
+
+class Damaged(Exception):
+    """What was compressed doesn't come to its end."""
 
 
 def how_to_unpack(sample: bytes, name: str) -> str:
@@ -20,3 +34,54 @@ def how_to_unpack(sample: bytes, name: str) -> str:
         if sample.startswith(magic) and (program != "zip" or name.endswith(".zip")):
             return f"compressed by {program}: `{command} {shlex.quote(name)} | ddpdoctor diagnose-log -`"
     return ""
+
+
+def unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The members one after the other, as gzip -d gives them; of what is damaged all that comes before."""
+    member = _Member()
+    for piece in pieces:
+        data = piece
+        while data:
+            if member.over:
+                data = data.lstrip(b"\0")
+                if not data:
+                    break
+                member = _Member()
+                if not data.startswith(GZIP[: len(data)]):
+                    raise Damaged(MORE)
+            yield from member.unpacked(data)
+            data = member.rest
+    if not member.over:
+        raise Damaged(CUT_OFF)
+
+
+class _Member:
+    """One of a file's members."""
+
+    def __init__(self) -> None:
+        self._unpacker = zlib.decompressobj(wbits=31)
+
+    @property
+    def over(self) -> bool:
+        return self._unpacker.eof
+
+    @property
+    def rest(self) -> bytes:
+        """What stands behind it."""
+        return self._unpacker.unused_data
+
+    def unpacked(self, data: bytes) -> Iterator[bytes]:
+        """What these bytes of it come to."""
+        most = _AT_ONCE
+        while data and not self.over:
+            # A call that meets the damage gives nothing of what it had unpacked by then: it is asked for less and less.
+            before = self._unpacker.copy()
+            try:
+                piece = self._unpacker.decompress(data, most)
+            except zlib.error as error:
+                if most > 1:
+                    self._unpacker, most = before, most // 2
+                    continue
+                raise Damaged(CHANGED if "incorrect" in str(error) else DAMAGED) from None
+            yield piece
+            data = self._unpacker.unconsumed_tail

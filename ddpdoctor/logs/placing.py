@@ -46,7 +46,7 @@ class Placing:
         return msgspec.structs.replace(
             exited,
             line=self.line(exited.line),
-            time=self.time(exited.time),
+            time=None if exited.line.lent and exited.time == exited.line.time else self.time(exited.time),
             rank=self._rank(exited.rank, exited.local_rank, exited.host),
         )
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import stat
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.logs import error_files
-from ddpdoctor.logs.encodings import Unwrapped, decoded, is_objects, mark_of
-from ddpdoctor.logs.file_names import place_of
-from ddpdoctor.logs.folders import Contents, contents_of
+from ddpdoctor.logs.encodings import Unwrapped, decoded, encoding_of, is_objects, with_newlines, without_holes
+from ddpdoctor.logs.file_names import place_of, places_of
+from ddpdoctor.logs.folders import contents_of_all
 from ddpdoctor.logs.gathering import Gathered
-from ddpdoctor.logs.packed import how_to_unpack
+from ddpdoctor.logs.judging_lines import Place
+from ddpdoctor.logs.packed import GZIP, Damaged, how_to_unpack, unpacked
 from ddpdoctor.logs.plain import is_text
 from ddpdoctor.logs.scanning import BLOCK, FileScan
 from ddpdoctor.logs.vocabulary import Vocabulary
@@ -30,6 +31,8 @@ SOURCES: Final = frozenset((".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", "
 DEVICE: Final = "this is a device, and no log"
 SAMPLE: Final = 4096
 """Bytes by which text is told from what is none."""
+ENOUGH: Final = 1 << 16
+"""Bytes by which it is told how a log is written; a pipe gives a line at a time."""
 
 Progress = Callable[[str, int, int], None]
 """Is told a file's name, how many bytes of it were read, and how many it has: 0 where that isn't known."""
@@ -45,15 +48,19 @@ def read_logs(
     """Reads them in that order, folders with all that is in them. What can't be read is a file with a problem."""
     words = vocabulary or usual_vocabulary()
     gathered = Gathered()
+    # Of a folder's files the names tell more beside those of the others.
+    contents = contents_of_all([Path(path) for path in paths if path != STDIN], _may_be_log)
+    places = places_of([str(name) for found in contents for name in found.files])
+    of_others = iter(contents)
     for path in paths:
         if path == STDIN:
             read_stream(stdin, STDIN, words, gathered, progress=progress)
-        else:
-            found = contents_of(Path(path), _may_be_log) if Path(path).is_dir() else Contents([Path(path)])
-            for name in found.files:
-                _read_file(name, words, gathered, progress)
-            gathered.files += [LogFile(name=name, problem=why) for name, why in found.problems]
-            gathered.notes += found.notes
+            continue
+        found = next(of_others)
+        for name in found.files:
+            _read_file(name, words, gathered, progress, places[str(name)])
+        gathered.files += [LogFile(name=name, problem=why) for name, why in found.problems]
+        gathered.notes += found.notes
     return gathered.log()
 
 
@@ -64,24 +71,24 @@ def read_stream(
     gathered: Gathered,
     most: int | None = None,
     progress: Progress = lambda name, done, size: None,
+    place: Place | None = None,
 ) -> None:
-    """One stream to its end, or as many bytes as given."""
+    """One stream to its end, or as many bytes as given. place: whose it is, as far as its name tells beside others."""
     unwrapped = Unwrapped()
     gathered.begins(name)
-    scan = FileScan(vocabulary, gathered, len(gathered.files), place_of(name), unwrapped.number)
-    compressed, problem, text, first, raw = False, "", False, b"", _Counted()
+    scan = FileScan(vocabulary, gathered, len(gathered.files), place or place_of(name), unwrapped.number)
+    compressed, problem, first, raw = False, "", b"", _Counted()
     try:
-        pieces = _pieces(stream, most, lambda done: progress(name, done, most or 0))
+        pieces = _together(_pieces(stream, most, lambda done: progress(name, done, most or 0)))
         first = next(pieces, b"")
-        compressed = first.startswith(b"\x1f\x8b")
-        for piece in _lines(raw.of(_unpacked(first, pieces) if compressed else _with(first, pieces)), unwrapped):
+        compressed = first.startswith(GZIP)
+        for piece in _lines(raw.of(unpacked(_with(first, pieces)) if compressed else _with(first, pieces)), unwrapped):
             problem = problem or ("" if scan.bytes or is_text(piece[:SAMPLE]) else NO_TEXT)
-            text = text or piece.count(b"\0") < len(piece)
             scan.feed(piece)
-    except (OSError, EOFError, zlib.error) as error:
-        problem = _words(error)
+    except (OSError, Damaged) as error:
+        problem = problem or _words(error)
     scan.end()
-    problem = problem or (NO_TEXT if scan.bytes and not text else "")
+    problem = problem or (NO_TEXT if raw.bytes and not scan.bytes else "")
     if problem == NO_TEXT and (packed := how_to_unpack(first, name)):
         problem = f"{NO_TEXT}: {packed}"
     gathered.files.append(
@@ -89,7 +96,7 @@ def read_stream(
     )
 
 
-def _read_file(path: Path, vocabulary: Vocabulary, gathered: Gathered, progress: Progress) -> None:
+def _read_file(path: Path, vocabulary: Vocabulary, gathered: Gathered, progress: Progress, place: Place) -> None:
     try:
         if path.suffix in SOURCES:
             raise OSError(0, SOURCE)
@@ -101,7 +108,7 @@ def _read_file(path: Path, vocabulary: Vocabulary, gathered: Gathered, progress:
             stream: BinaryIO = file
             if path.name == error_files.NAME and most and most <= error_files.MOST:
                 stream, most = io.BytesIO(error_files.as_log(file.read(most))), None
-            read_stream(stream, str(path), vocabulary, gathered, most, progress)
+            read_stream(stream, str(path), vocabulary, gathered, most, progress, place)
     except (OSError, ValueError) as error:
         gathered.files.append(LogFile(name=str(path), problem=_words(error)))
 
@@ -116,7 +123,7 @@ def _may_be_log(path: Path) -> bool:
             sample = file.read(SAMPLE) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     except OSError:
         return True
-    return sample is not None and (sample.startswith(b"\x1f\x8b") or bool(mark_of(sample)) or is_text(sample))
+    return sample is not None and (sample.startswith(GZIP) or bool(encoding_of(sample)) or is_text(sample))
 
 
 class _Counted:
@@ -135,7 +142,11 @@ def _pieces(stream: BinaryIO, most: int | None, told: Callable[[int], None]) -> 
     done = 0
     while most is None or done < most:
         told(done)
-        piece = stream.read(BLOCK if most is None else min(BLOCK, most - done))
+        piece: bytes | None = stream.read(BLOCK if most is None else min(BLOCK, most - done))
+        if piece is None:
+            # Whoever opened it doesn't want to wait, as some do with the standard input that they pass on.
+            select.select([stream], [], [])
+            continue
         if not piece:
             return
         done += len(piece)
@@ -147,31 +158,29 @@ def _with(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
     yield from pieces
 
 
+def _together(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same, with a first one by which the others can be judged."""
+    first = b""
+    try:
+        while len(first) < ENOUGH and (piece := next(pieces, b"")):
+            first += piece
+    except OSError:
+        yield first
+        raise
+    yield first
+    yield from pieces
+
+
 def _lines(pieces: Iterator[bytes], unwrapped: Unwrapped) -> Iterator[bytes]:
     """As plain text, whatever they are written in."""
     first = next(pieces, b"")
-    if encoding := mark_of(first):
+    if encoding := encoding_of(first[:ENOUGH]):
         pieces = decoded(_with(first, pieces), encoding)
         first = next(pieces, b"")
+    pieces = with_newlines(without_holes(_with(first, pieces)))
+    first = next(pieces, b"")
     whole = _with(first, pieces)
     return unwrapped.lines(whole) if is_objects(first) else whole
-
-
-def _unpacked(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Members one after the other, as gzip -d gives them."""
-    unpacker = zlib.decompressobj(wbits=31)
-    for piece in _with(first, pieces):
-        data = piece
-        while data:
-            yield unpacker.decompress(data, BLOCK)
-            data = unpacker.unconsumed_tail
-            if unpacker.eof:
-                data = unpacker.unused_data.lstrip(b"\0")
-                if not data:
-                    break
-                unpacker = zlib.decompressobj(wbits=31)
-    if not unpacker.eof:
-        raise EOFError("the compressed file is cut off")
 
 
 def _words(error: Exception) -> str:

@@ -19,7 +19,7 @@ _LABEL: Final = re.compile(
     rb" {0,6}(?:\[[^\]\s]{1,520}\](?:<std[a-z]{3,4}>)?:? ?|\d{1,6}: ?|[Rr](?:ANK|ank)[ =]\d{1,6} ?[|:] "
     rb"|\[[Rr](?:ANK|ank)[ =:] ?\d{1,6}\]:? |[A-Za-z][\w.-]{0,300}(?: +\| ?|: )|\d{1,3}(?:\.\d{1,3}){3}: "
     rb"|[0-9a-f]{8} (?:\[rank=\d{1,6}\] )?\|\| ?|\([A-Za-z_][\w.:-]{0,80} pid=\d{1,9}(?:, ip=[\w.:]{2,60})?\) ?"
-    rb"|[\w.-]{1,80} [\w./@-]{1,80}\[\d{1,9}\]: )"
+    rb"|\([Rr](?:ANK|ank)[ =:]? ?\d{1,6}\):? |[\w.-]{1,80} [\w./@-]{1,80}\[\d{1,9}\]: )"
 )
 """What looks like a label, whether it is one or not: in doubt there are two keys for what is the same."""
 _MOST_LABELS: Final = 5

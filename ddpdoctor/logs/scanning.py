@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ddpdoctor.logs.file_names import uncontradicted
 from ddpdoctor.logs.gathering import Gathered
 from ddpdoctor.logs.judging_lines import MOST_OF_A_LINE, LineJudge, Place, Spot
 from ddpdoctor.logs.labels import OF_TORCHRUN, Labelled, StyleFinder
@@ -95,8 +96,10 @@ class FileScan:
     def _block(self, new: bytes) -> None:
         """Whole lines, or a part of one that is longer than a block."""
         ends_line = new.endswith(b"\n")
-        text = self._context + colourless(new)
+        plain = colourless(new)
+        text = self._context + plain
         start = self._begin = len(self._context)
+        self._judge.place = uncontradicted(self._judge.place, plain)
         self._learn(text, start)
         self._search(text, start)
         self._remember(text, start)

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.facts.log import LogLine, Raised
 from ddpdoctor.logs.exit_tables import ExitTable
 from ddpdoctor.logs.gathering import Gathered
-from ddpdoctor.logs.tracebacks import Assembler, begins_below, chains
+from ddpdoctor.logs.tracebacks import Assembler, begins_below, chains, goes_on_below
 from ddpdoctor.logs.vocabulary import Sign
 
 NEIGHBOURS: Final = 2
@@ -21,6 +21,8 @@ LOOK_AHEAD: Final = 200
 MOST_OPEN: Final = 16
 """Tracebacks at once: of ranks whose lines nothing tells apart."""
 MOST_PENDING: Final = 64
+ENDS_AFTER: Final = 4
+"""Other lines behind an exception after which none of its chain follows."""
 QUOTED_APART: Final = 4
 """Lines within which the next frame of a traceback that is only quoted stands."""
 _SILENT: Final = 5000
@@ -54,6 +56,8 @@ class Stream:
     raised: Raised | None = None
     """The exception that just ended, as long as another may follow."""
     raised_at: int = 0
+    raised_lines: int = 0
+    """Lines of this stream since then."""
     time: float | None = None
     time_sought_at: int = 0
     """The line before which lines were gone back to for their time."""
@@ -69,7 +73,9 @@ class Stream:
 
     def with_time(self, line: LogLine) -> LogLine:
         """The line with the stream's time, if it has none."""
-        return line if line.time is not None else msgspec.structs.replace(line, time=self.time)
+        if line.time is not None or self.time is None:
+            return line
+        return msgspec.structs.replace(line, time=self.time, lent=True)
 
     def go_on(self, line: LogLine, gathered: Gathered) -> tuple[LogLine, bool]:
         """The next line. Gives it back with the rank of the table that it stands in, and whether a traceback or a table takes
@@ -105,7 +111,11 @@ class Stream:
         if begins_below(self.raised, line):
             self.raised = gathered.said_below(self.raised, text.strip())
             return True
-        if line.number - self.raised_at > 4:
+        self.raised_lines += 1
+        if not self.open and goes_on_below(line):
+            self.raised, self.raised_at = gathered.goes_on_below(self.raised, line), line.number
+            self.raised_lines = 0
+        elif self.raised_lines > ENDS_AFTER:
             self.raised = None
         return False
 
@@ -116,10 +126,16 @@ class Stream:
             return False
         if raised:
             self.open.pop()
-            raised = msgspec.structs.replace(raised, line=self.with_time(raised.line))
-            self.raised, self.raised_at = raised, line.number
+            raised = self._timed(raised)
+            self.raised, self.raised_at, self.raised_lines = raised, line.number, 0
             gathered.raise_(raised)
         return True
+
+    def _timed(self, raised: Raised) -> Raised:
+        """The exception with a time: of what a logger writes only the first line has one, and that is of the whole."""
+        line, began = self.with_time(raised.line), raised.began
+        of_the_whole = line.lent and not began.lent and line.time == began.time
+        return msgspec.structs.replace(raised, line=msgspec.structs.replace(line, lent=False) if of_the_whole else line)
 
     def tire(self, number: int, gathered: Gathered) -> None:
         """Wants no more of what has kept it waiting for too long, at that line of the file."""
@@ -136,5 +152,5 @@ class Stream:
         self.table = None
         for one in self.open:
             if cut := one.rest():
-                gathered.raise_(msgspec.structs.replace(cut, line=self.with_time(cut.line)))
+                gathered.raise_(self._timed(cut))
         self.open.clear()

@@ -13,7 +13,8 @@ HEADER: Final = "Traceback (most recent call last)"
 FRAME: Final = 'File "'
 """What a frame is found by that no header stands before: the log begins within its traceback."""
 _FRAME: Final = re.compile(r'\s*File "(?P<path>[^"]{1,4096})", line (?P<line>\d{1,9})(?:, in (?P<function>.*))?$')
-_EXCEPTION: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*(?:\.<locals>\.\w+)*)(?:: ?(?P<message>.*))?$")
+_EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?P<name>[A-Za-z_][\w.]*(?:\.<locals>\.\w+)*)(?:: ?(?P<message>.*))?$")
+"""Not NCCL's own name of an error, which torch writes below its exception."""
 _MARKS: Final = re.compile(r"^(?:  )*[+|]-*(?: |$)")
 """What an exception group puts before its lines."""
 _BOX: Final = ("╭", "│", "╰")
@@ -30,6 +31,10 @@ _OF_A_LOGGER: Final = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
 """Levels, which stand before a message as a name does."""
 _OF_AN_ERROR: Final = re.compile(r"(?:\w\.|^)\w*(?:Error|Exception|Interrupt|Exit)$")
 """The name of an exception that is one even where no header announces it."""
+_BELOW: Final = re.compile(
+    r"Search for `|CUDA kernel errors might|For debugging consider|Compile with `|Device-side assertion|Exception raised from "
+    r"|frame #\d|<omitting python frames>|C\+\+ CapturedTraceback|#\d+ |nccl[A-Z]\w+: |Last error:|(?: {2,}|\t)\S|terminate called|  what\(\)"
+)
 _ON_ONE_LINE: Final = "(most recent call last):\\n"
 """Of a traceback that is whole within a string."""
 MOST_FRAMES: Final = 40
@@ -170,6 +175,11 @@ def bare(line: LogLine) -> Raised | None:
 def chains(text: str) -> bool:
     """Whether a line says that the exception before it led to the one after it."""
     return text.strip(" |").startswith(_CHAINS)
+
+
+def goes_on_below(line: LogLine) -> bool:
+    """Whether a line behind an exception surely belongs to its message: what torch adds to CUDA's errors, C++ stacks, or what is indented."""
+    return _BELOW.match(line.text) is not None
 
 
 def begins_below(raised: Raised, line: LogLine) -> bool:

@@ -89,6 +89,11 @@ class Vocabulary:
             self.wanted.append(set())
         return self._places[literal]
 
+    def knows(self, line: bytes) -> bool:
+        """Whether a line is read for something in it: a sign, a message of healthy runs, a word of an error, a traceback."""
+        places = {place for place, _, _ in self.matches(memoryview(line))}
+        return any(self.signs[one] or self.harmless[one] or self.wanted[one] - {Wanted.FACT} for one in places)
+
     @cached_property
     def longest(self) -> int:
         return max(map(len, self.texts), default=1)

@@ -75,7 +75,7 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
         lead=_line(log, lead) if lead else None,
         rank=exited.rank if rank is None and exited else rank,
         host=lead.host or (exited.host if exited else "") if lead else "",
-        time=lead.time if lead else None,
+        time=lead.time if lead and not lead.lent else None,
         exception=_exception(verdict.raised) if verdict.raised else None,
         exit=_exit(exited) if exited else None,
         suspects=tuple(_suspect(log, one) for one in judgement.opinions),
@@ -100,7 +100,14 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
 
 def _line(log: Log, line: LogLine) -> ReportedLine:
     name = log.files[line.file].name if line.file < len(log.files) else ""
-    return ReportedLine(file=name, number=line.number, text=line.text, rank=line.rank, host=line.host, time=line.time)
+    return ReportedLine(
+        file=name,
+        number=line.number,
+        text=line.text,
+        rank=line.rank,
+        host=line.host,
+        time=None if line.lent else line.time,
+    )
 
 
 def _suspect(log: Log, one: Opinion) -> ReportedSuspect:

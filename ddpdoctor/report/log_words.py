@@ -203,7 +203,7 @@ def who_first(log: Log, verdict: LogVerdict) -> str:
     rank = exited.rank if lead.rank is None and exited else lead.rank
     host = lead.host or (exited.host if exited else "")
     on = f" on {one_line(host)}" if host else ""
-    at = f", at {clock(lead.time + log.ahead)}" if lead.time is not None else ""
+    at = f", at {clock(lead.time + log.ahead)}" if lead.time is not None and not lead.lent else ""
     if rank is None:
         local = exited.local_rank if exited and exited.local_rank is not None else lead.local_rank
         who = "The first failure" if local is None else f"Local rank {local}"
@@ -368,6 +368,9 @@ def outcome(judgement: LogJudgement) -> str:
         first = blamed(judgement)
         if is_contradicted(judgement):
             return "The log's words and the facts of the host contradict each other"
+        others = len(judgement.opinions) - 1
+        if first and first.suspect.sure and others:
+            return f"The log names the likeliest cause, and {'another one' if others == 1 else f'{others} others'}"
         if first and first.suspect.sure:
             return "The log names the cause"
         if first and _is_confirmed(first):

@@ -21,7 +21,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.command import plain_environ
+from tests.free_ports import free_port
 
 SCRIPT = Path(__file__).with_name("training_script.py")
 SECONDS = 90.0
@@ -259,14 +259,6 @@ def _settings(
         "RUNNING_JOB_DOES": told,
         **(settings or {}),
     }
-
-
-def free_port() -> int:
-    """One on which nobody listens just now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def wait_until(met: Callable[[], bool], what: str = "", seconds: float = SECONDS) -> None:

@@ -15,8 +15,9 @@ import pytest
 
 from ddpdoctor.facts.gpus import Holder
 from tests.command import ddpdoctor, plain_environ
+from tests.free_ports import free_port
 from tests.real.nvml import FakeNvidia, holding
-from tests.real.running_jobs import RunningJob, by_hand, free_port, launched, state, wait_until
+from tests.real.running_jobs import RunningJob, by_hand, launched, state, wait_until
 
 pytestmark = pytest.mark.tool("gcc")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.command import ROOT, command, plain_environ
-from tests.real.running_jobs import free_port, state, torchrun, wait_until
+from tests.free_ports import free_port
+from tests.real.running_jobs import state, torchrun, wait_until
 from tests.real.watched_runs import ended, program, run, started, terminal, written
 
 WORDS = "sys.stderr.write('a line without end')\nsys.exit(3)\n"

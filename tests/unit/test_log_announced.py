@@ -133,3 +133,32 @@ def test_a_line_that_speaks_of_an_error_and_is_gone_on_after_is_told_of(words: s
 )
 def test_words_by_which_a_process_ends_are_no_mere_words(words: str) -> None:
     assert judged(f"{STEPS}{words}\n{STEPS}job finished\n").outcome is not Outcome.NOTHING
+
+
+LOGGED_BEFORE = "2026-05-02 10:00:01,114 - {level} - train - epoch 3 step 1200 loss 0.812\n"
+OF_CUDA = TRACEBACK.format(
+    line=6, exception="torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+) + (
+    "Search for `cudaErrorIllegalAddress' in https://docs.nvidia.com/cuda for more information.\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\n"
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n\n"
+)
+OF_CPP = TRACEBACK.format(line=6, exception="RuntimeError: no such sample (at ../reducer.cpp:514)") + (
+    "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x42\nframe #1: <unknown function> + 0x11f\n"
+    "frame #2: THPFunction_apply(_object*, _object*) + 0x93f\n<omitting python frames>\n"
+)
+FOOTER = "wandb: \nwandb: You can sync this run to the cloud by running:\nwandb: wandb sync /app/run\nwandb: Find logs at: ./run\n"
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING", "ERROR"])
+@pytest.mark.parametrize("text", [OF_CUDA, OF_CPP, ANNOUNCED + FOOTER])
+def test_what_an_exception_says_below_its_first_line_is_no_sign_of_going_on(level: str, text: str) -> None:
+    found = judged(LOGGED_BEFORE.format(level=level) + text)
+    assert found.outcome in (Outcome.ILLNESS, Outcome.USER_ERROR)
+    assert found.raised is not None
+
+
+def test_a_line_that_only_informs_announces_nothing() -> None:
+    found = judged(f"{LOGGED_BEFORE.format(level='INFO')}{ANNOUNCED}some\nother\nlast\nwords\n")
+    assert found.outcome is Outcome.USER_ERROR

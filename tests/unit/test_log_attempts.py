@@ -159,3 +159,11 @@ def test_what_slurm_starts_again_is_another_attempt() -> None:
     assert verdict_of(read(STEPS + REQUEUED)).outcome is Outcome.STOPPED
     text = STEPS + REQUEUED + fell(0, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Terminated. ")
     assert verdict_of(read(text)).elsewhere == ()
+
+
+def test_what_recurs_as_all_ranks_end_is_no_other_attempt() -> None:
+    told = "torch.distributed.elastic.multiprocessing.api.SignalException"
+    ends = "".join(fell(rank, told, f"Process {600 + rank} got signal: 15") for rank in range(8))
+    tasks = "".join(f"srun: error: n{task}: task {task}: Exited with exit code 1\n" for task in range(4))
+    found = verdict_of(read(STEPS + REQUEUED + ends + tasks))
+    assert (found.outcome, found.elsewhere) == (Outcome.STOPPED, ())

@@ -15,6 +15,8 @@ SAID = (
     ("ckpt-arch-mismatch/sick-size-mismatch", "The checkpoint's 0.weight is [32, 16], the model's [64, 16]"),
     ("ckpt-arch-mismatch/sick-missing-keys-srun", "The model has 3.weight, and the checkpoint doesn't"),
     ("ckpt-arch-mismatch/sick-distributed-checkpoint", "The checkpoint's model.embed_tokens.weight is [32000, 1024]"),
+    ("ckpt-arch-mismatch/sick-megatron-parts-missing", "don't name all parts of what they are to load: 24 are missing"),
+    ("apex-build-failed/sick-error-code", "Apex could not be built"),
     ("apex-build-failed/sick-header-missing", "the first line with error: above says why"),
     ("torch-version-bug/sick-gloo-windows", "makeDeviceForHostname(): unsupported gloo device"),
 )

@@ -21,7 +21,13 @@ SAID = (
     ("ddp-buffer-inplace/sick-position-ids", "between forward and backward: LongTensor [1, 512]", 1),
     ("ddp-param-mismatch/sick-vocabulary", "Parameter 0 with sizes [50274, 32] differs from rank 0's", 1),
     ("ddp-param-mismatch/sick-counts-tee", "Rank 0 has 7 parameters, rank 1 has 9", 0),
+    ("ddp-param-mismatch/sick-one-of-many", "Rank 2 has 180 parameters, the other ranks have 247", 2),
     ("model-not-on-device/sick-device-ids", "its parameters are on {device(type='cpu')}", None),
+    ("model-not-on-device/sick-nccl-cpu-model", "its parameters are on the CPU", 1),
+    ("model-not-on-device/sick-nccl-older-words", "its parameters are on the CPU", 0),
+    ("model-not-on-device/sick-nccl-cpu-tensor", "A collective was given a tensor on the CPU, and this group", 0),
+    ("model-not-on-device/sick-fsdp", "on which FSDP is to train it: its parameters are on the CPU", 2),
+    ("ddp-buffer-inplace/sick-broken-lines", "between forward and backward: FloatTensor [6, 6]", None),
     ("batchnorm-batch-of-one/sick-last-batch", "one value per channel: torch.Size([1, 64])", None),
     ("user-label-out-of-range/sick-target-cpu", "Label 10 is out of range", 1),
     ("user-label-out-of-range/sick-classes-gpu", "A label or an index is out of range", 2),
@@ -30,11 +36,25 @@ SAID = (
     ("unused-parameters/sick-lightning", "Parameters got no gradient", 0),
     ("fsdp-mixed-parameters/sick-lora", "parameters of torch.bfloat16 and torch.float32 in one unit", 0),
     ("fsdp-mixed-parameters/sick-frozen-base", "without use_orig_params=True", 1),
+    ("fsdp-mixed-parameters/sick-quantised", "FSDP got parameters of whole numbers", 0),
+    ("nan-loss/sick-fairseq-collapse", "The gradients overflow in fp16 at any loss scale", None),
     ("nan-loss/sick-anomaly", "SqrtBackward0 made NaN in the backward pass", None),
     ("nan-loss/sick-apex-collapse", "The gradients overflow in fp16 at any loss scale", None),
     ("nan-loss/sick-megatron-grad-norm", "The gradients became NaN", None),
     ("nan-loss/sick-printed", "The loss became NaN", None),
     ("cuda-fork-reinit/sick-dataset-on-gpu", "A forked process used CUDA", 1),
+    ("efa-plugin-misconfigured/sick-address-vector", "aws-ofi-nccl could not open AV", None),
+    (
+        "efa-plugin-misconfigured/sick-request-failed",
+        "could not send or receive: libfabric refused it, or the peer",
+        None,
+    ),
+    (
+        "user-code-error/sick-raised-of-another",
+        "The script raised KeyError: 'a7' (store.py:9), and of it RuntimeError: shard a7 is missing",
+        None,
+    ),
+    ("user-code-error/sick-empty-queue", "raised ValueError: no sample came from the reader", 0),
     ("barrier-device-unknown/sick-first-barrier", "NCCL guessed GPU 0 for a barrier", 0),
     ("local-rank-arg-mismatch/sick-launch", "doesn't know --local-rank, which torch.distributed.launch adds", None),
     ("libuv-missing/sick-windows-torchrun", "This build of torch has no libuv", None),
@@ -93,6 +113,22 @@ def test_with_a_static_graph_the_search_for_unused_parameters_alone_is_no_advice
     for name in ("sick-static-graph", "sick-static-graph-late"):
         (found,) = findings("unused-parameters", log_of(LOGS / "unused-parameters" / f"{name}.log"))
         assert found.fixes[0].text.startswith("Drop static_graph=True")
+
+
+def test_processes_that_were_forked_are_told_how_to_start_otherwise() -> None:
+    started, loader = (
+        findings("cuda-fork-reinit", log_of(LOGS / "cuda-fork-reinit" / f"{name}.log"))[0].fixes
+        for name in ("sick-start-processes", "sick-dataset-on-gpu")
+    )
+    assert any('start_method="spawn"' in one.text for one in started)
+    assert any("DataLoader" in one.text for one in loader)
+    assert not any("DataLoader" in one.text for one in started)
+
+
+def test_two_ranks_alone_have_no_odd_one_out() -> None:
+    text = "DDP expects same model across all ranks, but Rank 1 has 7 params, while rank 0 has inconsistent 9 params."
+    (found,) = findings("ddp-param-mismatch", read(f"RuntimeError: {text}\n"))
+    assert found.summary.startswith("Rank 1 has 7 parameters, rank 0 has 9")
 
 
 def test_lightning_is_told_by_its_own_setting() -> None:

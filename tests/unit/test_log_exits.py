@@ -37,6 +37,7 @@ def only(text: str) -> Exited:
         ("mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).", "mpirun", -9, 1, None, "vm", None),
         ("[2026-11-22 02:13:07,123] [ERROR] [launch.py:322:sigkill_handler] ['/usr/bin/python', 'train.py'] exits with return code = -9", "deepspeed", -9, None, None, "", None),
         ("subprocess.CalledProcessError: Command '['/usr/bin/python', 'train.py']' returned non-zero exit status 1.", "subprocess", 1, None, None, "", None),
+        ("subprocess.CalledProcessError: Command '['python', '-u', 'train.py', '--local_rank=7']' returned non-zero exit status 1.", "subprocess", 1, None, None, "", None),
         ("run.sh: line 3: 16084 Killed                  python train.py", "shell", -9, None, None, "", 16084),
         ("    Reason:       OOMKilled", "kubernetes", None, None, None, "", None),
         ("command terminated with exit code 137", "kubernetes", 137, None, None, "", None),

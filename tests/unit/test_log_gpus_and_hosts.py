@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.facts.log import Log, LogFile
-from ddpdoctor.knowledge.cuda_oom import HELD_BY_OTHERS, OWN_DOING
+from ddpdoctor.knowledge.cuda_oom import ALIKE, HELD_BY_OTHERS, OWN_DOING, SURELY_BY_OTHERS
 from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
 from ddpdoctor.knowledge.xids import BUS_XIDS, CATALOGUE, ECC_XIDS, FAULTS, FOLLOWING, NVLINK_XIDS, PROGRAMS, xid_sign
 from ddpdoctor.logs.reading import read_logs
@@ -51,6 +51,16 @@ OWN = {
     ),
     "torch 1": torch1("15.90 GiB", "19.75 MiB", "14.20 GiB", "14.50 GiB"),
     "torch 1, free for the most": torch1("15.90 GiB", "9.75 GiB", "2.20 GiB", "2.50 GiB"),
+    "torch 1, a small GPU": torch1("7.80 GiB", "33.56 MiB", "5.91 GiB", "6.09 GiB"),
+    "torch 1.1, with little that lies idle": torch1("10.76 GiB", "8.20 GiB", "643.57 MiB", "32.43 MiB").replace(
+        "reserved in total by PyTorch", "cached"
+    ),
+    "beside a notebook that holds little": torch2(
+        "79.15 GiB", "1.20 GiB", "74.10 GiB", "1.50 GiB", OTHER.format("1.20 GiB") + THIS.format("76.74 GiB")
+    ),
+    "not counted by the driver, in a container": torch2(
+        "23.43 GiB", "210.06 MiB", "22.41 GiB", "206.09 MiB", THIS.format("0 bytes")
+    ),
     "an absurd size": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.",
     "ROCm": torch2("63.98 GiB", "1.20 GiB", "60.10 GiB", "1.50 GiB", THIS.format("62.1 GiB")).replace("CUDA", "HIP"),
 }
@@ -63,6 +73,10 @@ OTHERS = {
     ),
     "not listed": torch2("139.81 GiB", "12.20 MiB", "9.10 GiB", "120.50 MiB", ""),
     "torch 1": torch1("15.90 GiB", "19.75 MiB", "2.20 GiB", "2.50 GiB"),
+    "torch 1, a small GPU": torch1("7.92 GiB", "24.56 MiB", "69.17 MiB", "86.00 MiB"),
+    "torch 1.1, half of a small GPU": torch1("3.95 GiB", "23.00 MiB", "1.62 GiB", "9.10 MiB").replace(
+        "reserved in total by PyTorch", "cached"
+    ),
     "torch 1, MiB": torch1("31.75 GiB", "19.75 MiB", "220.50 MiB", "224.00 MiB"),
 }
 
@@ -77,6 +91,27 @@ def test_a_plain_out_of_memory_is_nobody_elses(message: str) -> None:
 def test_what_others_hold_is_not_the_batchs_doing(message: str) -> None:
     assert re.search(HELD_BY_OTHERS, message)
     assert not re.search(OWN_DOING, message)
+
+
+def test_processes_alike_on_the_first_gpu_may_be_the_runs_own() -> None:
+    """Where no rank has chosen its GPU, all hold the same there."""
+    alike = TORCH2.replace("GPU 3", "GPU 0").format(
+        wanted="2.00 GiB",
+        total="23.69 GiB",
+        free="101.12 MiB",
+        own="0 bytes",
+        idle="0 bytes",
+        processes=OTHER.format("7.81 GiB") + "Process 4712 has 7.71 GiB memory in use. " + THIS.format("258.00 MiB"),
+    )
+    pair = alike.replace("7.81 GiB", "11.40 GiB").replace("258.00 MiB", "11.20 GiB").replace("7.71 GiB", "10.00 MiB")
+    for one in (alike, pair):
+        assert re.search(ALIKE, one)
+        assert not re.search(OWN_DOING, one)
+        assert not re.search(SURELY_BY_OTHERS, one)
+    elsewhere = alike.replace("GPU 0", "GPU 3")
+    assert not re.search(ALIKE, elsewhere)
+    assert re.search(SURELY_BY_OTHERS, elsewhere)
+    assert re.search(SURELY_BY_OTHERS, alike.replace("7.71 GiB", "2.71 GiB"))
 
 
 def test_each_xid_stands_for_one_illness() -> None:

@@ -347,6 +347,8 @@ def test_what_only_a_log_shows_has_no_deciding_command() -> None:
             29501,
         ),
         ("[c10d] failed to connect to [::1]:29501", "", 29501),
+        ("[c10d] client socket has failed to connect to [::ffff:198.18.0.1]:3254", "198.18.0.1", 3254),
+        ("[c10d] client socket has failed to connect to [::ffff:127.0.0.1]:3254", "", 3254),
         ("TCPStore at 2001:db8::cfe2:1540 is gone", "", 0),
         ("TCPStore [02:13:07]:100 is gone", "", 0),
     ],

@@ -41,6 +41,28 @@ def test_a_single_list_only_hints() -> None:
     assert prefix_is(listed(MISSING, "module.a", 8)) == [Role.HINTS]
 
 
+def headline(model: str, number: int) -> list[Sighting]:
+    text = f"RuntimeError: Error(s) in loading state_dict for {model}:"
+    line = LogLine(file=0, number=number, text=text)
+    return [Sighting(slug=MODEL, sign="Error(s) in loading state_dict for", role=Role.HINTS, line=line)]
+
+
+@pytest.mark.parametrize(
+    ("model", "sign", "keys", "roles"),
+    [
+        ("DistributedDataParallel", UNEXPECTED, "module.a", []),
+        ("DataParallel", UNEXPECTED, "module.a ...", []),
+        ("DistributedDataParallel", MISSING, "module.a", []),
+        ("DistributedDataParallel", MISSING, "module.a ...", [Role.HINTS]),
+        ("Net", UNEXPECTED, "module.a", [Role.HINTS]),
+    ],
+)
+def test_of_a_wrapped_model_a_single_list_has_the_prefix_anyway(
+    model: str, sign: str, keys: str, roles: list[Role]
+) -> None:
+    assert prefix_is(headline(model, 7), listed(sign, keys, 8)) == roles
+
+
 def test_lists_of_different_messages_and_ranks_are_not_compared() -> None:
     assert prefix_is(listed(MISSING, "module.a", 8), listed(UNEXPECTED, "a", 90)) == [Role.HINTS]
     assert prefix_is(listed(MISSING, "module.a", 8, rank=0), listed(UNEXPECTED, "a", 9, rank=1)) == [Role.HINTS]

@@ -37,6 +37,13 @@ SIGN = "unable to open shared memory object"
         f"tests/test_shm.py::test_says[{SIGN}] PASSED",
         f"  --retry-on TEXT   retry on {SIGN}",
         f"a1b2c3d Fix: {SIGN} when there are many workers",
+        f"a1b2c3d fix(loader)!: {SIGN} when there are many workers",
+        f"* | a1b2c3d (HEAD -> main) shmError: {SIGN}",
+        f"timeout: 1800  # {SIGN}",
+        f"retry: 3 # on {SIGN}",
+        f"NCCL_DEBUG=WARN # {SIGN}",
+        f"  retry_on: '{SIGN}'",
+        f'  - when: "{SIGN}"  # twice',
         f"     8\t    {SIGN}",
         f'- "RuntimeError: {SIGN}"',
         f'+- "RuntimeError: {SIGN}"',
@@ -63,6 +70,10 @@ def test_a_mention_is_one(line: str) -> None:
         f'{{"level": "error", "message": "RuntimeError: {SIGN}"}}',
         f'    "message": "RuntimeError: {SIGN}"',
         f'"RuntimeError: {SIGN}"',
+        f"message: '{SIGN}'",
+        f"last_error: '{SIGN}'",
+        f"RuntimeError: '{SIGN}'",
+        f"4711000 torch.OutOfMemoryError: {SIGN}",
         f'"2026-11-07T02:11:03Z","node0","RuntimeError: {SIGN}"',
         f"[rank3]: RuntimeError: {SIGN}",
         f"  what():  {SIGN}",
@@ -80,6 +91,12 @@ def test_a_mention_is_one(line: str) -> None:
 )
 def test_what_is_really_said_is_none(line: str) -> None:
     assert not mentioned(line, SIGN)
+
+
+def test_what_stands_between_backticks_is_told_of_in_a_report() -> None:
+    assert mentioned(f"I get `{SIGN}` again", SIGN)
+    assert not mentioned(f"I get `{SIGN}` again", SIGN, told=True)
+    assert mentioned(f"If you get `{SIGN}`, wait", SIGN, told=True)
 
 
 def test_the_code_of_a_tracebacks_frame_only_mentions_it() -> None:

@@ -121,3 +121,11 @@ def test_a_workers_mistake_is_shown_though_its_traceback_is_cut(name: str, shown
 def test_an_error_before_a_cut_traceback_is_shown() -> None:
     verdict = _judged(f"[ERROR] - An error occurred: 2 isn't divisible by 3\n[ERROR] - {TRACEBACK}")
     assert [one.text for one in verdict.said] == ["[ERROR] - An error occurred: 2 isn't divisible by 3"]
+
+
+def test_older_releases_of_torch_dont_say_why_shared_memory_cant_be_opened() -> None:
+    words = "RuntimeError: unable to open shared memory object </torch_40_39> in read-write mode"
+    verdict = _judged(f"{TRACEBACK}{words}\n")
+    assert {one.slug for one in verdict.suspects} == {"shm-too-small", "nofile-limit"}
+    assert not any(one.sure for one in verdict.suspects)
+    assert _slugs(f"{TRACEBACK}{words}: No space left on device (28)\n") == ["shm-too-small"]

@@ -266,6 +266,23 @@ def test_a_folder_that_may_not_be_entered_is_no_empty_one() -> None:
         assert [one.problem for one in alone.files] == ["Permission denied"]
 
 
+def test_a_file_in_a_folder_that_may_not_be_entered_is_told_and_the_others_are_read() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "run.log").write_text(BOOM)
+        (folder / "node1").mkdir(mode=0)
+        hidden = folder / "node1" / "run.log"
+        with as_nobody():
+            log = read(hidden, folder / "run.log", folder / ("x" * 300))
+        assert [(one.name, one.problem) for one in log.files] == [
+            (str(hidden), "Permission denied"),
+            (str(folder / "run.log"), ""),
+            (str(folder / ("x" * 300)), "File name too long"),
+        ]
+        assert "shm-too-small" in slugs(log)
+
+
 @contextmanager
 def as_nobody() -> Iterator[None]:
     """Without the rights of root, who may enter everything."""

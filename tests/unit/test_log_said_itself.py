@@ -12,10 +12,11 @@ UNUSED = (
     "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one.\n"
     "Parameter indices which did not receive grad for rank {}: 4 5\n"
 )
+CALLS = "RuntimeError: Detected mismatch between collectives on ranks. Rank {} is running collective: CollectiveFingerPrint(SequenceNumber=5, OpType=BROADCAST), but Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=5, OpType=ALLREDUCE).\n"
 SHAPES = "RuntimeError: [{}]: params[4] in this process with sizes [8, 16] appears not to match sizes of the same param in process 0.\n"
 
 
-@pytest.mark.parametrize("text", [BEGAN + UNUSED, BEGAN + SHAPES, SHAPES])
+@pytest.mark.parametrize("text", [BEGAN + UNUSED, BEGAN + SHAPES, SHAPES, BEGAN + CALLS])
 def test_the_rank_in_torchs_own_sentence_is_the_one_that_failed(text: str) -> None:
     lead = verdict_of(read(text.format(3))).lead
     assert lead is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.facts.log import Log, LogFile, LogLine, Sighting
-from ddpdoctor.knowledge.log_timeouts import BEHIND, DESYNC, STALLED, UNEVEN, WATCHDOG, hypotheses
+from ddpdoctor.knowledge.log_timeouts import BEHIND, DESYNC, MISSING, STALLED, UNEVEN, WATCHDOG, hypotheses
 from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
 from ddpdoctor.log_signs import Role
 from tests.log_corpus import LOGS, log_of
@@ -94,6 +94,13 @@ def test_nothing_is_said_while_a_rank_is_missing() -> None:
     assert not told()
 
 
+def test_a_rank_that_nobody_has_heard_of_may_be_missing() -> None:
+    said = [caught(rank) for rank in (3, 5, 7)]
+    assert not told(*said, ranks=0, world_size=None)
+    log = Log(files=(LogFile(name="run.log"),), ranks=(3, 5, 7), sightings=tuple(said))
+    assert not hypotheses(log, said)
+
+
 def test_numbers_of_different_groups_are_not_compared() -> None:
     assert not told(caught(0, call="ALLGATHER", group="PG 1"), caught(1, group="PG 2"))
 
@@ -114,3 +121,18 @@ def test_a_log_of_timeouts_alone_gets_a_hypothesis_and_no_cause(name: str, slug:
     assert words in verdict.suspects[0].why
     assert verdict.suspects[0].sightings
     assert not any(one.sure for one in verdict.suspects)
+
+
+@pytest.mark.parametrize(
+    ("came", "why"),
+    [
+        ("1/2", "1 of 2 came: why the other one didn't, only its own log can say"),
+        ("5/8", "5 of 8 came: why the other 3 didn't, only their own logs can say"),
+    ],
+)
+def test_who_waited_for_others_tells_how_many_came(came: str, why: str) -> None:
+    text = (
+        f"torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. {came} clients joined.\n"
+    )
+    (suspect,) = verdict_of(read(text)).suspects
+    assert (suspect.slug, suspect.why, suspect.sure) == (MISSING, why, False)

@@ -38,6 +38,18 @@ def test_what_several_ranks_raise_alike_or_only_lost_is_none() -> None:
     assert "raised its own" not in shown(log(VALUE, alike, LOST))
 
 
+def test_links_of_one_chain_are_one_error() -> None:
+    """Of a chain that other ranks' lines have torn apart only the end may be known, or its beginning without the script's line."""
+    below = [raised("OSError", "the repository is gated", number=20 * rank, rank=rank) for rank in (1, 3)]
+    first = msgspec.structs.replace(raised("HTTPError", "401 Client Error", number=12, rank=1), chained=True)
+    torn = msgspec.structs.replace(raised("HTTPError", "401 Client Error", number=15, rank=3), own=None, frames=())
+    text = shown(log(first, torn, *below))
+    assert "Rank 1 failed first" in text
+    assert "raised its own" not in text
+    assert "Ranks 1 and 3 raised HTTPError" in text
+    assert "raised its own: IndexError" in shown(log(first, torn, *below, INDEX))
+
+
 def test_json_tells_it() -> None:
     report = json.loads(msgspec.json.encode(log_report(judge_log(log(VALUE, INDEX, LOST)))))
     assert [one["why"] for one in report["log"]["also"]] == [OWN]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import random
 import socket
 import ssl
 import subprocess
@@ -23,6 +22,7 @@ from ddpdoctor.netcheck.arriving import arrive, look_at_master
 from ddpdoctor.netcheck.connecting import Destination, system_words
 from ddpdoctor.netcheck.identification import HTTP, SILENT, SSH, TLS
 from ddpdoctor.netcheck.messages import MOST_BEFORE_WELCOME, PROTOCOL, Counted, Greeting, encode
+from tests.free_ports import free_ports
 
 HERE = "127.0.0.1"
 GREETING = encode(Greeting(ddpdoctor="0.1.0", protocol=PROTOCOL, nonce="5f"))
@@ -37,18 +37,6 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
-
-
-def free_ports(count: int = 1) -> list[int]:
-    """Ports that were free a moment ago, outside of the ephemeral range, so that no dialled socket is given one."""
-    found: list[int] = []
-    for port in random.sample(range(21000, 32000), 200):
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind((HERE, port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no free ports")
 
 
 @asynccontextmanager

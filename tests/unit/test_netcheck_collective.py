@@ -17,6 +17,7 @@ from ddpdoctor.facts.fleet import Collective
 from ddpdoctor.knowledge.blamed_ranks import Kind, blamed, kind_of
 from ddpdoctor.netcheck.collectives import collect
 from ddpdoctor.netcheck.messages import ENOUGH, Cannot, Collect, Collected
+from tests.free_ports import free_port
 from tests.pythons import bare_venv, fake_torch, real_pythons, stand_in
 
 Came = Collected | Cannot
@@ -36,17 +37,11 @@ def run(*orders: Collect, python: str = sys.executable, environ: Mapping[str, st
     return asyncio.run(all_of_them())
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
 @pytest.mark.parametrize("libuv", ["1", "0"])
 def test_two_ranks_on_the_port_that_the_hub_has_just_left(libuv: str) -> None:
     async def with_a_hub() -> list[Came]:
-        hub = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0, reuse_address=True)
-        port = hub.sockets[0].getsockname()[1]
+        port = free_port()
+        hub = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", port, reuse_address=True)
         agents = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         hub.close()
         environ = {**os.environ, "USE_LIBUV": libuv}

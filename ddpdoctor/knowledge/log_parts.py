@@ -1,0 +1,27 @@
+"""Files of which each rank has one of its own: what it tells that some ranks lack theirs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ddpdoctor.facts.log import Sighting
+
+PART: Final = "part"
+"""The word of a sign that is the number in a file's name."""
+
+
+def without_parts_that_all_lack(seen: Iterable[Sighting]) -> list[Sighting]:
+    """The sightings without files that are numbered otherwise than the rank that lacks them; without any where rank 0 lacks its own:
+    then the folder isn't there, or another one was meant."""
+    every = list(seen)
+    nobody_has = any(_number(one) == 0 for one in every)
+    return [one for one in every if PART not in one.words or (not nobody_has and _may_be_own(one))]
+
+
+def _number(one: Sighting) -> int | None:
+    return int(one.words[PART]) if PART in one.words else None
+
+
+def _may_be_own(one: Sighting) -> bool:
+    return one.line.rank is None or one.line.rank == _number(one)

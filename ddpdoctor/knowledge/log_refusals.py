@@ -1,0 +1,31 @@
+"""NCCL's refusals, of which torch says only their kind: what its last error names needs no guess. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ddpdoctor.facts.log import Sighting
+
+DUPLICATE: Final = "duplicate-gpu"
+REFUSED: Final = "ncclInvalidUsage: "
+"""How the words of torch's begin that two ranks on one GPU may be behind."""
+LAST_ERROR: Final = "Last error:"
+"""What torch puts, on a line of its own, before NCCL's own word on it."""
+OWN_WORD: Final = "Duplicate GPU"
+BELOW: Final = 2
+"""Lines to NCCL's own word."""
+
+
+def without_refusals_that_are_told(seen: Iterable[Sighting]) -> list[Sighting]:
+    """The sightings without those that guess at two ranks on one GPU where NCCL's last error, right below, names something else."""
+    return [one for one in seen if not (one.slug == DUPLICATE and one.sign.startswith(REFUSED) and _names_another(one))]
+
+
+def _names_another(refused: Sighting) -> bool:
+    if len(refused.after) < BELOW or refused.after[0].text.strip() != LAST_ERROR:
+        return False
+    told = refused.after[1]
+    # Where lines bear no rank, the next one but one is another's, if NCCL's own word is empty.
+    right_below = refused.line.rank is not None or told.number - refused.line.number == BELOW
+    return right_below and bool(told.text.strip()) and OWN_WORD not in told.text

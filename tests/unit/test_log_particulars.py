@@ -1,0 +1,101 @@
+"""What a log itself tells of an illness beyond its page."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.facts.log import Log
+from ddpdoctor.findings import Finding
+from ddpdoctor.knowledge.log_particulars import particulars
+from ddpdoctor.logs.judging import judge_log
+from tests.log_corpus import LOGS, log_of
+
+
+def found(name: str, slug: str) -> Finding:
+    """What is found of that illness in a log of the corpus."""
+    opinions = judge_log(log_of(LOGS / f"{name}.log")).opinions
+    return next(one.finding for one in opinions if one.check.slug == slug)
+
+
+def commands(finding: Finding) -> str:
+    return "\n".join(command for fix in finding.fixes for command in fix.commands)
+
+
+def test_without_a_log_there_is_nothing_particular() -> None:
+    assert particulars("gcc-too-new", (), Log()) == particulars("shm-too-small", (), Log()) == ("", (), "")
+
+
+@pytest.mark.parametrize(
+    ("name", "newest"),
+    [
+        ("sick-apex-setup", "10"),  # nvcc's header: "later than 10"
+        ("sick-torch-bounds", "11"),  # torch: "<12.0"
+    ],
+)
+def test_the_gcc_that_nvcc_takes(name: str, newest: str) -> None:
+    finding = found(f"gcc-too-new/{name}", "gcc-too-new")
+    assert f"gcc {newest} at most" in finding.summary
+    assert f"CC=gcc-{newest} " in commands(finding)
+
+
+def test_a_log_that_does_not_say_which_gcc_leaves_it_to_the_page() -> None:
+    seen = log_of(LOGS / "gcc-too-new/sick-apex-setup.log").sightings[:0]
+    assert not particulars("gcc-too-new", seen, Log()).fixes
+
+
+def test_the_toolkit_that_apex_asks_for() -> None:
+    finding = found("apex-cuda-mismatch/sick-setup-py", "apex-cuda-mismatch")
+    assert finding.summary.startswith("Apex wasn't built")
+    assert "CUDA_HOME=/usr/local/cuda-" in commands(finding)
+    assert "nothing was built" in finding.cause
+
+
+def test_a_missing_header_is_no_missing_nvcc() -> None:
+    finding = found("cuda-home-missing/sick-toolkit-in-part", "cuda-home-missing")
+    assert "cusparse.h" in finding.summary
+    assert "no nvcc" not in finding.summary
+    assert "no nvcc" in found("cuda-home-missing/sick-setup-py", "cuda-home-missing").summary
+
+
+def test_as_many_tasks_as_lightning_has_devices() -> None:
+    finding = found("slurm-launch-mismatch/sick-tasks-srun", "slurm-launch-mismatch")
+    assert "--ntasks-per-node=8" not in commands(finding)
+    assert "srun --ntasks-per-node=" in commands(finding)
+
+
+def test_two_ranks_on_slices_need_no_set_device() -> None:
+    finding = found("duplicate-gpu/sick-slices", "duplicate-gpu")
+    assert "MIG slices" in finding.summary
+    assert "set_device" not in " ".join(one.text for one in finding.fixes)
+    assert "MIG" not in found("duplicate-gpu/sick-no-set-device", "duplicate-gpu").summary
+
+
+def test_holders_of_a_gpu_that_are_ranks_of_this_run() -> None:
+    finding = found("missing-set-device/sick-all-on-gpu0", "missing-set-device")
+    assert "ranks 0-3 of this very run" in finding.summary
+    assert "very run" not in found("missing-set-device/sick-two-gpus", "missing-set-device").summary
+
+
+def test_what_torchrun_killed_before() -> None:
+    finding = found("zombie-gpu-process/sick-killed-by-torchrun", "zombie-gpu-process")
+    assert "4411" in finding.summary
+    assert "9000" not in finding.summary  # the own one
+
+
+def test_the_compilers_first_error_is_shown() -> None:
+    finding = found("apex-build-failed/sick-header-missing", "apex-build-failed")
+    assert "No such file or directory" in finding.summary
+    assert "error: " in finding.evidence[0].text
+
+
+def test_an_argument_is_laid_to_the_launcher_that_adds_it() -> None:
+    finding = found("local-rank-arg-mismatch/sick-deepspeed", "local-rank-arg-mismatch")
+    assert "deepspeed adds" in finding.summary
+    assert (
+        "torch.distributed.launch adds"
+        in found("local-rank-arg-mismatch/sick-launch", "local-rank-arg-mismatch").summary
+    )
+
+
+def test_ranks_that_say_two_versions_of_nccl() -> None:
+    assert "2.10.3 and 2.14.3" in found("nccl-message-truncated/sick-two-versions", "nccl-message-truncated").summary
