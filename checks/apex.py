@@ -19,6 +19,7 @@ from ddpdoctor.knowledge.building import build_commands, home_of, matching_nvcc,
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
+from ddpdoctor.knowledge.log_refuted import INSTALLED
 from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability
 from ddpdoctor.knowledge.nvidia import without as leave_out
 from ddpdoctor.registry import LogSign, Role, check, requires
@@ -405,6 +406,14 @@ def apex_arch_missing(
             near="Arguments to --config-settings must be of the form KEY=VAL",
             why="what the script misses, pip has refused to build just before",
             source="pip 23.2.1: pip/_internal/cli/cmdoptions.py; NVIDIA/apex: examples/imagenet/main_amp.py",
+        ),
+        LogSign(
+            INSTALLED,
+            role=Role.NOISE,
+            pattern=r"^\s*Successfully installed (?P<packages>\S.*)",
+            near="No module named 'torch'",
+            why="pip's own words: another try went through",
+            source="pip 23.2: pip/_internal/commands/install.py",
         ),
         LogSign(
             "--build-option and --global-option are deprecated",

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from ddpdoctor.facts.log import Log
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.knowledge.log_refuted import INSTALLED
 from ddpdoctor.knowledge.log_sightings import lines, sightings, where
 from ddpdoctor.knowledge.smoke_words import short
-from ddpdoctor.registry import LogSign, check
+from ddpdoctor.registry import LogSign, Role, check
 
 COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )?error:? (?:#error -- )?(?P<what>\S.*)")
 """As gcc and nvcc report an error: after the place in a source file."""
@@ -42,6 +43,13 @@ COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )
             why="pip's own words, with the package's name",
             source="pip 21.3 to 23.0, as reported in public",
         ),
+        LogSign(
+            INSTALLED,
+            why="pip's own words: another try went through, mostly one without the CUDA extensions",
+            role=Role.NOISE,
+            pattern=r"Successfully installed (?:.* )?apex-\d",
+            source="pip 23.2: pip/_internal/commands/install.py",
+        ),
     ),
 )
 def apex_build_failed(log: Log) -> Iterator[Finding]:
@@ -58,7 +66,7 @@ def apex_build_failed(log: Log) -> Iterator[Finding]:
     Look for the first "error:" of the build. `ddpdoctor explain apex` gives the commands that fit this host. For most uses torch
     itself has what Apex had: `torch.amp`, `torch.optim.AdamW(fused=True)`, `torch.nn.SyncBatchNorm`.
     """
-    seen = sightings(log, "apex-build-failed")
+    seen = [one for one in sightings(log, "apex-build-failed") if one.role is not Role.NOISE]
     if not seen:
         return
     said = sorted((*log.errors, *(one.line for one in log.sightings)), key=lambda line: line.order)

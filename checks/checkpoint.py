@@ -47,6 +47,26 @@ PICKLES = ("zip", "legacy")
             source="torch 2.13.0: caffe2/serialize/inline_container.cc; made to happen",
         ),
         LogSign(
+            "PytorchStreamReader failed reading zip archive: not a ZIP archive",
+            why="The file ends within its first 22 bytes, of which the smallest zip file consists",
+            source="torch 2.13.0: third_party/miniz; made to happen",
+        ),
+        LogSign(
+            "OSError: [Errno 22] Invalid argument",
+            pattern=r"^OSError: \[Errno 22\] Invalid argument$",
+            near="torch._C.PyTorchFileReader(name_or_buffer)",
+            within=20,
+            why="A zip file cut to 4 to 70 KiB: torch's reader looks for its directory before the file's beginning",
+            source="made to happen with torch 2.13.0, by cutting a file",
+        ),
+        LogSign(
+            "ValueError: negative seek value -",
+            near="torch._C.PyTorchFileReader(name_or_buffer)",
+            within=20,
+            why="The same of bytes in memory (io.BytesIO)",
+            source="made to happen with torch 2.13.0, by cutting a file",
+        ),
+        LogSign(
             "invalid header or archive is corrupted",
             pattern=r"PytorchStreamReader failed (?:reading|locating) .*: invalid header or archive is corrupted",
             why="torch's zip reader: bytes within the file are not those that were saved",

@@ -149,9 +149,10 @@ def ckpt_arch_mismatch(log: Log) -> Iterator[Finding]:
         fixes=(
             Fix("Build the model from the config with which the checkpoint was saved"),
             Fix(
-                "Where only some tensors differ on purpose, load the others",
+                "Where only some tensors differ on purpose, load the others, and see that these are most of them",
                 (
                     "fitting = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}  # own = model.state_dict()",
+                    'assert 2 * len(fitting) > len(own), f"only {len(fitting)} of {len(own)} fit"  # strict=False would hide it',
                     "model.load_state_dict(fitting, strict=False)",
                 ),
             ),

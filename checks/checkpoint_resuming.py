@@ -19,9 +19,23 @@ from ddpdoctor.wording import listed, plural
 
 OWN_PART: Final = (
     r"(?:rng_state_|random_states_|__|(?:\w+[_-])?rank[_-]?)(?P<part>\d+)"
-    r"(?:_\d+\.distcp|\.(?:pth?|pkl|bin|ckpt|tar|pth\.tar|safetensors))"
+    r"(?:_\d+\.distcp|\.(?:pth?|pkl|ckpt|tar|pth\.tar|safetensors))"
 )
 """The name of a file that each rank writes under its own number."""
+OF_CHECKPOINT: Final = (
+    r"(?=[^'\"]*(?:ckpt|checkpoint|optim|state|step|epoch|model[_-]|__\d|(?<![^'\"/])rank))(?![^'\"]*lora)"
+)
+"""What the path has besides: a rank's shard of the data is called after it, too, and "rank 64" is an adapter's."""
+OPTIMIZERS: Final = (
+    "/torch/optim/",
+    "/deepspeed/",
+    "/fairscale/optim/",
+    "/torch/distributed/fsdp/",
+    "/torch/distributed/optim/",
+)
+"""Where what steps over flat shards lies."""
+FRAMES: Final = 24
+"""Lines of a traceback."""
 
 
 @check(
@@ -46,6 +60,15 @@ OWN_PART: Final = (
             why="The prefix of the DDP wrapper on the first key: named where the list of unexpected keys has it not",
             source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
         ),
+        *(
+            LogSign(
+                f'{listing} key(s) in state_dict: "_orig_mod.',
+                role=Role.HINTS,
+                why="The prefix of a compiled model on the first key: named where the list of the other keys has it not",
+                source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
+            )
+            for listing in ("Missing", "Unexpected")
+        ),
     ),
 )
 def ckpt_module_prefix(checkpoints: Checkpoints) -> Iterator[Finding]:
@@ -56,8 +79,8 @@ def ckpt_module_prefix(checkpoints: Checkpoints) -> Iterator[Finding]:
     "module.'. With `strict=False` it is worse: nothing is loaded, and training starts from random weights without a word.
 
     ## Why
-    The state dict is that of the wrapper (DistributedDataParallel, torch.compile), whose keys begin with `module.` or
-    `_orig_mod.`. It fits a model that is wrapped in the same way when it is loaded, and no other.
+    The state dict is that of the wrapper (DistributedDataParallel, torch.compile, Lightning Fabric), whose keys begin with
+    `module.`, `_orig_mod.` or `_forward_module.`. It fits a model that is wrapped in the same way when it is loaded, and no other.
 
     ## Fix
     Where it is to be loaded before the model is wrapped: `ddpdoctor fix-checkpoint --strip-prefix module. FILE`. To save it
@@ -144,7 +167,7 @@ def planned_world(plan: Plan, environment: Environment) -> World:
         LogSign(
             "No such file or directory: ",
             role=Role.HINTS,
-            pattern=rf"^(?:FileNotFoundError: )?\[Errno 2\] No such file or directory: ['\"](?:[^'\"]*[/_.-])?{OWN_PART}['\"]",
+            pattern=rf"^(?:FileNotFoundError: )?\[Errno 2\] No such file or directory: ['\"]{OF_CHECKPOINT}(?:[^'\"]*[/_.-])?{OWN_PART}['\"]",
             why="A rank's own share of a checkpoint isn't there: counts only where other ranks don't lack theirs",
             source="Python's own words; files are called so by transformers' Trainer, accelerate and torch.distributed.checkpoint, others by scripts",
         ),
@@ -155,13 +178,17 @@ def planned_world(plan: Plan, environment: Environment) -> World:
             why="Megatron's own words: the checkpoint is cut into parts for another number of ranks of a model",
             source="Megatron-LM: training/checkpointing.py; GPT-NeoX: megatron/checkpointing.py",
         ),
-        LogSign(
-            "The size of tensor a (",
-            role=Role.HINTS,
-            pattern=r"The size of tensor a \(\d{6,}\) must match the size of tensor b \(\d{6,}\) at non-singleton dimension 0\b",
-            near="esuming",
-            why="Flat tensors of a size that only shares of a whole model have, in a run that was resumed: the state is of another number of ranks",
-            source="torch's broadcasting, met by optimizers of FSDP and ZeRO, as reported in public",
+        *(
+            LogSign(
+                "The size of tensor a (",
+                role=Role.HINTS,
+                pattern=r"The size of tensor a \(\d{6,}\) must match the size of tensor b \(\d{6,}\) at non-singleton dimension 0\b",
+                near=near,
+                within=FRAMES,
+                why="Flat tensors of a size that only shares of a whole model have, in an optimizer's step: its state is of another number of ranks",
+                source="torch's broadcasting, met by optimizers of FSDP and ZeRO, as reported in public",
+            )
+            for near in OPTIMIZERS
         ),
     ),
 )

@@ -13,6 +13,8 @@ from ddpdoctor.registry import LogSign, Role, check
 
 IN_DDP: Final = ("_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers")
 """Calls in which DDP first sends something of the model's."""
+NO_CPU_YET: Final = "Tensors must be CUDA and dense"
+"""Releases that say so may not have groups of two backends yet."""
 
 
 @check(
@@ -61,7 +63,7 @@ IN_DDP: Final = ("_verify_param_shape_across_processes", "_sync_module_states", 
         ),
         *(
             LogSign(
-                "Tensors must be CUDA and dense",
+                NO_CPU_YET,
                 why="what DDP sends, or compares first, lies on the CPU: parameters are never sparse",
                 pattern=r"Tensors must be (?P<where>CUDA) and dense",
                 near=near,
@@ -70,7 +72,7 @@ IN_DDP: Final = ("_verify_param_shape_across_processes", "_sync_module_states", 
             for near in IN_DDP
         ),
         LogSign(
-            "Tensors must be CUDA and dense",
+            NO_CPU_YET,
             why="a tensor that NCCL was given lies on the CPU; or it is sparse, which it can't send either",
             role=Role.HINTS,
             pattern=r"Tensors must be (?P<tensor>CUDA) and dense",
@@ -92,7 +94,7 @@ def model_not_on_device(log: Log) -> Iterator[Finding]:
     ## Fix
     `torch.cuda.set_device(local_rank)`, then `model = model.to(local_rank)`, then
     `DDP(model, device_ids=[local_rank])`. On the CPU: `DDP(model)` without device_ids. For tensors on the CPU, too:
-    `init_process_group("cpu:gloo,cuda:nccl")`.
+    `init_process_group("cpu:gloo,cuda:nccl")` from torch 2.0 on, before `dist.new_group(backend="gloo")`.
     """
     seen = sightings(log, "model-not-on-device")
     if not seen:
@@ -135,7 +137,11 @@ def _tensor_not_on_device(log: Log, seen: Sequence[Sighting]) -> Finding:
         evidence=lines(log, seen),
         fixes=(
             Fix('Make it on the rank\'s GPU: torch.tensor(..., device=f"cuda:{local_rank}")'),
-            Fix('Or give the group a backend for the CPU, too: dist.init_process_group("cpu:gloo,cuda:nccl")'),
+            Fix(
+                'Or send it over a group for the CPU: group = dist.new_group(backend="gloo"), on all ranks; dist.all_reduce(x, group=group)'
+            )
+            if any(one.sign == NO_CPU_YET for one in seen)
+            else Fix('Or give the group a backend for the CPU, too: dist.init_process_group("cpu:gloo,cuda:nccl")'),
         ),
         rank=said_by(seen),
     )

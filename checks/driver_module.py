@@ -14,6 +14,7 @@ from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import kernel_module, libcuda, told
+from ddpdoctor.knowledge.log_refuted import BUILT, IN_USE, NO_MODULE, NVIDIAS
 from ddpdoctor.knowledge.no_gpu_signs import NCCL_SEES_NONE, SEES_NONE
 from ddpdoctor.knowledge.nvidia import (
     IN_CONTAINER,
@@ -28,9 +29,6 @@ from ddpdoctor.knowledge.nvidia import (
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import listed, plural
-
-NO_MODULE = "modprobe: FATAL: Module nvidia not found in directory"
-IN_USE = "Kernel driver in use: nouveau"
 
 SECURE_BOOT = re.compile(r"Loading of .*module.* is rejected|Lockdown: .*module")
 
@@ -109,12 +107,6 @@ def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
         ),
         LogSign(
             NO_MODULE,
-            why="there is no kernel module for the running kernel, and nvidia-smi isn't there, either",
-            near="nvidia-smi: command not found",
-            source="modprobe, as reported in public",
-        ),
-        LogSign(
-            NO_MODULE,
             why="there is no kernel module for the running kernel, and torch finds no libcuda.so.1, either",
             near="Found no NVIDIA driver on your system",
             source="modprobe, as reported in public",
@@ -186,7 +178,7 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
             source="modprobe, as reported in public; torch 2.9.1: c10/cuda/CUDAFunctions.cpp",
         ),
         LogSign(
-            ": installed",
+            BUILT,
             pattern=r"\bnvidia(?:-[\w-]+)?[/,] ?[\d.]+, (?P<kernel>\S+), \w+: installed",
             near=NO_MODULE,
             why="dkms has built the driver for a kernel, and it isn't the one that runs",
@@ -308,8 +300,21 @@ def _secure_boot(kernel_log: Maybe[KernelLog]) -> tuple[Evidence, ...]:
         ),
         LogSign(
             IN_USE,
-            why="lspci names the driver that has the GPU, and CUDA gets none",
+            why="lspci names the driver that has a card, no other card has NVIDIA's, and CUDA gets none",
+            near="RuntimeError: No CUDA GPUs are available",
+            source="lspci -k, as reported in public",
+        ),
+        LogSign(
+            IN_USE,
+            why="lspci names the driver that has a card, and CUDA gets none: it may be a card for the display, beside the GPU",
             near="No CUDA GPUs are available",
+            role=Role.HINTS,
+            source="lspci -k, as reported in public",
+        ),
+        LogSign(
+            NVIDIAS,
+            why="NVIDIA's driver has a GPU: what nouveau has is another card, mostly for the display",
+            role=Role.NOISE,
             source="lspci -k, as reported in public",
         ),
     ),

@@ -197,8 +197,8 @@ def mig_multi_instance(
     other. NCCL's support for them is experimental and new (2026; it wants NCCL_MULTI_RANK_GPU_ENABLE=1).
 
     ## Fix
-    One rank on one slice; or switch MIG off for training on whole GPUs (`sudo nvidia-smi -mig 0`); or, for a test, one
-    process a slice with gloo.
+    One rank on one slice; or switch MIG off for training on whole GPUs (`sudo nvidia-smi -mig 0`, which ends
+    everybody's slices); or, for a test, one process a slice with gloo.
     """
     nvidia_gpus(gpus)
     requires(not on_the_cpu(smoke), "the ranks run on the CPU")
@@ -230,7 +230,7 @@ def mig_multi_instance(
                 (f"export CUDA_VISIBLE_DEVICES={first.uuid if first else ''}",),
             ),
             by_root(
-                "Or switch MIG off to have the whole GPU, while no process uses it",
+                "Or switch MIG off to have the whole GPU, while no process uses it: that ends everybody's slices of it",
                 tuple(f"sudo nvidia-smi -i {one} -mig 0" for one in sliced),
             ),
         ),

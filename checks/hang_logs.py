@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ddpdoctor.facts.log import Log
+from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.log_sightings import lines, sightings, where
+from ddpdoctor.knowledge.log_timeouts import WATCHDOG
 from ddpdoctor.registry import LogSign, Role, check
-from ddpdoctor.wording import listed
+from ddpdoctor.wording import listed, ranks_named
 
 NCCL_VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)")
 """As torch ends the first line of NCCL's errors."""
@@ -75,12 +76,28 @@ def checkpoint_save_timeout(log: Log) -> Iterator[Finding]:
         return
     yield Finding(
         summary="The group timed out while a checkpoint was being saved",
+        cause=_who_was_saving(log, seen),
         evidence=lines(log, seen),
         fixes=(
             Fix("Allow for the save: init_process_group(timeout=timedelta(hours=2)); transformers: ddp_timeout=7200"),
             Fix("Save in shards, on all ranks: torch.distributed.checkpoint, or FSDP's SHARDED_STATE_DICT"),
             Fix("If it hangs again, see what rank 0 does while the others wait", ("ddpdoctor jobs --hang",)),
         ),
+    )
+
+
+def _who_was_saving(log: Log, seen: Sequence[Sighting]) -> str:
+    """Where all ranks but a few say that they waited; else empty: the page tells who it mostly is."""
+    all_timeouts = (*seen, *sightings(log, WATCHDOG))
+    waited = {one.line.rank for one in all_timeouts if one.line.rank is not None}
+    everybody = {*log.ranks, *range(max(log.world_size or 0, *(rank + 1 for rank in waited), 0))}
+    missing = everybody - waited
+    if len(waited) < 2 or not missing or len(missing) * 4 > len(everybody):
+        return ""
+    say = "says" if len(missing) == 1 else "say"
+    return (
+        f"{ranks_named(waited).capitalize()} waited in vain, and {ranks_named(missing)} {say} nothing of it: mostly that is who gathers and"
+        " writes a large model alone, to a slow disk or network file system."
     )
 
 

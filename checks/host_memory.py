@@ -15,6 +15,7 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, told
+from ddpdoctor.knowledge.log_refuted import BY_RAY, RAYS_END
 from ddpdoctor.knowledge.ray_words import worker_gone
 from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import human, plural
@@ -169,10 +170,16 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
             source="kubernetes: pkg/kubelet/eviction/helpers.go",
         ),
         LogSign(
-            "killed due to memory pressure (OOM)",
+            BY_RAY,
             why="Ray ended workers of its own, before the kernel would do so: memory ran out on that node",
             pattern=r"\b(?P<workers>[1-9]\d*) Workers \(tasks / actors\) killed due to memory pressure \(OOM\)",
             source="ray 2.x: src/ray/raylet/node_manager.cc; Ray's documentation",
+        ),
+        LogSign(
+            RAYS_END,
+            why="Ray's word on a training that came to its end: workers that it had ended before were started again",
+            role=Role.NOISE,
+            source="ray 2.x: python/ray/tune/experimental/output.py, as reported in public",
         ),
         LogSign(
             "Task was killed due to the node running low on memory",
@@ -339,7 +346,7 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
         ),
         LogSign(
             "Process finished with exit code 137",
-            why="PyCharm's word for a process that was ended by signal 9: mostly for want of memory",
+            why="PyCharm's word for a process that was ended by signal 9: by the kernel for want of memory, or by PyCharm's Stop button",
             role=Role.HINTS,
             pattern=r"Process finished with exit code 137 \(interrupted by signal 9: ?SIGKILL\)",
             fatal=True,
@@ -365,8 +372,8 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
 
     ## Why
     The host, the container or the Slurm job ran out of memory: a data set or model loaded once a rank, too many
-    DataLoader workers, or a limit that is too small. Where only exit code -9 is known, it may as well have been a person with
-    `kill -9`, or the scheduler or container runtime as it ended the job.
+    DataLoader workers, or a limit that is too small. Where only exit code -9 or 137 is known, it may as well have been a
+    person with `kill -9` or PyCharm's Stop button, or the scheduler or container runtime as it ended the job.
 
     ## Fix
     Load lazily (`mmap=True`, memory-mapped data), use fewer workers, or raise the limit: Slurm `--mem`, Docker `--memory`.

@@ -11,7 +11,7 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import WARN, Finding, Fix
 from ddpdoctor.knowledge.store_barrier import too_many_came
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.registry import LogSign, Role, check, requires
 
 
 @check(
@@ -21,7 +21,15 @@ from ddpdoctor.registry import LogSign, check, requires
         LogSign(
             "Gloo connectFullMesh failed with",
             why="nobody listens at an address that was read from a file: a rank of the run before wrote it",
-            pattern=r"Connection refused|No route to host|[Tt]imed out connecting|Connect timeout",
+            pattern=r"Connection refused|remote=\[(?:127\.|::1)",
+            near="file://",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
+        ),
+        LogSign(
+            "Gloo connectFullMesh failed with",
+            why="an address that was read from a file doesn't answer: a rank of the run before wrote it, or the network keeps the ranks apart",
+            role=Role.HINTS,
+            pattern=r"No route to host|[Tt]imed out connecting|Connect timeout|Connection timed out",
             near="file://",
             source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
         ),

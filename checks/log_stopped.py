@@ -9,6 +9,7 @@ from ddpdoctor.facts.log import Log
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.log_endings import signal_of
 from ddpdoctor.knowledge.log_exceptions import short_name
+from ddpdoctor.knowledge.log_refuted import COMPLETED, TAKEN_BACK
 from ddpdoctor.knowledge.log_sightings import NO_LOG, lines, own_line, sightings, where, word
 from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
 from ddpdoctor.registry import LogSign, Role, check, requires
@@ -62,7 +63,7 @@ PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
         LogSign(
             ": job killed ",
             why="LSF's reason, in the report that it writes behind the job's output",
-            pattern=r"\bTERM_(?P<lsf>RUNLIMIT|(?:FORCE_)?(?:OWNER|ADMIN)|PREEMPT): job killed ",
+            pattern=r"^\s*(?:Completed <\w+>; )?TERM_(?P<lsf>RUNLIMIT|(?:FORCE_)?(?:OWNER|ADMIN)|PREEMPT): job killed ",
             source="LSF's bjobs and job reports, as reported in public",
         ),
         LogSign(
@@ -72,10 +73,16 @@ PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
             source="pytorch-lightning 2.5.5: trainer/call.py",
         ),
         LogSign(
-            ": this job is ",
+            TAKEN_BACK,
             why="submitit's word as Slurm takes the nodes back",
             pattern=r"Caught signal SIG\w+ on \S+: this job is (?P<submitit>preempted|timed-out)",
             source="submitit 1.5.4: core/job_environment.py",
+        ),
+        LogSign(
+            COMPLETED,
+            why="submitit's word on a job that came to its end: one that was taken back before was started again",
+            role=Role.NOISE,
+            source="submitit 1.5.4: core/submission.py",
         ),
         LogSign(
             ":Need to kill Pod",
@@ -127,7 +134,7 @@ def stopped_from_outside(log: Log) -> Iterator[Finding]:
     found = verdict_of(log)
     if found.outcome is not Outcome.STOPPED or found.lead is None:
         return
-    seen = sightings(log, "stopped-from-outside")
+    seen = [one for one in sightings(log, "stopped-from-outside") if one.role is not Role.NOISE]
     said = lines(log, seen) or (Evidence(found.lead.text.strip(), where(log, found.lead)),)
     reason, signal = word(seen, "reason"), word(seen, "signal") or PASSED_ON.get(word(seen, "passed_on"), "")
     if reason:

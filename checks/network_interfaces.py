@@ -234,6 +234,16 @@ def _missing_names(
             near="NCCL_SOCKET_IFNAME set by environment to lo",
             source="NCCL 2.20.5 and 2.27.5: misc/socket.cc",
         ),
+        *(
+            LogSign(
+                "onnect to 127.0.0.1<",
+                why="DeepSpeed's launcher prints which settings of NCCL's it hands on",
+                pattern=r"onnect to 127\.0\.0\.1<\d+> (?:failed|returned)(?!.*retrying).*(?:refused|connection abort)",
+                near=f"NCCL_SOCKET_IFNAME{between}lo",
+                source="deepspeed: launcher/launch.py, as copies of it in public repositories have it",
+            )
+            for between in ("=", " ")
+        ),
         LogSign(
             "Connect: exceeded retries (",
             why="releases before 2.24 don't name the address; the setting is printed in the same log",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.knowledge.log_refuted import CLOSED, INVALID_USAGE, USES_IB
 from ddpdoctor.knowledge.log_sightings import lines, sightings, word
 from ddpdoctor.knowledge.nccl_connecting import TO_THE_LAST
 from ddpdoctor.knowledge.smoke_words import short
@@ -41,7 +42,8 @@ OFI = "aws-ofi-nccl: issues 174 and 889, with whole logs"
         *(
             LogSign(
                 words,
-                why="NCCL said before that it takes an eth0 in docker's own network: it runs in a container, which no other host can dial",
+                role=Role.HINTS,
+                why="NCCL takes an eth0 in docker's own network, which no other host can dial: ranks in one container don't mind, and may lose a peer",
                 pattern=pattern,
                 near="eth0:172.17.0.",
                 source=source,
@@ -49,7 +51,7 @@ OFI = "aws-ofi-nccl: issues 174 and 889, with whole logs"
             for words, pattern, source in (
                 (
                     "NCCL WARN Call to connect",
-                    r"Call to connect (?:timeout|failed) : ",
+                    r"Call to connect (?:timeout|failed) : (?:Connection timed out|No route to host)",
                     "NCCL 2.3 and 2.4: include/socket.h",
                 ),
                 ("Connect: exceeded retries (", "", "NCCL 2.20.5: misc/socket.cc"),
@@ -94,7 +96,6 @@ def container_network_isolated(log: Log) -> Iterator[Finding]:
     )
 
 
-CLOSED = "NET/IB : Unable to open device"
 NO_PLUGIN = "Failed to initialize any NET plugin"
 NO_IB = "Error: network IB not found"
 NO_OFI = "Error: network AWS Libfabric not found"
@@ -134,7 +135,7 @@ NOT_TO_BE_HAD = (NO_PLUGIN, NO_IB, NO_OFI)
             source="NCCL 2.27, as reported in public",
         ),
         LogSign(
-            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library",
+            INVALID_USAGE,
             role=Role.HINTS,
             near="NCCL_NET set by environment to IB",
             why="NCCL refuses so where it sees no device, and NCCL_NET=IB asks for one; two ranks on one GPU are refused so, too",
@@ -146,6 +147,12 @@ NOT_TO_BE_HAD = (NO_PLUGIN, NO_IB, NO_OFI)
             why="the host's devices are to be seen, and may not be opened: /dev/infiniband is missing here; NCCL goes on without them",
             pattern=r"NET/IB : Unable to open device (?P<device>\w+)",
             source=f"{NCCL}: net_ib",
+        ),
+        LogSign(
+            USES_IB,
+            why="NCCL goes over InfiniBand: a device that it may not open is one of several, and the container has /dev/infiniband",
+            role=Role.NOISE,
+            source=f"{NCCL}: init.cc or net.cc",
         ),
         LogSign(
             "NCCL WARN Call to ibv_open_device failed",
@@ -351,10 +358,9 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
         ),
         LogSign(
             "NET/OFI Request completed with error. RC: ",
-            role=Role.HINTS,
+            role=Role.EFFECT,
             why="a transfer failed: a peer that can't be reached (its security group), a fault of the provider, or a rank that ended",
             pattern=r"NET/OFI Request completed with error\. RC: (?P<completion>\d+)",
-            fatal=True,
             source="aws-ofi-nccl: src/nccl_ofi_rdma.cpp, nccl_ofi_cq",
         ),
         LogSign(

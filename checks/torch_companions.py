@@ -35,8 +35,8 @@ from ddpdoctor.wording import dotted, listed, pip_install
         ),
         LogSign(
             "were compiled with different CUDA ",
-            pattern=r"PyTorch and (?P<companion>torchvision|TorchAudio) were compiled with different CUDA (?:major )?versions",
-            why="torchvision's own words, at its import, and torchaudio's",
+            pattern=r"^(?!.{0,80}\b(?:WARN|WARNING|INFO|\w*Warning)\b).*PyTorch and (?P<companion>torchvision|TorchAudio) were compiled with different CUDA (?:major )?versions",
+            why="torchvision's own words, at its import, and torchaudio's; in a warning somebody goes on without them",
             source="torchvision 0.8 and 0.22: torchvision/extension.py; torchaudio's as reported in public",
         ),
         LogSign(

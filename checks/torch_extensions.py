@@ -28,7 +28,7 @@ from ddpdoctor.knowledge.building import (
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
-from ddpdoctor.knowledge.loading_signs import BUILT_ELSEWHERE
+from ddpdoctor.knowledge.loading_signs import BUILT_ELSEWHERE, RAISED
 from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install
 
@@ -71,7 +71,7 @@ OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
         LogSign(
             "No module named '",
             role=Role.HINTS,
-            pattern=r"No module named '(?!torch\.|torchvision\.)\w[\w.]*\._(?:ext|C)'",
+            pattern=rf"{RAISED}(?!torch\.|torchvision\.)\w[\w.]*\._(?:ext|C)'",
             why="The compiled part of a package isn't there: it was installed without (mmcv's lite wheel), or built for another Python",
             source="mmcv: utils/ext_loader.py, detectron2: layers, which call it so; Python's own words",
         ),
@@ -321,8 +321,22 @@ def cuda_toolkit_mismatch(
         ),
         LogSign(
             "was requested, but nvcc was not found.",
+            pattern=r"RuntimeError: --\w+ was requested",
             why="Apex's setup.py of 2019 and 2020, asked for its CUDA extensions",
             source="NVIDIA/apex: setup.py, as reported in public",
+        ),
+        LogSign(
+            "was requested, but nvcc was not found.",
+            role=Role.NOISE,
+            pattern=r"^(?!.*RuntimeError: --).* was requested",
+            why="What others made of it (flash-attn, mamba) only warns: mostly a wheel that was built elsewhere is installed",
+            source="flash-attn, mamba-ssm, causal-conv1d: setup.py, as reported in public",
+        ),
+        LogSign(
+            "name 'bare_metal_version' is not defined",
+            near="was requested, but nvcc was not found.",
+            why="Those setup.py go on without nvcc, and fail at the first question about its version",
+            source="mamba-ssm, causal-conv1d: setup.py, as reported in public",
         ),
         LogSign(
             "unsupported operand type(s) for +: 'NoneType' and 'str'",

@@ -77,8 +77,8 @@ def _in_front(pattern: re.Pattern[str], libraries: Libraries) -> list[tuple[Libr
         LogSign(
             "undefined symbol: nccl",
             pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
-            near="nvidia-nccl-cu1",
-            why="torch met an older NCCL, and the log shows that a wheel of NCCL was installed",
+            near="nvidia-nccl-cu11",
+            why="torch met an older NCCL, and the log shows a wheel of NCCL for CUDA 11, which no torch since 2.8 requires",
             source="made to happen with torch 2.9.1 over NCCL 2.20.5",
         ),
         LogSign(

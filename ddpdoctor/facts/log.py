@@ -47,7 +47,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     """A sign of an illness, where one rank said it first. words: the named groups of the sign's pattern.
 
     quoted: the line only mentions it (a comment, a README that was printed, a test's name): it proves nothing.
-    before, after: neighbours of the same stream, for the reader.
+    before, after: neighbours of the same stream, for the reader. beside: the line with the sign's second text, without which it would not count.
     """
 
     slug: str
@@ -60,6 +60,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     quoted: bool = False
     before: tuple[LogLine, ...] = ()
     after: tuple[LogLine, ...] = ()
+    beside: LogLine | None = None
 
 
 class LogFrame(msgspec.Struct, frozen=True):

@@ -9,10 +9,12 @@ from ddpdoctor.log_signs import LogSign, Role
 NEWER_SYSTEM: Final = LogSign(
     "version `GLIBC_2.",
     role=Role.HINTS,
-    pattern=r"version `(?P<wanted>GLIBC_2\.\d+)' not found \(required by (?!\S*/torch/lib/)\S*\.so",
-    why="The loader's words on the C library, which comes with the system: it was built on a newer one, and has to be built for this one",
+    pattern=r"^(?!/\S*/(?!python)[\w.-]+: ).*version `(?P<wanted>GLIBC_2\.\d+)' not found \(required by (?!\S*/torch/lib/)\S*\.so",
+    why="The loader's words on the C library, which comes with the system, to Python: it was built on a newer one, and has to be built for this one",
     source="glibc's ld.so; as reported in public",
 )
+RAISED: Final = r"^(?:E +)?(?:ModuleNotFoundError|ImportError): .*No module named '"
+"""Python's own line: what a library says of it, as it goes on without, isn't meant."""
 BUILT_ELSEWHERE: Final = (
     LogSign(
         ".so: undefined symbol: ",
@@ -24,7 +26,7 @@ BUILT_ELSEWHERE: Final = (
     LogSign(
         "ot compiled with GPU support",
         role=Role.HINTS,
-        pattern=r"[Nn]ot compiled with GPU support",
+        pattern=r"^(?:E +)?(?:(?:\w+\.)*\w+Error| *what\(\)): .*[Nn]ot compiled with GPU support",
         why="An extension's own words, mostly detectron2's and its kin's: it was built where there was no toolkit or no GPU",
         source="detectron2: layers/csrc; torchvision up to 0.5; as reported in public",
     ),
@@ -44,7 +46,7 @@ BUILT_ELSEWHERE: Final = (
     LogSign(
         "No module named '",
         role=Role.HINTS,
-        pattern=r"No module named '(?!(?:fused_layer_norm|mlp|fused_dense)_cuda')\w+_cuda'",
+        pattern=rf"{RAISED}(?!(?:fused_layer_norm|mlp|fused_dense)_cuda')\w+_cuda'",
         why="The compiled part of a package isn't there: it was installed without, or built for another Python",
         source="flash-attn, mamba and others, which call it so; Python's own words",
     ),

@@ -10,15 +10,26 @@ from ddpdoctor.log_signs import Role
 
 CRASHED: Final = "process-crashed"
 ABORTED: Final = "Aborted"
+SIGABRT: Final = "SIGABRT"
+WATCHDOG: Final = "watchdog thread terminated with exception"
+"""NCCL's watchdog then ends its process by SIGABRT; what the exception is follows on the same line."""
 BEHIND: Final = 60
 """Lines behind an exception, its message and other threads' stacks among them, within which an abort is of its process's end."""
 
 
 def without_aborts_that_follow(seen: Sequence[Sighting], raised: Sequence[Raised]) -> list[Sighting]:
-    """The sightings without a shell's or Python's word on an abort behind what its process lost, waited for or raised: C++ ends it so,
-    and what a process takes down at its end may."""
+    """The sightings without a shell's, Python's or torchrun's word on an abort behind what its process lost, waited for or raised: C++ ends it
+    so, and what a process takes down at its end may."""
     effects = [one.line for one in seen if one.role is Role.EFFECT]
     ends = [one.line for one in raised]
+    of_watchdogs = [one.line for one in seen if one.slug != CRASHED and WATCHDOG in one.line.text]
+    seen = [
+        one
+        for one in seen
+        if one.slug != CRASHED
+        or SIGABRT not in one.sign
+        or not any(_is_before(line, one.line) for line in of_watchdogs)
+    ]
     return [
         one
         for one in seen

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.facts.log import Log, LogLine
+from ddpdoctor.knowledge.log_exceptions import is_bare
 from ddpdoctor.knowledge.log_failures import Failure, Kind, stream
 from ddpdoctor.knowledge.log_illnesses import is_grave
 from ddpdoctor.knowledge.log_launching import STARTS_AGAIN, gives_up
@@ -27,7 +28,15 @@ _OF_A_PART: Final = re.compile(
 )
 """A thread, a task or a process of the script ends by it, and the script itself may go on."""
 _LOGGED: Final = re.compile(r"[^A-Za-z]{0,40}(?:[\w.]{1,60}[^A-Za-z]{1,10}){0,2}(?:ERROR|WARNING|WARN)(?![A-Za-z_])")
-"""What `logging.exception` writes before the traceback of an exception that the script has caught; what only informs announces none."""
+"""What `logging.exception` writes before the traceback of an exception that the script has caught."""
+_INFORMS: Final = re.compile(
+    r"[^A-Za-z]{0,40}(?:[\w.]{1,60}[^A-Za-z]{1,10}){0,2}(?:INFO|DEBUG)(?![A-Za-z_])"
+    r"(?=.*(?i:\b(?:fail\w*|fallback|fall\w* back|could ?n[o']t|cannot|can't|not (?:there|usable|found|available|installed|supported)"
+    r"|unavailable|missing|skip\w*|ignor\w+|without|disabled|retr(?:y|ies|ying)|error|exception)\b))"
+)
+"""A line that only informs may stand before any traceback; one that speaks of what isn't there announces it."""
+_OF_TORCH: Final = re.compile(r"\[[WEF]\d{3,4} |Traceback|  |(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)\b")
+"""What a process writes as it ends."""
 _IS_RAISED_AGAIN: Final = re.compile(r"\.engine\.train_loop\b.*: Exception during training:$")
 """detectron2's trainer logs it so, raises it again, and its hooks write how long the training took."""
 _IN_A_SENTENCE: Final = re.compile(
@@ -50,11 +59,14 @@ def announcement(before: Sequence[str]) -> str:
     line = before[0].strip()
     if _IS_RAISED_AGAIN.search(line):
         return ""
-    return line if any(one.match(line) for one in (_ENDS_NOTHING, _OF_A_PART, _LOGGED)) else ""
+    return line if any(one.match(line) for one in (_ENDS_NOTHING, _OF_A_PART, _LOGGED, _INFORMS)) else ""
 
 
-def only_announced(failure: Failure, failures: Sequence[Failure], last: LogLine | None) -> bool:
-    """Whether it is a traceback that its process got over, or an exception within a sentence of the script. last: the last line of its rank."""
+def only_announced(
+    failure: Failure, failures: Sequence[Failure], last: LogLine | None, steps: LogLine | None = None
+) -> bool:
+    """Whether it is a traceback that its process got over, or an exception within a sentence of the script. last: the last line of its
+    rank. steps: the line behind which the run takes steps, if it does."""
     announced = failure.raised.announced if failure.raised else ""
     if not announced and not (failure.kind is Kind.SAID and _IN_A_SENTENCE.match(failure.line.text)):
         return False
@@ -64,20 +76,40 @@ def only_announced(failure: Failure, failures: Sequence[Failure], last: LogLine 
         one.began.number
         for one in failures
         if one.kind is not Kind.SAID
+        and not (one.raised and one.raised.announced)
         and stream(one.line) == stream(failure.line)
         and one.began.order > failure.over.order
     ]
     enough = WENT_ON
     if last is not None and last.file == failure.over.file:
         later.append(last.number + 1)
-        enough = OF_A_FOOTER if _FOOTER.match(last.text) else WENT_ON
+        went_on = steps is not None and steps.order > failure.over.order and not _FOOTER.match(steps.text)
+        enough = OF_A_FOOTER if _FOOTER.match(last.text) and not went_on else WENT_ON
     return bool(later) and min(later) - failure.over.number > enough
 
 
 def got_over(failure: Failure, failures: Sequence[Failure], log: Log) -> bool:
     """The same, of the log itself."""
     last = next((one.line for one in log.last if one.rank == failure.line.rank), None)
-    return only_announced(failure, failures, last)
+    return only_announced(failure, failures, last, log.steps) or merely_labelled(failure, last, log)
+
+
+def merely_labelled(failure: Failure, last: LogLine | None, log: Log) -> bool:
+    """Whether it is an exception's line alone, behind a label like torch's own that the script puts before all it writes: that rank trains on.
+    last: the last line of its rank."""
+    over = failure.over
+    if (
+        failure.raised is None
+        or not is_bare(failure.raised)
+        or failure.rank is None
+        or last is None
+        or log.recurs is None
+    ):
+        return False
+    if _OF_TORCH.match(last.text) or last.file != over.file or last.number - over.number <= WENT_ON:
+        return False
+    started_again = any(over.order < one.line.order < last.order for one in log.exited)
+    return not started_again and over.order < log.recurs.order <= last.order
 
 
 def survived(log: Log, failures: Sequence[Failure]) -> tuple[LogLine, ...]:

@@ -12,7 +12,7 @@ from ddpdoctor.facts.log import Exited, Log
 ABORT: Final = 6
 CRASHES: Final = (4, 7, 8, ABORT, 11)
 """Signals by which a process ends through its own doing."""
-_KILL: Final = 9
+KILL: Final = 9
 _STOPPED: Final = "DUE TO "
 """The reason of Slurm's that ends a job from outside."""
 TERMINATIONS: Final = (1, 2, 15)
@@ -38,7 +38,7 @@ def endings(log: Log) -> list[Exited]:
     for one in log.exited:
         if one.exit_code == 0:
             continue
-        if stopped is not None and one.said_by == "srun" and signal_of(one) == _KILL and one.line.order > stopped:
+        if stopped is not None and one.said_by == "srun" and signal_of(one) == KILL and one.line.order > stopped:
             # What doesn't heed its SIGTERM, Slurm kills.
             one = msgspec.structs.replace(one, told_to=True)
         maybe = sorted({place for key in _keys(one) for place in places.get(key, ())})

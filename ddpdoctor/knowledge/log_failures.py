@@ -30,6 +30,7 @@ from ddpdoctor.knowledge.log_exceptions import (
 from ddpdoctor.knowledge.log_key_lists import with_lists_compared
 from ddpdoctor.knowledge.log_parts import without_parts_that_all_lack
 from ddpdoctor.knowledge.log_refusals import without_refusals_that_are_told
+from ddpdoctor.knowledge.log_refuted import builds_tried_again, without_refuted
 from ddpdoctor.knowledge.log_signals import with_signal
 from ddpdoctor.knowledge.log_waiting import without_waits_that_ended
 from ddpdoctor.knowledge.log_workers import without_ends_that_are_told
@@ -47,6 +48,7 @@ ABOUT: Final = 8
 OF_MORE: Final = ("srun", "kubernetes", "determined")
 """Where they name no rank, they speak of another launcher, a container or a job, which end so when a rank of theirs has failed."""
 
+_HEADER: Final = "Traceback (most recent call last)"
 _EXCEPTION: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
 """Of a rank's own, whose traceback isn't in the log."""
 _SKIPS: Final = re.compile(r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b")
@@ -128,11 +130,14 @@ def failures_of(log: Log) -> list[Failure]:
     real = [one for one in log.sightings if not one.quoted and one.role is not Role.NOISE]
     real = without_refusals_that_are_told(without_ends_that_are_told(without_parts_that_all_lack(real), log.raised))
     real = without_aborts_that_follow(with_lists_compared(without_waits_that_ended(real, log.last)), log.raised)
-    chains = list(_chains(log.raised))
+    real = without_refuted(real, log)
+    again = builds_tried_again(log)
+    real = [one for one in real if not any(one.line.order == each.line.order for each in again)]
+    chains = list(_chains(one for one in log.raised if one not in again))
     raised: list[Failure] = []
     taken: set[int] = set()
     for chain, until in chains:
-        within = [one for one in real if _is_within(one, chain, until)]
+        within = [one for one in real if _is_within(one, chain, until) and not _is_behind_rows(one, chain, log.exited)]
         if not is_from_outside(_root(chain)):
             # Behind an exception it is another's word, mostly a launcher's on what came of it.
             within = [one for one in within if one.slug != STOPPED]
@@ -242,10 +247,22 @@ def _is_within(seen: Sighting, chain: Sequence[Raised], until: int) -> bool:
     began, last = chain[0].began, chain[-1].line
     if stream(seen.line) != stream(last):
         return False
-    if began.number <= seen.line.number <= min(last.number + BEHIND, until - 1):
+    # A traceback may begin within a line that wasn't ended: what that says is of the one before.
+    first = began.number + (seen.line.text != began.text and began.text.rstrip(": ") == _HEADER)
+    if first <= seen.line.number <= min(last.number + BEHIND, until - (until != last.number)):
         return True
     # Of a sign that a rank says again, only the first place is known.
     return seen.times > 1 and seen.line.number < began.number and any(seen.sign in one.message for one in chain)
+
+
+def _is_behind_rows(seen: Sighting, chain: Sequence[Raised], exits: Sequence[Exited]) -> bool:
+    """Whether a line behind a launcher's exception stands in, or below, the table of the ranks that ended: that speaks of them."""
+    last = chain[-1]
+    if not is_of_launcher(last):
+        return False
+    return any(
+        one.line.file == last.line.file and last.line.number < one.line.number <= seen.line.number for one in exits
+    )
 
 
 def _is_about(line: LogLine, exited: Exited, others: Sequence[Exited]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Final
 
 from ddpdoctor.findings import FAIL
 from ddpdoctor.registry import Check, all_checks
@@ -44,6 +45,19 @@ def is_of_network(slug: str) -> bool:
     """Whether it keeps ranks from reaching each other."""
     known = check_of(slug)
     return known is not None and bool(known.groups & {"network", "meeting"})
+
+
+NOT_OF_A_HOST: Final = frozenset(
+    {"environment", "fleet", "hang", "log", "meeting", "network", "patient", "processes", "smoke", "torch"}
+)
+"""Facts of a run, of its settings, of Python's packages, or of several hosts."""
+
+
+@cache
+def is_of_host(slug: str) -> bool:
+    """Whether the host itself is sick, as by a GPU or a disk, whatever the run makes of it."""
+    known = check_of(slug)
+    return known is not None and not known.groups & NOT_OF_A_HOST
 
 
 @cache

@@ -115,6 +115,24 @@ HARMLESS: Final = (
         alone=True,
     ),
     HarmlessText(
+        "Skipping import of cpp extensions: ",
+        "torchao goes on without kernels of its own that don't fit this torch: only what needs them by name fails",
+        "torchao 0.13: torchao/__init__.py, as reported in public",
+        alone=True,
+    ),
+    HarmlessText(
+        "UserWarning: Plan failed with a",
+        "cuDNN tried one of several ways to compute a convolution, and torch goes on to the next: what is too much for all of them is raised",
+        "torch 2.3 to 2.6: aten/src/ATen/native/cudnn/Conv_v8.cpp",
+        alone=True,
+    ),
+    HarmlessText(
+        "UserWarning: gemm_and_bias error: ",
+        "cuBLASLt could not multiply so, and torch goes on without fusing: what fails then, too, is raised",
+        "torch 2.6 to 2.13: aten/src/ATen/cuda/CUDABlas.cpp, as reported in public",
+        alone=True,
+    ),
+    HarmlessText(
         "TypedStorage is deprecated",
         "announces a change in a later release",
         "torch 2.13.0: torch/storage.py",

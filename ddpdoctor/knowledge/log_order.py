@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.facts.log import Log, LogLine
-from ddpdoctor.knowledge.log_announced import only_announced
+from ddpdoctor.knowledge.log_announced import merely_labelled, only_announced
 from ddpdoctor.knowledge.log_exceptions import short_name
 from ddpdoctor.knowledge.log_failures import Failure, Kind, is_of, stream
 from ddpdoctor.knowledge.log_illnesses import is_about_others, is_certain, is_grave
@@ -23,21 +24,32 @@ LEAST: Final = 9
 """The weight of a hint at what would not even end a training."""
 LEADS: Final = 5
 """Failures of that weight and less lead if they came first."""
+ANY_EXCEPTION: Final = 1
+"""The code with which Python ends on whatever exception, those that a lost rank leads to among them."""
 
 
 SAY_LITTLE: Final = {"", "AssertionError", "RuntimeError", "SystemExit", "ImportError", "OSError"}
 """Exceptions by which a script gives up over something that another line says."""
 
 
+_OF_GPUS: Final = re.compile(r"(?i)\bn(?:um)?_?gpus?\b|\bgpus?\b|\bcuda\b|device_count")
+
+
 def says_much(failure: Failure) -> bool:
-    """Whether an exception needs no other line to explain it."""
-    return failure.raised is not None and short_name(failure.raised.exception) not in SAY_LITTLE
+    """Whether an exception needs no other line to explain it: neither one by which a script gives up, nor what comes of there being no
+    GPU, as `rank % torch.cuda.device_count()`."""
+    raised = failure.raised
+    if raised is None or short_name(raised.exception) in SAY_LITTLE:
+        return False
+    called = raised.frames[-1].code if raised.frames else ""
+    return not _OF_GPUS.search(f"{raised.message} {called}")
 
 
 class Course:
     """The course of a run: how far its lines are from each other."""
 
     def __init__(self, log: Log, failures: Sequence[Failure]) -> None:
+        self._log = log
         self._ranks = max(len(log.ranks), 1)
         self._failures = failures
         self._own = [
@@ -45,6 +57,7 @@ class Course:
         ]
         self._last = {one.rank: one.line for one in log.last}
         self._trains = log.trains
+        self._steps = log.steps
         self._ends = [one.line for one in failures if one.kind is Kind.ENDED]
         self._first = [one.exited for one in failures if one.exited and one.exited.first]
         times = [one.time for one in self._first if one.time is not None]
@@ -83,7 +96,8 @@ class Course:
 
     def only_announced(self, failure: Failure) -> bool:
         """Whether it is a traceback that was announced as one that need not end its process, and that it got over."""
-        return only_announced(failure, self._failures, self._last.get(failure.line.rank))
+        last = self._last.get(failure.line.rank)
+        return only_announced(failure, self._failures, last, self._steps) or merely_labelled(failure, last, self._log)
 
     def _ended_between(self, one: LogLine, later: LogLine) -> bool:
         return any(end.file != one.file or one.number <= end.number <= later.number for end in self._ends)
@@ -92,6 +106,15 @@ class Course:
         """Whether the launcher saw that rank end first; of several nodes' launchers each only knows its own ranks."""
         first = [one for one in self._first if self._first_end is None or one.time == self._first_end]
         return any(one is failure.exited or (failure.raised and is_of(failure.line, one)) for one in first)
+
+    def says_less(self, failure: Failure) -> bool:
+        """Whether it is a launcher's mere word that a rank ended, too, beside one that the same launcher saw end first, and that says why."""
+        exited = failure.exited
+        if exited is None or exited.first or exited.error or failure.signs or exited.exit_code != ANY_EXCEPTION:
+            return False
+        first = [one for one in self._first if one.line.file == exited.line.file and one.host == exited.host]
+        spoke = [one for one in self._own if not (self.outlived(one) or self.only_announced(one))]
+        return any(is_of(one.line, each) for one in spoke for each in first)
 
     def near(self, failure: Failure, lead: Failure) -> bool:
         """Whether words stand shortly before, or right behind, what its rank fell by."""
@@ -132,6 +155,8 @@ def weight(failure: Failure, course: Course) -> int:
         return 5
     if course.only_announced(failure) or (failure.kind is Kind.RAISED and course.outlived(failure)):
         return 7
+    if course.says_less(failure):
+        return 7
     if failure.is_ordinary:
         return 1
     if failure.kind is Kind.SAID:
@@ -156,8 +181,10 @@ def _are_mixed(one: Failure, other: Failure) -> bool:
 def lead_of(failures: Sequence[Failure], course: Course) -> Failure | None:
     """The one that leads; failures: without mere effects."""
     ended = {id(one) for one in failures if course.ended_first(one)}
+    # What a rank itself says tells more than its launcher's word on its end.
     ordered = sorted(
-        failures, key=lambda one: (weight(one, course), not (one.exited and id(one) in ended), one.line.order)
+        failures,
+        key=lambda one: (weight(one, course), not (one.exited and id(one) in ended) or one.explained, one.line.order),
     )
     if not ordered:
         return None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from shlex import quote
 from typing import Final, NamedTuple
 
 from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.findings import Fix
 from ddpdoctor.knowledge.log_sightings import said, word
+from ddpdoctor.knowledge.wrappers import WRITERS, prefix_parts
 from ddpdoctor.wording import listed, plural, ranks_named
 
 _LISTED: Final = re.compile(r"Process (\d+) has \d")
@@ -104,7 +106,7 @@ def _duplicate_gpu(seen: Sequence[Sighting], log: Log) -> Particulars:
         "Ranks are on MIG slices of one GPU, which NCCL takes for that GPU twice",
         (
             Fix("Run one rank on one slice: mostly NCCL can't connect slices", ("torchrun --nproc-per-node=1 train.py",)),
-            Fix("Or have MIG switched off, for ranks on whole GPUs", ("sudo nvidia-smi -mig 0",)),
+            Fix("Or have MIG switched off, for ranks on whole GPUs: that ends the slices of everybody on this host", ("sudo nvidia-smi -mig 0",)),
             Fix("Or try a release of NCCL of 2026, which connects slices if it is told to", ("export NCCL_MULTI_RANK_GPU_ENABLE=1",)),
         ),
         "NCCL tells GPUs apart by their PCI addresses, and slices of one GPU have the same.",
@@ -137,7 +139,61 @@ def _zombie_gpu_process(seen: Sequence[Sighting], log: Log) -> Particulars:
     )
 
 
+def _prefixed_by(prefix: str) -> str:
+    """Empty for a prefix of a known wrapper, of which the page tells."""
+    if all(part in WRITERS for part in prefix_parts(prefix)):
+        return ""
+    return f"The one state dict is of a module that holds the other one's as its {prefix.removesuffix('.')}: it fits only one built so."
+
+
+def _ckpt_module_prefix(seen: Sequence[Sighting], log: Log) -> Particulars:
+    """Where both lists of keys stand in the log, which prefix it is, and on which side."""
+    model, saved = word(seen, "model_prefix"), word(seen, "saved_prefix")
+    if saved and not model:
+        return Particulars(
+            f"The checkpoint's keys begin with {saved}, and the model's are the same without it",
+            (
+                Fix(
+                    "Take the prefix off, once for all",
+                    (f"ddpdoctor fix-checkpoint --strip-prefix {quote(saved)} FILE",),
+                ),
+                Fix(
+                    "Or while it is loaded",
+                    (f"model.load_state_dict({{k.removeprefix({saved!r}): v for k, v in state.items()}})",),
+                ),
+            ),
+            _prefixed_by(saved),
+        )
+    if model and not saved:
+        path = ["model", *model.removesuffix(".").split(".")]
+        inner = (f"{'.'.join(path)}.load_state_dict(state)",) if all(map(str.isidentifier, path)) else ()
+        return Particulars(
+            f"The model's keys begin with {model}, and the checkpoint's are the same without it",
+            (
+                Fix("Load it before the model is wrapped, or into the model within the wrapper", inner),
+                Fix(
+                    "Or put the prefix before the keys while it is loaded",
+                    (f"model.load_state_dict({{{model!r} + k: v for k, v in state.items()}})",),
+                ),
+            ),
+            _prefixed_by(model),
+        )
+    if not model:
+        return Particulars()
+    return Particulars(
+        f"The model's keys begin with {model}, and the same ones of the checkpoint with {saved}",
+        (
+            Fix(
+                "Put the one in the other's place while it is loaded",
+                (f"model.load_state_dict({{{model!r} + k.removeprefix({saved!r}): v for k, v in state.items()}})",),
+            ),
+            Fix("Or wrap the model, where it is loaded, as it was wrapped when it was saved"),
+        ),
+    )
+
+
 _OF: Final[dict[str, Callable[[Sequence[Sighting], Log], Particulars]]] = {
+    "ckpt-module-prefix": _ckpt_module_prefix,
     "gcc-too-new": _gcc_too_new,
     "apex-cuda-mismatch": _apex_cuda_mismatch,
     "cuda-home-missing": _cuda_home_missing,

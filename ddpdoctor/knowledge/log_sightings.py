@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import takewhile
@@ -15,10 +16,12 @@ from ddpdoctor.wording import listed
 
 NO_LOG: Final = "no log was read"
 MOST_VALUES: Final = 4
+MOST_BESIDE: Final = 2
 LONG: Final = 300
 """Characters of a line, as many as are shown of it."""
 BEGINNING: Final = 80
 BEFORE: Final = 60
+_OF_A_TRACEBACK: Final = re.compile(r"\s|File \"|Traceback ")
 
 
 def sightings(log: Log, slug: str) -> tuple[Sighting, ...]:
@@ -47,11 +50,17 @@ def said_by(seen: Iterable[Sighting]) -> int | None:
 
 
 def lines(log: Log, seen: Iterable[Sighting], most: int = 4) -> tuple[Evidence, ...]:
-    """The lines that they rest on, with file and number; one with several signs once."""
+    """The lines that they rest on, with file and number; one with several signs once. What another line alone makes certain stands
+    behind that one: settings that are printed long before, what the rank was doing."""
     different: dict[tuple[int, int], Sighting] = {}
+    beside: dict[str, LogLine] = {}
     for one in seen:
         different.setdefault((one.line.file, one.line.number), one)
-    return tuple(Evidence(_around(one), where(log, one.line)) for one in list(different.values())[:most])
+        if one.beside and not _OF_A_TRACEBACK.match(one.beside.text):
+            beside.setdefault(one.beside.text, one.beside)
+    said = [Evidence(_around(one), where(log, one.line)) for one in list(different.values())[:most]]
+    others = [line for line in beside.values() if (line.file, line.number) not in different]
+    return (*(Evidence(line.text[:LONG], where(log, line)) for line in others[:MOST_BESIDE]), *said)
 
 
 def _around(seen: Sighting) -> str:

@@ -15,7 +15,7 @@ from ddpdoctor.knowledge.log_attempts import attempts_of
 from ddpdoctor.knowledge.log_endings import TERMINATIONS, signal_of
 from ddpdoctor.knowledge.log_exceptions import is_alike, is_cut, is_of_launcher, kind_of
 from ddpdoctor.knowledge.log_failures import STOPPED, USER_ERROR, Failure, Kind, failures_of
-from ddpdoctor.knowledge.log_illnesses import is_grave, is_of_network
+from ddpdoctor.knowledge.log_illnesses import is_grave, is_of_host, is_of_network
 from ddpdoctor.knowledge.log_order import LEAST, Course, lead_of, says_much, weight
 from ddpdoctor.knowledge.log_programs import program_that_failed
 from ddpdoctor.knowledge.log_suspects import MOST, Place, Ranked, beside, chosen, ranked_suspects
@@ -31,6 +31,9 @@ NEXT: Final = 2
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
 _TRIES_ON: Final = re.compile(r"(?:.{0,160}?[ :])?\[W[\d ]|.{0,200}? NCCL INFO .*, retrying$")
 """A warning of torch's, or NCCL's word on a try that another one follows."""
+_COMPLETE: Final = re.compile(r"(?i)\btraining (?:(?:run|is|was|has) ){0,2}(?:completed?|finished|done)\b")
+_INCOMPLETE: Final = re.compile(r"(?i)\b(?:not|never|no|abnormally|with|errors?|fail\w*|early)\b|n't\b")
+"""What makes of a training's last words another end."""
 WHY_LEAD: Final = "it is what failed first, and no sign of an illness is in it"
 WHY_ANNOUNCED: Final = "its process went on after it, and nothing else in this log says why the run failed"
 WHY_LOST: Final = "a rank ended without a word, and this is what the others say of it"
@@ -139,9 +142,13 @@ def _of_attempt(log: Log) -> LogVerdict:
 
 
 def _only_warns(log: Log, failures: Sequence[Failure], course: Course) -> bool:
-    """Whether libraries only warn of what they try again, and fit an illness: where the log was cut, or the run goes on, nothing failed."""
+    """Whether libraries only warn of what they try again, and fit an illness: where the log was cut, or the run goes on, nothing failed. Or
+    whether the training has come to its end in spite of what was said, as a monitor may."""
     mere = all(one.kind is Kind.SAID and not one.names and _TRIES_ON.match(one.line.text) for one in failures)
-    return mere and not _last_errors(log, course)
+    said = all(one.kind is Kind.SAID and not one.effects for one in failures)
+    last = max((one.line for one in log.last), key=lambda line: line.order, default=None)
+    complete = said and last is not None and _COMPLETE.search(last.text) and not _INCOMPLETE.search(last.text)
+    return bool(mere or complete) and not _last_errors(log, course)
 
 
 def _others(lead: Failure, own: Sequence[Failure], log: Log, course: Course) -> tuple[Raised, ...]:
@@ -196,13 +203,18 @@ def _lost(effects: Sequence[Sighting]) -> tuple[Suspect, ...]:
 
 def _ended_well(log: Log, own: Sequence[Failure], failures: Sequence[Failure], course: Course) -> LogVerdict:
     """What it got over is no failure; warnings are something to tell of all the same."""
-    warnings = [one for one in own if one.kind is Kind.SAID and one.names and not is_grave(one.names[0].slug)]
+    warnings = [one for one in own if one.kind is Kind.SAID and one.names and _stays_sick(one.names[0].slug)]
     if not warnings:
         caught = {one.line for one in failures if not one.exited and (one.raised or one.names)}
         lines = sorted({*caught, *survived(log, failures)}, key=lambda line: line.order)
         return LogVerdict(outcome=Outcome.NOTHING, ended_well=True, survived=tuple(lines))
     suspects, also = chosen(ranked_suspects(warnings[0], warnings, course))
     return LogVerdict(outcome=Outcome.ILLNESS, suspects=suspects, lead=warnings[0].line, also=also, ended_well=True)
+
+
+def _stays_sick(slug: str) -> bool:
+    """Whether an illness is worth a word though the run went on."""
+    return not is_grave(slug) or is_of_host(slug)
 
 
 def _is_cut(failure: Failure) -> bool:
@@ -217,7 +229,9 @@ def _only_ended(log: Log, failures: Sequence[Failure], course: Course) -> LogVer
     """Nothing is known but that processes ended: told to, or by themselves, and their own words are elsewhere; or an exception without
     its traceback stands right before, or in the launcher's own words."""
     first = next((one for one in failures if one.exited and one.exited.first), failures[0])
-    if cause := _just_before(min((one.began for one in failures), key=lambda line: line.order), log, course):
+    # Those that the launcher ends, it may tell of before the one that failed.
+    told_of = [one.line for one in log.exited if one.line.file == failures[0].line.file]
+    if cause := _just_before(min(told_of, key=lambda line: line.order), log, course):
         lead = with_rank(msgspec.structs.replace(first, line=cause), log, failures)
         return LogVerdict(outcome=Outcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
     if first.exited and first.exited.first and _EXCEPTION.match(first.exited.error):

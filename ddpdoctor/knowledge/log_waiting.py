@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
 from ddpdoctor.facts.log import LastWords, Sighting
 
+SHOULD_DUMP: Final = 'Failed to check the "should dump" flag on TCPStore'
+_DONE: Final = re.compile(
+    r"(?i)(?!.*\b(?:epoch|step|iter|iteration|eval\w*|checkpoint)\b).*\b(?:(?:training|run|job|all) (?:is |was )?"
+    r"(?:finished|done|completed?)|final (?:model|weights)|finished training|done training)\b"
+)
+"""The last words of one who came to the end: whoever is a little slower then finds no store any more."""
 STILL_WAITING: Final[dict[str, int]] = {
     "Waiting in store based barrier to initialize process group for": 1,
     "has failed to send a keep-alive heartbeat to the rendezvous": 3,
-    'Failed to check the "should dump" flag on TCPStore': 4,
+    SHOULD_DUMP: 4,
 }
 """Texts of signs, and how often it must have been said to count. A healthy run in which a rank comes late says them, too, and goes on; or
 one whose first node, or rank, is done before the others, once or for each of the others, or each second until they are."""
@@ -18,10 +25,13 @@ one whose first node, or rank, is done before the others, once or for each of th
 
 def without_waits_that_ended(seen: Iterable[Sighting], last: Iterable[LastWords]) -> list[Sighting]:
     """The sightings without waits that are not the last words of who waited."""
-    ends = {one.rank: one.line.text for one in last}
+    every, words = list(seen), list(last)
+    ends = {one.rank: one.line.text for one in words}
+    if all(one.sign == SHOULD_DUMP for one in every) and any(_DONE.search(one.line.text) for one in words):
+        return []
     return [
         one
-        for one in seen
+        for one in every
         if one.sign not in STILL_WAITING
         or (one.sign in ends.get(one.line.rank, "") and one.times >= STILL_WAITING[one.sign])
     ]

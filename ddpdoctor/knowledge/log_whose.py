@@ -10,8 +10,8 @@ import msgspec
 
 from ddpdoctor.facts.log import Exited, Log, LogLine, Raised
 from ddpdoctor.knowledge.log_announced import got_over
-from ddpdoctor.knowledge.log_endings import CRASHES, endings, only, signal_of
-from ddpdoctor.knowledge.log_exceptions import is_of_launcher, short_name
+from ddpdoctor.knowledge.log_endings import CRASHES, KILL, endings, only, signal_of
+from ddpdoctor.knowledge.log_exceptions import is_of_launcher, is_within_launcher, short_name
 from ddpdoctor.knowledge.log_failures import Failure, Kind
 from ddpdoctor.knowledge.log_illnesses import is_grave
 from ddpdoctor.knowledge.log_order import Course, lead_of
@@ -34,14 +34,24 @@ SAYS_MORE: Final = 5
 """Lines behind an exception; its message may have some of its own."""
 NEXT: Final = 2
 """Lines."""
+OUT_OF_MEMORY: Final = {"host-oom-killed", "cgroup-memory-limit"}
+"""Illnesses of which the kernel kills a process."""
 SAY_THEIR_RANK: Final = {"unused-parameters", "ddp-param-mismatch", "Detected mismatch between collectives on ranks"}
 """Illnesses, and a sign, in whose words "rank" is the one that says them."""
 AGAIN: Final = 12
 """Lines behind an attempt that failed, by which it shows that another one goes on; a traceback of the launcher's isn't among them."""
-_MERELY_TOLD: Final = re.compile(r"\[W|.{0,200}? NCCL INFO ")
+_MERELY_TOLD: Final = re.compile(
+    r"\[W|.{0,200}? NCCL INFO |\S.{0,300}: \w*Warning: |[^A-Za-z]{0,40}(?:[\w.]{1,60}[^A-Za-z]{1,10}){0,2}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
+)
+"""Warnings and notices, of torch, NCCL, Python and loggers."""
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
-_OF_THE_HOST: Final = re.compile(r"\bkernel: |^\[ *\d+\.\d+\]|NVRM|\bXid\b|NVML|\bnfs: |AMD-Vi|\bAER: ")
-"""Words that aren't the training's: a GPU, a disk or the host is sick, whatever still goes on."""
+_ENDS_ITS_PROCESS: Final = re.compile(
+    r"Fatal Python error|terminate called|core dumped|[Ww]atchdog|Segmentation fault|received by PID"
+)
+"""Nobody goes on after it: steps behind it are another's."""
+_AT_THE_END: Final = re.compile(
+    r"(?i)\b(?:finished|done|saved?|saving|completed?|success\w*|exiting|goodbye|best|final)\b"
+)
 
 
 def with_rank(failure: Failure, log: Log, failures: Sequence[Failure]) -> LogLine:
@@ -55,6 +65,8 @@ def with_rank(failure: Failure, log: Log, failures: Sequence[Failure]) -> LogLin
         or _of_who_says_the_same(failure, log, failures)
         or _announced(failure, log)
         or _only_exit(failure, log, failures)
+        or _of_the_only_process(failure, log, failures)
+        or _of_who_was_killed(failure, log)
         or _of_who_fell_first(failure, log, failures)
     )
     rank = line.rank if line.rank is not None else _said_itself(failure)
@@ -206,10 +218,15 @@ def _of_who_says_the_same(failure: Failure, log: Log, failures: Sequence[Failure
 
 
 def _announced(failure: Failure, log: Log) -> Exited | None:
-    """The launcher's line just before a traceback that it prints for one of its processes."""
+    """The launcher's line just before a traceback that it prints for one of its processes; not that it ends another one."""
     began = failure.began
     return next(
-        (one for one in log.exited if one.line.file == began.file and 0 < began.number - one.line.number <= NEXT), None
+        (
+            one
+            for one in log.exited
+            if one.line.file == began.file and 0 < began.number - one.line.number <= NEXT and not one.told_to
+        ),
+        None,
     )
 
 
@@ -235,6 +252,29 @@ def _only_exit(failure: Failure, log: Log, failures: Sequence[Failure]) -> Exite
         if (one.rank not in heard if one.rank is not None else one.local_rank is not None and heard <= {None})
     ]
     return next((one for one in own if one.first), only(own))
+
+
+def _of_the_only_process(failure: Failure, log: Log, failures: Sequence[Failure]) -> Exited | None:
+    """Of a line without any label, as a DataLoader worker's: the one process that the launcher had. It lists all that failed, and says so of
+    those that it ends; and who has lost another one wasn't alone."""
+    line, raised = failure.line, failure.raised
+    ended = only(endings(log))
+    if ended is None or not (ended.first and ended.said_by == TELLS_OF_EVERY_END) or ended.rank is None:
+        return None
+    alone = set(log.ranks) <= {ended.rank} and (log.world_size or 1) == 1 and len(log.hosts) < 2
+    alone &= not any(one.is_effect and one.kind is not Kind.ENDED and not _launchers(one) for one in failures)
+    own = raised is None or not (is_of_launcher(raised) or is_within_launcher(raised))
+    unlabelled = line.rank is None and line.local_rank is None
+    return ended if alone and own and unlabelled and line.order < ended.line.order else None
+
+
+def _of_who_was_killed(failure: Failure, log: Log) -> Exited | None:
+    """Of a word of nobody's on a lack of memory, as Kubernetes': the one rank that its launcher saw killed first."""
+    line = failure.line
+    if line.rank is not None or line.local_rank is not None or not failure.slugs & OUT_OF_MEMORY:
+        return None
+    killed = [one for one in endings(log) if signal_of(one) == KILL and one.rank is not None and not one.told_to]
+    return only(one for one in killed if one.first) or only(killed)
 
 
 def _of_who_fell_first(failure: Failure, log: Log, failures: Sequence[Failure]) -> Exited | None:
@@ -297,10 +337,29 @@ def ended_well(log: Log, failures: Sequence[Failure]) -> bool:
 
 
 def _trained_on(failure: Failure, log: Log) -> bool:
-    """Whether the training, which can't do without any of its ranks, took many steps behind it."""
-    if log.trains is None or failure.over.file != log.trains.file or failure.over.order >= log.trains.order:
+    """Whether the training, which can't do without any of its ranks, took many steps behind it. What Python writes to a file it may
+    hold back until it ends, so that steps stand behind the exception that came after them."""
+    trains = log.trains
+    if trains is None or failure.over.file != trains.file or failure.over.order >= trains.order:
         return False
-    return failure.raised is not None or not _OF_THE_HOST.search(failure.line.text)
+    if failure.rank is not None and trains.rank not in (None, failure.rank):
+        return False
+    if failure.raised is None:
+        return not _ENDS_ITS_PROCESS.search(failure.line.text)
+    return _may_be_caught(failure.raised) or (_is_optional(failure.raised) and _comes_to_an_end(log))
+
+
+def _is_optional(raised: Raised) -> bool:
+    """Whether it is of an import, and nothing was called: scripts try them, and do without."""
+    return short_name(raised.exception) in ("ImportError", "ModuleNotFoundError") and all(
+        one.function == "<module>" or one.path.startswith("<") for one in raised.frames
+    )
+
+
+def _comes_to_an_end(log: Log) -> bool:
+    """Whether the last line is another one than a step: what is written when all is done."""
+    last = _last_words(None, log)
+    return last is not None and log.trains is not None and _AT_THE_END.search(last.text) is not None
 
 
 def _fell(said: Sequence[Failure], log: Log) -> bool:

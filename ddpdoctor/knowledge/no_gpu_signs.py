@@ -42,7 +42,8 @@ NCCL_SEES_NONE: Final = LogSign(
 BUILT_WITHOUT: Final = (
     LogSign(
         "torch.cuda.Stream requires CUDA support",
-        why="torch's own words for a build that lacks what torch.cuda.Stream is made of",
+        pattern=r"^(?!.{0,80}\b(?:WARN|WARNING|INFO|\w*Warning)\b).*torch\.cuda\.Stream requires",
+        why="torch's own words for a build that lacks what torch.cuda.Stream is made of; in a warning somebody goes on without it",
         source="torch 2.13.0: torch/cuda/streams.py; made to happen",
     ),
     LogSign(

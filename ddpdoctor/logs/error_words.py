@@ -82,7 +82,7 @@ _ANNOUNCES: Final = re.compile(
     r"(?=(?:\s*[\w'’@,()/-]+){4})[^:]{0,400}\b(?:an?|the|this|that|my|following|same|such|other|next)\b[^:]{0,80}\berrors?\b[^:]{0,40}:\s*$"
 )
 """A sentence of some words, with an article before its error."""
-_IGNORED: Final = re.compile(r"Exception ignored (?:in|on|while)\b")
+_IGNORED: Final = re.compile(r"Exception ignored (?:in|on|while)\b|.*UserWarning: Plan failed with an? ")
 _EXCEPTION: Final = re.compile(r"Traceback \(most|[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
 MOST_LEFT: Final = 8
 """Lines that are left of a traceback, where most of them were cut out."""
@@ -106,7 +106,7 @@ def _pattern(word: str) -> re.Pattern[str]:
         return re.compile(r"^g?make(?:\[\d+\])?: \*\*\* (?!Waiting for )(?!.*\(ignored\))")
     if word == "Killed":
         return re.compile(r"(?<!OOM)Killed")  # Kubernetes' reason is read by exits.py
-    before = r"(?<![a-z_-])" if word[0].islower() else r"(?<![A-Z_])" if word.isupper() else ""
+    before = r"(?<![a-z_-])(?<!\b[Nn]o )" if word[0].islower() else r"(?<![A-Z_])" if word.isupper() else ""
     after = r"(?![A-Za-z_=])" if word[-1].isalpha() and word.isupper() else ""
     figure = _NO_FIGURE if word.rstrip().endswith(":") else _NO_LOST_STORE if word == "Exception raised from " else ""
     return re.compile(before + re.escape(word.rstrip()) + after + figure)
@@ -127,7 +127,7 @@ def announces(text: str) -> bool:
 
 
 def is_ignored(before: Iterable[str]) -> bool:
-    """Whether an exception is one that Python says it has ignored, of whose traceback a paste has left something out. before: the lines
+    """Whether an exception is one that Python, or torch, says it has ignored, of whose traceback a paste has left something out. before: the lines
     before it, the nearest first."""
     for text in islice(before, MOST_LEFT):
         if _IGNORED.match(text):

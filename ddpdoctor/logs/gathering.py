@@ -53,6 +53,7 @@ class Seen:
     quoted: bool
     before: tuple[LogLine, ...] = ()
     after: list[LogLine] = field(default_factory=list)
+    beside: LogLine | None = None
     times: int = 1
 
 
@@ -310,6 +311,7 @@ def _sighting(seen: Seen, placing: Placing) -> Sighting:
         quoted=seen.quoted,
         before=placing.lines(seen.before),
         after=placing.lines(seen.after),
+        beside=placing.line(seen.beside) if seen.beside else None,
     )
 
 

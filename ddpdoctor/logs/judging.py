@@ -94,7 +94,7 @@ def judge_log(log: Log, host: Snapshot | None = None, *, watched: bool = False) 
     log = next((one for one in attempts_of(whole) if one.attempt == verdict.attempt), whole)
     snapshot = msgspec.structs.replace(host or Snapshot(host=""), log=log)
     helds = {one.slug: one for one in confirm(verdict, snapshot, watched=watched)} if host else {}
-    opinions = [each for one in verdict.suspects if (each := _opinion(one, snapshot, helds.get(one.slug)))]
+    opinions = [each for one in _told_apart(verdict) if (each := _opinion(one, snapshot, helds.get(one.slug)))]
     told = tuple(_with_own_line(one, verdict, log) for one in sorted(opinions, key=lambda one: _place(one.held)))
     beside = tuple(each for one in verdict.also if (each := _opinion(one, snapshot, None)))
     results = tuple(
@@ -108,6 +108,15 @@ def judge_log(log: Log, host: Snapshot | None = None, *, watched: bool = False) 
         opinions=told,
         also=beside,
     )
+
+
+def _told_apart(verdict: LogVerdict) -> list[Suspect]:
+    """The suspects, without those that rest on the same lines for the same reason as one before: nothing would tell the two apart."""
+    different: list[Suspect] = []
+    for one in verdict.suspects:
+        if not any((one.why, one.sightings) == (other.why, other.sightings) for other in different):
+            different.append(one)
+    return different
 
 
 def _with_own_line(opinion: Opinion, verdict: LogVerdict, log: Log) -> Opinion:

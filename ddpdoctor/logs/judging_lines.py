@@ -19,12 +19,12 @@ from ddpdoctor.logs.error_words import announces, is_ignored, is_name_alone, onl
 from ddpdoctor.logs.exits import exits_said
 from ddpdoctor.logs.facts_said import learn
 from ddpdoctor.logs.gathering import MOST_ERRORS_OF_A_RANK, Gathered, Seen
-from ddpdoctor.logs.labels import Labelled, Style, process_of, tags_output, unlabelled, without
+from ddpdoctor.logs.labels import Labelled, Style, process_of, tags_output, unended_before, unlabelled, without
 from ddpdoctor.logs.mentions import mentioned
 from ddpdoctor.logs.prefixes import prefix_before
 from ddpdoctor.logs.routine import Counted
 from ddpdoctor.logs.streams import LOOK_AHEAD, MOST_OPEN, MOST_PENDING, NEIGHBOURS_BEFORE, QUOTED_APART, Stream, Waiting
-from ddpdoctor.logs.surroundings import is_all_of_it, is_of_others, is_only_shown, tells_of, unquoted
+from ddpdoctor.logs.surroundings import ends_its_process, is_all_of_it, is_of_others, is_only_shown, tells_of, unquoted
 from ddpdoctor.logs.tracebacks import FRAME, HEADER, Assembler, bare, is_frame
 from ddpdoctor.logs.vocabulary import Sign, Vocabulary, Wanted
 
@@ -47,6 +47,8 @@ class Place(NamedTuple):
 
 
 _EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
+_BEHIND_ANOTHER: Final = re.compile(r"[ |]|[0-9a-f]{7}")
+"""Lines that the one above may tell the meaning of."""
 _OF_HOOK: Final = re.compile(rb"[^\n]{0,200}?\[rank\d{1,6}\]: ?[A-Za-z_][\w.]*: ")
 
 
@@ -71,9 +73,9 @@ class LineJudge:
         self._number = number
         """Which line of the file a line that was read is from."""
         self._streams: dict[tuple[int | None, int | None, str], Stream] = {}
-        self._nobodys_near: dict[int, int] = {}
-        """In which line that no rank's label stands before (NCCL's, a container's) a text was last seen that makes others certain."""
-        self._anybodys_near: dict[int, int] = {}
+        self._nobodys_near: dict[int, LogLine] = {}
+        """The line that no rank's label stands before (NCCL's, a container's) in which a text was last seen that makes others certain."""
+        self._anybodys_near: dict[int, LogLine] = {}
         """The same of lines of any rank."""
         self._headless: Stream | None = None
         """Of nobody, where its latest line is a frame that no header stands before."""
@@ -120,7 +122,10 @@ class LineJudge:
         """From a traceback's first line, if that has one: whatever stands before it in the same way before the frame below."""
         end = spot.text.find(b"\n", spot.start)
         below = spot.text[end + 1 : end + 1 + MOST_OF_A_LINE].partition(b"\n")[0] if end >= 0 else b""
-        if found := prefix_before(piece.decode("utf-8", "replace"), below.decode("utf-8", "replace"), self.style):
+        begin = spot.text.rfind(b"\n", 0, max(spot.start - 1, 0)) + 1
+        above = spot.text[begin : max(min(begin + MOST_OF_A_LINE, spot.start - 1), begin)]
+        header, under, over = (one.decode("utf-8", "replace") for one in (piece, below, above))
+        if found := prefix_before(header, under, self.style, over):
             self._prefix = found
             self._labelled_back.clear()
 
@@ -152,6 +157,14 @@ class LineJudge:
         if HEADER.encode() in piece:
             self._learn_prefix(spot, piece)
             labelled = self.labelled(piece)
+            text = piece.decode("utf-8", "replace")
+            unended = "" if labelled.logger else unended_before(text)
+            if self.labelled(unended.encode()).text.strip():
+                own = [hit for hit in hits if self._vocabulary.words[hit] in unended]
+                waiting = self.read(spot, unended.encode(), head, own, waiting=waiting).waits or waiting
+                hits = [hit for hit in hits if hit not in own]
+                behind = self.labelled(text[len(unended) :].encode())
+                labelled = labelled if behind.rank is None else behind
         if head and labelled.rank is None and labelled.local_rank is None and not labelled.host:
             labelled = head._replace(text=labelled.text, time=labelled.time or head.time)
         stream = self._stream(labelled)
@@ -205,14 +218,14 @@ class LineJudge:
             if wanted:
                 taken |= self._wanted(spot, stream, line, vocabulary.words[hit], wanted)
             if hit in vocabulary.nears:
-                stream.near[hit] = self._anybodys_near[hit] = line.number
+                stream.near[hit] = self._anybodys_near[hit] = line
                 if stream.nobodys:
-                    self._nobodys_near[hit] = line.number
+                    self._nobodys_near[hit] = line
         for hit in hits:
             for sign in vocabulary.signs[hit]:
                 taken |= self._sign(spot, stream, line, sign, self.counted.setdefault(hit, []))
         for hit in hits:
-            self._settle(stream, hit, line.number)
+            self._settle(stream, hit, line)
         if speaks_of_error and not taken and gathered.wants_error(line):
             self._error(spot, stream, line, hits)
 
@@ -242,7 +255,9 @@ class LineJudge:
             stream.quoting = line.number
             return False
         if len(stream.open) < MOST_OPEN:
-            before = [] if is_headless else [one.text for one in self._before(spot, line)[::-1]]
+            # The line of an exception that was logged is the end of its traceback, and announces no other one.
+            unannounced = is_headless or stream.follows_an_exception
+            before = [] if unannounced else [one.text for one in self._before(spot, line)[::-1]]
             logger = "" if is_headless else self._loggers.get(id(stream), "")
             if logger and tags_output(logger):
                 before = [without(logger).sub("", one, count=1) for one in before]
@@ -272,15 +287,18 @@ class LineJudge:
                 return False
             words = {name: word for name, word in found.groupdict().items() if word}
         others = self._anybodys_near if sign.sign.anywhere else self._nobodys_near
-        near = max(stream.near.get(sign.near, -1), others.get(sign.near, -1)) if sign.near >= 0 else line.number
-        is_near = near >= 0 and line.number - near <= (sign.sign.within or self._near)
+        nears = [one for one in (stream.near.get(sign.near), others.get(sign.near)) if one]
+        near = max(nears, key=lambda one: one.number, default=None)
+        is_near = sign.near < 0 or (near is not None and self._is_beside(line, near, sign))
         if is_near and (seen := self._gathered.again(sign, line)):
             counted.append(seen)
             return True
         quoted = self._quoted(spot, line, sign.sign.text)
         quoted |= sign.sign.role is not Role.EFFECT and only_informs(line.text)
         if is_near:
-            self._keep(spot, stream, self._timed(spot, stream, line), sign, words, quoted=quoted)
+            seen = self._keep(spot, stream, self._timed(spot, stream, line), sign, words, quoted=quoted)
+            if seen:
+                seen.beside = near
             return True
         waiting = stream.pending.setdefault(sign.near, [])
         if len(waiting) >= MOST_PENDING:
@@ -297,13 +315,16 @@ class LineJudge:
             stream.wanting.append((seen.after, line.number + LOOK_AHEAD))
         return seen
 
-    def _settle(self, stream: Stream, near: int, number: int) -> None:
+    def _is_beside(self, line: LogLine, other: LogLine, sign: Sign) -> bool:
+        return line.number - other.number <= (sign.sign.within or self._near)
+
+    def _settle(self, stream: Stream, near: int, line: LogLine) -> None:
         """That text was seen: sightings that waited for it count now."""
         for one in stream.pending.pop(near, ()):
-            if number - one.line.number <= (one.sign.sign.within or self._near) and not self._gathered.again(
-                one.sign, one.line
-            ):
-                self._gathered.sighting(one.sign, one.line, one.words, one.quoted)
+            if not self._is_beside(line, one.line, one.sign) or self._gathered.again(one.sign, one.line):
+                continue
+            if seen := self._gathered.sighting(one.sign, one.line, one.words, one.quoted):
+                seen.beside = line
 
     def _error(self, spot: Spot, stream: Stream, line: LogLine, hits: dict[int, None]) -> None:
         words = [self._vocabulary.words[hit] for hit in hits if Wanted.ERROR in self._vocabulary.wanted[hit]]
@@ -335,13 +356,14 @@ class LineJudge:
         return line
 
     def _uncaught(self, spot: Spot, line: LogLine) -> Raised | None:
-        """The exception, without its traceback, before which torch's own hook has put the rank: nobody has caught it; or a mistake's of
-        which somebody reports."""
+        """The exception, without its traceback, before which torch's own hook has put the rank, or behind which its process ends: nobody has
+        caught it; or a mistake's of which somebody reports."""
         if not _EXCEPTION.match(line.text):
             return None
         name, _, message = line.text.partition(":")
         raised = Raised(exception=name, message=message.strip(), line=line, began=line)
-        if not (_OF_HOOK.match(spot.text, spot.start) or (is_mistake(raised) and is_all_of_it(spot.text))):
+        caught = not (_OF_HOOK.match(spot.text, spot.start) or ends_its_process(spot.text, spot.start))
+        if caught and not (is_mistake(raised) and is_all_of_it(spot.text, spot.start)):
             return None
         self._bare[line.rank] += 1
         return raised if self._bare[line.rank] <= MOST_ERRORS_OF_A_RANK else None
@@ -356,8 +378,8 @@ class LineJudge:
     def _quoted(self, spot: Spot, line: LogLine, literal: str) -> bool:
         if is_only_shown(*spot, line.text):
             return True
-        # Only an indented line can be the code of a frame above it.
-        previous = next(self._back(spot, line), None) if line.text[:1] in (" ", "|") else None
+        # Only an indented line can be the code of a frame above it, and only a hash another line's.
+        previous = next(self._back(spot, line), None) if _BEHIND_ANOTHER.match(line.text) else None
         told = tells_of(spot.text, line.text, literal)
         return mentioned(line.text, literal, previous.text if previous else "", told=told)
 

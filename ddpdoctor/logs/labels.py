@@ -44,6 +44,8 @@ class Style(NamedTuple):
     """mpirun -l of MPICH and Intel MPI: "[3] "."""
     pods: bool = False
     """Loki, stern: "train-worker-3 "."""
+    rounds: bool = False
+    """A script's own "(rank 3) ", which may be a matrix's, too."""
     quoted: bool = False
     """A mail or an issue that quotes a log: "> "."""
     container: str = ""
@@ -60,7 +62,6 @@ _SURE: Final = re.compile(
     | \[pod/(?P<pod>[^\]/\s]{1,253})(?:/[^\]\s]{1,253})?\][ ]?
     | [Rr](?:ANK|ank)[ =](?P<named>\d{1,6})[ ]?(?:\||:)[ ]
     | \[[Rr](?:ANK|ank)[ =:]?[ ]?(?P<inner>\d{1,6})\]:?[ ]
-    | \([Rr](?:ANK|ank)[ =:]?[ ]?(?P<round>\d{1,6})\):?[ ]
     """,
     re.VERBOSE,
 )
@@ -75,6 +76,7 @@ _POD: Final = re.compile(
 _QUOTE: Final = re.compile(r">(?: |$)")
 _BRACKET: Final = re.compile(r"\[(?P<number>\d{1,6})\](?! ?(?:[\w/.]{1,60}:\d+ )?(?:\(\w+\) )?NCCL ) ?")
 """Not NCCL's number of a GPU, before which a paste has cut off the host."""
+_ROUND: Final = re.compile(r"\([Rr](?:ANK|ank)[ =:]?[ ]?(?P<number>\d{1,6})\):? ")
 _NUMBER: Final = re.compile(r" {0,6}(?P<number>\d{1,6}): ?")
 _SERVICE: Final = re.compile(
     r"(?!(?:TRACE|DEBUG|INFO|SUCCESS|WARNING|ERROR|CRITICAL)\b)(?P<service>[A-Za-z][\w.-]{0,80}) +\| ?"
@@ -144,7 +146,6 @@ def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (im
                 or found["mpi"]
                 or found["named"]
                 or found["inner"]
-                or found["round"]
                 or found["sagemaker"]
                 or found["there"]
             )
@@ -162,6 +163,9 @@ def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (im
             continue
         if first == "(" and not host and (found := _RAY.match(line)):
             line, host, said_by = line[found.end() :], found["worker"], said_by or "ray"
+            continue
+        if style.rounds and first == "(" and (found := _ROUND.match(line)):
+            line, rank = line[found.end() :], int(found["number"]) if rank is None else rank
             continue
         if style.brackets and first == "[" and rank is None and task is None and (found := _BRACKET.match(line)):
             line, rank, said_by = line[found.end() :], int(found["number"]), said_by or "mpirun"
@@ -228,6 +232,12 @@ def _of_output(line: str) -> tuple[str, str, int | None]:
     return line, "", rank
 
 
+def unended_before(line: str) -> str:
+    """Of a line in which a traceback begins behind another line that wasn't ended, that other line; else nothing."""
+    found = _GLUED.search(line) if HEADER in line else None
+    return line[: found.start() + 1] if found else ""
+
+
 def tags_output(logger: str) -> bool:
     """Whether it surely tags whatever a program writes: what it logs as an error may be one that the program has caught."""
     return "INFO" in logger or "stderr" in logger
@@ -266,6 +276,10 @@ class _Numbers:
         """Whether there is more than one of them."""
         return len(self._of) > 1
 
+    def begin_at_0(self) -> bool:
+        """Whether there are several, one of them 0, and hardly any is missing."""
+        return self.several and self._of[0] > 1 and max(self._of) < 2 * len(self._of)
+
     def are_ranks(self, lines: int, *, mixed: bool = False) -> bool:
         """Of so many lines. mixed: only if they are in no order; epochs are in theirs."""
         numbers, total = self._of, self._of.total()
@@ -290,6 +304,7 @@ class StyleFinder:
         self.are_tasks = False
         """Behind the numbers stands what only torchrun says, or torch's own label with another one."""
         self._brackets = _Numbers()
+        self._rounds = _Numbers()
         self._services: Counter[str] = Counter()
         self._nodes: Counter[str] = Counter()
         self._sure_nodes: set[str] = set()
@@ -318,6 +333,9 @@ class StyleFinder:
         elif found := _BRACKET.match(line):
             self._brackets.add(int(found["number"]))
             return
+        elif found := _ROUND.match(line):
+            self._rounds.add(int(found["number"]))
+            return
         if (found := _SERVICE.match(line)) and len(self._services) < 4096:
             self._services[found["service"]] += 1
         elif (found := _NODE.match(line)) and len(self._nodes) < 4096:
@@ -343,6 +361,7 @@ class StyleFinder:
             services=services and len(self._services) * 2 < self._services.total(),
             nodes=self._most(self._nodes, self._sure_nodes),
             brackets=self._brackets.are_ranks(self._lines, mixed=True),
+            rounds=self._rounds.are_ranks(self._lines) or self._rounds.begin_at_0(),
             pods=pods,
             container=next(iter(self._containers)) if one else "",
         )

@@ -22,14 +22,24 @@ _RUNS: Final = re.compile(
     | \ *\d{1,6}\t                                                       # a listing by cat -n
     | \s*-{1,2}[A-Za-z][\w-]*(?:[ =,]|$)                                 # the help of a command
     | \s*(?:[-*]\ \[[ x]\]|\d+\.\ |[-*]\ |FAILED\ |ERROR\ )?\[?[^\s:]*\.py::              # a test's name
-    | (?:[*|]\ )*(?:commit\ )?[0-9a-f]{7,40}\ (?!\[)(?:\(.*\)\ )?[A-Z]     # a commit's title
-    | (?:[*|]\ )*(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7,12}\ (?:\(.*\)\ )?[a-z][\w-]*[\s:(!/]    # ... in small letters
+    | (?:[*|]\ )*commit\ [0-9a-f]{7,40}\ (?!\[)(?:\(.*\)\ )?[A-Z]          # a commit's title
     | \s*(?:async\ )?(?:def|class)\ \w+
     | \s*except\ [\w.,\ ()*]+(?:\ as\ \w+)?:\s*$
     | \s*(?:raise\ \w|assert\ \S|print\(|return\ ["'(]|throw\ |log(?:ger|ging)?\.\w+\(|warnings?\.warn)
     """,
     re.VERBOSE,
 )
+_COMMIT: Final = re.compile(
+    r"""(?:[*|]\ )*(?P<hash>[0-9a-f]{7,10}|[0-9a-f]{40})\ (?!\[)(?:\(.*\)\ )?
+    (?: [A-Z]
+    | (?:feat|fix|docs|style|refactor|perf|tests?|build|ci|chore|revert)(?:\([^)]*\))?!?:
+    | [a-z]\w*[A-Z]\w*:                                     # a name in a library
+    | [a-z][\w-]*[\s(!/]
+    )
+    """,
+    re.VERBOSE,
+)
+"""The title of a commit as git log lists it; the id of a container is longer."""
 _GREP: Final = re.compile(
     r"(?:\./)?[\w./+-]+\.(?:py|pyi|md|rst|cc|cpp|cu|cuh|c|h|hpp|sh|ya?ml|toml|json|ipynb)[:-]\d+[:-](?!\d+:)"
     r"(?!\s*(?:\w*(?:Warning|Error|Exception)|warning|error|fatal error|note)\b|[^:]*: block: \[\d)"
@@ -54,11 +64,24 @@ _QUOTATION: Final = re.compile(
 """A string in a program, indented, or a sentence that begins with a quotation; not the field of a structured log."""
 _SETTING: Final = re.compile(
     r"\s*(?:- )?(?!\w*(?:message|msg|err|errors?|reason|log|exc|exception|text|detail|output|stdout|stderr|stack|status|event|fatal|what|line)s?:)"
-    r"[a-z][a-z0-9_-]*: (?P<quote>[\"'])(?P<value>.*)(?P=quote)\s*(?:#.*)?$"
+    r"(?P<key>[a-z][a-z0-9_-]*): (?P<quote>[\"'])(?P<value>.*)(?P=quote)\s*(?:#.*)?$"
 )
-"""A line of a configuration in YAML; not of a program's message."""
+"""A line in YAML: of a configuration, or of what some system keeps on a job."""
+_OF_A_RULE: Final = re.compile(
+    r"(?:^|[_-])(?:retr(?:y|ies)|on|when|if|match(?:es)?|patterns?|regexp?|grep|search|contains|ignored?|skip|exclude|include|allow|filter|expect(?:ed|s)?"
+    r"|expr|alert|rule|polic(?:y|ies)|triggers?|catch|handle|name|title|test|example|raises)(?:$|[_-])"
+)
+"""The key of what is to be looked for, or done about it."""
+_DESCRIBES: Final = re.compile(r"\s.*?(?:description|summary|annotations?|hint|notes?|help|comment|info|docs?)\b")
+"""The key of what is said on a rule among others."""
+_BEGINS: Final = re.compile(
+    r"\W*(?:\[?rank\d+\]?: )?(?:Traceback |(?:\w+ )?[\w.]*(?:[Ee]rror|Exception|Interrupt|FATAL|ERROR|WARN)\b)"
+)
+"""As a program's words on a failure begin."""
 _COMMENT: Final = re.compile(r"\S {2,}# |\s*(?:[a-z][a-z0-9_-]*: |[A-Z][A-Z0-9_]+=)\S.* # ")
 """Before a comment behind some code or a setting."""
+_ROW: Final = re.compile(r"\s*\w[\w.-]*(?: {2,}\w[\w./%-]*){2,} {2,}# ")
+"""A table's row, whose last column has its mark as its head has."""
 _CODE: Final = re.compile(r"""(?:\b(?:match|help|pattern|expected) ?=|\bin|[=!]=) ?[rfb]?["'][^"']*$""")
 _AFTER: Final = re.compile(
     r"""["'`]?\ ?(?:error\ |message\ )?(?:means\b|happens\ (?:when|if)|occurs\ (?:when|if)|["'`]\ +in\ )"""
@@ -74,22 +97,32 @@ def mentioned(text: str, literal: str, previous: str = "", *, told: bool = False
     what stands between backticks."""
     if _is_code_of(previous, text):
         return True
-    if _RUNS.match(text) or _GREP.match(text):
+    if _RUNS.match(text) or _GREP.match(text) or _is_title(previous, text):
         return True
     quotation = _QUOTATION.match(text)
     if quotation and any(literal in each for each in quotation.groups() if each):
         return True
     setting = _SETTING.match(text)
     if setting and literal in setting["value"]:
-        return True
+        says = setting["value"].startswith(literal) or _BEGINS.match(setting["value"])
+        if not says or _OF_A_RULE.search(setting["key"]) or _DESCRIBES.match(text, 0, setting.end("key")):
+            return True
     at = text.find(literal)
     before, after = text[: max(at, 0)], text[max(at, 0) + len(literal) :]
     if not told and before.count("`") % 2 and "`" in after:
         return True
-    if _AFTER.match(after) or _CODE.search(before) or _COMMENT.search(before):
+    if _AFTER.match(after) or _CODE.search(before):
+        return True
+    if _COMMENT.search(before) and not _ROW.match(before):
         return True
     found = _BEFORE.search(before)
     return bool(found) and not _SPEAKS.search(before, 0, found.start() if found else 0)
+
+
+def _is_title(previous: str, text: str) -> bool:
+    """Whether it is a commit's in git's log, in which no two lines begin with the same hash."""
+    found = _COMMIT.match(text)
+    return found is not None and not previous.startswith(found["hash"])
 
 
 def _is_code_of(frame: str, text: str) -> bool:

@@ -11,14 +11,17 @@ from ddpdoctor.logs.tracebacks import HEADER
 _MOST: Final = 80
 """Characters of a prefix."""
 _FRAME: Final = '  File "'
+_SUMS_UP: Final = re.compile(r"(?P<own>\S.*?) {2,}\| *$")
+_OF_GREP: Final = re.compile(r"(?P<name>[\w./+@=-]+\.(?:log|txt|out|err|[oe]\d+))[-:](?:\d+[-:])?$")
 _ENDS: Final = re.compile(r"[\s\])}>:|#]+")
 _NONE: Final = re.compile(r"\W*$|E +$|.*\b(?:WARN|WARNING|DEBUG)\b| *\d+\t")
 """Indentation, quotation and comments; pytest's own; a logger's level that says it was caught; a listing by cat -n."""
 
 
-def prefix_before(header: str, below: str, style: Style) -> re.Pattern[str] | None:
+def prefix_before(header: str, below: str, style: Style, above: str = "") -> re.Pattern[str] | None:
     """What stands before the first line of a traceback, and in the same way before its first frame, which is the line below: as a
-    pattern, since there may be numbers and clocks in it. None where there is no such thing."""
+    pattern, since there may be numbers and clocks in it. None where there is no such thing; nor where a summary shows, behind the prefix
+    that the line above has, too, a part of the traceback of which that line tells."""
     at = header.find(HEADER)
     if not 0 < at <= _MOST or unlabelled(below, style).text.lstrip().startswith(_FRAME.strip()):
         return None  # It has labels, or is indented.
@@ -26,8 +29,17 @@ def prefix_before(header: str, below: str, style: Style) -> re.Pattern[str] | No
     for end in (*ends, at):
         prefix = header[:end]
         if unlabelled(header[end:], style).text.startswith(HEADER) and not _NONE.match(prefix):
-            pattern = re.compile(re.sub(r"\d+", r"\\d+", re.escape(prefix)))
+            if (sums_up := _SUMS_UP.match(prefix)) and above.startswith(sums_up["own"]) and "|" not in above:
+                return None
+            pattern = re.compile(_pattern(prefix))
             found = pattern.match(below)
             is_frame = found and unlabelled(below[found.end() :], style).text.startswith(_FRAME)
             return pattern if is_frame else None
     return None
+
+
+def _pattern(prefix: str) -> str:
+    """What matches it with whatever numbers; grep's before a hit, and before the lines around one."""
+    if found := _OF_GREP.match(prefix):
+        return rf"{re.escape(found['name'])}(?:[-:]\d+[-:]|[-:])"
+    return re.sub(r"\d+", r"\\d+", re.escape(prefix))

@@ -77,8 +77,10 @@ class FileScan:
             self._take(BLOCK)
 
     def _take(self, size: int) -> None:
-        """Searches so much of what is held, or less: whole lines, if it holds one."""
+        """Searches so much of what is held, or less: whole lines, if it holds one; of the last, all, though nothing ends its last line."""
         taken = self._pieces.rfind(b"\n", 0, size) + 1 or min(size, len(self._pieces))
+        if self._ends and len(self._pieces) <= size:
+            taken = len(self._pieces)
         self._block(bytes(memoryview(self._pieces)[:taken]))
         del self._pieces[:taken]
 

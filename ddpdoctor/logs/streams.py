@@ -50,8 +50,8 @@ class Stream:
     """The latest line of a traceback that is only quoted."""
     wanting: list[tuple[list[LogLine], int]] = field(default_factory=list)
     """Lists that want the next lines, and the number of the line from which on they want none."""
-    near: dict[int, int] = field(default_factory=dict)
-    """In which line a text was last seen that makes others certain."""
+    near: dict[int, LogLine] = field(default_factory=dict)
+    """The line in which a text was last seen that makes others certain."""
     pending: dict[int, list[Waiting]] = field(default_factory=dict)
     raised: Raised | None = None
     """The exception that just ended, as long as another may follow."""
@@ -70,6 +70,11 @@ class Stream:
     def waits(self) -> bool:
         """Whether it wants to see the next lines, whatever they say."""
         return bool(self.open or self.wanting or self.raised or self.table)
+
+    @property
+    def follows_an_exception(self) -> bool:
+        """Whether the line at hand is the next one behind an exception's own."""
+        return self.raised is not None and self.raised_lines == 1
 
     def with_time(self, line: LogLine) -> LogLine:
         """The line with the stream's time, if it has none."""

@@ -27,6 +27,11 @@ _OF_A_RUN: Final = re.compile(
 _OF_MORE: Final = re.compile(
     rb"Traceback \(most recent|File \"|torch[./]distributed[./]|srun: |exit ?code", re.IGNORECASE
 )
+_LEAVES: Final = re.compile(
+    rb"[^\n]*\n(?:(?:\[[^\]\n]{1,40}\]:? ?)?wandb:[^\n]*\n|[ \t\r]*\n){1,60}"
+    rb"[^\n]{0,200}?\](?: \[\w+\])? (?:Sending process \d+ closing signal SIG|failed \(exitcode: )"
+)
+"""wandb sums a run up as its process ends."""
 _PAGE: Final = re.compile(
     rb"(?i)^#+ [^\n]{0,60}\b(?:faq|troubleshooting|known issues|change ?log|release notes)\b", re.MULTILINE
 )
@@ -54,12 +59,41 @@ _TELLS: Final = re.compile(
     r"|hits?|encounter(?:s|ed|ing)?|report(?:s|ed)|crash(?:es|ed)|dies|died|errors?|issue|problem|exception)\b[^`]{0,80}`"
 )
 """What a report says before words that it quotes."""
+_SAYS: Final = re.compile(
+    r"(?i)\b(?:see(?:ing|s)?|saw|shows?|showed|prints?|printed|says?|said|writes?|wrote|stop(?:s|ped)|end(?:s|ed)|exit(?:s|ed)|abort(?:s|ed)|breaks?|broke"
+    r"|leads? to|led to|results? in|resulted in|receive[sd]?|meets?|met|face[sd]?|facing|following|because of|due to|caused by|solve)\b[^`]{0,80}$"
+)
+"""The same before words that begin as a program's."""
+_COMES: Final = re.compile(
+    r"\W{0,3}(?:(?:error|exception|message)\W)?(?:occurs?|happens|appears|pops up|comes up|shows up)\b"
+)
+"""Behind them."""
 _IN_GENERAL: Final = re.compile(
     r"(?i)\b(?:(?:if|when(?:ever)?|in case) (?:you|one|users?|it|this) (?:sees?|gets?|encounters?|hits?|runs? into|fails? with|dies? with)\b"
     r"|(?:you|users|one|it) (?:may|might|will|can|could|would)\b|troubleshoot|known issues?\b|faq\b)"
 )
 """Documentation, which tells what may happen."""
 _BACKTICKED: Final = re.compile(r"\s*(?:`{3}(?!`)(?P<three>[^`]{8,})`{3}|`(?!`)(?P<one>[^`]{8,})`)[\s.,:;]*$")
+_IS_WISHED: Final = re.compile(
+    r"(?i)\b(?:(?:could|can|would|will) (?:you|we|it|this)\b.{0,60}\b(?:cover|add|support|raise|throw|catch|test|check|document)\b"
+    r"|(?:how (?:do|can|could|should|would|to)|(?:want|wish|like) to)\b.{0,40}\b(?:catch|skip|ignore|detect|test|simulate|provoke)\b"
+    r"|should (?:raise|throw|say|be)\b|the case (?:in which|where|when|that)\b)"
+)
+"""Before the words of a failure: who asks for a change of a program, or how to write one."""
+_NO_LONGER: Final = (
+    r"no longer (?:sees?|gets?|ha(?:ve|s)|occurs?|happens?|appears?|raise[sd]?|throws?|thrown|shows?|shown)\b"
+)
+_WAS: Final = re.compile(
+    rf"(?i)\b(?:{_NO_LONGER}|(?:not|n['’]t) (?:see|get|have)\b.*\bany ?more\b|solved (?:it|my|the|this)\b)(?!.*\b(?:but|still|however|yet)\b)"
+)
+"""Before the words of a failure of which somebody is rid."""
+_IS_OVER: Final = re.compile(
+    rf"(?i).*?\b(?:(?:is|are|was|were|has been|got)\s(?:now |finally |all )?(?:gone|solved|fixed|resolved)\b|went away\b|(?:was|were) last seen\b"
+    rf"|{_NO_LONGER}|(?:not|n['’]t) (?:occur|happen|appear)\b.*\bany ?more\b|(?<=> )(?:fixed|solved|done)\b)(?!.*\b(?:but|still|however|yet)\b)"
+)
+"""The same behind them."""
+_AN_ERROR: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)[:：]")
+_SENTENCE: Final = re.compile(r"[.!?](?:\s+|$)")
 _DIFF: Final = re.compile(rb"[ \t>]*```(?:diff|patch)\b")
 _MENDING: Final = re.compile(
     r"(?i)\b(?:(?:fix|avoid|prevent|handl|catch|resolv|address|mend|ignor|retr[iy])(?:e?[sd]|es|ing|e|y)?|retry|workaround|instead of|such as|e\.g\.)\b"
@@ -83,14 +117,17 @@ _MARKED: Final = re.compile(
 """A headline, or an item of a list, that is an error and nothing else."""
 _HEADLINE: Final = re.compile(rb"[^\n]*\S[^\n]*\n\s*\Z")
 
-_HIT: Final = re.compile(r"(?:\./|/)?(?P<name>[\w./+@=-]+\.(?:log|txt|out|err|o\d+))(?:[:-]\d+[:-]|:(?! ))")
+_HIT: Final = re.compile(
+    r"(?:\./|/)?(?P<name>[\w./+@=-]+\.(?:log|txt|out|err|[oe]\d+))(?:[:-]\d+[:-]|:(?! )|-(?=Traceback \(|  File \"))"
+)
 """What grep puts before a line of a log, if it has searched several."""
-_HITS_LINE: Final = re.compile(rb"[\w./+@=-]+\.(?:log|txt|out|err|o\d+)[:-]|--\r?$")
+_HITS_LINE: Final = re.compile(rb"(?:\./|/)?(?P<stem>[\w./+@=-]+)\.(?:log|txt|out|err|[oe](?P<job>\d+))[:-]|--\r?$")
 _SEARCHES: Final = re.compile(
     rb"(?:\([\w.-]+\) ?)?(?:\S*[$%#>]|\S+@\S+.*[$#%]) *(?:sudo +)?(?:[ef]?grep|rg|ag|ack|zgrep) "
 )
 _OF_A_RANK: Final = re.compile(r"(?:^|/)(?:attempt_\d+/|(?:stdout|stderr)\.)|(?:rank|node|worker|host)[_-]?\d")
 """A launcher's file of one rank: its folder is of one run."""
+MOST_OF_A_NAME: Final = 256
 MOST_HITS: Final = 200
 """Lines that are gone back to the command that found them."""
 
@@ -101,6 +138,8 @@ _SUMMARY: Final = re.compile(rb"^(?:=+ )?(?P<sums>[^\n=]*\b\d+ passed\b[^\n=]*) 
 def is_only_shown(text: bytes, start: int, number: int, line: str) -> bool:
     """Whether what stands around the line that begins there, and says that, tells that it isn't said there."""
     if _opens_a_quotation(text, start, number, line) or is_of_others(text, start, line):
+        return True
+    if _is_told_to_be_over(text, start):
         return True
     return _is_of_a_diff(text, start, line) or (line.startswith(("- ", "* ")) and _is_mended(text, start))
 
@@ -139,6 +178,10 @@ def _blocks(text: bytes) -> list[tuple[int, int]]:
     return list(zip(fences[::2], fences[1::2], strict=False))
 
 
+def _is_in_a_block(text: bytes, start: int) -> bool:
+    return any(begin < start < end for begin, end in _blocks(text))
+
+
 def is_report(text: bytes) -> bool:
     """Whether it is what somebody writes about a failure, and no log: beyond its blocks of code nothing is a program's. Nor is it a page on
     what may fail."""
@@ -174,9 +217,20 @@ def _is_mended(text: bytes, start: int) -> bool:
     return bool(_MENDS.match(headline))
 
 
-def is_all_of_it(text: bytes) -> bool:
-    """Whether a report, by its looks, has neither a traceback nor a launcher's words: an exception in it is what it tells of."""
-    return is_report(text) and not _has_more(text) and (b"`" in text or _has_person(text))
+def ends_its_process(text: bytes, start: int) -> bool:
+    """Whether below a line stands only what wandb says as its process ends, and then a launcher's word that one did."""
+    return _LEAVES.match(text, start) is not None
+
+
+def is_all_of_it(text: bytes, start: int) -> bool:
+    """Whether a report, by its looks, has neither a traceback nor a launcher's words: the exception in the line that begins there is what
+    it tells of. Somebody speaks in it, or that stands between backticks."""
+    return is_report(text) and not _has_more(text) and (_has_person(text) or _is_code(text, start))
+
+
+def _is_code(text: bytes, start: int) -> bool:
+    """Whether the line that begins there stands in a block of code, or begins with backticks."""
+    return text.count(b"`", 0, start) % 2 == 1 or text.startswith(b"`", start)
 
 
 @lru_cache(1)
@@ -209,7 +263,7 @@ def unquoted(text: bytes, start: int, piece: bytes) -> bytes:
     while line.startswith(">") and not line.startswith(">>>"):
         line = line[1:].removeprefix(" ")
     a_persons = _is_a_persons(text)
-    if a_persons and (found := _MARKED.match(line)) and not any(begin < start < end for begin, end in _blocks(text)):
+    if a_persons and (found := _MARKED.match(line)) and not _is_in_a_block(text, start):
         line = found["words"]
     if found := _BACKTICKED.match(line):
         line = (found["three"] or found["one"]).strip()
@@ -226,12 +280,46 @@ def tells_of(text: bytes, line: str, literal: str) -> bool:
     begin = line.rfind("`", 0, at) + 1
     if at < 0 or not begin or _IN_GENERAL.search(line, 0, begin) or _MENDING.search(line, 0, begin):
         return False
-    return bool(_AS_OUTPUT.match(line[begin:]) or _TELLS.search(line, 0, begin))
+    end = line.find("`", at)
+    if _is_past_or_wished(line[:begin], line[end + 1 :] if end >= 0 else ""):
+        return False
+    if _TELLS.search(line, 0, begin):
+        return True
+    before = _SENTENCE.split(line[: begin - 1])[-1].rstrip()
+    told = not before or before.endswith((":", "：", ">")) or _SAYS.search(before) or _COMES.match(line[end + 1 :])
+    return bool(_AS_OUTPUT.match(line[begin:]) and told)
+
+
+def _is_told_to_be_over(text: bytes, start: int) -> bool:
+    """Whether the line that begins there names an error in a sentence of a report by which nobody has it now."""
+    if not is_report(text):
+        return False
+    end = text.find(b"\n", start)
+    line = text[start : end if end >= 0 else len(text)].decode("utf-8", "replace")
+    found = _AN_ERROR.search(line)
+    # What begins with it is a program's own line.
+    if not found or not line[: found.start()].strip() or not _has_person(text) or _is_in_a_block(text, start):
+        return False
+    before, after = line[: found.start()], line[found.end() :]
+    if before.endswith("`"):
+        after = after.partition("`")[2]
+    if before.strip() == "`":  # The sentence has begun above.
+        before = text[max(start - 400, 0) : start].decode("utf-8", "replace").rpartition("\n\n")[2].replace("\n", " ")
+    return _is_past_or_wished(before, after)
+
+
+def _is_past_or_wished(before: str, after: str) -> bool:
+    """Whether the sentence around the words of a failure tells that it is over, or wishes for something."""
+    before = _SENTENCE.split(before)[-1]
+    behind = [one for one in _SENTENCE.split(after) if one.strip()]
+    ends = {*behind[:1], *behind[-1:]}
+    return bool(_IS_WISHED.search(before) or _WAS.search(before) or any(map(_IS_OVER.match, ends)))
 
 
 def _is_of_another_run(text: bytes, start: int, line: str) -> bool:
-    """Whether it is a hit of grep in several logs, and the command stands above: whose they are nobody knows."""
-    found = _HIT.match(line)
+    """Whether it is a hit of grep in the logs of several runs, and the command stands above: whose it is nobody knows."""
+    # What stands before all of a file's lines may have been taken off.
+    found = _HIT.match(line) or _HIT.match(text[start : start + MOST_OF_A_NAME].decode("utf-8", "replace"))
     if not found or _OF_A_RANK.search(found["name"]):
         return False
     end = start - 1
@@ -240,11 +328,31 @@ def _is_of_another_run(text: bytes, start: int, line: str) -> bool:
             return False
         begin = text.rfind(b"\n", 0, end) + 1
         if _SEARCHES.match(text, begin, end):
-            return True
+            return not _is_of_one_run(text, begin, end)
         if not _HITS_LINE.match(text, begin, end):
             return False
         end = begin - 1
     return False
+
+
+@lru_cache(8)
+def _is_of_one_run(text: bytes, begin: int, end: int) -> bool:
+    """Whether all that the command there has found is of one job, which may write two files; and it names those, or nothing but its hits
+    stands there, for then no other run is at hand."""
+    stems: set[tuple[bytes, bytes]] = set()
+    at = end + 1
+    for _ in range(MOST_HITS):
+        below = text.find(b"\n", at) + 1 or len(text) + 1
+        found = _HITS_LINE.match(text, at, below - 1)
+        if not found:
+            break
+        if found["stem"]:
+            stems.add((found["stem"], found["job"] or b""))
+        at = below
+    if len(stems) != 1:
+        return False
+    named = next(iter(stems))[0] in text[begin:end]
+    return named or not (_OF_A_RUN.search(text, 0, begin) or _OF_A_RUN.search(text, at))
 
 
 def _is_of_a_passed_test(text: bytes, start: int) -> bool:

@@ -12,6 +12,8 @@ from ddpdoctor.knowledge.log_exceptions import with_slashes
 HEADER: Final = "Traceback (most recent call last)"
 FRAME: Final = 'File "'
 """What a frame is found by that no header stands before: the log begins within its traceback."""
+_FIELD: Final = re.compile(r"\s+(?:time|host|rank|exitcode|error_file|traceback|msg) *: ")
+"""Of torchrun's table, which is no message: a table without its borders stands right behind the exception."""
 _FRAME: Final = re.compile(r'\s*File "(?P<path>[^"]{1,4096})", line (?P<line>\d{1,9})(?:, in (?P<function>.*))?$')
 _EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?P<name>[A-Za-z_][\w.]*(?:\.<locals>\.\w+)*)(?:: ?(?P<message>.*))?$")
 """Not NCCL's own name of an error, which torch writes below its exception."""
@@ -187,7 +189,7 @@ def begins_below(raised: Raised, line: LogLine) -> bool:
     nothing_yet = not raised.message and raised.line.text.rstrip().endswith(":")
     text = line.text.strip()
     # What isn't indented may be of anything else; transformers says so which library is missing.
-    mine = line.text[:1].isspace() or " requires the " in text
+    mine = (line.text[:1].isspace() and not _FIELD.match(line.text)) or " requires the " in text
     return nothing_yet and mine and HEADER not in text and text[:1].isalpha()
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from ddpdoctor.facts.log import Log, LogLine, Noise, Raised, Sighting
 from ddpdoctor.knowledge.log_exceptions import is_cut, is_of_launcher, is_of_peers, short_name
 from ddpdoctor.knowledge.log_illnesses import check_of
+from ddpdoctor.knowledge.log_refuted import GOOD_NEWS
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome
 from ddpdoctor.log_signs import Role
 from ddpdoctor.report.log_words import quoted
@@ -85,7 +86,7 @@ def noise(log: Log) -> list[Noise]:
     nothing by themselves."""
     kinds: dict[tuple[str, str], list[Sighting]] = {}
     for one in log.sightings:
-        if one.role is Role.NOISE and not one.quoted:
+        if one.role is Role.NOISE and not one.quoted and one.sign not in GOOD_NEWS:
             kinds.setdefault((one.slug, one.sign), []).append(one)
     signs = [
         Noise(text, _why(slug, text), sum(one.times for one in seen), seen[0].line)
@@ -96,7 +97,9 @@ def noise(log: Log) -> list[Noise]:
 
 def _why(slug: str, text: str) -> str:
     known = check_of(slug)
-    return next((one.why for one in known.log_signs if one.text == text), "") if known else ""
+    return (
+        next((one.why for one in known.log_signs if one.text == text and one.role is Role.NOISE), "") if known else ""
+    )
 
 
 def harmless(log: Log) -> str:

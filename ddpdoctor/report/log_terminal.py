@@ -113,12 +113,16 @@ def _show_first(console: Console, judgement: LogJudgement) -> None:
     if ended := ended_before(judgement):
         console.print(Text("What its launcher says of processes that ended", "bold"))
         for each in ended:
-            evidence = Evidence(how_it_ended(each), place(judgement.log, each.line))
+            evidence = Evidence(how_it_ended(*each), place(judgement.log, each[0].line))
             console.print(Hanging(Text(), evidence_text(evidence), 2))
         console.print()
     if verdict.lead is None or verdict.raised:
         return
-    label = "The last words of the rank that fell silent" if verdict.silent else "The first error in it"
+    label = (
+        "The last words of the rank that fell silent"
+        if verdict.lead.rank in verdict.silent
+        else "The first error in it"
+    )
     console.print(Text(label, "bold"))
     where = place(judgement.log, verdict.lead)
     console.print(Hanging(Text(), evidence_text(Evidence(first_words(verdict), where)), 2))

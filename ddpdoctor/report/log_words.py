@@ -16,6 +16,7 @@ from ddpdoctor.knowledge.log_exceptions import is_cut
 from ddpdoctor.knowledge.log_launching import gives_up
 from ddpdoctor.knowledge.log_more import more_of
 from ddpdoctor.knowledge.log_sightings import common_folder, where
+from ddpdoctor.knowledge.log_timeouts import MISSING
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome
 from ddpdoctor.knowledge.missing_modules import module_missing
 from ddpdoctor.knowledge.smoke_words import short
@@ -88,7 +89,7 @@ def _told(judgement: LogJudgement) -> str:
         said = "This log tells" if len(log.files) == 1 else "These logs tell"
         told = f"{said} what followed, and not what failed first"
         if verdict.silent:
-            told = f"{_capital(ranks_named(verdict.silent))} fell silent, and the others tell only what followed"
+            told = f"{_capital(ranks_named(verdict.silent))} {_how_silent(log, verdict)}"
         fits = judgement.opinions[0] if judgement.opinions else None
         told = f"{told}; perhaps: {_within(named(fits))}" if fits else told
         return f"{told}; before that it says: {short(quoted(verdict.said[0].text))}" if verdict.said else told
@@ -146,6 +147,17 @@ def nothing(log: Log) -> str:
     if any(one.problem for one in log.files):
         return "What could be read speaks of no failure"
     return f"Nothing in {'this log' if len(log.files) == 1 else 'these logs'} speaks of a failure"
+
+
+def _how_silent(log: Log, verdict: LogVerdict) -> str:
+    """A rank of which there is not a word has not fallen silent; where the others counted who came, it never did."""
+    if any(one.rank in verdict.silent for one in log.last):
+        return "fell silent, and the others tell only what followed"
+    one_rank = len(verdict.silent) == 1
+    counted = any(one.words.get("came") for one in verdict.effects)
+    if counted and {one.slug for one in verdict.effects} == {MISSING}:
+        return f"never came, and the others waited for {'it' if one_rank else 'them'} in vain"
+    return f"{'says' if one_rank else 'say'} nothing at all, and the others tell only what followed"
 
 
 def _last_went_on(verdict: LogVerdict) -> str:
@@ -325,30 +337,39 @@ def own_errors(verdict: LogVerdict) -> list[tuple[str, LogLine]]:
     return found
 
 
-def how_it_ended(exited: Exited) -> str:
-    """ "torchrun says that local rank 3 (pid 26026) was killed by SIGKILL"."""
+def how_it_ended(exited: Exited, *alike: Exited) -> str:
+    """ "torchrun says that local rank 3 (pid 26026) was killed by SIGKILL". alike: those of which the same line says the same."""
     code = exited.exit_code
     if code is None:
         how = "ended"
     elif code < 0 or 128 < code < 160:
-        how = f"was killed by {signal_name(code if code < 0 else code - 128)}"
+        how = f"{'were' if alike else 'was'} killed by {signal_name(code if code < 0 else code - 128)}"
     else:
         how = f"ended with exit code {code}"
     error = f": {quoted(exited.error)}" if exited.error else ""
-    return f"{one_line(exited.said_by)} says {_who_ended(exited)} {how}{error}"
+    return f"{one_line(exited.said_by)} says {_who_ended(exited, *alike)} {how}{error}"
 
 
-def ended_before(judgement: LogJudgement) -> list[Exited]:
-    """Where only what followed is known, and the lead is another line: processes that ended by themselves, the first ones."""
+def ended_before(judgement: LogJudgement) -> list[list[Exited]]:
+    """Where only what followed is known, and the lead is another line: processes that ended by themselves, the first ones; together
+    those of which one line tells the same."""
     verdict = judgement.verdict
     if verdict.outcome is not Outcome.EFFECTS_ONLY or verdict.exited:
         return []
     whole = judgement.examination.snapshot.log
     log = judgement.log if isinstance(whole, Unknown) else whole
-    return [one for one in endings(log) if one.exit_code is not None and not one.told_to][:MOST_ENDS]
+    together: dict[object, list[Exited]] = {}
+    for number, one in enumerate(endings(log)):
+        if one.exit_code is not None and not one.told_to:
+            of_several = one.rank is not None and one.pid is None
+            key = (one.line.file, one.line.number, one.exit_code) if of_several else number
+            together.setdefault(key, []).append(one)
+    return list(together.values())[:MOST_ENDS]
 
 
-def _who_ended(exited: Exited) -> str:
+def _who_ended(exited: Exited, *alike: Exited) -> str:
+    if alike:
+        return f"that {ranks_named(one.rank for one in (exited, *alike) if one.rank is not None)}"
     pid = f"pid {exited.pid}" if exited.pid is not None else ""
     if exited.rank is not None or exited.local_rank is not None:
         who = f"rank {exited.rank}" if exited.rank is not None else f"local rank {exited.local_rank}"

@@ -159,6 +159,46 @@ def test_what_an_exception_says_below_its_first_line_is_no_sign_of_going_on(leve
     assert found.raised is not None
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-05-02 10:00:02,123 INFO train: flash attention not usable, taking sdpa",
+        "INFO:train:apex is not there, FusedAdam off",
+        "DEBUG:torio._extension.utils:Failed to load FFmpeg6 extension.",
+    ],
+)
+def test_one_that_informs_of_what_is_not_there_announces_it(line: str) -> None:
+    assert judged(f"{line}\n{ANNOUNCED}{STEPS}training finished\n").outcome is Outcome.NOTHING
+
+
+def test_several_that_are_announced_one_after_the_other_are_gone_on_after() -> None:
+    several = "".join(
+        f"DEBUG:torio:Failed to load FFmpeg{version} extension.\n{ANNOUNCED}".replace("upload", f"upload{version}")
+        for version in (6, 5, 4)
+    )
+    assert judged(f"{several}{STEPS}training finished\n").outcome is Outcome.NOTHING
+    assert judged(f"{STEPS}{several}").outcome is Outcome.USER_ERROR
+
+
+def test_a_footer_hides_no_steps() -> None:
+    assert judged(f"ERROR:train:no preview\n{ANNOUNCED}{STEPS}training finished\n{FOOTER}").outcome is Outcome.NOTHING
+
+
 def test_a_line_that_only_informs_announces_nothing() -> None:
     found = judged(f"{LOGGED_BEFORE.format(level='INFO')}{ANNOUNCED}some\nother\nlast\nwords\n")
     assert found.outcome is Outcome.USER_ERROR
+
+
+OWN = "".join(f"[rank{rank}]: epoch {epoch} accuracy 5{epoch}\n" for epoch in range(6) for rank in range(2))
+SKIPPED = "[rank1]: ValueError: sample 17 is empty, skipped\n"
+FELL = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+
+
+def test_an_exception_behind_a_script_s_own_label_is_got_over_where_its_rank_trains_on() -> None:
+    assert judged(SKIPPED + OWN).outcome is Outcome.NOTHING
+    assert [one.slug for one in judged(SKIPPED + OWN + FELL).suspects] == ["oom-batch-too-large"]
+    others = OWN.replace("[rank1]", "[rank2]")
+    assert judged(SKIPPED + others).outcome is Outcome.USER_ERROR
+    assert (
+        judged(f"{SKIPPED}{others}[rank1]:[W1122 10:00:00.1 ProcessGroupNCCL.cpp:1] x\n").outcome is Outcome.USER_ERROR
+    )

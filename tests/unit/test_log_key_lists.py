@@ -19,8 +19,11 @@ def listed(sign: str, keys: str, number: int, rank: int | None = None) -> list[S
     line = LogLine(file=0, number=number, text=f"{sign}{names}" + ("..." if CUT in more else ". "), rank=rank)
     words = {"missing" if sign == MISSING else "unexpected": key}
     found = [Sighting(slug=MODEL, sign=sign, role=Role.HINTS, line=line, words=words)]
-    if key.startswith("module."):
-        found.append(Sighting(slug=PREFIX, sign=f'{sign}"module.', role=Role.HINTS, line=line))
+    found += [
+        Sighting(slug=PREFIX, sign=f'{sign}"{prefix}', role=Role.HINTS, line=line)
+        for prefix in ("module.", "_orig_mod.")
+        if key.startswith(prefix)
+    ]
     return found
 
 
@@ -55,6 +58,8 @@ def headline(model: str, number: int) -> list[Sighting]:
         ("DistributedDataParallel", MISSING, "module.a", []),
         ("DistributedDataParallel", MISSING, "module.a ...", [Role.HINTS]),
         ("Net", UNEXPECTED, "module.a", [Role.HINTS]),
+        ("Net", UNEXPECTED, "_orig_mod.a", [Role.HINTS]),
+        ("OptimizedModule", MISSING, "_orig_mod.a", []),
     ],
 )
 def test_of_a_wrapped_model_a_single_list_has_the_prefix_anyway(
@@ -78,6 +83,51 @@ def test_the_prefix_on_keys_that_the_other_list_has_not_is_no_wrappers(missing: 
 def test_of_lists_that_are_cut_short_the_same_part_of_the_model_will_do() -> None:
     assert prefix_is(listed(MISSING, "module.a.w ...", 8), listed(UNEXPECTED, "a.b ...", 9)) == [Role.NAMES]
     assert prefix_is(listed(MISSING, "module.a.w ...", 8), listed(UNEXPECTED, "epoch state_dict", 9)) == []
+
+
+OF_A_MODEL = "encoder.weight encoder.bias norm.weight head.weight"
+
+
+def before(prefix: str, keys: str = OF_A_MODEL) -> str:
+    return " ".join(f"{prefix}{key}" for key in keys.split())
+
+
+@pytest.mark.parametrize(
+    "prefix", ["module.", "_orig_mod.", "model.", "_forward_module.", "_orig_mod.module.", "backbone.body."]
+)
+@pytest.mark.parametrize("end", ["", f" {CUT}"])
+def test_whatever_stands_before_the_same_keys_is_the_prefix(prefix: str, end: str) -> None:
+    plain, prefixed = OF_A_MODEL + end, before(prefix) + end
+    for missing, unexpected, name in ((plain, prefixed, "saved_prefix"), (prefixed, plain, "model_prefix")):
+        found = with_lists_compared([*listed(MISSING, missing, 8), *listed(UNEXPECTED, unexpected, 9)])
+        (told,) = [one for one in found if one.slug == PREFIX]
+        assert told.role is Role.NAMES
+        assert told.words == {name: prefix}
+
+
+def test_wrappers_in_another_order_are_told_both() -> None:
+    lists = listed(MISSING, before("_orig_mod.module."), 8), listed(UNEXPECTED, before("module._orig_mod."), 9)
+    (told,) = [one for one in with_lists_compared([one for each in lists for one in each]) if one.slug == PREFIX]
+    assert told.words == {"model_prefix": "_orig_mod.module.", "saved_prefix": "module._orig_mod."}
+
+
+@pytest.mark.parametrize(
+    ("missing", "unexpected"),
+    [
+        ("decoder.norm.weight decoder.norm.bias", "norm.weight norm.bias"),  # A part has moved, and all else fits.
+        ("model.weight", "weight"),
+        (before("model."), "encoder.weight neck.weight neck.bias other.weight"),
+        (OF_A_MODEL, OF_A_MODEL),
+        ("1.weight 1.bias", "0.weight 0.bias"),
+    ],
+)
+def test_of_a_few_keys_or_of_others_there_is_no_prefix(missing: str, unexpected: str) -> None:
+    assert prefix_is(listed(MISSING, missing, 8), listed(UNEXPECTED, unexpected, 9)) == []
+
+
+def test_a_part_that_the_other_lacks_leaves_the_prefix_of_all_the_rest() -> None:
+    lists = listed(MISSING, OF_A_MODEL, 8), listed(UNEXPECTED, before("bert.") + " cls.weight", 9)
+    assert prefix_is(*lists) == [Role.NAMES]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from ddpdoctor.logs.labels import Labelled, Style, StyleFinder, unlabelled, without
+from ddpdoctor.logs.labels import Labelled, Style, StyleFinder, unended_before, unlabelled, without
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,20 @@ def test_what_a_line_that_was_not_ended_has_put_before_a_traceback_is_none_of_it
         assert unlabelled(quoted).text == quoted
 
 
+@pytest.mark.parametrize(
+    ("line", "before"),
+    [
+        (f"RuntimeError: Address already in use{HEADER}", "RuntimeError: Address already in use"),
+        (f"[rank3]: run as root[rank5]: {HEADER}", "[rank3]: run as root"),
+        (HEADER, ""),
+        (f"it said {HEADER}", ""),
+        ("step 1", ""),
+    ],
+)
+def test_the_line_that_was_not_ended_is_told_too(line: str, before: str) -> None:
+    assert unended_before(line) == before
+
+
 def test_what_stands_before_a_rank_s_label_is_one() -> None:
     assert unlabelled("worker-5: [rank22]: KeyError: 'x'") == Labelled("KeyError: 'x'", rank=22, host="worker-5")
     assert unlabelled("ERROR: [rank22]: x").text == "ERROR: [rank22]: x"
@@ -178,6 +192,16 @@ def test_numbers_in_brackets_are_labels_only_where_they_recur_in_no_order() -> N
     style = style_of([f"[{rank}] step {step}" for step in range(5) for rank in range(4)])
     assert unlabelled("[37]   File", style) == Labelled("  File", rank=37, said_by="mpirun")
     assert not style_of([f"[{epoch}] {what}" for epoch in range(9) for what in ("train", "val")]).brackets, "epochs"
+
+
+def test_a_rank_in_round_brackets_is_a_label_only_where_several_have_one_or_most_lines() -> None:
+    lines = [f"(rank {rank}) step {step}" for step in range(3) for rank in range(2)]
+    style = style_of([*lines, *["loading"] * 40])
+    assert unlabelled("(rank 1): boom", style) == Labelled("boom", rank=1)
+    assert style_of(["(rank 3) boom"] * 5).rounds
+    assert not style_of(["(rank 128) approximates layer 3", "world size 2", "step 1"]).rounds
+    assert not style_of([f"(rank {rank}) layer {layer}" for layer in range(9) for rank in (64, 8)] + ["x"] * 40).rounds
+    assert unlabelled("(rank 128) approximates layer 3").rank is None
 
 
 def test_pods_are_labels_only_where_many_lines_begin_with_few_of_them() -> None:

@@ -39,9 +39,16 @@ SIGN = "unable to open shared memory object"
         f"a1b2c3d Fix: {SIGN} when there are many workers",
         f"a1b2c3d fix(loader)!: {SIGN} when there are many workers",
         f"* | a1b2c3d (HEAD -> main) shmError: {SIGN}",
+        f"a1b2c3d chore: {SIGN} is told",
+        f"a1b2c3d say when it is {SIGN}",
+        f"{'a1b2c3d4' * 5} RuntimeError: {SIGN}",
+        f"shm_policy: 'abort if {SIGN}'",
+        f'    description: "{SIGN}"',
         f"timeout: 1800  # {SIGN}",
         f"retry: 3 # on {SIGN}",
         f"NCCL_DEBUG=WARN # {SIGN}",
+        f"workers   = 8    # {SIGN}",
+        f"shm_size  8g  # {SIGN}",
         f"  retry_on: '{SIGN}'",
         f'  - when: "{SIGN}"  # twice',
         f"     8\t    {SIGN}",
@@ -71,7 +78,15 @@ def test_a_mention_is_one(line: str) -> None:
         f'    "message": "RuntimeError: {SIGN}"',
         f'"RuntimeError: {SIGN}"',
         f"message: '{SIGN}'",
+        f"node2  3  failed  # {SIGN}",
         f"last_error: '{SIGN}'",
+        f'cause: "{SIGN}"',
+        f'description: "{SIGN}"',
+        f'failure: "RuntimeError: {SIGN}"',
+        f'rank3: "torch.OutOfMemoryError: {SIGN}"',
+        f"a1b2c3d4e5f6 python: {SIGN}",
+        f"a1b2c3d4e5f6 RuntimeError: {SIGN}",
+        f"a1b2c3d train: RuntimeError: {SIGN}",
         f"RuntimeError: '{SIGN}'",
         f"4711000 torch.OutOfMemoryError: {SIGN}",
         f'"2026-11-07T02:11:03Z","node0","RuntimeError: {SIGN}"',
@@ -91,6 +106,12 @@ def test_a_mention_is_one(line: str) -> None:
 )
 def test_what_is_really_said_is_none(line: str) -> None:
     assert not mentioned(line, SIGN)
+
+
+def test_no_two_commits_have_the_same_hash() -> None:
+    line = f"a1b2c3d RuntimeError: {SIGN}"
+    assert mentioned(line, SIGN, previous="99b2c3d Start")
+    assert not mentioned(line, SIGN, previous="a1b2c3d epoch 0")
 
 
 def test_what_stands_between_backticks_is_told_of_in_a_report() -> None:

@@ -99,3 +99,32 @@ def test_an_argument_is_laid_to_the_launcher_that_adds_it() -> None:
 
 def test_ranks_that_say_two_versions_of_nccl() -> None:
     assert "2.10.3 and 2.14.3" in found("nccl-message-truncated/sick-two-versions", "nccl-message-truncated").summary
+
+
+@pytest.mark.parametrize(
+    ("name", "summary", "command"),
+    [
+        (
+            "sick-compiled-into-bare",
+            "The checkpoint's keys begin with _orig_mod.,",
+            "ddpdoctor fix-checkpoint --strip-prefix _orig_mod. FILE",
+        ),
+        ("sick-held-as-an-attribute", "The checkpoint's keys begin with model.,", "k.removeprefix('model.')"),
+        (
+            "sick-bare-into-compiled",
+            "The model's keys begin with _orig_mod.,",
+            "model._orig_mod.load_state_dict(state)",
+        ),
+        ("sick-bare-into-ddp", "The model's keys begin with module.,", "model.module.load_state_dict(state)"),
+        (
+            "sick-wrapped-in-another-order",
+            "The model's keys begin with _orig_mod.module.,",
+            "{'_orig_mod.module.' + k.removeprefix('module._orig_mod.'): v",
+        ),
+    ],
+)
+def test_which_prefix_it_is_and_on_which_side(name: str, summary: str, command: str) -> None:
+    finding = found(f"ckpt-module-prefix/{name}", "ckpt-module-prefix")
+    assert finding.summary.startswith(summary)
+    assert command in commands(finding)
+    assert "strict=False" not in commands(finding)

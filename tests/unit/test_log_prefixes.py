@@ -66,3 +66,18 @@ def test_what_follows_the_traceback_has_lost_it_too() -> None:
 @pytest.mark.parametrize("prefix", ["# ", "// ", "E       ", "    3\t", "2026-01-02 03:04:05 WARNING cache: "])
 def test_what_is_only_shown_stays_so(prefix: str) -> None:
     assert judged(prefixed(prefix, TRACEBACK)).outcome is Outcome.NOTHING
+
+
+def test_of_a_summary_that_shows_a_part_of_a_traceback_the_line_above_tells() -> None:
+    told = "* 1 x torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n"
+    part = prefixed("    | ", "".join(TRACEBACK.splitlines(keepends=True)[:3]))
+    assert judged(prefixed("remote [stdout] ", told + part)).outcome is Outcome.STOPPED
+
+
+def test_grep_puts_another_mark_before_lines_around_its_hits() -> None:
+    lines = TRACEBACK.splitlines(keepends=True)
+    found = judged(
+        "".join(f"job.err-{11 + at}-{line}" for at, line in enumerate(lines[:-1])) + f"job.err:16:{lines[-1]}"
+    )
+    assert found.raised is not None
+    assert found.raised.exception == "ValueError"

@@ -23,6 +23,7 @@ from ddpdoctor.report.log_terminal import show_log
 from ddpdoctor.report.log_words import clock, headline, how_it_ended, judged_as, outcome, quoted
 from ddpdoctor.report.terminal import make_console
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.log_corpus import LOGS, log_of
 from tests.logs_by_hand import log, read, seen
 
 SHM = "RuntimeError: unable to open shared memory object </torch_17> in read-write mode: No space left on device (28)"
@@ -238,6 +239,50 @@ def test_several_files_of_a_folder_are_told_by_their_names_within_it(tmp_path: P
 def test_how_a_process_ended(code: int | None, words: str) -> None:
     line = LogLine(file=0, number=1, text="")
     assert how_it_ended(Exited(line=line, said_by="torchrun", exit_code=code)) == words
+
+
+def test_processes_that_one_line_tells_of_are_told_together() -> None:
+    line = LogLine(file=0, number=1, text="")
+    ends = [Exited(line=line, said_by="srun", exit_code=-9, rank=rank) for rank in (0, 1, 3)]
+    assert how_it_ended(*ends) == "srun says that ranks 0, 1 and 3 were killed by SIGKILL"
+
+
+def test_a_rank_of_which_there_is_not_a_word_has_not_fallen_silent() -> None:
+    judgement = judge_log(log_of(LOGS / "rdzv-missing-node/sick-one-never-came-srun.log"))
+    text = " ".join(shown(judgement).split())
+    assert text.startswith("UNKNOWN Rank 3 never came, and the others waited for it in vain; perhaps: ")
+    assert "srun says that ranks 0-2 ended with exit code 1" in text
+    assert "fell silent" not in text
+
+
+def test_what_makes_a_sign_certain_is_shown_before_it() -> None:
+    for name, words in (
+        ("loopback-ifname/sick-deepspeed-hands-it-on", "NCCL_SOCKET_IFNAME=lo"),
+        ("loopback-ifname/sick-nccl", "NCCL_SOCKET_IFNAME set by environment to lo"),
+        ("checkpoint-save-timeout/sick-all-but-rank-0", "Saving model checkpoint to /data/out/checkpoint-500"),
+    ):
+        judgement = judge_log(log_of(LOGS / f"{name}.log"))
+        first = judgement.opinions[0].finding.evidence[0]
+        assert words in first.text, name
+        assert ".log:" in first.source
+
+
+def test_a_frame_that_makes_a_sign_certain_is_left_to_the_traceback() -> None:
+    judgement = judge_log(log_of(LOGS / "ckpt-truncated/sick-zip-cut-to-40-kib.log"))
+    texts = [one.text for one in judgement.opinions[0].finding.evidence]
+    assert "OSError: [Errno 22] Invalid argument" in texts
+    assert not any("PyTorchFileReader" in text for text in texts)
+
+
+def test_who_did_not_wait_while_a_checkpoint_was_saved_is_named() -> None:
+    finding = judge_log(log_of(LOGS / "checkpoint-save-timeout/sick-all-but-rank-0.log")).opinions[0].finding
+    assert finding.cause.startswith("Ranks 1-7 waited in vain, and rank 0 says nothing of it")
+
+
+def test_two_suspects_that_nothing_tells_apart_are_told_once() -> None:
+    judgement = judge_log(log_of(LOGS / "nccl-watchdog-timeout/sick-all-ranks-the-same.log"))
+    assert [one.slug for one in judgement.verdict.suspects] == ["nccl-watchdog-timeout", "collective-stalled"]
+    assert [one.check.slug for one in judgement.opinions] == ["nccl-watchdog-timeout"]
 
 
 def test_much_noise_is_one_sentence(tmp_path: Path) -> None:

@@ -35,6 +35,12 @@ REPORTS = {
     "of-a-quotation": f"> > {PORT}\n>\n> Set another port.\n\nThanks, I did.\n",
     "sentence": f"{TALK}When the second job starts I get `{PORT}` at once.\n",
     "told": f"I run into `{PORT.partition(': ')[2]}` with two jobs.\n",
+    "behind-a-colon": f"With two jobs, on one of my hosts: `{PORT}`\n",
+    "a-sentence-of-its-own": f"I can no longer train. `{PORT}` on each host.\n",
+    "seen": f"In the log I see `{PORT}`\n",
+    "comes": f"{TALK}Then `{PORT}` pops up.\n",
+    "how-to-solve": f"Hi, could you help me? How do I solve `{PORT}`? I get it with two jobs.\n",
+    "not-yet-over": f"I thought that it was fixed, but still get the error `{PORT}`\n",
     "quoted-sentence": f"> it gives me the following error: {PORT}\n>\n> Set another port.\n\nI did.\nIt helps.\nThanks.\n",
 }
 
@@ -53,6 +59,13 @@ SHOWN = {
     "no-words-of-a-program": "# Notes\n\n```\nDistributed package doesn't have NCCL built in\n```\n" + TALK,
     "diff": f"```diff\n+{PORT}\n- {PORT}\n```\nWhy two?\n",
     "headline-of-what-was-mended": f"## 2.1\n### Fixed\n\n- {PORT}\n",
+    "asked-for": f"Could you cover the case in which we get `{PORT}`?\n",
+    "to-be-caught": f"How do I catch it? I want to skip what is\n`{PORT}`\nThanks.\n",
+    "no-longer": f"I no longer see the error: {PORT}\n",
+    "gone": f"After the upgrade my old error `{PORT}` is gone.\n",
+    "item-fixed": f"My list\n- {PORT}  -> fixed by #12\n",
+    "merely-named": f"This PR makes my trainer raise `{PORT}` earlier.\n",
+    "no-error": "We run it nightly; no error: all green.\n",
     "list-of-what-was-mended": f"Fixes:\n- {PORT}\n* {PORT}\n\nLooks fine to me.\n",
 }
 
@@ -99,7 +112,13 @@ def test_what_is_longer_than_any_issue_is_no_report() -> None:
 )
 def test_a_mistake_that_somebody_reports_without_its_traceback_is_one(error: str) -> None:
     assert judged(f"{TALK}```\n{error}\n```\n{TALK}").outcome is Outcome.USER_ERROR
+    assert judged(f"```\n{error}\n```\n").outcome is Outcome.USER_ERROR
     assert judged(f"{error}\n{STEPS}\n{error}\n").outcome is Outcome.UNRECOGNISED
+    assert judged(f"Set `--workers` to read more at once\n{error}\nskipped 1 row\n").outcome is Outcome.UNRECOGNISED
+
+
+def test_a_line_that_nothing_ends_counts_for_what_the_text_is() -> None:
+    assert judged(f"{TALK}`{PORT}`\nstep 10 loss 0.3").outcome is Outcome.NOTHING
 
 
 HITS = (
@@ -112,6 +131,14 @@ def test_hits_of_grep_in_other_logs_are_of_other_runs(prompt: str) -> None:
     assert judged(f"{prompt}grep -rn Error archive\n{HITS}{STEPS}").outcome is Outcome.NOTHING
 
 
+def test_hits_with_lines_around_them_are_of_other_runs_too() -> None:
+    frame = 'a.log-Traceback (most recent call last):\na.log-  File "/home/ada/t.py", line 3, in <module>\n'
+    hits = f"{frame}a.log:RuntimeError: x\na.log:{PORT}\n--\n"
+    assert judged(f"$ grep -B3 Error a.log b.log\n{hits}b.log:{PORT}\n{STEPS}").outcome is Outcome.NOTHING
+    assert slugs(f"$ grep -B3 Error a.log b.log\n{hits}") == ["port-in-use"]
+    assert judged(f"$ grep -B3 Error *\n{hits}{STEPS}").outcome is Outcome.NOTHING
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -120,6 +147,8 @@ def test_hits_of_grep_in_other_logs_are_of_other_runs(prompt: str) -> None:
         f"$ grep -n Error run.log\n890:{PORT}\n",
         f"$ grep -rn Error logs\nlogs/none_x/attempt_0/1/stderr.log:7:{PORT}\n",
         f"$ grep -rn Error logs\nlogs/rank3.log:7:{PORT}\n",
+        f"$ grep -n Error job.out job.err\njob.err:118:{PORT}\n{STEPS}",
+        f"$ grep -rn Error .\n./job.o41:7:start\n./job.e41:8:{PORT}\n",
     ],
 )
 def test_hits_in_the_runs_own_logs_are_not(text: str) -> None:

@@ -138,3 +138,13 @@ Root Cause (first observed failure):
     assert (exited.rank, exited.local_rank, exited.host, exited.pid, exited.exit_code) == (5, 1, "node3", 4711, 1)
     assert exited.first
     assert exited.error == "ValueError: bad batch"
+
+
+def test_a_field_of_torchruns_table_is_no_message() -> None:
+    name = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
+    fields = "  time      : 2024-06-02_11:00:31\n  host      : node0\n  rank      : 3 (local_rank: 3)\n  exitcode  : 1 (pid: 4711)\n"
+    raised = only(
+        f'Traceback (most recent call last):\n  File "{OWN}", line 12, in <module>\n    main()\n{name}:\n{fields}'
+    )
+    assert raised.exception == name
+    assert not raised.message

@@ -17,7 +17,12 @@ TRACEBACK = """Traceback (most recent call last):
 {exception}
 """
 IMPORT = TRACEBACK.format(exception="ModuleNotFoundError: No module named 'flash_attn'")
-CAUGHT = TRACEBACK.format(exception=OOM)
+CAUGHT = f'Traceback (most recent call last):\n  File "/w/tune.py", line 8, in attempt\n    step()\n{OOM}\n'
+UNCAUGHT = (
+    'Traceback (most recent call last):\n  File "/w/train.py", line 30, in <module>\n    main()\n'
+    f'  File "/w/train.py", line 8, in main\n    step()\n{OOM}\n'
+)
+OF_RANK_0 = "[rank0]: epoch 0 step {} loss 2.{}1\n"
 QUOTED = 'sample 1: "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB" is a common question\n'
 
 
@@ -53,6 +58,35 @@ def test_what_a_training_took_many_steps_after_has_not_ended_it(text: str, line:
 )
 def test_fewer_steps_prove_nothing_nor_do_those_before_a_later_end(behind: str) -> None:
     assert verdict_of(read(CAUGHT + behind)).outcome is not Outcome.NOTHING
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # What Python held back of its output until it ended.
+        UNCAUGHT + steps(12),
+        UNCAUGHT + steps(12) + "saved the log\n",
+        IMPORT + steps(12),
+        # Another rank's steps, between two gradients that are shared.
+        "[rank1]: ValueError: odd\n" + steps(12, OF_RANK_0),
+        "[rank1]: " + "[rank1]: ".join(CAUGHT.splitlines(keepends=True)) + steps(12, OF_RANK_0),
+        "Fatal Python error: Segmentation fault\n" + steps(12),
+    ],
+)
+def test_steps_that_may_be_older_or_another_s_prove_nothing(text: str) -> None:
+    assert verdict_of(read(text)).outcome is not Outcome.NOTHING
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.  Reboot the system to recover this GPU\n",
+        "saving failed: OSError: [Errno 122] Disk quota exceeded: '/ckpt/last.pt'\n",
+    ],
+)
+def test_a_host_that_is_sick_is_told_of_though_the_run_went_on(said: str) -> None:
+    found = verdict_of(read(steps(3) + said + steps(12, "epoch 1 step {} loss 1.{}1\n") + "training finished\n"))
+    assert (found.outcome, found.ended_well) == (Outcome.ILLNESS, True)
 
 
 def test_a_loss_that_is_no_number_any_more_is_still_an_illness() -> None:

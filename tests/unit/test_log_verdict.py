@@ -312,3 +312,29 @@ def test_an_exception_without_its_traceback_leads_only_right_before_the_launcher
     assert found.lead.text.startswith("TypeError" if between < 2 else "ERROR:")
     assert found.exited is not None
     assert found.exited.exit_code == 1
+
+
+@pytest.mark.parametrize("label", ["", "0: ", "[rank0]: "])
+@pytest.mark.parametrize(
+    ("code", "exception"),
+    [
+        ("torch.cuda.set_device(rank % num_gpus)", "ZeroDivisionError: integer division or modulo by zero"),
+        (
+            "trainer = Trainer(args)",
+            "ValueError: Your setup doesn't support bf16/gpu. You need torch>=1.10, using Ampere GPU with cuda>=11.0",
+        ),
+    ],
+)
+def test_what_comes_of_there_being_no_gpu_is_no_mistake_of_the_script(label: str, code: str, exception: str) -> None:
+    warning = (
+        "/opt/env/lib/python3.11/site-packages/torch/cuda/__init__.py:107: UserWarning: CUDA initialization: Unexpected error from"
+        " cudaGetDeviceCount(). Error 804: forward compatibility was attempted on non supported HW\n"
+    )
+    traceback = (
+        'Traceback (most recent call last):\n  File "/home/ada/train.py", line 9, in <module>\n    main()\n'
+        f'  File "/home/ada/train.py", line 7, in main\n    {code}\n{exception}\n'
+    )
+    text = "".join(label + line for line in (warning + traceback).splitlines(keepends=True))
+    assert [one.slug for one in verdict_of(read(text)).suspects][:1] == ["cuda-compat-unsupported"]
+    other = text.replace(code, "shares = total / parts").replace(exception, "ZeroDivisionError: division by zero")
+    assert [one.slug for one in verdict_of(read(other)).suspects][:1] == ["user-code-error"]
