@@ -38,7 +38,7 @@ _HARMLESS = re.compile(
     r"|(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|image|video|audio|special|num|max|min|new|per|total|prompt|input|output|cached"
     r"|stop|start|end|next|last|by|of|n)_(?:\w+_)?tokens?(?:_|$)"
     r"|(?:^|_)tokens?_(?:count|ids?|types?|len|length|size|dim|drop|dropout|embed\w*|per|budget|limit|level|usage|mask)(?:_|$)"
-    r"|(?:^|_)(?:sort|dict|cache|primary|foreign|state|barrier)_key$"
+    r"|(?:^|_)(?:sort|dict|cache|primary|foreign|state|barrier|full)_key$"
 )
 
 # A name and what sets it apart from its value: `name=`, `name: `, `"name": `. Not preceded by a part of a name.

@@ -16,9 +16,18 @@ WENT_ON: Final = 3
 """Lines behind such a traceback by which the run shows that it goes on."""
 OF_A_FOOTER: Final = 60
 """The same where the last ones are what wandb writes at any end, good or bad."""
+OF_CLEARING_UP: Final = 20
+"""The same where a logger told of the error, and the last line of no good end."""
 GIVES_UP_AFTER: Final = 8
 """Lines behind an error by which a launcher gives up over it."""
 _FOOTER: Final = re.compile(r"wandb: ")
+_GOOD_END: Final = re.compile(
+    r"(?i)\b(?:finish\w*|done|saved?|complet\w*|success\w*|passed|best|final|bye|epoch|step|iter\w*|loss|acc\w*|eval\w*)\b"
+)
+_BAD_END: Final = re.compile(
+    r"(?i)\b(?:training|run|job) (?:has )?(?:failed|crashed|aborted)|\b(?:abort\w*|un(?:handled|caught)|shut\w* down|giving up|fatal)\b"
+    r"|\bexception (?:occurred|raised)|\bexit(?:ed|ing)? (?:with |status |code )+[1-9]|\bfailed$|State: FAILED"
+)
 _ENDS_NOTHING: Final = re.compile(
     r"Exception ignored (?:in|on|while)\b|--- Logging error ---$|Error in atexit\._run_exitfuncs:"
 )
@@ -80,12 +89,22 @@ def only_announced(
         and stream(one.line) == stream(failure.line)
         and one.began.order > failure.over.order
     ]
-    enough = WENT_ON
-    if last is not None and last.file == failure.over.file:
-        later.append(last.number + 1)
-        went_on = steps is not None and steps.order > failure.over.order and not _FOOTER.match(steps.text)
-        enough = OF_A_FOOTER if _FOOTER.match(last.text) and not went_on else WENT_ON
-    return bool(later) and min(later) - failure.over.number > enough
+    if later:
+        return min(later) - failure.over.number > WENT_ON
+    if last is None or last.file != failure.over.file:
+        return False
+    went_on = steps is not None and steps.order > failure.over.order and not _FOOTER.match(steps.text)
+    return last.number + 1 - failure.over.number > (WENT_ON if went_on else _enough(announced, last.text))
+
+
+def _enough(announced: str, last: str) -> int:
+    """How many lines show that a run went on of which no steps are seen: a script that gives up clears up, and says so."""
+    if _FOOTER.match(last):
+        return OF_A_FOOTER
+    logged = _LOGGED.match(announced) or _INFORMS.match(announced)
+    if not logged or (_GOOD_END.search(last) and not _BAD_END.search(f"{announced} {last}")):
+        return WENT_ON
+    return OF_CLEARING_UP
 
 
 def got_over(failure: Failure, failures: Sequence[Failure], log: Log) -> bool:

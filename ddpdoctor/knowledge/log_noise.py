@@ -173,6 +173,36 @@ HARMLESS: Final = (
         "Python: the warning's category, as the interpreter prints it",
     ),
     HarmlessText(
+        "/dso_loader.cc:",
+        "TensorFlow, which only came along, goes on without its GPU libraries",
+        "tensorflow 2.x: tsl and stream_executor dso_loader.cc, as reported in public",
+        alone=True,
+    ),
+    HarmlessText(
+        "failed call to cuInit: ",
+        "TensorFlow, which only came along, goes on without GPUs",
+        "tensorflow 2.x: stream_executor/cuda/cuda_driver.cc, as reported in public",
+        alone=True,
+    ),
+    HarmlessText(
+        "TryGetProviderInfo_CUDA]",
+        "onnxruntime goes on on the CPU",
+        "onnxruntime: provider_bridge_ort.cc, as reported in public",
+        alone=True,
+    ),
+    HarmlessText(
+        "slurmstepd: error: couldn't chdir to ",
+        "Slurm starts the job in /tmp instead",
+        "slurm: src/slurmd/slurmstepd/task.c, as reported in public",
+        alone=True,
+    ),
+    HarmlessText(
+        "detected dubious ownership in repository at",
+        "git refuses to read a repository of another user: no training needs it",
+        "git 2.35.2 and later: setup.c, as reported in public",
+        alone=True,
+    ),
+    HarmlessText(
         "DeprecationWarning: ",
         "announces a change in a later release",
         "Python: the warning's category, as the interpreter prints it",

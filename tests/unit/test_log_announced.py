@@ -180,6 +180,19 @@ def test_several_that_are_announced_one_after_the_other_are_gone_on_after() -> N
     assert judged(f"{STEPS}{several}").outcome is Outcome.USER_ERROR
 
 
+@pytest.mark.parametrize(
+    "words", ["training failed", "An exception occurred during training", "Unhandled exception, shutting down", "oh no"]
+)
+@pytest.mark.parametrize("last", ["exit status 1", "uploading logs", "total time 12 s"])
+def test_clearing_up_is_no_sign_of_going_on(words: str, last: str) -> None:
+    behind = "".join(
+        f"2026-03-03 03:03:03,10{at} INFO run: {said}\n"
+        for at, said in enumerate(("closing writers", "writing report", last))
+    )
+    found = judged(f"{STEPS}2026-03-03 03:03:03,100 ERROR run: {words}\n{ANNOUNCED}{behind}")
+    assert found.outcome is Outcome.USER_ERROR
+
+
 def test_a_footer_hides_no_steps() -> None:
     assert judged(f"ERROR:train:no preview\n{ANNOUNCED}{STEPS}training finished\n{FOOTER}").outcome is Outcome.NOTHING
 
