@@ -78,7 +78,8 @@ class Course:
         if self._trains is not None and line.file == self._trains.file and line.order < self._trains.order:
             return True
         last = self._last.get(line.rank)
-        return last is not None and self.far(line, last)
+        # A rank whose last words are the same has not got over it.
+        return last is not None and last.text != line.text and self.far(line, last)
 
     def outlived(self, failure: Failure) -> bool:
         """Whether the rank went on for long after those words, and only then fell by something else."""

@@ -215,3 +215,9 @@ def test_an_exception_behind_a_script_s_own_label_is_got_over_where_its_rank_tra
     assert (
         judged(f"{SKIPPED}{others}[rank1]:[W1122 10:00:00.1 ProcessGroupNCCL.cpp:1] x\n").outcome is Outcome.USER_ERROR
     )
+
+
+@pytest.mark.parametrize("error", ["RuntimeError: CUDA out of memory", "ValueError: x"])
+@pytest.mark.parametrize("times", [1, 100, 1000])
+def test_an_error_that_is_said_to_the_end_is_not_gone_on_after(error: str, times: int) -> None:
+    assert judged(f"{STEPS}{error}\n" + f"{error}\n" * times).outcome is not Outcome.NOTHING
