@@ -37,6 +37,8 @@ WITNESS_SECONDS: Final = 0.1
 PENDING_SECONDS: Final = 2.0
 BY_THE_KERNEL: Final = 0x80
 """si_code of what a terminal sends."""
+TYPED: Final = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
+"""Of the kernel's, those that a terminal alone sends, and always to the whole group."""
 
 
 class Witness:
@@ -53,15 +55,16 @@ class Witness:
         if not self.relay:
             return code == BY_THE_KERNEL
         began = time.monotonic()
+        typed = code == BY_THE_KERNEL and number in TYPED
         while True:
             seen = self._shared.counted(number)
             if seen > self._known.get(number, 0):
                 self._known[number] = seen
                 return True
             passed = time.monotonic() - began
-            # On a host that is very busy the relay may be slow to say so: the kernel knows before.
-            if passed > (PENDING_SECONDS if _pending(self.relay, number) else WITNESS_SECONDS):
-                return False
+            # On a host that is very busy the relay may be slow to say so: the kernel knows before, until the relay has taken it.
+            if passed > (PENDING_SECONDS if typed or _pending(self.relay, number) else WITNESS_SECONDS):
+                return typed
             time.sleep(0.002)
 
 
