@@ -6,10 +6,14 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.other_users import NAMES, User, shared_folder, user
 
 # How long one example takes is the machine's load to say; tests of speed measure it themselves.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -44,3 +48,22 @@ def lacking_rights() -> str:
     if shutil.which(tried[0]) and subprocess.run(tried, capture_output=True).returncode:
         return "needs a root that may make namespaces (in Docker: --privileged)"
     return ""
+
+
+@pytest.fixture
+def ada() -> User:
+    """Another user of this host, who has done nothing wrong. The test must be marked `root`."""
+    return user(NAMES[0])
+
+
+@pytest.fixture
+def eve() -> User:
+    """Another user of this host, who tries what she can. The test must be marked `root`."""
+    return user(NAMES[1])
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A sticky folder that everybody may write to, as /tmp."""
+    with shared_folder() as folder:
+        yield folder
