@@ -55,7 +55,9 @@ def trusted_users() -> frozenset[int]:
     return frozenset((ROOT, os.geteuid()))
 
 
-def foothold_on(path: str | os.PathLike[str], trusted: Collection[int] | None = None) -> Foothold | None:
+def foothold_on(
+    path: str | os.PathLike[str], trusted: Collection[int] | None = None, *, may_be_missing: bool = False
+) -> Foothold | None:
     """Find the first foothold on the way from / to what the path leads to, all links followed; None if there is none.
 
     Folders that others may write to are safe where they are sticky and what lies in them is a trusted user's.
@@ -63,6 +65,7 @@ def foothold_on(path: str | os.PathLike[str], trusted: Collection[int] | None = 
     Args:
         path: a relative one is looked for in the current folder, whose own way counts, too.
         trusted: user numbers beside root's; by default `trusted_users()`.
+        may_be_missing: where nothing is there, find out who could make it.
     Raises:
         OSError: nothing is there, or it may not be looked at.
     """
@@ -77,8 +80,13 @@ def foothold_on(path: str | os.PathLike[str], trusted: Collection[int] | None = 
         if name == "..":
             here = os.path.dirname(here)  # noqa: PTH120
             continue
-        here = f"{here.rstrip('/')}/{name}"
-        status = os.lstat(here)
+        folder, here = here, f"{here.rstrip('/')}/{name}"
+        try:
+            status = os.lstat(here)
+        except FileNotFoundError:
+            if not may_be_missing:
+                raise
+            return _foothold_of(folder, os.lstat(folder), trusted, is_sticky_safe=False)
         if found := _foothold_of(here, status, trusted):
             return found
         if stat.S_ISLNK(status.st_mode):
@@ -106,11 +114,13 @@ def _parts(path: str) -> list[str]:
     return [part for part in PurePosixPath(path).parts if part != "/"]
 
 
-def _foothold_of(path: str, status: os.stat_result, trusted: frozenset[int]) -> Foothold | None:
+def _foothold_of(
+    path: str, status: os.stat_result, trusted: frozenset[int], *, is_sticky_safe: bool = True
+) -> Foothold | None:
     mode, uid = status.st_mode, status.st_uid
     if uid not in trusted:
         return Foothold(path, uid)
-    if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
+    if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX and is_sticky_safe):
         return None
     if mode & stat.S_IWOTH and not stat.S_ISCHR(mode):
         return Foothold(path, uid, "everybody")

@@ -80,10 +80,25 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _trust_everybody(wanted: bool) -> None:
+    if wanted:
+        from ddpdoctor.probes.run_as import trust_everybody
+
+        trust_everybody()
+
+
 @app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    as_root: Annotated[
+        bool,
+        typer.Option(
+            "--as-root",
+            callback=_trust_everybody,
+            help="For root: run the Python, programs and libraries of other users as root, not as their owners.",
+        ),
     ] = False,
 ) -> None:
     """The doctor for PyTorch multi-GPU and multi-node training."""

@@ -6,12 +6,15 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
+
+from ddpdoctor.probes.run_as import Identity, NotRunError, environ_for, identity_for, working_folder_for
 
 MAX_OUTPUT = 16 * 1024 * 1024
 """Bytes of each stream that are kept: one half from its start, the other from its end, since an answer may follow a flood."""
@@ -93,9 +96,18 @@ def end_all() -> None:
 class Started:
     """A started command; `wait()` gives how it ended."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None, stdin: bytes) -> None:
-        self._failure = ""
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        stdin: bytes,
+        identity: Identity | None,
+        refusal: str = "",
+    ) -> None:
+        self._failure = refusal
         self._output: dict[str, bytes] = {}
+        if refusal:
+            return
         try:
             with _door:
                 self._process = subprocess.Popen(
@@ -103,8 +115,12 @@ class Started:
                     stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env=None if environ is None else dict(environ),
+                    env=environ_for(identity, environ),
+                    cwd=working_folder_for(identity),
                     start_new_session=True,
+                    user=identity and identity.uid,
+                    group=identity and identity.gid,
+                    extra_groups=identity and identity.groups,
                 )
                 _alive.add(self)
         except (OSError, ValueError) as error:
@@ -180,13 +196,32 @@ class Started:
         return Ended(self._output.get("stdout", b""), self._output.get("stderr", b""), returncode, timed_out=timed_out)
 
 
-def start(command: Sequence[str], *, environ: Mapping[str, str] | None = None, stdin: bytes = b"") -> Started:
-    """Starts a command without waiting for it."""
-    return Started(command, environ, stdin)
+def start(
+    command: Sequence[str],
+    *,
+    environ: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    loads: Sequence[str | os.PathLike[str]] = (),
+) -> Started:
+    """Start a command without waiting for it. For root: as its owner, where it is another user's.
+
+    Args:
+        command: the program by its path, or ours (`sys.executable`), which is as trusted as we are.
+        environ: ours by default.
+        stdin: what it reads there.
+        loads: files that it will run or load beside itself.
+    """
+    program = () if command[0] == sys.executable else (command[0],)
+    identity, refusal = None, ""
+    try:
+        identity = identity_for((*program, *loads))
+    except NotRunError as error:
+        refusal = str(error)
+    return Started(command, os.environ if environ is None else environ, stdin, identity, refusal)
 
 
 def run(
     command: Sequence[str], seconds: float, *, environ: Mapping[str, str] | None = None, stdin: bytes = b""
 ) -> Ended:
-    """Runs a command for at most that many seconds."""
+    """Run a command as `start` does, for at most that many seconds."""
     return start(command, environ=environ, stdin=stdin).wait(seconds)

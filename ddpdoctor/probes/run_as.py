@@ -1,0 +1,171 @@
+"""As whom a program is run that the environment names: root runs nothing that another user could have put there.
+
+An interpreter, compiler or library of another user's is run as that user, with settings that hold no secrets of root's. What
+several users could have put there isn't run at all. What root itself runs gets neither settings nor a working folder by which
+others could have it load their code.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ddpdoctor.ownership import ROOT, Foothold, foothold_on, user_name
+from ddpdoctor.redaction import is_secret_name, redact_text
+
+OPTION: Final = "--as-root"
+PATH_LIST: Final = re.compile(r"PATH$|^LD_(?:PRELOAD|AUDIT)$")
+"""Names of settings that hold lists of folders or files, of which relative and empty ones count from the working folder."""
+NO_GROUP: Final = 65534
+OF_A_SESSION: Final = re.compile(r"^(?:SUDO_|SSH_|XDG_|DBUS_|GPG_|KRB5)|^(?:MAIL|XAUTHORITY|DISPLAY|OLDPWD)$")
+"""Settings of a login, which are of no use to another user."""
+LEADS_TO_CODE: Final = re.compile(r"^(?:LD_|PYTHON|NCCL_|CUDA_|HOME$)")
+
+_SEPARATORS: Final = re.compile(r"[:;,=\s]+")
+_FOLDERS: Final = re.compile("[:;]")
+_PRELOADED: Final = re.compile(r"[:\s]")
+
+
+class NotRunError(Exception):
+    """Root doesn't run it; the text says why, and what to do instead."""
+
+
+class Identity(NamedTuple):
+    """A user as whom something is run, with all that counts for the kernel and for programs."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    name: str
+    home: str
+
+
+class LeftOut(NamedTuple):
+    """A setting, or a part of one, by which another user could have root load code."""
+
+    setting: str
+    foothold: Foothold
+
+    @property
+    def words(self) -> str:
+        return f"{self.setting} ({self.foothold.words})"
+
+
+class _Trust:
+    """Whether the caller said that root may run what other users could have put there."""
+
+    everybody = False
+
+
+def trust_everybody() -> None:
+    """From now on root runs whatever the environment names."""
+    _Trust.everybody = True
+
+
+def is_wary() -> bool:
+    """Whether we are root, and weren't told to trust everybody."""
+    return os.geteuid() == ROOT and not _Trust.everybody
+
+
+def identity_for(code: Iterable[str | os.PathLike[str]]) -> Identity | None:
+    """Decide as whom to run these files: None for who we are.
+
+    Args:
+        code: the program, and what else it will run or load by its arguments.
+    Raises:
+        NotRunError: several users could replace them.
+    """
+    if not is_wary():
+        return None
+    files = [os.fspath(file) for file in code]
+    found = next((foothold for file in files if (foothold := _foothold(file))), None)
+    if found is None:
+        return None
+    others = [found] if found.writers else [other for file in files if (other := _foothold(file, found.uid))]
+    if others:
+        words = " and ".join(dict.fromkeys(foothold.words for foothold in (found, *others)))
+        raise NotRunError(
+            f"root does not run {files[0]}, since {words}; run ddpdoctor as the user who trains with it (sudo -u USER), or, "
+            f"if you trust all who may write there, as ddpdoctor {OPTION} COMMAND"
+        )
+    return _identity(found.uid)
+
+
+def _foothold(path: str, *trusted: int) -> Foothold | None:
+    try:
+        return foothold_on(path, trusted, may_be_missing=True)
+    except NotADirectoryError:
+        return None
+    except OSError as error:
+        raise NotRunError(f"root does not run {path}: whose it is can't be found out ({error.strerror})") from error
+
+
+def _identity(uid: int) -> Identity:
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return Identity(uid, NO_GROUP, (), user_name(uid), "/")
+    return Identity(uid, entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)), entry.pw_name, entry.pw_dir)
+
+
+def environ_for(identity: Identity | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings that are handed to what runs as that user: unchanged for who we are, unless we are root."""
+    if not is_wary():
+        return dict(environ)
+    if identity is None:
+        return clean_environ(environ)[0]
+    theirs = {"HOME": identity.home, "USER": identity.name, "LOGNAME": identity.name}
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if not is_secret_name(name) and not OF_A_SESSION.search(name) and redact_text(value) == value
+    }
+    return clean_environ(kept | theirs, identity.uid)[0]
+
+
+def clean_environ(environ: Mapping[str, str], *trusted: int) -> tuple[dict[str, str], tuple[LeftOut, ...]]:
+    """Leave out of the settings all by which users other than root and the trusted could have code loaded.
+
+    Returns:
+        What is left, with the trusted user's or root's own HOME, and what was left out.
+    """
+    kept: dict[str, str] = {}
+    left_out: list[LeftOut] = []
+    for name, value in environ.items():
+        is_list = PATH_LIST.search(name) is not None
+        parts = (_PRELOADED if name == "LD_PRELOAD" else _FOLDERS if is_list else _SEPARATORS).split(value)
+        suspects = {part: foothold for part in parts if (foothold := _suspect(name, part, is_list, trusted))}
+        left_out += [LeftOut(name, foothold) for foothold in suspects.values()]
+        good = [part for part in parts if part not in suspects and (name != "PATH" or part.startswith("/"))]
+        if len(good) == len(parts):
+            kept[name] = value
+        elif good and is_list:
+            kept[name] = ":".join(good)
+    if "HOME" in environ:
+        kept.setdefault("HOME", _identity(trusted[0] if trusted else ROOT).home)
+    return kept, tuple(left_out)
+
+
+def _suspect(name: str, part: str, is_list: bool, trusted: Sequence[int]) -> Foothold | None:
+    """Who else decides what lies there. Programs are never looked for in relative folders; the loader looks for libraries
+    without a "/" elsewhere."""
+    is_elsewhere = name == "PATH" or not is_list or (name in ("LD_PRELOAD", "LD_AUDIT") and "/" not in part)
+    if is_elsewhere and not part.startswith("/"):
+        return None
+    try:
+        return _foothold(part or ".", *trusted)
+    except (NotRunError, ValueError):
+        return Foothold(part, -1, "users that can't be found out")
+
+
+def working_folder_for(identity: Identity | None) -> str | None:
+    """The folder to run in: None for the current one, / where others could have put something there."""
+    if not is_wary():
+        return None
+    try:
+        return "/" if _foothold(".", *((identity.uid,) if identity else ())) else None
+    except (NotRunError, OSError):
+        return "/"
