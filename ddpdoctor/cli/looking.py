@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -14,6 +16,7 @@ from ddpdoctor.cli.progress import StatusLine
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.patient.asking import ask
 from ddpdoctor.probes.patient.choice import choose_python
+from ddpdoctor.probes.run_as import OPTION, NotRunError, identity_for, remarks, sudo
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.snapshot import Snapshot
@@ -57,10 +60,39 @@ def begin(
     if not all(one.strip() for one in checkpoints):
         raise typer.BadParameter("--checkpoint is empty; is the variable in it set?")
     path, chosen_by = choose_python(python, os.environ)
+    say_as_whom(path, chosen_by)
     context = Context(path, chosen_by, quick=quick, environ={**os.environ, **settings}, checkpoints=tuple(checkpoints))
     if not quick:
         threading.Thread(target=ask, args=(context, "torch", patience), daemon=True).start()
     return context
+
+
+def say_as_whom(path: str, chosen_by: str) -> None:
+    """Tell root where the environment has led to what others could have put there, and what is done about it."""
+    for remark in remarks(path, chosen_by, os.environ):
+        typer.echo(f"ddpdoctor: {remark}. ({OPTION} before the command runs everything as root.)", err=True)
+
+
+def refuse_others_python(path: str, chosen_by: str) -> None:
+    """For commands that train: where root would run another user's Python. As that user, the command does.
+
+    Raises:
+        typer.Exit: with the command to run instead.
+    """
+    try:
+        identity = identity_for([path])
+        again = shlex.join(["ddpdoctor", *sys.argv[1:]])
+        words = (
+            ""
+            if identity is None
+            else f"it belongs to {identity.name}. Run it as {identity.name}:\n  {sudo(identity)} {again}"
+        )
+    except NotRunError as error:
+        words = str(error)
+    if words:
+        typer.echo(f"Root does not train with {path} ({chosen_by} led there): {words}", err=True)
+        raise typer.Exit(2)
+    say_as_whom(path, chosen_by)
 
 
 def refuse_what_is_no_python(python: str, path: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import PythonOption, refuse_what_is_no_python
+from ddpdoctor.cli.looking import PythonOption, refuse_others_python, refuse_what_is_no_python
 from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ def netcheck(
     from ddpdoctor.report.netcheck_progress import make_view
 
     path, chosen_by = choose_python(python, os.environ)
+    if not quick:
+        refuse_others_python(path, chosen_by)
     if python is not None:
         # Before the other nodes are made to wait for a node that couldn't take part in the collectives.
         refuse_what_is_no_python(python, path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import PythonOption, begin, look, refuse_what_is_no_python
+from ddpdoctor.cli.looking import PythonOption, begin, look, refuse_others_python, refuse_what_is_no_python
 from ddpdoctor.cli.stopping import Stopped
 from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
 from ddpdoctor.terminals import moves_its_cursor
@@ -170,6 +170,7 @@ def smoke(
     from ddpdoctor.smoke.plan import GROUPS, smoke_plan
 
     path, chosen_by = choose_python(python, os.environ)
+    refuse_others_python(path, chosen_by)
     if python is not None:
         with _not_begun():
             refuse_what_is_no_python(python, path)

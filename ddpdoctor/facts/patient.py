@@ -17,6 +17,8 @@ class Patient(Facts, frozen=True, kw_only=True):
     """Path as it is to be typed in a command."""
     chosen_by: Annotated[str, Source("command line and environment")]
     """"--python", "VIRTUAL_ENV", "CONDA_PREFIX", "our own interpreter", "PATH"."""
+    asked_as: Annotated[str, Source("owner of its files")] = ""
+    """The user as whom root ran it; "" where it ran as who asked."""
     state: Annotated[str, Source("running it")] = "ok"
     detail: Annotated[str, Source("running it")] = ""
     """Where the state isn't ok: what it printed or how it ended."""

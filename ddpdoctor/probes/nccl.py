@@ -10,7 +10,7 @@ import json
 import re
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from ddpdoctor.knowledge.interface_choice import NEWEST, gloo_choice, interface_
 from ddpdoctor.probes import nccl_inquiry
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import isfile
+from ddpdoctor.probes.run_as import NotRunError, identity_for
 from ddpdoctor.probes.subprocesses import Ended, Started, start
 
 SECONDS = 10.0
@@ -54,7 +55,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 def probe(context: Context) -> Nccl | Unknown:
     library = find_library(context)
-    asked = _ask(library, context.environ) if library else None
+    asked = _ask(library, context) if library else None
     network = context.facts(Network)
     answer = _read(asked.wait(SECONDS), network) if asked else None
     if isinstance(answer, Unknown):
@@ -91,10 +92,23 @@ def _folders(context: Context) -> Iterator[Path]:
     yield from (context.path(one) for one in STANDARD_FOLDERS)
 
 
-def _ask(library: Path, environ: Mapping[str, str]) -> Started:
-    settings = {name: value for name, value in environ.items() if name not in NO_LOG_FILE}
-    command = (sys.executable, "-I", "-S", str(Path(nccl_inquiry.__file__)), str(library))
-    return start(command, environ={**settings, "NCCL_DEBUG": "INFO"})
+def _ask(library: Path, context: Context) -> Started:
+    settings = {name: value for name, value in context.environ.items() if name not in NO_LOG_FILE}
+    # The inquiry goes through stdin: the owner of the library, as whom root asks, may not be allowed to read our files, nor
+    # to run our Python.
+    return start(
+        (_python_for(library, context), "-I", "-S", "-", str(library)),
+        environ={**settings, "NCCL_DEBUG": "INFO"},
+        stdin=Path(nccl_inquiry.__file__).read_bytes(),
+        loads=(library,),
+    )
+
+
+def _python_for(library: Path, context: Context) -> str:
+    try:
+        return sys.executable if identity_for([library]) is None else context.python
+    except NotRunError:
+        return sys.executable  # Which won't be started.
 
 
 def _read(ended: Ended, network: Network | Unknown) -> Answer | Unknown:

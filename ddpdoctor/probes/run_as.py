@@ -20,6 +20,7 @@ OPTION: Final = "--as-root"
 PATH_LIST: Final = re.compile(r"PATH$|^LD_(?:PRELOAD|AUDIT)$")
 """Names of settings that hold lists of folders or files, of which relative and empty ones count from the working folder."""
 NO_GROUP: Final = 65534
+NO_HOME: Final = "/"
 OF_A_SESSION: Final = re.compile(r"^(?:SUDO_|SSH_|XDG_|DBUS_|GPG_|KRB5)|^(?:MAIL|XAUTHORITY|DISPLAY|OLDPWD)$")
 """Settings of a login, which are of no use to another user."""
 LEADS_TO_CODE: Final = re.compile(r"^(?:LD_|PYTHON|NCCL_|CUDA_|HOME$)")
@@ -107,8 +108,38 @@ def _identity(uid: int) -> Identity:
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
-        return Identity(uid, NO_GROUP, (), user_name(uid), "/")
+        return Identity(uid, NO_GROUP, (), user_name(uid), NO_HOME)
     return Identity(uid, entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)), entry.pw_name, entry.pw_dir)
+
+
+def sudo(identity: Identity) -> str:
+    """The start of a command that runs as that user."""
+    return f"sudo -H -u {identity.name}" if identity.home != NO_HOME else f"sudo -H -u '#{identity.uid}'"
+
+
+def remarks(python: str, chosen_by: str, environ: Mapping[str, str]) -> list[str]:
+    """What root is to know of what the environment has led to: sentences, none where all of it is root's."""
+    if not is_wary():
+        return []
+    try:
+        identity = identity_for([python])
+    except NotRunError as error:
+        return [f"{chosen_by} led to {python}: {error}"]
+    found = []
+    if identity is not None:
+        found.append(
+            f"{chosen_by} led to {python}, which belongs to {identity.name}: it is run as {identity.name}, not as root"
+        )
+    trusted = (identity.uid,) if identity else ()
+    left_out = dict.fromkeys(
+        one.words for one in clean_environ(environ, *trusted)[1] if LEADS_TO_CODE.search(one.setting)
+    )
+    if left_out:
+        whom = f"what runs as root or {identity.name}" if identity else "what runs as root"
+        found.append(f"left out of the settings of {whom}, though a job would have them: {', '.join(left_out)}")
+    if working_folder_for(identity):
+        found.append("nothing is imported from this folder, since others could have put modules here")
+    return found
 
 
 def environ_for(identity: Identity | None, environ: Mapping[str, str]) -> dict[str, str]:

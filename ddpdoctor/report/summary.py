@@ -47,7 +47,8 @@ def _patient(snapshot: Snapshot) -> str:
         return ""
     if patient.state != "ok":
         return f"{patient.python} can't be asked"
-    text = f"{patient.python} (chosen by {patient.chosen_by}; Python {patient.version}"
+    asked_as = f"asked as {patient.asked_as}; " if patient.asked_as else ""
+    text = f"{patient.python} (chosen by {patient.chosen_by}; {asked_as}Python {patient.version}"
     torch = snapshot.torch
     if not isinstance(torch, Unknown):
         if not torch.installed:

@@ -322,7 +322,7 @@ def test_answer_is_asked_once(tmp_path: Path) -> None:
 def test_inquiry_that_nobody_waits_for_any_more_ends_by_itself(tmp_path: Path) -> None:
     """Its caller may have been killed, and a hung import would stay for ever."""
     fake_torch(tmp_path, "import time; time.sleep(600)")
-    command = [sys.executable, str(INQUIRY), "torch", "<", ">", "0"]
+    command = [sys.executable, str(INQUIRY), "torch", "<", ">", "0", "/"]
     began = time.monotonic()
     ended = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, check=False)
     assert ended.returncode == -signal.SIGALRM

@@ -230,7 +230,7 @@ def test_torch_that_is_noisy(tmp_path: Path, noise: str) -> None:
 def test_file_in_the_working_folder_shadows_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real: Snapshot
 ) -> None:
-    (tmp_path / "torch.py").write_text("import torch\ntorch.nn\n")
+    (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.chdir(tmp_path)
     found = torch_of(look())
     assert found.installed
@@ -239,7 +239,8 @@ def test_file_in_the_working_folder_shadows_torch(
     assert found.hidden == torch_of(real).location
     assert (found.version, found.cpu_only) == (None, False)
     assert found.import_state == "fails"
-    assert "has no attribute 'nn'" in found.import_error
+    assert found.import_error == f"not tried: import torch would run {tmp_path / 'torch.py'}"
+    assert not (tmp_path / "ran").exists(), "it may be a training script"
 
 
 def test_file_in_the_working_folder_where_there_is_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.library_search import patients_libstdcxx
 from ddpdoctor.probes.patient.asking import ask, maybe, why_silent
+from ddpdoctor.probes.run_as import identity_for
 
 
-def probe(context: Context) -> Patient:
+def probe(context: Context) -> Patient | Unknown:
     answer = ask(context, "interpreter")
+    if answer.state == "not-run":
+        return why_silent(answer)
     if answer.state != "ok":
         silent = why_silent(answer)
         return Patient(
@@ -25,6 +29,7 @@ def probe(context: Context) -> Patient:
     return Patient(
         python=context.python,
         chosen_by=context.chosen_by,
+        asked_as=identity.name if (identity := identity_for([context.python])) else "",
         version=told["version"],
         implementation=told["implementation"],
         prefix=told["prefix"],

@@ -14,6 +14,7 @@ import msgspec
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.run_as import NotRunError, identity_for
 from ddpdoctor.probes.subprocesses import Ended, Started, start
 
 Mode = Literal["interpreter", "torch"]
@@ -24,7 +25,7 @@ SECONDS = {"interpreter": 10.0, "torch": 60.0}
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """state, detail: as in `Patient`. told: what it said before it ended, however it ended."""
+    """state, detail: as in `Patient`, or "not-run" where root doesn't run it. told: what it said before it ended, however it ended."""
 
     state: str
     detail: str = ""
@@ -73,16 +74,30 @@ def _ask(context: Context, mode: Mode, seconds: float) -> Answer:
     unusable = _unusable(context.python)
     if unusable is not None:
         return unusable
+    try:
+        identity = identity_for([context.python])
+    except NotRunError as error:
+        return Answer("not-run", str(error))
     words = secrets.token_hex(16), secrets.token_hex(16)
     until = time.monotonic() + seconds
-    command = [context.python, os.fspath(INQUIRY), mode, *words, str(seconds)]
-    started = start(command, environ=context.environ)
+    # Another user may not be allowed to read our files.
+    script, stdin = (os.fspath(INQUIRY), b"") if identity is None else ("-", INQUIRY.read_bytes())
+    started = start(
+        [context.python, script, mode, *words, str(seconds), _working_folder()], environ=context.environ, stdin=stdin
+    )
     if mode == "torch":
         interpreter = ask(context, "interpreter")
         if interpreter.state != "ok":
             started.kill()
             return interpreter
     return _understood(context.python, _ended(started, until), words, seconds)
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # It is gone.
+        return ""
 
 
 def _ended(started: Started, until: float) -> Ended:

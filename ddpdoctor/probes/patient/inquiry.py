@@ -1,10 +1,11 @@
 """Runs in the patient's Python and says what it is. Standard library only, Python >= 3.8.
 
-    python inquiry.py MODE START END SECONDS
+    python inquiry.py MODE START END SECONDS FOLDER
 
 MODE is "interpreter" (imports nothing of the patient's) or "torch" (imports torch). What is learned goes to the standard
 output as JSON objects, each between the two random words START and END, so that whatever else is printed there does no
-harm; later objects add to earlier ones. SECONDS is when the caller's patience ends.
+harm; later objects add to earlier ones. SECONDS is when the caller's patience ends. FOLDER is where a training script would
+lie ("" where there is none any more): modules there are named, but imported only if it is the working folder as well.
 
 The syntax of the whole file must be parseable by Python 2.7, or the gate below could not speak there.
 """
@@ -13,7 +14,7 @@ The syntax of the whole file must be parseable by Python 2.7, or the gate below 
 
 import sys
 
-MODE, START, END, SECONDS = sys.argv[1:5]
+MODE, START, END, SECONDS, FOLDER = sys.argv[1:6]
 
 if sys.version_info < (3, 8):
     sys.stdout.write(START + '{"too_old": "%d.%d.%d"}' % sys.version_info[:3] + END)
@@ -33,6 +34,7 @@ import importlib.machinery
 import json
 import re
 import signal
+import stat
 
 # If the caller was killed, nobody else ends what hangs here. Unlike a thread's, this clock needs no GIL.
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -86,10 +88,13 @@ def in_one_line(error):
 
 def working_folder():
     """What stands first on the path of a script in this folder, as a list of one, or empty."""
-    if getattr(sys.flags, "safe_path", False):
-        return []
+    return [FOLDER] if FOLDER and not getattr(sys.flags, "safe_path", False) else []
+
+
+def importable_folder():
+    """The same, unless it is only to be looked at: root imports nothing that somebody else could have put there."""
     try:
-        return [os.getcwd()]
+        return working_folder() if os.getcwd() == FOLDER else []
     except OSError:
         return []
 
@@ -106,12 +111,20 @@ def absolute(path):
 
 
 def read(path, size=1024 * 1024):
-    """The text of a file, "" if it can't be read."""
+    """The text of a file, "" if it can't be read: no pipe is waited for, no device is read."""
     try:
-        with open(path, "rb") as file:
-            return file.read(size).decode("utf-8", "replace")
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return ""
+    try:
+        if not path.startswith("/proc/") and not stat.S_ISREG(os.fstat(file).st_mode):
+            return ""
+        with os.fdopen(os.dup(file), "rb") as opened:
+            return opened.read(size).decode("utf-8", "replace")
     except OSError:
         return ""
+    finally:
+        os.close(file)
 
 
 # Mode "interpreter".
@@ -285,10 +298,19 @@ def import_torch():
     # Bytecode of another user's files would be left behind under our name.
     sys.dont_write_bytecode = sys.dont_write_bytecode or os.stat(sys.prefix).st_uid != os.geteuid()
     sys.argv[:] = [""]
-    sys.path[:0] = working_folder()
+    sys.path[:0] = importable_folder()
     importlib.invalidate_caches()
     watch()
     tell(started=True)
+    files = torch_files()
+    if files and files["found_through"] and not os.path.isdir(files["location"]):
+        tell(
+            import_state="fails",
+            import_error="not tried: import torch would run %s" % files["location"],
+            import_traceback="",
+            in_the_way=files["location"],
+        )
+        return
     began = time.perf_counter()
     try:
         import torch
