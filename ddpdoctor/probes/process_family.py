@@ -76,6 +76,11 @@ class Seen:
         environ = self.environ
         return isinstance(environ, bytes) and any(name in environ for name in _RANK_SETTINGS)
 
+    @property
+    def is_inquiry(self) -> bool:
+        """Whether a ddpdoctor started it on its own account, also one of another node's or job's."""
+        return isinstance(self.environ, bytes) and b"DDPDOCTOR_INQUIRY=" in self.environ
+
     @cached_property
     def place(self) -> Place | None:
         """By its settings, or where it has none and is in a process group by its arguments."""

@@ -25,7 +25,9 @@ def roles(family: Family, asked: int = 0) -> Roles:
     """Role and place of each process that has one; all others are `Role.OTHER`. asked: the pid of one that the user means."""
     found: Roles = {}
     for one in family.seen.values():
-        if one.launcher:
+        if one.is_inquiry:
+            found[one.stat.pid] = Role.HELPER, None
+        elif one.launcher:
             found[one.stat.pid] = Role.LAUNCHER, None
         elif one.stat.name == DATA_WORKER:
             found[one.stat.pid] = Role.WORKER, None

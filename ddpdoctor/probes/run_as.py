@@ -30,6 +30,11 @@ _FOLDERS: Final = re.compile("[:;]")
 _PRELOADED: Final = re.compile(r"[:\s]")
 
 
+INQUIRY_MARK: Final = {"DDPDOCTOR_INQUIRY": "1"}
+"""In the settings of all that ddpdoctor starts on its own account, and so of what that starts: none of it is part of a job, though
+a launcher's settings are inherited."""
+
+
 class NotRunError(Exception):
     """Root doesn't run it; the text says why, and what to do instead."""
 

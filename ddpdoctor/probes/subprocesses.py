@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
-from ddpdoctor.probes.run_as import Identity, NotRunError, environ_for, identity_for, working_folder_for
+from ddpdoctor.probes.run_as import INQUIRY_MARK, Identity, NotRunError, environ_for, identity_for, working_folder_for
 
 MAX_OUTPUT = 16 * 1024 * 1024
 """Bytes of each stream that are kept: one half from its start, the other from its end, since an answer may follow a flood."""
@@ -115,7 +115,8 @@ class Started:
                     stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env=environ_for(identity, environ),
+                    # The mark goes first: of long environments only the beginning is read.
+                    env=INQUIRY_MARK | environ_for(identity, environ),
                     cwd=working_folder_for(identity),
                     start_new_session=True,
                     user=identity and identity.uid,

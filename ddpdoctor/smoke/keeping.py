@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ddpdoctor.deadlines import within
-from ddpdoctor.probes.run_as import environ_for, working_folder_for
+from ddpdoctor.probes.run_as import INQUIRY_MARK, environ_for, working_folder_for
 from ddpdoctor.smoke.heard import last_words
 from ddpdoctor.smoke.keeper import descendants
 from ddpdoctor.smoke.watching import Watch
@@ -48,7 +48,7 @@ class Keeper:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**environ_for(None, environ), "TMPDIR": folder},
+            env={**INQUIRY_MARK, **environ_for(None, environ), "TMPDIR": folder},
             cwd=working_folder_for(None),
             start_new_session=True,
         )

@@ -73,7 +73,7 @@ class FakeNvidia:
         missing: NVML functions that the library lacks.
         which: of "nvml" and "cuda" those that are installed.
         library: settings of the library as a whole: init=18, init_does="hang", p2p=1.
-        cuda_does: "hang" or "crash" in cuInit.
+        cuda_does: "hang", "crash" or "slow" (three seconds) in cuInit.
         """
         major, minor = (int(part) for part in cuda.split("."))
         settings = {

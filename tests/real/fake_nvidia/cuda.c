@@ -19,6 +19,7 @@ int cuInit(unsigned flags) {
     const char *does = setting(";does="), *code = setting(";init=");
     (void)flags;
     if (does && !strncmp(does, "hang", 4)) for (;;) pause();
+    if (does && !strncmp(does, "slow", 4)) sleep(3);
     if (does && !strncmp(does, "crash", 5)) *(volatile int *)8 = 1;
     if (getenv("CUDA_VISIBLE_DEVICES") && !*getenv("CUDA_VISIBLE_DEVICES")) return 100;
     return code ? atoi(code) : 0;

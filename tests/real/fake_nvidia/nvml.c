@@ -1,6 +1,6 @@
 /* A libnvidia-ml.so.1 that sees whatever GPUs the environment variable FAKE_NVML tells it to.
  *
- * FAKE_NVML is ";key=value;key=value;". Of the library: gpus (how many), init (return code), init_does ("hang", "crash"),
+ * FAKE_NVML is ";key=value;key=value;". Of the library: gpus (how many), init (return code), init_does ("hang", "crash", "slow"),
  * driver, nvml (versions), p2p (status of each pair). Of a GPU: "3.key=value", or "*.key=value" for all. A value "!15"
  * makes that question return code 15; "*.everything=!3" is the value of all that isn't named. The processes on a GPU are
  * "holders", or so many "processes" that hold "process_memory" each; "whole_processes=!4" hides those of the whole GPU. */
@@ -66,6 +66,7 @@ Return nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     if (lookup("", "init_does", does, sizeof does)) {
         if (!strcmp(does, "hang")) for (;;) pause();
+        if (!strcmp(does, "slow")) sleep(3);
         if (!strcmp(does, "crash")) *(volatile int *)8 = 1;
     }
     return library("init", 0);
