@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,6 +82,7 @@ def check(
             raise typer.Exit(0)
     # Whether a selection needs torch is known only once the checks are loaded; the whole of them does.
     context = None if snapshots or chosen else begin(python, quick=quick, checkpoints=checkpoints or ())
+    seen = _look_at_everything(context) if context and not ignored else None
     checks = _selected(chosen, ignored)
     if checkpoints and not any("checkpoints" in one.groups for one in checks):
         raise typer.BadParameter("--select and --ignore leave no check that looks into the --checkpoint")
@@ -88,7 +90,7 @@ def check(
         taken, problems = _read(snapshots)
     else:
         context = context or _begin(python, quick, checkpoints or (), checks)
-        taken, problems = [look(context, _groups(checks))], []
+        taken, problems = [seen or look(context, _groups(checks))], []
     from ddpdoctor.examination import examine, overall
 
     examinations = [examine(one, nproc, checks) for one in taken]
@@ -116,6 +118,21 @@ def check(
     _print(examinations, problems, as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     code = overall(examinations).exit_code(strict=strict)
     raise typer.Exit(2 if problems and code == 0 else code)
+
+
+def _look_at_everything(context: Context) -> Snapshot:
+    """A snapshot for all checks. They are loaded, and the report's modules, while the probes wait for programs to answer."""
+    from ddpdoctor.facts.snapshot import GROUPS
+
+    threading.Thread(target=_load_checks, daemon=True).start()
+    return look(context, GROUPS)
+
+
+def _load_checks() -> None:
+    from ddpdoctor.registry import all_checks
+
+    all_checks()
+    import ddpdoctor.report.terminal  # noqa: F401
 
 
 def _begin(python: str | None, quick: bool, checkpoints: Sequence[str], checks: tuple[Check, ...]) -> Context:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 import msgspec
 
@@ -135,7 +135,7 @@ def _all_words_known(value: str, choices: tuple[str, ...]) -> bool:
 
 @cache
 def _table() -> _Table:
-    return msgspec.json.decode(files("ddpdoctor.knowledge").joinpath("settings.json").read_bytes(), type=_Table)
+    return msgspec.json.decode(Path(__file__).with_name("settings.json").read_bytes(), type=_Table)
 
 
 @cache

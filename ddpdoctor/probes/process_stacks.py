@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from ddpdoctor.facts.base import Maybe, Unknown
@@ -29,6 +27,9 @@ def with_stacks(processes: Processes) -> Processes:
 
 
 def _read(pids: list[int]) -> dict[int, Maybe[tuple[Frame, ...]]]:
+    # Here and not above: asyncio is many modules, and hardly ever needed.
+    import asyncio
+
     from ddpdoctor.jobs.spying import Spied, spy
 
     def told(spied: Spied) -> Maybe[tuple[Frame, ...]]:

@@ -22,7 +22,7 @@ from ddpdoctor.probes.process_stacks import with_stacks
 DEADLINE = 40.0
 """Seconds. As a rule it takes less than one; stacks of ranks that may be left over take more."""
 BETWEEN = 0.25
-"""Seconds between the two looks, at least."""
+"""Seconds between the two looks, at least, where there is anybody to watch."""
 UNCOLLECTED = 5.0
 """Seconds of age. One that ended sooner may be one of many that a pool starts and ends; when it ended, nobody tells."""
 NVML_SECONDS = 5.0
@@ -59,7 +59,8 @@ class _Look:
         self._holders.look_into_the_rest(family)
         ended = _uncollected(family, found)
         facts = self._described(family, found, ended)
-        time.sleep(max(0.0, first + BETWEEN - time.monotonic()))
+        if any(not process.ours for process in facts.values()):
+            time.sleep(max(0.0, first + BETWEEN - time.monotonic()))
         seconds = time.monotonic() - first
         after = {pid: self._proc.spent(pid) for pid in before if pid in facts}
         collected = {pid for pid in ended - found.keys() if self._proc.stat(pid) != family.seen[pid].stat}
