@@ -1,0 +1,70 @@
+"""`ddpdoctor smoke` of root's on a host where another user attacks what it opens, or owns the folder for its files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.facts.smoke import Ending
+from ddpdoctor.smoke.orders import Fault, Order
+from ddpdoctor.smoke.running import run
+from tests.command import ROOT, ddpdoctor, plain_environ
+from tests.free_ports import free_port
+from tests.other_users import User
+from tests.store_attacks import attacked_by
+
+pytestmark = pytest.mark.root
+
+
+def test_nobody_reaches_the_ranks_store_of_one_host(eve: User, shared: Path) -> None:
+    fault = json.dumps({"rank": 1, "stage": "training", "kind": "sleep"})
+    with attacked_by(eve, shared) as attack:
+        done = ddpdoctor("smoke", "--nproc", "2", "--timeout", "5", environ={"DDPDOCTOR_SMOKE_FAULT": fault})
+    assert not attack.seen.ran, attack.seen
+    assert not attack.seen.stores, attack.seen
+    assert "rank 1 hangs in training" in done.stdout, done.stdout + done.stderr
+
+
+PYTHON_3_10_8 = r"""
+import itertools, os
+from multiprocessing import connection, util
+usual, numbers = connection.arbitrary_address, itertools.count()
+def arbitrary_address(family):
+    if family == "AF_UNIX" and util.abstract_sockets_supported:
+        return "\0listener-%d-%d" % (os.getpid(), next(numbers))
+    return usual(family)
+connection.arbitrary_address = arbitrary_address
+"""
+"""Its own choice of an address, which is that of 3.9.0 to 3.10.8 and of 3.11.0."""
+
+
+def test_nobody_reaches_the_server_that_forks_the_ranks(eve: User, shared: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PYTHON_3_10_8)
+    path = os.pathsep.join(map(str, (tmp_path, ROOT)))
+    fault = json.dumps({"rank": 1, "stage": "training", "kind": "sleep"})
+    with attacked_by(eve, shared) as attack:
+        done = ddpdoctor(
+            "smoke", "--nproc", "2", "--timeout", "3", environ={"DDPDOCTOR_SMOKE_FAULT": fault, "PYTHONPATH": path}
+        )
+    assert not attack.seen.ran, attack.seen
+    assert not attack.seen.servers
+    assert "rank 1 hangs in training" in done.stdout, done.stdout + done.stderr
+
+
+def test_nothing_in_the_store_of_several_hosts_is_run(eve: User, shared: Path) -> None:
+    """It is on the network, as torchrun's: she may disturb the training."""
+    order = Order(
+        nproc=2, world_size=2, master="127.0.0.1", port=free_port(), seconds=5.0,
+        fault=Fault(rank=1, stage="training", kind="sleep"),
+    )  # fmt: skip
+    with attacked_by(eve, shared) as attack:
+        ran = asyncio.run(run(order, python=sys.executable, environ=plain_environ()))
+    assert attack.seen.stores == {order.port}
+    assert len(attack.seen.keys) > 2
+    assert not attack.seen.ran, attack.seen
+    assert not any(found.ending is Ending.FINISHED for found in ran.runs)
