@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -68,3 +69,15 @@ def test_nothing_in_the_store_of_several_hosts_is_run(eve: User, shared: Path) -
     assert len(attack.seen.keys) > 2
     assert not attack.seen.ran, attack.seen
     assert not any(found.ending is Ending.FINISHED for found in ran.runs)
+
+
+def test_the_ranks_files_are_where_she_can_not_take_them_away(eve: User, shared: Path) -> None:
+    eve.does(f"mkdir -m 777 {shared}/hers")
+    take = f"cd {shared}/hers; while :; do mv ddpdoctor-smoke-* taken; sleep 0.01; done 2>/dev/null"
+    with subprocess.Popen(["sh", "-c", take], user=eve.uid, group=eve.gid, extra_groups=[]) as taking:
+        done = ddpdoctor("smoke", "--nproc", "2", "--stages", "checkpoint", environ={"TMPDIR": f"{shared}/hers"})
+        taking.kill()
+    words = " ".join(done.stdout.split())
+    assert f"since others can't be used ({shared}/hers: {shared}/hers belongs to ddpdoctor-eve)" in words
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list((shared / "hers").iterdir()) == []
