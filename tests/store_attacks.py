@@ -4,9 +4,10 @@ and to multiprocessing's server."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -109,6 +110,34 @@ while not os.path.exists(STOP):
 seen.pop("since", None)
 print(json.dumps({name: sorted(values) for name, values in seen.items()}))
 """
+
+NOTES = r"""
+import os, sys, traceback
+
+def note(event, arguments):
+    if event != "pickle.find_class":
+        return
+    callers = [frame.filename for frame in traceback.extract_stack()]
+    # What multiprocessing is given by its parent, over a pipe.
+    if not any(name.endswith("multiprocessing/spawn.py") for name in callers):
+        with open(os.environ["UNPICKLED"], "a") as file:
+            file.write("%s.%s: %s\n" % (*arguments, callers[-2]))
+
+sys.addaudithook(note)
+"""
+
+
+def noting_what_is_unpickled(environ: Mapping[str, str], folder: Path) -> tuple[dict[str, str], Callable[[], str]]:
+    """Settings with which every Python notes each class or function that a pickle names in it, and what was noted so far."""
+    (folder / "sitecustomize.py").write_text(NOTES)
+    noted = folder / "unpickled"
+    path = os.pathsep.join(filter(None, (str(folder), environ.get("PYTHONPATH"))))
+    settings = {**environ, "PYTHONPATH": path, "UNPICKLED": str(noted)}
+    own = "import pickle, types; pickle.loads(pickle.dumps(types.SimpleNamespace))"
+    subprocess.run([sys.executable, "-c", own], env=settings, check=True)
+    assert noted.read_text().startswith("types.SimpleNamespace: ")
+    noted.write_text("")
+    return settings, noted.read_text
 
 
 class Seen(NamedTuple):

@@ -17,7 +17,7 @@ from ddpdoctor.smoke.running import run
 from tests.command import ROOT, ddpdoctor, plain_environ
 from tests.free_ports import free_port
 from tests.other_users import User
-from tests.store_attacks import attacked_by
+from tests.store_attacks import attacked_by, noting_what_is_unpickled
 
 pytestmark = pytest.mark.root
 
@@ -81,3 +81,12 @@ def test_the_ranks_files_are_where_she_can_not_take_them_away(eve: User, shared:
     assert f"since others can't be used ({shared}/hers: {shared}/hers belongs to ddpdoctor-eve)" in words
     assert done.returncode == 0, done.stdout + done.stderr
     assert list((shared / "hers").iterdir()) == []
+
+
+@pytest.mark.parametrize("master", ["", "127.0.0.1"], ids=["one host", "several hosts"])
+def test_no_process_of_a_training_unpickles_what_it_is_sent(master: str, tmp_path: Path) -> None:
+    environ, unpickled = noting_what_is_unpickled(plain_environ(), tmp_path)
+    order = Order(nproc=2, world_size=2, master=master, port=free_port() if master else 0)
+    ran = asyncio.run(run(order, python=sys.executable, environ=environ))
+    assert [found.ending for found in ran.runs] == [Ending.FINISHED] * 2
+    assert unpickled() == ""

@@ -22,6 +22,7 @@ from ddpdoctor.ownership import foothold_on
 from tests.free_ports import free_port
 from tests.other_users import User
 from tests.pythons import bare_venv, fake_torch, real_pythons, stand_in
+from tests.store_attacks import noting_what_is_unpickled
 
 Came = Collected | Cannot
 
@@ -288,3 +289,11 @@ def test_nccl_s_log_is_not_where_another_user_could_replace_it(eve: User, shared
         assert log.parent.stat().st_mode & 0o777 == 0o700
     assert not log.parent.exists()
     assert list((shared / "hers").iterdir()) == []
+
+
+def test_no_rank_unpickles_what_it_is_sent(tmp_path: Path) -> None:
+    environ, unpickled = noting_what_is_unpickled(os.environ, tmp_path)
+    port = free_port()
+    ended = run(order(0, port), order(1, port), environ=environ)
+    assert [isinstance(rank, Collected) and rank.ok for rank in ended] == [True, True]
+    assert unpickled() == ""
