@@ -9,7 +9,8 @@ import pwd
 import stat
 from collections import deque
 from collections.abc import Collection
-from pathlib import PurePosixPath
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 ROOT: Final = 0
@@ -52,7 +53,24 @@ def user_name(uid: int) -> str:
 
 def trusted_users() -> frozenset[int]:
     """Root, and who we are."""
-    return frozenset((ROOT, os.geteuid()))
+    return _with_root((os.geteuid(),))
+
+
+def _with_root(users: Collection[int]) -> frozenset[int]:
+    return frozenset((*_roots(), *users))
+
+
+@cache
+def _roots() -> frozenset[int]:
+    """Root's number. A user namespace in which root has none, as in Apptainer, shows him as it shows all who have none there:
+    as the overflow user, who must be trusted with "/" itself."""
+    try:
+        mapped = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        if any(inside <= ROOT < inside + count for inside, _, count in mapped):
+            return frozenset((ROOT,))
+        return frozenset((ROOT, int(Path("/proc/sys/kernel/overflowuid").read_text())))
+    except (OSError, ValueError):
+        return frozenset((ROOT,))
 
 
 def foothold_on(
@@ -69,7 +87,7 @@ def foothold_on(
     Raises:
         OSError: nothing is there, or it may not be looked at.
     """
-    trusted = frozenset((ROOT, *trusted)) if trusted is not None else trusted_users()
+    trusted = _with_root(trusted) if trusted is not None else trusted_users()
     left = deque(_parts(os.path.join(os.getcwd(), path)))  # noqa: PTH109, PTH118 (".." must stay, behind a link it leads elsewhere)
     here = "/"
     links = 0
@@ -99,10 +117,26 @@ def foothold_on(
     return None
 
 
+def open_folder(path: str | os.PathLike[str]) -> int:
+    """Open a folder for `dir_fd`. It may be anybody's, or lie in anybody's, but no link of somebody else's leads there.
+
+    Raises:
+        OSError: it can't be opened; ELOOP and our own words where somebody's link leads there.
+    """
+    foothold = foothold_on(path)
+    folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    real = os.readlink(f"/proc/self/fd/{folder}")  # noqa: PTH115
+    # Nobody else can change the way to the foothold; behind it without links is within it.
+    if foothold is None or f"{real}/".startswith(f"{foothold.path.rstrip('/')}/"):
+        return folder
+    os.close(folder)
+    raise OSError(errno.ELOOP, f"a link leads to {real}, and {foothold.words}", os.fspath(path))
+
+
 def foothold_of_file(file: int, path: str, trusted: Collection[int] | None = None) -> Foothold | None:
     """As `foothold_on`, of an open file alone, however it was reached. A second hard link is a foothold, too: by it the file
     could have been brought here from elsewhere."""
-    trusted = frozenset((ROOT, *trusted)) if trusted is not None else trusted_users()
+    trusted = _with_root(trusted) if trusted is not None else trusted_users()
     status = os.fstat(file)
     found = _foothold_of(path, status, trusted)
     if found is None and stat.S_ISREG(status.st_mode) and status.st_nlink > 1:

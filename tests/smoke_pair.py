@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 import os
+import pickle
 import sys
 import tempfile
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from unittest import mock
 import torch
 import torch.distributed
 from ddpdoctor_smoke.rank import Rank, Wrong
-from ddpdoctor_smoke.stages import precision, training
+from ddpdoctor_smoke.stages import checkpointing, precision, training
 
 from tests.smoke_patient import PosesAsGpu, rank
 
@@ -80,12 +82,66 @@ def without_no_sync(one: Rank) -> str:
         return str(training.accumulation(one))
 
 
+def in_own_folder(one: Rank) -> Path:
+    """As on a host of its own."""
+    shared = Path(one.folder)
+    one.folder = os.fspath(shared / f"host{one.rank}")
+    Path(one.folder).mkdir(exist_ok=True)
+    return shared
+
+
+def checkpoint_of_another_host(one: Rank) -> str:
+    """Rank 1's own tensors are not those that it must load."""
+    in_own_folder(one)
+    model = training.trained(one).model
+    if one.rank == 1:
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+    return str(checkpointing.checkpoint(one))
+
+
+class Runs:
+    """A pickle of it runs a command where it is loaded."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (self.command,)
+
+
+def checkpoint_of_a_stranger(one: Rank) -> str:
+    """Rank 0 saves code instead of tensors, and doesn't load it itself; all have torch 1.13, which can't load tensors alone."""
+    ran = in_own_folder(one) / "ran"
+    content: list[object] = []
+
+    def save(found: object, path: str) -> None:
+        content.append(found)
+        Path(path).write_bytes(pickle.dumps(Runs(f"id -un > {ran}")))
+
+    def load(path: str, map_location: object) -> object:
+        return content[0]
+
+    with contextlib.ExitStack() as changed:
+        changed.enter_context(mock.patch.object(checkpointing, "knows_weights_only", return_value=False))
+        if one.rank == 0:
+            changed.enter_context(mock.patch.object(torch, "save", save))
+            changed.enter_context(mock.patch.object(torch, "load", load))
+        else:
+            with_code = functools.partial(torch.load, weights_only=False)
+            changed.enter_context(mock.patch.object(torch, "load", with_code))
+        words = str(checkpointing.checkpoint(one))
+    return "the stranger's code ran" if ran.exists() else words
+
+
 CASES: dict[str, tuple[type[Rank], Callable[[Rank], str]]] = {
     "sync_batchnorm": (PosesAsGpu, sync_batchnorm),
     "sync_batchnorm with another variance": (PosesAsGpu, lambda one: sync_batchnorm(one, with_another_variance)),
     "sync_batchnorm without convert_sync_batchnorm": (PosesAsGpu, without_convert),
     "accumulation": (Rank, training.accumulation),
     "accumulation without no_sync": (Rank, without_no_sync),
+    "checkpoint of another host": (Rank, checkpoint_of_another_host),
+    "checkpoint of a stranger": (Rank, checkpoint_of_a_stranger),
 }
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import signal
-import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
 from typing import Annotated
 
 import typer
@@ -59,8 +58,9 @@ def run(
     Exit code: the command's own. 127: there is no such command, 126: it can't
     be run.
     """
-    from ddpdoctor.running.diagnosing import diagnose, dumps_of_run, killed_so_far, look_at, looks_at_jobs, one_of_many
-    from ddpdoctor.running.settings import settings_for
+    from ddpdoctor.running.diagnosing import diagnose, killed_so_far, look_at, looks_at_jobs, one_of_many
+    from ddpdoctor.running.keeping import KeptFile, NotKeptError
+    from ddpdoctor.running.settings import folder_for_dumps, settings_for
     from ddpdoctor.running.supervising import Orders, supervise
 
     if not command[0]:
@@ -69,11 +69,24 @@ def run(
         raise typer.BadParameter("--hang-after is no number")
     if keep is not None and not keep.strip():
         raise typer.BadParameter("--keep is empty; is the variable in it set?")
-    if keep is not None and (problem := _not_to_be_written(Path(keep))):
-        raise typer.BadParameter(f"--keep {keep}: {problem}")
+    try:
+        kept = KeptFile(keep) if keep else None
+    except NotKeptError as error:
+        raise typer.BadParameter(f"--keep {keep}: {error}") from None
     before = dict(os.environ)
-    dumps = f"{tempfile.gettempdir()}/ddpdoctor-run-{secrets.token_hex(4)}-rank_"
-    added = settings_for(command, before, dumps) if settings else {}
+    folder = folder_for_dumps(before) if settings else ""
+    added = settings_for(command, before, f"{folder}/rank_" if folder else "") if settings else {}
+
+    def clear_up(status: int | None) -> None:
+        if kept and status is None:
+            kept.discard()
+        if folder and not status:
+            rmtree(folder, ignore_errors=True)
+        elif folder:
+            # It stays with what the ranks have left there.
+            with suppress(OSError):
+                Path(folder).rmdir()
+
     environ = {**before, **added}
     many, killed = one_of_many(before), killed_so_far()
     code = supervise(
@@ -81,34 +94,16 @@ def run(
             command=command,
             environ=environ,
             hang_after=hang_after if looks_at_jobs(before) else 0.0,
-            keep=keep or "",
+            keep=kept,
             brief=bool(many),
             ignored=_ignored(),
             mask=signal.pthread_sigmask(signal.SIG_BLOCK, ()),
             look=lambda pid, seconds: look_at(pid, seconds, many),
             diagnose=lambda ended: diagnose(ended, many, environ, killed, keep or ""),
+            clear_up=clear_up,
         )
     )
-    if not code and dumps in added.values():
-        for path in dumps_of_run(added, 0):
-            with suppress(OSError):
-                Path(path).unlink()
     raise typer.Exit(code)
-
-
-def _not_to_be_written(path: Path) -> str:
-    """Why no file can be written there, before a run of hours is in vain; "" if one can. What is in it stays until then."""
-    try:
-        if path.is_dir():
-            return "it is a folder"
-        if path.exists():
-            return "" if os.access(path, os.W_OK) else "it may not be written"
-        folder = path.parent
-        if not folder.is_dir():
-            return f"there is no folder {folder}"
-        return "" if os.access(folder, os.W_OK | os.X_OK) else f"no file may be made in {folder}"
-    except OSError as error:
-        return error.strerror or str(error)
 
 
 def _ignored() -> Collection[int]:

@@ -7,18 +7,22 @@ import json
 import os
 import re
 import secrets
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from shutil import rmtree
+from typing import Any, Final
 
 import msgspec
 
 from ddpdoctor.netcheck.messages import ENOUGH, Cannot, Collect, Collected
+from ddpdoctor.private_folders import Needs, NoFolderError, private_folder
 from ddpdoctor.probes.patient.asking import last_lines, printable
 from ddpdoctor.probes.subprocesses import Ended, start
 
 SCRIPT = Path(__file__).parent.parent / "probes" / "patient" / "collective.py"
+
+FOLDER: Final = Needs(prefix="ddpdoctor-netcheck-")
 
 MOST_WORDS = 600
 """Characters of what torch said."""
@@ -55,8 +59,7 @@ async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) ->
             "seconds": order.seconds,
         }
     )
-    with tempfile.TemporaryDirectory(prefix="ddpdoctor-") as folder:
-        log = Path(folder) / "nccl"
+    with _log_of_nccl(order.backend, environ) as log:
         settings = {**environ, **_settings(order.backend, log)}
         began = asyncio.get_running_loop().time()
         started = start([python, os.fspath(SCRIPT), told], environ=settings)
@@ -72,13 +75,32 @@ async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) ->
         return _understood(ended, word, seconds, _warnings(log))
 
 
-def _settings(backend: str, log: Path) -> dict[str, str]:
+@contextmanager
+def _log_of_nccl(backend: str, environ: Mapping[str, str]) -> Iterator[Path | None]:
+    """Where it goes for the time of the run; None with gloo, and where there is no place: then NCCL prints it."""
+    if backend != "nccl":
+        yield None
+        return
+    try:
+        folder = Path(private_folder(environ, FOLDER).path)
+    except NoFolderError:
+        yield None
+        return
+    try:
+        yield folder / "nccl"
+    finally:
+        rmtree(folder, ignore_errors=True)
+
+
+def _settings(backend: str, log: Path | None) -> dict[str, str]:
     """What is set for this run alone."""
     # One thread is enough; resolving C++ addresses for a message may take torch minutes.
     settings = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_ADDR2LINE": "1"}
     if backend == "nccl":
         # Faults of the transport are to appear when NCCL connects, not at first use.
-        settings |= {"NCCL_RUNTIME_CONNECT": "0", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": os.fspath(log)}
+        settings |= {"NCCL_RUNTIME_CONNECT": "0", "NCCL_DEBUG": "INFO"}
+    if log is not None:
+        settings["NCCL_DEBUG_FILE"] = os.fspath(log)
     return settings
 
 
@@ -139,8 +161,10 @@ def _last_words(stderr: bytes) -> str:
     return LOG_PREFIX.sub("", said.strip())[:300]
 
 
-def _warnings(log: Path) -> str:
+def _warnings(log: Path | None) -> str:
     """The last lines with WARN of NCCL's own log; "" where there are none."""
+    if log is None:
+        return ""
     try:
         lines = last_lines(log.read_bytes(), 2000).splitlines()
     except OSError:

@@ -16,6 +16,7 @@ from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ddpdoctor.ownership import foothold_on
 from ddpdoctor.running.copying import part_of
 from ddpdoctor.running.doctor import Work
 from ddpdoctor.running.supervising import OUTPUT, Ended
@@ -166,7 +167,7 @@ def _redirected(ended: Ended) -> Iterator[tuple[str, bytes]]:
     began = time.time() - ended.seconds - STAMP_SECONDS
     folder = folder_of_redirects(ended.command, began)
     for path in sorted(Path(folder).rglob("*.log"))[:MOST_FILES] if folder else ():
-        with suppress(OSError), path.open("rb") as file:
+        with suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:  # noqa: PTH123
             facts = os.fstat(file.fileno())
             if stat.S_ISREG(facts.st_mode) and facts.st_size and facts.st_mtime >= began:
                 yield str(path), part_of(file.fileno(), 0, facts.st_size)
@@ -178,8 +179,13 @@ def folder_of_redirects(command: Sequence[str], began: float) -> str:
     named = log_dir(command)
     if named != "":
         return named or ""
+    place = tempfile.gettempdir()
+    with suppress(OSError):
+        if foothold_on(place):
+            # Whoever else decides what is found there could have put it there since.
+            return ""
     made = []
-    for one in Path(tempfile.gettempdir()).glob("torchelastic_*"):
+    for one in Path(place).glob("torchelastic_*"):
         with suppress(OSError):
             facts = one.lstat()
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and facts.st_mtime >= began:

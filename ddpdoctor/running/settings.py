@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ddpdoctor.private_folders import Needs, NoFolderError, private_folder
 from ddpdoctor.running.behind import wrappers_and_program
 
 ENTRIES: Final = "2000"
@@ -31,8 +32,11 @@ STARTS_ELSEWHERE: Final = (
     "podman",
     "kubectl",
     "ray",
+    "su",
+    "runuser",
 )
-"""Commands whose ranks may run on other hosts, where nobody would find a dump in this host's folder for temporary files."""
+"""Commands whose ranks may run on other hosts, or as other users: they don't reach the folder for the dumps of this one."""
+FOLDER: Final = Needs(prefix="ddpdoctor-run-")
 
 _VERSION: Final = re.compile(r"""^__version__ = ["'](\d+)\.(\d+)""", re.MULTILINE)
 _PYTHON: Final = re.compile(r"(?:python|pypy)[\d.]*")
@@ -45,9 +49,18 @@ class Setting(NamedTuple):
     value: str
 
 
+def folder_for_dumps(environ: Mapping[str, str]) -> str:
+    """A new one; "" where there is no place for it."""
+    with suppress(NoFolderError):
+        return private_folder(environ, FOLDER).path
+    return ""
+
+
 def settings_for(command: Sequence[str], environ: Mapping[str, str], dumps: str) -> dict[str, str]:
-    """What to add to the command's environment. dumps: the beginning of the names of the recorders' files."""
-    _, program = wrappers_and_program(command)
+    """What to add to the command's environment. dumps: the beginning of the names of the recorders' files; "" for torch's own."""
+    wrappers, program = wrappers_and_program(command)
+    if "sudo" in wrappers or Path(program[0]).name in STARTS_ELSEWHERE:
+        dumps = ""
     wanted = [Setting(("PYTHONFAULTHANDLER",), "1"), *_recorder(program, environ, dumps)]
     return {one.names[0]: one.value for one in wanted if not any(name in environ for name in one.names)}
 
@@ -65,7 +78,7 @@ def _recorder(command: Sequence[str], environ: Mapping[str, str], dumps: str) ->
     # From 2.10 on that is the default, and this name an old one.
     if release and release < (2, 10):
         yield Setting(when, "1")
-    if Path(command[0]).name not in STARTS_ELSEWHERE:
+    if dumps:
         yield Setting(file, dumps)
 
 

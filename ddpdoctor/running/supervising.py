@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from ddpdoctor.running.carrying import Carrier
 from ddpdoctor.running.copying import HEAD, TAIL, joined, part_of
 from ddpdoctor.running.doctor import Doctor, Work
+from ddpdoctor.running.keeping import KeptFile, NotKeptError
 from ddpdoctor.running.passing_on import AWAITED, PASSED_ON, STOPS, Witness, end_as_it_did, is_stopped, stop_as_it_did
 from ddpdoctor.running.shared import Shared
 from ddpdoctor.running.silence import Silence
@@ -49,18 +50,19 @@ class Ended(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """hang_after: seconds, 0 for never. keep: a file for the copy, or "". brief: the diagnosis alone speaks of a failure.
-    ignored, mask: signals as they were when ddpdoctor was started. look: what a doctor does about the silent command of that pid, in how many seconds; diagnose: about one that failed."""
+    """hang_after: seconds, 0 for never. keep: a file for the copy. brief: the diagnosis alone speaks of a failure.
+    clear_up: called at the end, with the command's status, None where it was never started. ignored, mask: signals as they were when ddpdoctor was started. look: what a doctor does about the silent command of that pid, in how many seconds; diagnose: about one that failed."""
 
     command: Sequence[str]
     environ: Mapping[str, str]
     hang_after: float
-    keep: str
+    keep: KeptFile | None
     brief: bool
     ignored: Collection[int]
     mask: Iterable[int]
     look: Callable[[int, int], Work]
     diagnose: Callable[[Ended], Work]
+    clear_up: Callable[[int | None], None]
 
 
 def supervise(orders: Orders) -> int:
@@ -74,9 +76,12 @@ def supervise(orders: Orders) -> int:
     try:
         supervisor.start()
     except NotStarted as error:
+        orders.clear_up(None)
         supervisor.say(str(error))
         return error.code
-    return end_as_it_did(supervisor.run())
+    status = supervisor.run()
+    orders.clear_up(status)
+    return end_as_it_did(status)
 
 
 def _without_us(orders: Orders, error: OSError) -> int:
@@ -85,9 +90,12 @@ def _without_us(orders: Orders, error: OSError) -> int:
     try:
         pid = start(orders.command, orders.environ, (), orders.ignored, orders.mask)
     except NotStarted as refused:
+        orders.clear_up(None)
         print(refused, file=sys.stderr)
         return refused.code
-    return end_as_it_did(os.waitpid(pid, 0)[1])
+    status = os.waitpid(pid, 0)[1]
+    orders.clear_up(status)
+    return end_as_it_did(status)
 
 
 class _Supervisor:
@@ -177,11 +185,11 @@ class _Supervisor:
             found.append((str(Path(f"/proc/self/fd/{one.reading}").readlink()), text))
         return tuple(found)
 
-    def _keep_in(self, path: str, ended: Ended) -> None:
+    def _keep_in(self, file: KeptFile, ended: Ended) -> None:
         try:
-            Path(path).write_bytes(b"".join(text for _, text in ended.output))
-        except OSError as error:
-            self.say(self._words.not_kept(path, error))
+            file.write(b"".join(text for _, text in ended.output))
+        except (OSError, NotKeptError) as error:
+            self.say(self._words.not_kept(file.path, error))
 
     # --- the doctor ---------------------------------------------------------------------------------------------------------
 

@@ -62,8 +62,8 @@ class Words:
     def broken(self, error: Exception) -> str:
         return f"ddpdoctor: no diagnosis: {type(error).__name__}: {error}"
 
-    def not_kept(self, path: str, error: OSError) -> str:
-        return f"ddpdoctor: the output could not be kept in {path}: {error.strerror or error}"
+    def not_kept(self, path: str, error: Exception) -> str:
+        return f"ddpdoctor: the output could not be kept in {path}: {getattr(error, 'strerror', '') or error}"
 
 
 def duration(seconds: float) -> str:

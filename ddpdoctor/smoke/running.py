@@ -15,8 +15,8 @@ from typing import Any, Final
 from ddpdoctor.deadlines import within
 from ddpdoctor.facts.smoke import Leftovers, RankRun
 from ddpdoctor.netcheck.messages import ENOUGH
+from ddpdoctor.private_folders import Folder, Needs, NoFolderError, private_folder
 from ddpdoctor.smoke import outcome
-from ddpdoctor.smoke.folders import Folder, NoFolderError, own_folder
 from ddpdoctor.smoke.heard import Heard
 from ddpdoctor.smoke.keeping import Keeper
 from ddpdoctor.smoke.leftovers import Traces
@@ -40,6 +40,14 @@ behind."""
 BACKLOG_SECONDS: Final = 3.0
 """So long do we hear it at most: somebody may talk for ever."""
 PATIENCE: Final = 3600.0
+
+FOLDER: Final = Needs(
+    prefix="ddpdoctor-smoke-",
+    room_bytes=1 << 20,
+    max_path_length=(75, "its path is too long for the sockets of multiprocessing"),
+)
+"""For the store, a checkpoint of the small model, and the engine's own files; the socket of multiprocessing's server lies in it, and
+a socket's path has 107 characters at most."""
 
 
 class Ran:
@@ -96,7 +104,7 @@ class _Run:
 
     async def run(self) -> Ran:
         try:
-            folder = own_folder(self._environ)
+            folder = private_folder(self._environ, FOLDER)
         except NoFolderError as error:
             return self._ran(str(error))
         self._traces = Traces(folder.path)

@@ -174,7 +174,7 @@ sys.exit(1)
     assert done.returncode == 1
     assert f"flight recorders have left {tmp_path}/ddpdoctor-run-" in done.stderr
     assert "[rank-fell-behind]" in done.stderr.partition("flight recorders")[2]
-    assert len(list(tmp_path.glob("ddpdoctor-run-*-rank_[012]"))) == 3
+    assert len(list(tmp_path.glob("ddpdoctor-run-*/rank_[012]"))) == 3
 
 
 def test_dumps_of_a_run_that_ended_well_are_removed(tmp_path: Path) -> None:

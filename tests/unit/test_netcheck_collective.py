@@ -15,10 +15,14 @@ import pytest
 
 from ddpdoctor.facts.fleet import Collective
 from ddpdoctor.knowledge.blamed_ranks import Kind, blamed, kind_of
+from ddpdoctor.netcheck import collectives
 from ddpdoctor.netcheck.collectives import collect
 from ddpdoctor.netcheck.messages import ENOUGH, Cannot, Collect, Collected
+from ddpdoctor.ownership import foothold_on
 from tests.free_ports import free_port
+from tests.other_users import User
 from tests.pythons import bare_venv, fake_torch, real_pythons, stand_in
+from tests.store_attacks import noting_what_is_unpickled
 
 Came = Collected | Cannot
 
@@ -274,3 +278,22 @@ def test_the_rank_with_an_error_of_its_own_is_blamed() -> None:
     assert [
         one.node for one in blamed([rank(0, "RuntimeError: Connection closed by peer"), rank(1, "ended by SIGKILL")])
     ] == [1]
+
+
+@pytest.mark.root
+def test_nccl_s_log_is_not_where_another_user_could_replace_it(eve: User, shared: Path) -> None:
+    eve.does(f"mkdir -m 777 {shared}/hers")
+    with collectives._log_of_nccl("nccl", {"TMPDIR": f"{shared}/hers"}) as log:
+        assert log is not None
+        assert foothold_on(log.parent) is None
+        assert log.parent.stat().st_mode & 0o777 == 0o700
+    assert not log.parent.exists()
+    assert list((shared / "hers").iterdir()) == []
+
+
+def test_no_rank_unpickles_what_it_is_sent(tmp_path: Path) -> None:
+    environ, unpickled = noting_what_is_unpickled(os.environ, tmp_path)
+    port = free_port()
+    ended = run(order(0, port), order(1, port), environ=environ)
+    assert [isinstance(rank, Collected) and rank.ok for rank in ended] == [True, True]
+    assert unpickled() == ""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.ownership import foothold_of_file, foothold_on, trusted_users
-from tests.other_users import User
+from ddpdoctor.ownership import foothold_of_file, foothold_on, open_folder, trusted_users
+from tests.other_users import User, python_for_all
 
 pytestmark = pytest.mark.root
 
@@ -97,3 +97,25 @@ def test_an_open_file_is_judged_by_itself(shared: Path, eve: User) -> None:
 
 def test_root_and_oneself_are_trusted() -> None:
     assert trusted_users() == {0, os.geteuid()}
+
+
+def test_a_folder_is_opened_in_anybodys_but_by_no_link_of_theirs(shared: Path, eve: User, tmp_path: Path) -> None:
+    eve.does(f"mkdir -p {shared}/hers/own; ln -s {tmp_path} {shared}/hers/away; ln -s own {shared}/hers/near")
+    (shared / "link").symlink_to("hers/own")
+    for path in ("hers/own", "link", "hers/near", "."):
+        os.close(open_folder(shared / path))
+    with pytest.raises(OSError, match=f"a link leads to {tmp_path}, and {shared}/hers belongs to ddpdoctor-eve"):
+        open_folder(shared / "hers" / "away")
+    eve.does(f"ln -s {tmp_path} {shared}/sticky")
+    with pytest.raises(OSError, match=f"a link leads to {tmp_path}, and {shared}/sticky belongs to ddpdoctor-eve"):
+        open_folder(shared / "sticky")
+
+
+def test_where_root_has_no_number_the_host_s_own_folders_are_still_roots(ada: User) -> None:
+    """As in Apptainer. Whoever else has none there can't be told from root."""
+    python, settings = python_for_all()
+    namespace = ["unshare", "--map-current-user"]
+    if ada.run([*namespace, "true"]).returncode:
+        pytest.skip("this kernel makes no user namespaces for ordinary users")
+    ask = "from ddpdoctor.ownership import foothold_on; print(foothold_on('/tmp'))"
+    assert ada.run([*namespace, python, "-c", ask], environ=settings).stdout == "None\n"

@@ -17,16 +17,15 @@ from tests.unit.test_smoke_blame_nccl import IN_FLOAT, IN_GATHER, trains
 
 STAGES = ("import", "process group", "checkpoint", "p2p", "shutdown")
 IN_COPIES = ("copies (stages/gpus.py:123)", "p2p (stages/gpus.py:102)")
-IN_BROADCAST = ("broadcast (torch/distributed/distributed_c10d.py:2950)", "broadcast_bytes (stages/comparing.py:90)")
+IN_BARRIER = ("barrier (torch/distributed/distributed_c10d.py:4800)", "saved (stages/checkpointing.py:70)")
 IN_LOAD = ("load (torch/serialization.py:1500)", "checkpoint (stages/checkpointing.py:32)")
 
 SEEN = ("which GPUs every rank sees", "all_gather int64[3]")
 USED = ("which GPUs every rank can use", "all_gather uint8[400]")
 COPIED = ("all copies between GPUs", "all_gather uint8[400]")
 SAVE = ("torch.save", "")
-PATH = [("the file's path: its length", "broadcast int64[1]"), ("the file's path", "broadcast uint8[30]")]
+SEES = ("whose folder is rank 0's", "all_gather int64[1]")
 SAVED = ("barrier after saving", "barrier")
-SEES = ("who sees the file", "all_gather int64[1]")
 LOAD = ("torch.load", "")
 
 
@@ -82,31 +81,32 @@ def test_a_copier_is_ahead_of_those_that_wait_in_what_it_has_left() -> None:
 
 
 def test_the_rank_that_saves_is_waited_for() -> None:
-    ranks = Job("checkpoint", [SAVE], PATH[:1], PATH[:1]).hangs(ELSEWHERE, IN_BROADCAST, IN_BROADCAST)
+    ranks = Job("checkpoint", [SEES, SAVE], [SEES, SAVED], [SEES, SAVED]).hangs(ELSEWHERE, IN_BARRIER, IN_BARRIER)
     assert named(*ranks) == (Kind.HUNG, [0], "checkpoint")
 
 
-@pytest.mark.parametrize("steps", [PATH, [*PATH, SAVED], [*PATH, SAVED, SEES, ("the file", "broadcast uint8[9000]")]])
+@pytest.mark.parametrize("steps", [[SEES], [SEES, ("rank 0's tensors", "broadcast float64[32, 16]")]])
 def test_once_it_has_saved_it_is_no_further_than_the_others(steps: list[tuple[str, str]]) -> None:
-    ranks = Job("checkpoint", [SAVE, *steps], steps, steps).hangs(*[IN_BROADCAST] * 3)
+    others = [*steps, SAVED]
+    ranks = Job("checkpoint", [*steps, SAVE, SAVED], others, others).hangs(*[IN_BARRIER] * 3)
     assert [one.ending for one in ranks] == [Ending.HUNG] * 3
     assert found(*ranks).kind is Kind.TOGETHER
 
 
 def test_one_that_does_not_come_to_the_barrier_after_saving_is_left_behind() -> None:
-    ranks = Job("checkpoint", [SAVE, *PATH, SAVED], [*PATH, SAVED], PATH).hangs(*[IN_BROADCAST] * 3)
+    ranks = Job("checkpoint", [SEES, SAVE, SAVED], [SEES, SAVED], [SEES]).hangs(*[IN_BARRIER] * 3)
     one = found(*ranks)
     assert (one.kind, one.first.rank, one.left_behind) == (Kind.HUNG, 2, True)
 
 
 def test_a_file_that_nobody_can_load_names_all() -> None:
-    steps = [*PATH, SAVED, SEES, LOAD]
-    ranks = Job("checkpoint", [SAVE, *steps], steps, steps).hangs(*[IN_LOAD] * 3)
+    steps = [SAVED, LOAD]
+    ranks = Job("checkpoint", [SEES, SAVE, *steps], [SEES, *steps], [SEES, *steps]).hangs(*[IN_LOAD] * 3)
     assert {one.rank for one in found(*ranks).culprits} == {0, 1, 2}
 
 
 def test_a_rank_between_two_stages_is_not_ahead_of_those_in_the_next() -> None:
-    job = Job("checkpoint", [SAVE, *PATH, SAVED, SEES, LOAD], [], [])
+    job = Job("checkpoint", [SEES, SAVE, SAVED, LOAD], [], [])
     for rank in job.watch.ranks:
         job.says(rank, stage="checkpoint", state="passed")
     for rank in (1, 2):

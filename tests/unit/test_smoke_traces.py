@@ -17,19 +17,21 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor import private_folders
 from ddpdoctor.cli.stopping import SIGNALS, Stopped
 from ddpdoctor.cli.until_stopped import until_stopped
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.smoke import Leftovers
 from ddpdoctor.jobs.spying import Spied, Trouble
-from ddpdoctor.smoke import folders, keeping, running
-from ddpdoctor.smoke.folders import NoFolderError, own_folder
+from ddpdoctor.private_folders import NoFolderError, private_folder
+from ddpdoctor.smoke import keeping, running
 from ddpdoctor.smoke.heard import Heard
 from ddpdoctor.smoke.keeper import descendants
 from ddpdoctor.smoke.keeping import KEEPER, Keeper
 from ddpdoctor.smoke.leftovers import Traces
 from ddpdoctor.smoke.oom import oom_kills
 from ddpdoctor.smoke.orders import Order
+from ddpdoctor.smoke.running import FOLDER
 from ddpdoctor.smoke.stacks import crash_of, frames_of, process_state, spied_frames
 from ddpdoctor.smoke.watching import Watch
 from tests.real.running_jobs import wait_until
@@ -119,7 +121,7 @@ def short_path() -> Iterator[Path]:
 
 
 def test_a_folder_is_made_where_the_user_wants_it(short_path: Path) -> None:
-    found = own_folder({"TMPDIR": os.fspath(short_path)})
+    found = private_folder({"TMPDIR": os.fspath(short_path)}, FOLDER)
     assert (Path(found.path).parent, found.passed_over) == (short_path, "")
     assert Path(found.path).stat().st_mode & 0o777 == 0o700
     assert list(Path(found.path).iterdir()) == []
@@ -129,7 +131,7 @@ def test_it_is_made_elsewhere_and_that_is_told_where_it_doesn_t_go(short_path: P
     long = short_path / ("x" * 60)
     long.mkdir()
     for wanted, why in ((short_path / "nowhere", "No such file or directory"), (long, "too long")):
-        found = own_folder({"TMPDIR": os.fspath(wanted)})
+        found = private_folder({"TMPDIR": os.fspath(wanted)}, FOLDER)
         try:
             assert os.path.dirname(found.path) == "/tmp"  # noqa: PTH120
             assert found.passed_over.startswith(f"{wanted}: ")
@@ -147,9 +149,9 @@ def test_a_full_disk_is_found_by_writing_and_nothing_is_left_on_it(
         raise full
 
     monkeypatch.setattr(Path, "write_bytes", write)
-    monkeypatch.setattr(folders, "_places", lambda environ: iter([os.fspath(short_path)]))
+    monkeypatch.setattr(private_folders, "_places", lambda environ: iter([os.fspath(short_path)]))
     with pytest.raises(NoFolderError, match=f"{short_path}: No space left on device"):
-        own_folder({})
+        private_folder({}, FOLDER)
     assert list(short_path.iterdir()) == []
 
 
@@ -159,7 +161,7 @@ def test_nothing_is_left_of_a_folder_whose_maker_is_stopped(short_path: Path, mo
 
     monkeypatch.setattr(Path, "write_bytes", write)
     with pytest.raises(KeyboardInterrupt):
-        own_folder({"TMPDIR": os.fspath(short_path)})
+        private_folder({"TMPDIR": os.fspath(short_path)}, FOLDER)
     assert list(short_path.iterdir()) == []
 
 

@@ -31,14 +31,6 @@ def test_a_rank_that_loaded_something_else() -> None:
     assert wrong.value.culprits == []
 
 
-def test_the_file_goes_to_ranks_that_do_not_see_it(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpointing.os.path, "isfile", lambda path: False)
-    words = checkpointing.checkpoint(one)
-    assert "rank 0 loaded a copy, since rank 0's folder is not theirs" in words
-    assert sorted(path.name for path in Path(one.folder).iterdir()) == ["checkpoint.pt", "rank0-checkpoint.pt"]
-    assert Path(one.folder, "checkpoint.pt").read_bytes() == Path(one.folder, "rank0-checkpoint.pt").read_bytes()
-
-
 def test_tensors_that_are_elsewhere() -> None:
     content = {"a": torch.ones(1), "b": [{"c": torch.ones(1, device="meta"), "step": torch.tensor(3.0)}], "d": 1}
     assert len(checkpointing.tensors_of(content)) == 3
@@ -111,6 +103,5 @@ def test_contexts_that_could_not_be_asked_are_no_good_contexts(
     training.trained(one)
     monkeypatch.setattr(Rank, "on_gpu", True)
     monkeypatch.setattr(one, "collective", lambda words, op: None)
-    monkeypatch.setattr(checkpointing, "broadcast_bytes", lambda one, words, data: data)
     assert checkpointing.checkpoint(one).endswith("; contexts could not be asked")
     assert not one.doctor.told("contexts")

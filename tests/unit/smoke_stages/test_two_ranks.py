@@ -1,4 +1,4 @@
-"""The stages sync_batchnorm and accumulation of a smoke training, with two ranks: with one they can't go wrong."""
+"""The stages sync_batchnorm, accumulation and checkpoint of a smoke training, with two ranks: with one they can't go wrong."""
 
 from __future__ import annotations
 
@@ -87,3 +87,15 @@ def test_with_one_rank_nothing_is_said_of_whose_gradients_they_are(one: Rank, mo
     ddp = torch.nn.parallel.DistributedDataParallel
     monkeypatch.setattr(ddp, "no_sync", lambda self: contextlib.nullcontext())
     assert training.accumulation(one) == "no_sync equals the whole batch within 1e-09 (float64)"
+
+
+def test_another_host_loads_a_copy_of_rank_0_s_tensors(pair: dict[str, list[dict[str, Any]]]) -> None:
+    words, culprits = wrong(pair, "checkpoint of another host")
+    assert words == "9 tensors on 2 ranks, weights_only; rank 1 loaded a copy, since rank 0's folder is not theirs"
+    assert culprits is None
+
+
+def test_a_stranger_among_the_ranks_has_no_code_run(pair: dict[str, list[dict[str, Any]]]) -> None:
+    """Also with a torch that can't load tensors alone."""
+    words, _ = wrong(pair, "checkpoint of a stranger")
+    assert words == "9 tensors on 2 ranks; rank 1 loaded a copy, since rank 0's folder is not theirs"

@@ -18,7 +18,9 @@ from ddpdoctor_smoke.rank import prepare, run_rank, words_of
 FOR_ALL = ("torch", "torch.distributed")
 FOR_RANKS = ("torch.nn.parallel", "torch.utils.data", "torch._dynamo")
 """DDP() imports the last by itself, since 2.0."""
-RENDEZVOUS_SECONDS = 60
+ALONE = "ddpdoctor-alone"
+"""The rendezvous of one host, by the name under which the engine finds it."""
+LOOPBACK = "127.0.0.1"
 
 
 def main(before):
@@ -88,26 +90,63 @@ def launch(order, method):
         raise RuntimeError("this torch is built without torch.distributed")
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    alone = order.nnodes == 1 and not order.master
+    if order.alone:
+        register_rendezvous_of_one_host()
     settings = {
         "min_nodes": order.nnodes,
         "max_nodes": order.nnodes,
         "nproc_per_node": order.nproc,
         "run_id": "ddpdoctor",
-        "rdzv_backend": "c10d" if alone else "static",
-        "rdzv_endpoint": "127.0.0.1:0" if alone else "%s:%d" % (order.master, order.port),
-        "rdzv_configs": {"timeout": RENDEZVOUS_SECONDS}
-        if alone
-        else {"rank": order.node_rank, "timeout": order.import_seconds},
+        "rdzv_backend": ALONE if order.alone else "static",
+        "rdzv_endpoint": "" if order.alone else "%s:%d" % (order.master, order.port),
+        "rdzv_configs": {"rank": order.node_rank, "timeout": order.import_seconds},
         "max_restarts": 0,
         "monitor_interval": 0.1,
         "start_method": method,
     }
-    if alone:
-        # Else the ranks would meet at the host's name, which may lead nowhere: that is `check`'s to say.
-        settings["local_addr"] = "127.0.0.1"
+    if order.alone:
+        # Else it would look for the host's name, which may lead nowhere: that is `check`'s to say.
+        settings["local_addr"] = LOOPBACK
     config = LaunchConfig(**{name: value for name, value in settings.items() if name in fields_of(LaunchConfig)})
     elastic_launch(config, run_rank)(order)
+
+
+def register_rendezvous_of_one_host():
+    """One engine has nobody to meet: its store stays within this process, and the ranks' lies in our folder. torch's own
+    rendezvous of one host, "c10d", opens a store to the network and unpickles what others write there."""
+    import torch.distributed
+    from torch.distributed.elastic import rendezvous
+
+    class OfOneHost(rendezvous.RendezvousHandler):
+        def __init__(self, parameters):
+            self.run_id = parameters.run_id
+
+        def get_backend(self):
+            return ALONE
+
+        def get_run_id(self):
+            return self.run_id
+
+        def next_rendezvous(self):
+            store, node_rank, nnodes = torch.distributed.HashStore(), 0, 1  # type: ignore[attr-defined]
+            if not hasattr(rendezvous, "RendezvousInfo"):  # Since 2.4.
+                return store, node_rank, nnodes
+            nowhere = rendezvous.RendezvousStoreInfo(LOOPBACK, 0)
+            return rendezvous.RendezvousInfo(store, node_rank, nnodes, nowhere)
+
+        def num_nodes_waiting(self):
+            return 0
+
+        def is_closed(self):
+            return False
+
+        def set_closed(self):
+            pass
+
+        def shutdown(self):
+            return True
+
+    rendezvous.rendezvous_handler_registry.register(ALONE, OfOneHost)
 
 
 def fields_of(dataclass):
@@ -169,6 +208,9 @@ def start_server(doctor):
             os._exit(1)
 
     resource_tracker.ensure_running()
+    # Python 3.9.0 to 3.9.15, 3.10.0 to 3.10.8 and 3.11.0 have the server listen where every user can connect, and it unpickles
+    # and runs what it is sent (CVE-2022-42919). The others, and these with this, have it listen in our folder.
+    util.abstract_sockets_supported = False  # type: ignore[misc]
     usual, util.spawnv_passfds = util.spawnv_passfds, fork
     try:
         forkserver.ensure_running()

@@ -7,6 +7,9 @@ from datetime import timedelta
 from ddpdoctor_smoke.engine import FOR_RANKS, import_all
 from ddpdoctor_smoke.orders import TORCH_WAITS
 
+STORE = "store"
+"""The file's name."""
+
 
 def import_torch(one):
     if one.order.get("hidden"):
@@ -64,12 +67,21 @@ def rendezvous(one):
     """The job's store: each rank writes its name there and reads the others'. Whoever comes first waits while they import
     torch and set their device; only then the stage's own time begins."""
     most = limit(one, 2 * (one.order.import_seconds + one.order.seconds))
-    store, _, _ = next(iter(one.dist.rendezvous("env://", rank=one.rank, world_size=one.world_size, timeout=most)))
-    one.kept["store"] = store
+    one.kept["store"] = store = store_of(one, most)
     store.set("ddpdoctor/%d" % one.rank, str(os.getpid()))
     for other in range(one.world_size):
         one.step("waiting at the store for rank %d" % other)
         store.get("ddpdoctor/%d" % other)
+
+
+def store_of(one, most):
+    """That of the launcher or of the first host, on the network; on one host a file in our folder. Who can write to it could
+    take a rank's place."""
+    if not one.order.alone:
+        return next(iter(one.dist.rendezvous("env://", rank=one.rank, world_size=one.world_size, timeout=most)))[0]
+    store = one.dist.FileStore(os.path.join(one.folder, STORE), one.world_size)
+    store.set_timeout(most)
+    return store
 
 
 def process_group(one):

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 
 from ddpdoctor_smoke.rank import Wrong
-from ddpdoctor_smoke.stages.comparing import broadcast_bytes, checksum, named, not_all, tell_all
+from ddpdoctor_smoke.stages.comparing import checksum, named, not_all, tell_all
 from ddpdoctor_smoke.stages.training import trained
 
 NAME = "checkpoint.pt"
@@ -17,9 +17,10 @@ def checkpoint(one):
     """Rank 0 saves model and optimizer into its folder; after a barrier all load the file with map_location, and only tensors
     (weights_only). Each tensor is on the rank's own device and equals rank 0's bit by bit.
 
-    A rank that doesn't see rank 0's folder, as on another host, is sent the file and loads its own copy; the words say so.
-    On GPUs no rank may have got a context on a GPU that isn't its own by loading; the doctor is told on which ones each rank
-    has one. GPU: not run on one yet.
+    Where rank 0's folder isn't a rank's own, as on another host, the first of those who share one is sent rank 0's tensors and
+    saves them there; the words say so. No rank loads a file that another user, or the network, could have made: a file can
+    hold code, and tensors can't. On GPUs no rank may have got a context on a GPU that isn't its own by loading; the doctor is
+    told on which ones each rank has one. GPU: not run on one yet.
     """
     torch = one.torch
     run = trained(one)
@@ -51,28 +52,25 @@ def checkpoint(one):
 
 
 def saved(one, content):
-    """Rank 0's file, or a copy of it; and the ranks that needed one."""
+    """The file in this rank's folder; and the ranks for whom it isn't the one that rank 0 saved."""
     torch = one.torch
     path = os.path.join(one.folder, NAME)
-    if one.rank == 0:
+    by_launcher = one.order.get("launched") is not None
+    own = one.rank != 0 if by_launcher else one.order.node_rank != 0
+    copied = [
+        rank
+        for rank, (copy,) in enumerate(one.gather("whose folder is rank 0's", torch.tensor([int(own)])).tolist())
+        if copy
+    ]
+    if copied:
+        tensors = [tensor.detach().clone().contiguous() for tensor in tensors_of(content)]
+        tensors = [one.collective("rank 0's tensors", "broadcast", tensor, 0) for tensor in tensors]
+        content = with_tensors(content, iter(tensors))
+    if by_launcher or one.local_rank == 0:
         one.step("torch.save")
         torch.save(content, path)
-    shared = os.fsdecode(broadcast_bytes(one, "the file's path", os.fsencode(path) if one.rank == 0 else None))
     one.collective("barrier after saving", "barrier")
-    seen = one.gather("who sees the file", torch.tensor([int(os.path.isfile(shared))])).tolist()
-    copied = [rank for rank, (there,) in enumerate(seen) if not there]
-    if not copied:
-        return shared, copied
-    data = None
-    if one.rank == 0:
-        with open(path, "rb") as file:
-            data = file.read()
-    data = broadcast_bytes(one, "the file", data)
-    if one.rank in copied:
-        shared = os.path.join(one.folder, "rank%d-%s" % (one.rank, NAME))
-        with open(shared, "wb") as file:
-            file.write(data)
-    return shared, copied
+    return path, copied
 
 
 def knows_weights_only(torch):
@@ -89,6 +87,17 @@ def tensors_of(content):
     elif not isinstance(content, (list, tuple)):
         return []
     return [tensor for part in content for tensor in tensors_of(part)]
+
+
+def with_tensors(content, tensors):
+    """The same with those in place of its own, in the order of `tensors_of`."""
+    if hasattr(content, "data_ptr"):
+        return next(tensors)
+    if isinstance(content, dict):
+        return {name: with_tensors(part, tensors) for name, part in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [with_tensors(part, tensors) for part in content]
+    return content
 
 
 def misplaced(content, device):

@@ -80,15 +80,3 @@ def tell_all(one, words, text):
         row[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
     rows = one.gather(words, row)
     return [bytes(found.tolist()).rstrip(b"\0").decode("utf-8", "ignore") for found in rows]
-
-
-def broadcast_bytes(one, words, data):
-    """Rank 0's bytes, on all ranks. data: None on the others."""
-    torch = one.torch
-    length = torch.tensor([len(data) if one.rank == 0 else 0], dtype=torch.int64, device=one.device)
-    length = one.collective(words + ": its length", "broadcast", length, 0)
-    if one.rank == 0:
-        content = torch.tensor(list(data), dtype=torch.uint8, device=one.device)
-    else:
-        content = torch.empty(int(length), dtype=torch.uint8, device=one.device)
-    return bytes(one.collective(words, "broadcast", content, 0).cpu().tolist())

@@ -8,18 +8,19 @@ from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
 
-from ddpdoctor.smoke.folders import Folder, own_folder
+from ddpdoctor.private_folders import Folder, private_folder
+from ddpdoctor.smoke.running import FOLDER
 
 
 def test_the_first_place_is_not_worth_a_word() -> None:
     with TemporaryDirectory(dir="/tmp") as short:
-        found = own_folder({"TMPDIR": short})
+        found = private_folder({"TMPDIR": short}, FOLDER)
         assert Path(found.path).parent == Path(short)
         assert found.told == ""
 
 
 def test_a_place_that_cant_be_used_is_told() -> None:
-    found = own_folder({"TMPDIR": "/proc/self/nowhere"})
+    found = private_folder({"TMPDIR": "/proc/self/nowhere"}, FOLDER)
     assert found.told == f"in {Path(found.path).parent}, since others can't be used ({found.passed_over})"
     assert found.passed_over.startswith("/proc/self/nowhere: ")
     rmtree(found.path)
@@ -31,10 +32,11 @@ def test_a_place_that_cant_be_used_is_told() -> None:
 def test_a_limit_of_the_size_of_files_is_named_once() -> None:
     program = """
 import resource
-from ddpdoctor.smoke.folders import NoFolderError, own_folder
+from ddpdoctor.private_folders import NoFolderError, private_folder
+from ddpdoctor.smoke.running import FOLDER
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
-    own_folder({})
+    private_folder({}, FOLDER)
 except NoFolderError as error:
     print(error)
 """

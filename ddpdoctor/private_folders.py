@@ -1,4 +1,4 @@
-"""Where the ranks' own temporary files go for the time of the run."""
+"""Where our own temporary files go: into a folder that nobody but we and root can look into, replace or move away."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
-from typing import Final
 
 import msgspec
 
+from ddpdoctor.ownership import foothold_on
 from ddpdoctor.wording import human
 
-ROOM: Final = 1 << 20
-"""Bytes that must fit in there: a checkpoint of the small model, and the engine's own files."""
 
-LONGEST: Final = 75
-"""Characters of its path: the socket of multiprocessing's server lies in it, and a socket's path has 107 at most."""
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a folder is for.
 
-PREFIX: Final = "ddpdoctor-smoke-"
+    Args:
+        prefix: its name begins so.
+        room_bytes: they must fit in there.
+        max_path_length: characters, and why no more.
+    """
+
+    prefix: str
+    room_bytes: int = 0
+    max_path_length: tuple[int, str] | None = None
 
 
 class Folder(msgspec.Struct, frozen=True):
@@ -43,8 +49,8 @@ class NoFolderError(Exception):
     """There is none; the text says why not, place by place."""
 
 
-def own_folder(environ: Mapping[str, str]) -> Folder:
-    """A new folder in the first place that can be used.
+def private_folder(environ: Mapping[str, str], needs: Needs) -> Folder:
+    """Make a new folder in the first place that can be used, and in which nobody else decides what is found there.
 
     Raises:
         NoFolderError: in none, or this process may write no file that is large enough.
@@ -52,12 +58,12 @@ def own_folder(environ: Mapping[str, str]) -> Folder:
     reasons: list[str] = []
     for place in dict.fromkeys(_places(environ)):
         try:
-            return Folder(_made(place), "; ".join(reasons))
+            return Folder(_made(place, needs), "; ".join(reasons))
         except OSError as error:
             if error.errno == errno.EFBIG:
                 most = human(resource.getrlimit(resource.RLIMIT_FSIZE)[0])
                 raise NoFolderError(
-                    f"no file may be larger than {most} here (ulimit -f), and {human(ROOM)} is needed"
+                    f"no file may be larger than {most} here (ulimit -f), and {human(needs.room_bytes)} is needed"
                 ) from None
             reasons.append(f"{place}: {error.strerror or error}")
     raise NoFolderError(f"no place for temporary files: {'; '.join(reasons)}")
@@ -75,14 +81,18 @@ def _places(environ: Mapping[str, str]) -> Iterator[str]:
         yield os.fspath(Path.cwd())
 
 
-def _made(place: str) -> str:
-    if len(place) + len(PREFIX) + 9 > LONGEST:
-        raise OSError("its path is too long for the sockets of multiprocessing")
-    folder = tempfile.mkdtemp(prefix=PREFIX, dir=place)
+def _made(place: str, needs: Needs) -> str:
+    if needs.max_path_length and len(place) + len(needs.prefix) + 9 > needs.max_path_length[0]:
+        raise OSError(needs.max_path_length[1])
+    if foothold := foothold_on(place):
+        raise OSError(foothold.words)
+    folder = tempfile.mkdtemp(prefix=needs.prefix, dir=place)
+    if not needs.room_bytes:
+        return folder
     try:
         # Written, not asked for: a quota shows in no other way.
         trial = Path(folder, "trial")
-        trial.write_bytes(bytes(ROOM))
+        trial.write_bytes(bytes(needs.room_bytes))
         trial.unlink()
     except BaseException:
         rmtree(folder, ignore_errors=True)
