@@ -235,8 +235,8 @@ def _occupied(found: Sequence[Occupant]) -> Refused:
 def _ensure_changeable(path: Path, file: int) -> None:
     """Raises Refused if the file got a second name meanwhile, or its date could not be kept."""
     status = os.fstat(file)
-    if status.st_nlink != 1:
-        raise Refused("The file was renamed, deleted or linked meanwhile", "Run the command again")
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        raise Refused("The file was renamed, replaced, deleted or linked meanwhile", "Run the command again")
     try:
         # Only its owner may set a date, and a resume that takes the newest file must not be misled.
         os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
