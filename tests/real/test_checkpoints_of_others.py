@@ -269,6 +269,30 @@ def test_what_recovery_changed_is_said_though_the_run_is_then_refused(path: Path
     assert said.code == 2, said.text
 
 
+def test_root_is_not_led_by_a_link_to_somebody_elses_checkpoint(path: Path, ada: User, eve: User, shared: Path) -> None:
+    """As by an index in a folder of Eve's that names a file below a link."""
+    adas = shared / "adas"
+    adas.mkdir()
+    os.chown(adas, ada.uid, ada.gid)
+    path = path.rename(adas / "last.pt")
+    before = path.read_bytes()
+    index = '{"weight_map": {"a": "sub/last.pt"}}'
+    eve.does(f"mkdir {shared}/hers; ln -s {adas} {shared}/hers/sub; echo '{index}' > {shared}/hers/x.pt.index.json")
+    said = as_root(shared / "hers" / "x.pt.index.json")
+    assert said.code == 2
+    assert (
+        f"The link {shared}/hers/sub, which belongs to ddpdoctor-eve, leads to another user's checkpoint" in said.text
+    )
+    assert f"ddpdoctor fix-checkpoint {path}" in said.text
+    assert path.read_bytes() == before
+    # By a link of their owner's, and by root's own, as always.
+    (shared / "link").symlink_to(adas)
+    assert as_root(shared / "link" / "last.pt").code == 0
+    os.lchown(shared / "link", ada.uid, ada.gid)
+    assert as_root("--undo", shared / "link" / "last.pt").code == 0
+    assert path.read_bytes() == before
+
+
 def test_a_new_files_hidden_name_that_somebody_holds_is_named(path: Path, ada: User, eve: User, shared: Path) -> None:
     hidden = shared / ".out.pt.ddpdoctor-new"
     for lay in (f"ln -s {path} {hidden}", f"echo > {hidden}; chmod 600 {hidden}", f"mkdir {hidden}"):
