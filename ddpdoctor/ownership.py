@@ -8,7 +8,7 @@ import os
 import pwd
 import stat
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
@@ -87,12 +87,23 @@ def foothold_on(
     Raises:
         OSError: nothing is there, or it may not be looked at.
     """
+    return next(footholds_on(path, trusted, may_be_missing=may_be_missing), None)
+
+
+def footholds_on(
+    path: str | os.PathLike[str], trusted: Collection[int] | None = None, *, may_be_missing: bool = False
+) -> Iterator[Foothold]:
+    """As `foothold_on`, all of them.
+
+    Raises:
+        OSError: as there, when it comes to that.
+    """
     trusted = _with_root(trusted) if trusted is not None else trusted_users()
     left = deque(_parts(os.path.join(os.getcwd(), path)))  # noqa: PTH109, PTH118 (".." must stay, behind a link it leads elsewhere)
     here = "/"
     links = 0
     if found := _foothold_of(here, os.lstat(here), trusted):
-        return found
+        yield found
     while left:
         name = left.popleft()
         if name == "..":
@@ -104,9 +115,11 @@ def foothold_on(
         except FileNotFoundError:
             if not may_be_missing:
                 raise
-            return _foothold_of(folder, os.lstat(folder), trusted, is_sticky_safe=False)
+            if found := _foothold_of(folder, os.lstat(folder), trusted, is_sticky_safe=False):
+                yield found
+            return
         if found := _foothold_of(here, status, trusted):
-            return found
+            yield found
         if stat.S_ISLNK(status.st_mode):
             links += 1
             if links > MAX_LINKS:
@@ -114,7 +127,6 @@ def foothold_on(
             target = os.readlink(here)  # noqa: PTH115
             here = "/" if target.startswith("/") else os.path.dirname(here)  # noqa: PTH120
             left.extendleft(reversed(_parts(target)))
-    return None
 
 
 def open_folder(path: str | os.PathLike[str]) -> int:
@@ -138,7 +150,7 @@ def foothold_of_file(file: int, path: str, trusted: Collection[int] | None = Non
     could have been brought here from elsewhere."""
     trusted = _with_root(trusted) if trusted is not None else trusted_users()
     status = os.fstat(file)
-    found = _foothold_of(path, status, trusted)
+    found = _foothold_of(path, status, trusted, file=file)
     if found is None and stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
         return Foothold(path, status.st_uid, "whoever can reach its other hard links")
     return found
@@ -148,9 +160,26 @@ def _parts(path: str) -> list[str]:
     return [part for part in PurePosixPath(path).parts if part != "/"]
 
 
+def writers_of_folder(folder: str | os.PathLike[str], trusted: Collection[int] | None = None) -> Foothold | None:
+    """Who else may put names into a folder, be it a sticky one; None if nobody.
+
+    Raises:
+        OSError: nothing is there, or it may not be looked at.
+    """
+    trusted = _with_root(trusted) if trusted is not None else trusted_users()
+    folder = os.path.realpath(folder)
+    return _foothold_of(folder, os.lstat(folder), trusted, is_sticky_safe=False)
+
+
 def _foothold_of(
-    path: str, status: os.stat_result, trusted: frozenset[int], *, is_sticky_safe: bool = True
+    path: str,
+    status: os.stat_result,
+    trusted: frozenset[int],
+    *,
+    is_sticky_safe: bool = True,
+    file: int | None = None,
 ) -> Foothold | None:
+    """file: the open one; else what is at the path."""
     mode, uid = status.st_mode, status.st_uid
     if uid not in trusted:
         return Foothold(path, uid)
@@ -158,15 +187,15 @@ def _foothold_of(
         return None
     if mode & stat.S_IWOTH and not stat.S_ISCHR(mode):
         return Foothold(path, uid, "everybody")
-    if mode & stat.S_IWGRP and (others := _others_of_group(path, status, trusted)):
+    if mode & stat.S_IWGRP and (others := _others_of_group(path if file is None else file, status, trusted)):
         return Foothold(path, uid, others)
     return None
 
 
-def _others_of_group(path: str, status: os.stat_result, trusted: frozenset[int]) -> str:
+def _others_of_group(file: int | str, status: os.stat_result, trusted: frozenset[int]) -> str:
     """Who else may write by the bits of the group, "" if nobody: it is root's, or a trusted user's own as many systems make
     one for each user. With an access control list these bits say what anybody named there may do at the most."""
-    if _has_access_list(path):
+    if access_list(file):
         return "those on its access control list"
     gid = status.st_gid
     if gid == ROOT:
@@ -185,9 +214,9 @@ def _others_of_group(path: str, status: os.stat_result, trusted: frozenset[int])
     return f"the group {group.gr_name}"
 
 
-def _has_access_list(path: str) -> bool:
+def access_list(file: int | str) -> bytes:
+    """The access control list of an open file, or of what is at a path, as the kernel has it; empty where there is none."""
     try:
-        os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
+        return os.getxattr(file, "system.posix_acl_access", follow_symlinks=isinstance(file, int))
     except OSError:
-        return False
-    return True
+        return b""

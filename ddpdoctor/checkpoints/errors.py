@@ -16,6 +16,13 @@ class CheckpointError(Exception):
         self.advice = advice
         self.commands = commands
 
+    def after(self, done: str) -> CheckpointError:
+        """The same, where something was changed before it: a sentence that says what."""
+        text, advice = (
+            one.replace("Nothing was changed", "Nothing else was changed") for one in (self.text, self.advice)
+        )
+        return type(self)(f"{done} Then: {text}", advice, self.commands)
+
 
 class Damaged(CheckpointError):
     """Truncated or corrupt: `text` says what exactly."""
@@ -46,6 +53,10 @@ class Busy(Refused):
 
 class Stale(Refused):
     """The undo file belongs to content that is gone: saved anew or replaced. It says nothing about the file as it is."""
+
+
+class Untrusted(Refused):
+    """What lies in place of the undo file isn't believed: somebody else could have written it. It is left alone."""
 
 
 class Torn(Refused):

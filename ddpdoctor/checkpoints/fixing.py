@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale
+from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale, Untrusted
 from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
 from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
@@ -48,8 +48,9 @@ def fix(
     from ddpdoctor.checkpoints.writing.turns import Patience
 
     patience = Patience()
+    recovered: list[str] = []
     while True:
-        outcome = _fix(_Attempt(path, wishes, out, dry_run, progress), patience)
+        outcome = _fix(_Attempt(path, wishes, out, dry_run, progress, recovered), patience)
         if outcome is not None:
             return outcome
 
@@ -122,9 +123,12 @@ class _Plan(NamedTuple):
 
 
 class _Attempt:
-    """One run of fix(), with what is already known when it has to give up."""
+    """One run of fix(), with what is already known when it has to give up. recovered: what was done about earlier runs that
+    were cut short, also by attempts before this one."""
 
-    def __init__(self, path: Path, wishes: Wishes, out: Path | None, dry_run: bool, progress: Progress) -> None:
+    def __init__(
+        self, path: Path, wishes: Wishes, out: Path | None, dry_run: bool, progress: Progress, recovered: list[str]
+    ) -> None:
         self.path = path
         self.wishes = wishes
         self.out = out
@@ -134,6 +138,9 @@ class _Attempt:
         self.notes: list[str] = []
         self.stale = False
         """The undo file beside it belongs to content that is gone."""
+        self.recovered = recovered
+        self.untrusted: Untrusted | None = None
+        """Why what lies in place of the undo file isn't believed."""
 
     def run(self) -> Outcome:
         if self.out is not None or self.dry_run:
@@ -169,9 +176,13 @@ class _Attempt:
         return _with(
             _refused(self.path, error),
             before=self.before,
-            notes=tuple(self.notes),
+            notes=self._all_notes(untrusted=not isinstance(error, Untrusted)),
             choices=getattr(error, "choices", ()),
         )
+
+    def _all_notes(self, *, untrusted: bool = True) -> tuple[str, ...]:
+        beside = f"{self.untrusted.text}. It was left alone." if self.untrusted and untrusted else ""
+        return (*self.recovered, *((beside,) if beside else ()), *self.notes)
 
     def _recover(self) -> None:
         from ddpdoctor.checkpoints.writing import in_place
@@ -180,13 +191,15 @@ class _Attempt:
             recovery = in_place.recover(self.path, dry_run=self.dry_run)
         except Stale:
             self.stale = True
+        except Untrusted as error:
+            self.untrusted = error
         except Refused as refused:
             if not self.dry_run:
                 raise
             self.notes.append(f"It could not be fixed in place yet: {refused.text}.")
         else:
             if recovery is not None:
-                self.notes.append(f"{recovery.text}.")
+                self.recovered.append(f"{recovery.text}.")
 
     def _note_stale(self, *, put_aside: bool) -> None:
         if not self.stale:
@@ -303,7 +316,7 @@ class _Attempt:
             moved=plan.moved if plan else (),
             renamed=plan.renamed if plan else 0,
             dropped=plan.dropped if plan else (),
-            notes=tuple(self.notes),
+            notes=self._all_notes(),
         )
 
 

@@ -27,7 +27,7 @@ class Action(str, Enum):
     LEFT = "left"
     """It is of a kind that holds no pins."""
     REFUSED = "refused"
-    """It could not be handled; `error` says why. Nothing was changed."""
+    """It could not be handled; `error` says why. Nothing was changed but what `notes` say of an earlier run."""
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from ddpdoctor.treatments.choosing import Choice, all_of, ask_for_each
 from ddpdoctor.treatments.outcomes import State, Treatment
 from ddpdoctor.treatments.proof import Proof, SmokeReport, look_again, proved, smoke, treatments
 from ddpdoctor.treatments.remedies import Case, Remedy, cases
-from ddpdoctor.treatments.settings import place
+from ddpdoctor.treatments.settings import Place, safe_place
 
 if TYPE_CHECKING:
     from ddpdoctor.cli.treating_wishes import Wish
@@ -73,8 +73,8 @@ def _only_shown(examination: Examination, found: Sequence[Case], wish: Wish, *, 
     """Changes nothing."""
     choices = all_of(found)
     refused = refusals(choices, _here())
-    path = place(_here())
-    told = [_would_be(one, refused, path) for one in choices]
+    where = safe_place(_here())
+    told = [_would_be(one, refused, where) for one in choices]
     if not wish.as_json:
         show_treatments(make_console(sys.stdout), told)
     if not nobody_to_ask:
@@ -88,20 +88,23 @@ def _only_shown(examination: Examination, found: Sequence[Case], wish: Wish, *, 
     return 2
 
 
-def _would_be(choice: Choice, refused: dict[Remedy, str], path: Path) -> Treatment:
+def _would_be(choice: Choice, refused: dict[Remedy, str], where: Place) -> Treatment:
     if choice.remedy is None or choice.remedy in refused:
         (left,) = treatments([choice], _refusing(refused), None)
         return left
     if choice.remedy.leftovers:
-        where = "ended, if a second look agrees"
+        how = "ended, if a second look agrees"
+    elif choice.remedy.lines:
+        assert where.path  # Else it is refused.
+        how = f"written to {where.path} ({where.reason})" if where.reason else f"written to {where.path.name}"
     else:
-        where = f"written to {path.name}" if choice.remedy.lines else "changed in place, with an undo file"
+        how = "changed in place, with an undo file"
     return Treatment(
         slug=choice.case.slug,
         text=choice.remedy.fix.text,
         commands=choice.remedy.commands,
         state=State.WOULD_APPLY,
-        reason=f"{where}; nothing was changed now",
+        reason=f"{how}; nothing was changed now",
     )
 
 
@@ -116,12 +119,12 @@ class _Terminal:
 
     def __init__(self) -> None:
         self._console = make_console(sys.stderr)
-        self._path = place(_here())
+        self._place = safe_place(_here())
 
     def which(self, case: Case, number: int, total: int) -> int | None:
         sys.stdout.flush()
         self._console.print()
-        show_case(self._console, case, number, total, self._path)
+        show_case(self._console, case, number, total, self._place)
         several = len(case.remedies) > 1
         places = {str(one): one - 1 for one in range(1, len(case.remedies) + 1)} if several else {"y": 0, "yes": 0}
         choices = "/".join([*places, "N"] if several else ["y", "N"])
@@ -151,12 +154,12 @@ def _prove(applied: Applied, checks: Sequence[Check], wish: Wish) -> Proof:
     def look() -> Examination:
         line = StatusLine(lambda seconds: f"Running the checks again ({seconds:.0f} s)", 0.3)
         try:
-            return look_again(wish.look, applied.settings_file, wish.nproc, checks)
+            return look_again(wish.look, applied.settings, wish.nproc, checks)
         finally:
             line.close()
 
     def train() -> SmokeReport:
-        return smoke(wish.train, applied.settings_file)
+        return smoke(wish.train, applied.settings)
 
     return proved(look, train)
 

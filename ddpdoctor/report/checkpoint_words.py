@@ -141,8 +141,9 @@ def _short(text: str) -> str:
 def _advice(outcome: Outcome) -> Iterator[Part]:
     if outcome.action is Action.REFUSED:
         said = "othing was changed" in f"{outcome.error}{outcome.advice}"
+        yield from _notes(outcome)
         if outcome.before is not None and not outcome.before.problem and not said:
-            yield Part("", "The file was not changed.")
+            yield Part("", f"{'Otherwise the' if outcome.notes else 'The'} file was not changed.")
         if outcome.choices:
             named = "".join(f"\n- {one or 'the top level'}" for one in outcome.choices)
             yield Part("found", f"These could be the model's parameters:{named}")
@@ -186,6 +187,10 @@ def _done(outcome: Outcome, wishes: Wishes) -> Iterator[Part]:
         )
         yield Part("done", f"{which} byte is as it was before it was fixed.")
     yield from _code_devices(outcome)
+    yield from _notes(outcome)
+
+
+def _notes(outcome: Outcome) -> Iterator[Part]:
     for note in outcome.notes:
         yield Part("note", _sentence(note))
 

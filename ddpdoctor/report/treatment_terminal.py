@@ -15,6 +15,7 @@ from ddpdoctor.treatments.applying import Applied
 from ddpdoctor.treatments.outcomes import State, Treatment
 from ddpdoctor.treatments.proof import Proof
 from ddpdoctor.treatments.remedies import Case
+from ddpdoctor.treatments.settings import Place
 from ddpdoctor.wording import listed, plural
 
 _WORDS = {
@@ -27,7 +28,7 @@ _MARGIN = 15
 """Columns: room for the longest of these words."""
 
 
-def show_case(console: Console, case: Case, number: int, total: int, settings_file: Path) -> None:
+def show_case(console: Console, case: Case, number: int, total: int, settings: Place) -> None:
     """One finding, and the fixes between which to choose."""
     head = Text(one_line(case.summary), "bold").append(f"  [{case.slug}]", "dim not bold")
     label = Text(f"Fix {number} of {total}", STYLES[case.severity])
@@ -43,7 +44,9 @@ def show_case(console: Console, case: Case, number: int, total: int, settings_fi
         ended = "It is looked at again first, and ended only if that agrees. There is no way back."
         console.print(Hanging(Text(""), Text(ended, "dim"), _MARGIN))
     if any(remedy.lines for remedy in case.remedies):
-        where = f"It is written to {one_line(str(settings_file))}, for you to source."
+        elsewhere = f" ({settings.reason})" if settings.reason else ""
+        where = f"It is written to {settings.path}, for you to source{elsewhere}."
+        where = one_line(where if settings.path else f"It can't be written: {settings.reason}.")
         console.print(Hanging(Text(""), Text(where, "dim"), _MARGIN))
 
 
@@ -62,7 +65,13 @@ def show_treatments(console: Console, treatments: Sequence[Treatment]) -> None:
 def show_outcome(console: Console, applied: Applied, proof: Proof | None, named: Sequence[str]) -> None:
     """What was changed, how to use it, and how to go back. named: checkpoints as the user named them."""
     console.print()
-    if applied.settings_file:
+    if applied.settings_replaced:
+        text = f"{applied.settings_file} isn't what was written there any more. Don't source it before you have looked at it."
+        console.print(Text(one_line(text), "bold red"))
+    elif applied.settings_file:
+        if applied.settings_elsewhere:
+            text = f"The settings were written to {applied.settings_file}, {applied.settings_elsewhere}."
+            console.print(Text(one_line(text), "bold yellow"))
         console.print(
             Text("The settings count only where their file is sourced: in this shell now, and in your job script.")
         )
@@ -71,6 +80,8 @@ def show_outcome(console: Console, applied: Applied, proof: Proof | None, named:
         told = f"{plural(len(applied.fixed), 'checkpoint')} changed, each with an undo file beside it. To go back:"
         console.print(Text(told))
         console.print(Text(f"    {plain(undo_command(applied.fixed, named))}", "cyan"), soft_wrap=True)
+    for note in applied.notes:
+        console.print(Text(one_line(note)))
     if applied.endings.freed:
         console.print(Text(f"Freed: {listed(applied.endings.freed, 20)}."))
     if proof is not None and not isinstance(proof.smoke, str) and not proof.smoke_passed:

@@ -5,25 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddpdoctor.treatments.checkpoint import files_of, fix, undo_size
 from ddpdoctor.treatments.choosing import Choice
 from ddpdoctor.treatments.ending import Endings
 from ddpdoctor.treatments.leftovers import end_targets, left_alone, look, refusal
 from ddpdoctor.treatments.remedies import Remedy
-from ddpdoctor.treatments.settings import Setting, place, rehearse, write
+from ddpdoctor.treatments.settings import Place, Setting, read_ours, rehearse, safe_place, write
+
+if TYPE_CHECKING:
+    from ddpdoctor.checkpoints.outcomes import Outcome
 
 
 class Applied:
     """What was done by now, also where we are stopped in the middle of it.
 
-    settings_file: the one to be sourced, "" where there is none. fixed: checkpoints that were changed, each with an undo
-    file beside it. endings: what became of leftovers. refused: remedy to why it could not be applied.
+    settings_file: the one to be sourced, "" where there is none; settings: its text; settings_elsewhere: why it isn't in the
+    current folder. fixed: checkpoints that were changed, each with an undo
+    file beside it. notes: what else there is to know of them. endings: what became of leftovers. refused: remedy to why it could not be applied.
     """
 
     def __init__(self) -> None:
         self.settings_file = ""
+        self.settings = ""
+        self.settings_elsewhere = ""
         self.fixed: list[Path] = []
+        self.notes: list[str] = []
         self.endings = Endings()
         self.refused: dict[Remedy, str] = {}
         self._begun: tuple[Path, int] | None = None
@@ -31,6 +39,12 @@ class Applied:
     @property
     def anything(self) -> bool:
         return bool(self.settings_file or self.fixed or self.endings.done)
+
+    @property
+    def settings_replaced(self) -> bool:
+        """Whether the file holds something else by now, or somebody else could have written it."""
+        ours = read_ours(Path(self.settings_file)) if self.settings_file else None
+        return bool(self.settings_file) and (ours is None or ours.text != self.settings)
 
     def begin(self, path: Path) -> None:
         """A checkpoint is about to be changed."""
@@ -51,12 +65,12 @@ def apply(choices: Sequence[Choice], folder: Path, done: Applied) -> None:
     """Applies them, and enters in `done` whatever was changed as soon as it is."""
     settings = settings_of(choices)
     if settings:
-        path = place(folder)
-        text = _unwritten(write, path, settings)
-        if text:
-            done.refused.update({one.remedy: text for one in choices if one.remedy and one.remedy.lines})
+        where = safe_place(folder)
+        written, refused = _written(write, where, settings)
+        if refused:
+            done.refused.update({one.remedy: refused for one in choices if one.remedy and one.remedy.lines})
         else:
-            done.settings_file = str(path)
+            done.settings_file, done.settings, done.settings_elsewhere = str(where.path), written, where.reason
     # One command may be the fix of several findings.
     for remedy in dict.fromkeys(one.remedy for one in choices if one.remedy and one.remedy.checkpoints):
         refused = _fix(remedy.checkpoints, done)
@@ -77,15 +91,16 @@ def _end_leftovers(choices: Sequence[Choice], done: Applied) -> None:
             done.refused[remedy] = reason
 
 
-def _unwritten(
-    write_it: Callable[[Path, Sequence[Setting], str], None], path: Path, settings: Sequence[Setting]
-) -> str:
-    """Why the settings can't be written, "" where they were."""
+def _written(
+    write_it: Callable[[Path, Sequence[Setting], str], str], where: Place, settings: Sequence[Setting]
+) -> tuple[str, str]:
+    """The file's text, and "" or why it can't be written."""
+    if where.path is None:
+        return "", where.reason
     try:
-        write_it(path, settings, date.today().isoformat())
+        return write_it(where.path, settings, date.today().isoformat()), ""
     except OSError as error:
-        return f"{path} could not be written: {error.strerror or error}"
-    return ""
+        return "", f"{where.path} could not be written: {error.strerror or error}"
 
 
 def _fix(paths: Sequence[str], done: Applied) -> str:
@@ -96,10 +111,12 @@ def _fix(paths: Sequence[str], done: Applied) -> str:
     for path in files_of(paths):
         done.begin(path)
         outcome = fix(path, dry_run=False)
+        if outcome.action is not Action.REFUSED:
+            done.notes += (f"{outcome.path}: {note}" for note in outcome.notes)
         if outcome.action is Action.FIXED:
             done.fixed.append(path)
         elif outcome.action is Action.REFUSED:
-            refusal = refusal or f"{outcome.path}: {outcome.error}"
+            refusal = refusal or _refusal(outcome)
     return refusal
 
 
@@ -110,8 +127,8 @@ def refusals(choices: Sequence[Choice], folder: Path) -> dict[Remedy, str]:
 
     found: dict[Remedy, str] = {}
     settings = settings_of(choices)
-    if settings and (text := _unwritten(rehearse, place(folder), settings)):
-        found.update({one.remedy: text for one in choices if one.remedy and one.remedy.lines})
+    if settings and (refused := _written(rehearse, safe_place(folder), settings)[1]):
+        found.update({one.remedy: refused for one in choices if one.remedy and one.remedy.lines})
     remedies = dict.fromkeys(one.remedy for one in choices if one.remedy)
     now = look() if any(remedy.leftovers for remedy in remedies) else None
     for remedy in remedies:
@@ -120,5 +137,10 @@ def refusals(choices: Sequence[Choice], folder: Path) -> dict[Remedy, str]:
         for path in files_of(remedy.checkpoints):
             outcome = fix(path, dry_run=True)
             if outcome.action is Action.REFUSED:
-                found.setdefault(remedy, f"{outcome.path}: {outcome.error}")
+                found.setdefault(remedy, _refusal(outcome))
     return found
+
+
+def _refusal(outcome: Outcome) -> str:
+    """With what was done about an earlier run before it came to that."""
+    return ". ".join((f"{outcome.path}: {outcome.error}", " ".join(outcome.notes))).removesuffix(". ")

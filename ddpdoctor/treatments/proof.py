@@ -1,5 +1,5 @@
 """Proves what was applied: the checks once more, then the smoke training, each as a process of its own that has sourced the
-settings file, as a user's job would."""
+settings, as a user's job would: not by the file's name, under which somebody else might have laid another one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ddpdoctor.registry import Check, Why
 from ddpdoctor.treatments.applying import Applied
 from ddpdoctor.treatments.choosing import Choice
 from ddpdoctor.treatments.outcomes import State, Treatment
-from ddpdoctor.treatments.settings import shell
+from ddpdoctor.treatments.settings import private_copy, shell, shell_environ
 
 CHECK_SECONDS = 300
 ENDING_SECONDS = 10
@@ -48,13 +49,13 @@ class _Facts(msgspec.Struct, frozen=True):
     facts: dict[str, Snapshot]
 
 
-def look_again(arguments: Sequence[str], settings_file: str, nproc: int | None, checks: Sequence[Check]) -> Examination:
-    """The host once more, judged by the same checks.
+def look_again(arguments: Sequence[str], settings: str, nproc: int | None, checks: Sequence[Check]) -> Examination:
+    """The host once more, judged by the same checks. settings: what was written for a shell to source, "" if nothing was.
 
     Raises:
         Unproved: the look brought no facts.
     """
-    ended = _run(["check", "--json", "-v", *arguments], settings_file, show_progress=False)
+    ended = _run(["check", "--json", "-v", *arguments], settings, show_progress=False)
     try:
         (snapshot,) = msgspec.json.decode(ended.stdout, type=_Facts).facts.values()
     except (msgspec.MsgspecError, ValueError) as error:
@@ -62,34 +63,40 @@ def look_again(arguments: Sequence[str], settings_file: str, nproc: int | None, 
     return examine(snapshot, nproc, checks)
 
 
-def smoke(arguments: Sequence[str], settings_file: str) -> SmokeReport:
+def smoke(arguments: Sequence[str], settings: str) -> SmokeReport:
     """A smoke training, with its own live table on the terminal.
 
     Raises:
         Unproved: it brought no report.
     """
-    ended = _run(["smoke", "--json", *arguments], settings_file, show_progress=True)
+    ended = _run(["smoke", "--json", *arguments], settings, show_progress=True)
     try:
         return msgspec.json.decode(ended.stdout, type=SmokeReport)
     except msgspec.MsgspecError as error:
         raise Unproved(f"smoke ended with exit code {ended.returncode}{_last_words(ended.stderr)}") from error
 
 
-def _run(arguments: Sequence[str], settings_file: str, *, show_progress: bool) -> subprocess.CompletedProcess[bytes]:
+def _run(arguments: Sequence[str], settings: str, *, show_progress: bool) -> subprocess.CompletedProcess[bytes]:
     root = str(Path(__file__).parent.parent.parent)
     command = [sys.executable, "-c", _SELF.format(root=root), *arguments]
-    if settings_file:
-        command = [shell(), "-c", _SOURCING, "sh", str(Path(settings_file).absolute()), *command]
     inherited = show_progress and os.isatty(2)
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=None if inherited else subprocess.PIPE,
-        )
-    except OSError as error:
-        raise Unproved(f"{command[0]} could not be started: {error.strerror}") from error
+    with ExitStack() as stack:
+        given: tuple[int, ...] = ()
+        try:
+            if settings:
+                file, name = stack.enter_context(private_copy(settings))
+                given = (file,)
+                command = [shell(), "-c", _SOURCING, "sh", name, *command]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=None if inherited else subprocess.PIPE,
+                env=shell_environ() if settings else None,
+                pass_fds=given,
+            )
+        except OSError as error:
+            raise Unproved(f"{command[0]} could not be started: {error.strerror}") from error
     try:
         stdout, stderr = process.communicate(timeout=None if show_progress else CHECK_SECONDS)
     except BaseException as error:
@@ -97,7 +104,7 @@ def _run(arguments: Sequence[str], settings_file: str, *, show_progress: bool) -
         if isinstance(error, subprocess.TimeoutExpired):
             raise Unproved(f"no answer within {CHECK_SECONDS} s") from None
         raise
-    if settings_file and process.returncode == NOT_SOURCED:
+    if settings and process.returncode == NOT_SOURCED:
         raise Unproved(f"the settings file could not be sourced{_last_words(stderr)}")
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
@@ -175,6 +182,8 @@ def _complaint(choice: Choice, choices: Sequence[Choice], applied: Applied, proo
     if isinstance(proof.examination, str):
         return f"its check could not be run again: {proof.examination}"
     slug = choice.remedy.fix.proven_by or choice.case.slug
+    if choice.remedy.lines and applied.settings_replaced:
+        return f"{applied.settings_file} isn't what was written there any more: don't source it before you have looked at it"
     result = next((one for one in proof.examination.results if one.check.slug == slug), None)
     if result is None:
         return f"{slug}, which would prove it, is not among the chosen checks"

@@ -135,29 +135,29 @@ def test_the_proof_takes_no_module_from_the_working_folder(tmp_path: Path, monke
     """And has the settings that the file gives to a shell."""
     for name in ("json", "random", "msgspec", "typer"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('not ours')\n")
-    (tmp_path / "settings.sh").write_text("export CUDA_LAUNCH_BLOCKING=1\n")
+    settings = "export CUDA_LAUNCH_BLOCKING=1\n"
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
     checks = select_checks(["setting-dangerous"])
     arguments = (f"--python={sys.executable}", "--select=setting-dangerous", "--quick")
-    assert [check.slug for check, _, _ in look_again(arguments, "settings.sh", None, checks).findings] == [
+    assert [check.slug for check, _, _ in look_again(arguments, settings, None, checks).findings] == [
         "setting-dangerous"
     ]
     assert look_again(arguments, "", None, checks).findings == []
-    (tmp_path / "settings.sh").write_text("echo refused >&2; return 1\n")
+    settings = "echo refused >&2; return 1\n"
     with pytest.raises(Unproved, match='the settings file could not be sourced; it last said "refused"'):
-        look_again(arguments, "settings.sh", None, checks)
+        look_again(arguments, settings, None, checks)
 
 
 def test_a_proof_that_takes_too_long_is_ended_even_where_it_does_not_want_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, pid = tmp_path / "settings.sh", tmp_path / "pid"
-    settings.write_text(f"trap '' TERM; echo $$ > {pid}; while :; do sleep 0.1; done\n")
+    pid = tmp_path / "pid"
+    settings = f"trap '' TERM; echo $$ > {pid}; while :; do sleep 0.1; done\n"
     monkeypatch.setattr(proof, "CHECK_SECONDS", 2)
     monkeypatch.setattr(proof, "ENDING_SECONDS", 0.3)
     with pytest.raises(Unproved, match="no answer within 2 s"):
-        look_again((), str(settings), None, ())
+        look_again((), settings, None, ())
     assert not Path("/proc", pid.read_text().strip()).exists()
 
 

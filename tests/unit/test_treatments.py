@@ -427,7 +427,6 @@ def told(after: Examination | str, smoke: SmokeReport | str, says: Says | None =
     found = cases(examined(*ILL))
     choices = ask_for_each(found, says) if says else all_of(found)
     applied = Applied()
-    applied.settings_file = "x"
     done = treatments(choices, applied, Proof(examination=after, smoke=smoke))
     return {one.commands[0].partition(";")[0].split()[1]: (one.state.value, one.reason) for one in done}
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ddpdoctor.checkpoints.errors import Busy, Refused
 from ddpdoctor.checkpoints.kinds.recognised import quoted
 from ddpdoctor.checkpoints.writing.occupancy import Occupant, file_system, is_ours, others
+from ddpdoctor.ownership import ROOT, footholds_on
 from ddpdoctor.wording import listed
 
 # Where "in use" can be the server's word for "I don't know".
@@ -66,6 +67,7 @@ def held(path: Path) -> Iterator[Held]:
                 os.fsync(file)
                 _lease(file)
                 _ensure_changeable(path, file)
+                _refuse_others_links(path, folder, file)
             except OSError as error:
                 raise Refused(f"{path} can't be changed: {error.strerror}") from None
             yield Held(file, folder, path.name)
@@ -96,6 +98,23 @@ def refuse_links(path: Path, folder: int) -> None:
         raise Refused(f"{path} is not a regular file")
     if status.st_nlink > 1:
         raise Refused(f"The file has {status.st_nlink} names (hard links), and a change would show under all of them")
+
+
+def _refuse_others_links(path: Path, folder: int, file: int) -> None:
+    """Raises Refused if a link on the way to the folder leads root to somebody else's checkpoint: nobody else could be led to
+    change one that isn't theirs."""
+    if os.geteuid() != ROOT:
+        return
+    for found in footholds_on(path.parent, (os.fstat(file).st_uid,)):
+        if not found.writers and os.path.islink(found.path):  # noqa: PTH114
+            meant = Path(os.readlink(f"/proc/self/fd/{folder}")) / path.name  # noqa: PTH115
+            raise Refused(
+                f"The link {found.path}, which belongs to {found.owner}, leads to another user's checkpoint, {meant}",
+                "If that file is meant, name it itself",
+                (f"ddpdoctor fix-checkpoint {quoted(meant)}",),
+            )
+    if os.readlink(f"/proc/self/fd/{folder}") != os.path.realpath(path.parent):  # noqa: PTH115
+        raise Refused(f"The folder {path.parent} was replaced meanwhile", "Run the command again")
 
 
 def _symbolic(path: Path) -> Refused:
@@ -235,8 +254,8 @@ def _occupied(found: Sequence[Occupant]) -> Refused:
 def _ensure_changeable(path: Path, file: int) -> None:
     """Raises Refused if the file got a second name meanwhile, or its date could not be kept."""
     status = os.fstat(file)
-    if status.st_nlink != 1:
-        raise Refused("The file was renamed, deleted or linked meanwhile", "Run the command again")
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        raise Refused("The file was renamed, replaced, deleted or linked meanwhile", "Run the command again")
     try:
         # Only its owner may set a date, and a resume that takes the newest file must not be misled.
         os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from ddpdoctor.checkpoints.errors import Busy, Refused, Stale
+from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale
 from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.writing import journal
 from ddpdoctor.checkpoints.writing.holding import Held, held, opened_folder, unopened
@@ -31,6 +32,7 @@ from ddpdoctor.checkpoints.writing.undo_words import (
     refused_for,
     stuck,
 )
+from ddpdoctor.wording import plural
 
 
 def change_in_place(path: Path, change: Change, *, aside: str = "") -> Path:
@@ -43,13 +45,15 @@ def change_in_place(path: Path, change: Change, *, aside: str = "") -> Path:
     """
     with put_off() as signals, _held_or_copied(path) as file, _read_errors_in_words():
         _ensure_unchanged(file, change)
-        _ensure_settled(path, file, stale=bool(aside))
+        with _naming_a_copy():
+            _ensure_settled(path, file, stale=bool(aside))
         record = _record(file, journal.layer_of(file.file, change), aside)
         try:
             if not signals:
                 _apply(file.file, change)
                 _ensure(file.file, record.layer, State.AFTER)
                 _keep_date(file.file, record.layer)
+                journal.ensure_there(file, record)
         except OSError as error:
             _roll_back(path, file, record, reason(error))
             text = f"The change could not be written: {reason(error)}. The file is as it was"
@@ -79,8 +83,8 @@ def recover(path: Path, *, dry_run: bool = False) -> Recovery | None:
     if found is None or dry_run:
         return found and found.told(dry_run=True)
     with put_off(), held(path) as file, _read_errors_in_words():
-        draft = journal.remove_draft(file.folder, file.name)
-        records = journal.read(file.folder, file.name)
+        draft = journal.remove_draft(file)
+        records = journal.read(file)
         ending = _settle(path, file, records[-1]) if records else None
         ending = ending or (NEVER_BEGUN if draft else None)
     return ending and ending.told(dry_run=False)
@@ -93,33 +97,50 @@ def undo(path: Path, *, only_last: bool = False, dry_run: bool = False) -> int:
     to other content; Damaged if the old bytes could not be written back: the undo file then still holds them.
     """
     with opened_folder(path) as folder:
-        records = journal.read(folder, path.name)
-        if not records:
+        if not _exists(folder, path.name + journal.SUFFIX):
             raise no_undo(path, folder)
-        _looked_at(path, folder, records[-1])
+        with _looked_at(path, folder) as file:
+            records = journal.read(file)
+            if not records:
+                raise no_undo(path, folder)
+            _state(path, file.file, records[-1])
     if not dry_run:
         with put_off(), held(path) as file, _read_errors_in_words():
-            journal.remove_draft(file.folder, file.name)
-            records = journal.read(file.folder, file.name)
-            for record in reversed(records[-1:] if only_last else records):
-                _state(path, file.file, record)
-                _mark_undoing(path, file, record)
-                _roll_back(path, file, record, "by an undo that failed")
+            journal.remove_draft(file)
+            records = journal.read(file)
+            _take_back(path, file, records[-1:] if only_last else records)
     return 1 if only_last else len(records)
+
+
+def _take_back(path: Path, file: Held, records: Sequence[Record]) -> None:
+    """The last one first. Raises as `undo`, and says how far it came."""
+    for done, record in enumerate(reversed(records)):
+        try:
+            _state(path, file.file, record)
+            _mark_undoing(path, file, record)
+            _roll_back(path, file, record, "by an undo that failed")
+        except CheckpointError as error:
+            raise (error.after(f"{plural(done, 'change')} taken back.") if done else error) from None
 
 
 @contextmanager
 def _held_or_copied(path: Path) -> Iterator[Held]:
     """The same as `held`; a refusal names the other way, a new file."""
     with ExitStack() as stack:
-        try:
+        with _naming_a_copy():
             file = stack.enter_context(held(path))
-        except Busy:
-            raise
-        except Refused as refused:
-            advice = f"{refused.advice}; or write a new file: add -o and its name" if refused.advice else A_COPY
-            raise Refused(refused.text, advice, refused.commands) from None
         yield file
+
+
+@contextmanager
+def _naming_a_copy() -> Iterator[None]:
+    try:
+        yield
+    except Busy:
+        raise
+    except Refused as refused:
+        advice = f"{refused.advice}; or write a new file: add -o and its name" if refused.advice else A_COPY
+        raise type(refused)(refused.text, advice, refused.commands) from None
 
 
 @contextmanager
@@ -132,12 +153,19 @@ def _read_errors_in_words() -> Iterator[None]:
 
 def _unsettled(path: Path, folder: int) -> Ending | None:
     """What there is to be done, without touching anything."""
-    records = journal.read(folder, path.name)
-    found = _looked_at(path, folder, records[-1]) if records else None
-    return NEVER_BEGUN if found is None and _exists(folder, path.name + journal.DRAFT_SUFFIX) else found
+    if not any(_exists(folder, path.name + suffix) for suffix in (journal.SUFFIX, journal.DRAFT_SUFFIX)):
+        return None
+    with _looked_at(path, folder) as file:
+        if not stat.S_ISREG(os.fstat(file.file).st_mode):
+            return None  # What it is, is said later.
+        records = journal.read(file)
+        found = ending_of(records[-1].stage, _state(path, file.file, records[-1])) if records else None
+        return NEVER_BEGUN if found is None and journal.has_draft(file) else found
 
 
-def _looked_at(path: Path, folder: int, record: Record) -> Ending | None:
+@contextmanager
+def _looked_at(path: Path, folder: int) -> Iterator[Held]:
+    """The checkpoint, open for reading."""
     try:
         file = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
@@ -145,7 +173,7 @@ def _looked_at(path: Path, folder: int, record: Record) -> Ending | None:
     except OSError as error:
         raise unopened(path, error) from None
     try:
-        return ending_of(record.stage, _state(path, file, record))
+        yield Held(file, folder, path.name)
     finally:
         os.close(file)
 
@@ -172,7 +200,7 @@ def _settle(path: Path, file: Held, record: Record) -> Ending | None:
 
 def _ensure_settled(path: Path, file: Held, *, stale: bool) -> None:
     """Raises Busy if another run came between. stale: the undo file is known to be of other content."""
-    records = journal.read(file.folder, file.name)
+    records = journal.read(file)
     if not records:
         return
     try:
@@ -197,8 +225,9 @@ def _record(file: Held, layer: Layer, aside: str) -> Record:
     """The undo record, durable. Raises Refused, with nothing changed."""
     name = file.name + journal.SUFFIX
     try:
-        journal.remove_draft(file.folder, file.name)
-        return journal.add(file.folder, file.name, layer, os.fstat(file.file), aside)
+        with _naming_a_copy():
+            journal.remove_draft(file)
+            return journal.add(file, layer, aside)
     except OSError as error:
         text = f"The undo file {name} can't be written beside it: {reason(error)}. Nothing was changed"
         raise refused_for(text, error, file.folder) from None
@@ -221,13 +250,13 @@ def _ensure(file: int, layer: Layer, state: State) -> None:
 
 def _mark_complete(file: Held, record: Record) -> None:
     # If that fails or gets lost, the next run does it again.
-    with suppress(OSError):
-        journal.mark(file.folder, file.name, record, Stage.COMPLETE)
+    with suppress(OSError, Refused):
+        journal.mark(file, record, Stage.COMPLETE)
 
 
 def _mark_undoing(path: Path, file: Held, record: Record) -> None:
     try:
-        journal.mark(file.folder, file.name, record, Stage.UNDOING)
+        journal.mark(file, record, Stage.UNDOING)
     except OSError as error:
         raise Refused(
             f"The undo file {undo_file(path).name} can't be written: {reason(error)}. Nothing was changed"
@@ -260,7 +289,9 @@ def _roll_back(path: Path, file: Held, record: Record, why: str) -> None:
         raise stuck(path, why, error) from None
     try:
         _keep_date(file.file, layer)
-        journal.pop(file.folder, file.name, record)
+        journal.pop(file, record)
+    except Refused as refused:
+        raise refused.after("The content is as it was.") from None
     except OSError as error:
         raise half_tidy(path, error) from None
 

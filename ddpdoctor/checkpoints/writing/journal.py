@@ -19,8 +19,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from ddpdoctor.checkpoints.errors import Refused
+from ddpdoctor.checkpoints.errors import Refused, Untrusted
 from ddpdoctor.checkpoints.formats.changes import Change, Patch
+from ddpdoctor.checkpoints.writing.holding import Held
+from ddpdoctor.checkpoints.writing.trust import ensure_owner_trusted, ensure_trusted, free_name
 
 SUFFIX = ".ddpdoctor-undo"
 # Written under this name first. Left behind only by a run that was killed before it changed anything.
@@ -31,7 +33,7 @@ VERSION = 1
 # Magic, version, stage, length of the payload, its SHA-256.
 HEADER = struct.Struct("<15sBBQ32s")
 _STAGE_AT = len(MAGIC) + 1
-# A payload says for each patch what was and what came: far below this for 100,000 tensors. Above it is an attack.
+# Payloads say for each patch what was and what came: far below this for 100,000 tensors. Above it is an attack.
 _MOST = 512 << 20
 # Nanoseconds before and after 1970 that a file's date can be.
 _DATES = 1 << 63
@@ -68,11 +70,12 @@ class Stage(IntEnum):
 
 
 class Record(NamedTuple):
-    """A layer as it stands in the undo file, from byte `start`."""
+    """A layer as it stands in the undo file, from byte `start`. digest: of its payload."""
 
     layer: Layer
     start: int
     stage: Stage
+    digest: bytes
 
 
 class State(Enum):
@@ -172,36 +175,73 @@ def _sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def read(folder: int, name: str) -> tuple[Record, ...]:
-    """The records of the undo file of checkpoint `name` in the open `folder`, oldest first; empty if there is no file.
+def read(held: Held) -> tuple[Record, ...]:
+    """The records of the undo file of a checkpoint, oldest first; empty if there is no file. The checkpoint may be open for
+    reading alone.
 
-    Raises Refused where it isn't one, is damaged, or was written by a later release.
+    Raises Refused where it isn't one, is damaged, or was written by a later release; Untrusted where it isn't to be believed.
     """
-    raw = _raw(folder, name + SUFFIX)
-    return tuple(_records(raw, name + SUFFIX)) if raw is not None else ()
+    raw = _raw(held)
+    return tuple(_records(raw, held.name + SUFFIX)) if raw is not None else ()
 
 
-def _raw(folder: int, name: str) -> bytes | None:
+def _raw(held: Held) -> bytes | None:
     try:
-        # Not through a link, and without waiting for a pipe that somebody laid there.
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        file = _opened(held, os.O_RDONLY)
     except FileNotFoundError:
         return None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return None
-        if error.errno == errno.ELOOP:
-            raise _not_ours(name, "is a symbolic link") from None
-        raise Refused(f"The undo file {name} can't be read ({error.strerror})") from None
+        raise Refused(f"The undo file {held.name}{SUFFIX} can't be read ({error.strerror})") from None
     try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise _not_ours(name, "is no regular file")
-        if status.st_size > _MOST:
-            raise _not_ours(name, "is far too large for one")
-        return read_exactly(file, status.st_size, 0)
+        size = os.fstat(file).st_size
+        if size > _MOST:
+            raise _not_ours(held.name + SUFFIX, "is far too large for one")
+        return read_exactly(file, size, 0)
     finally:
         os.close(file)
+
+
+def _opened(held: Held, flags: int) -> int:
+    """The undo file, open, and to be believed as it is open: by its name somebody else may have put another one there.
+
+    Raises OSError, Refused, Untrusted.
+    """
+    name = held.name + SUFFIX
+    try:
+        # Not through a link, and without waiting for a pipe that somebody laid there.
+        file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=held.folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+            ensure_owner_trusted(name, held)
+        if error.errno == errno.ELOOP:
+            raise _not_ours(name, "is a symbolic link") from None
+        raise
+    try:
+        ensure_trusted(file, name, held)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise _not_ours(name, "is no regular file")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _opened_record(held: Held, record: Record) -> int:
+    """The undo file, open to be changed, and still the one with this record. Raises as `_opened`."""
+    # Its directory entry may lead elsewhere than when it was read.
+    file = _opened(held, os.O_RDWR)
+    header = read_exactly(file, HEADER.size, record.start)
+    if len(header) < HEADER.size or HEADER.unpack(header)[-1] != record.digest:
+        os.close(file)
+        raise _not_ours(held.name + SUFFIX, "was replaced meanwhile")
+    return file
+
+
+def ensure_there(held: Held, record: Record) -> None:
+    """Raises OSError, Refused or Untrusted if the undo file isn't the one with this record any more."""
+    os.close(_opened_record(held, record))
 
 
 def read_exactly(file: int, length: int, offset: int) -> bytes:
@@ -217,7 +257,7 @@ def read_exactly(file: int, length: int, offset: int) -> bytes:
 def _records(raw: bytes, name: str) -> Iterator[Record]:
     if not raw:
         raise _not_ours(name, "is empty")
-    start = 0
+    start, room = 0, _MOST
     while start < len(raw):
         if raw[start : start + len(MAGIC)] != MAGIC[: len(raw) - start]:
             raise _not_ours(name, "is something else")
@@ -233,16 +273,20 @@ def _records(raw: bytes, name: str) -> Iterator[Record]:
         payload = raw[start + HEADER.size : start + HEADER.size + length]
         if stage not in set(Stage) or len(payload) != length or _sha256(payload) != digest:
             raise _not_ours(name, "is damaged")
-        yield Record(_decoded(payload, name), start, Stage(stage))
+        try:
+            content = zlib.decompressobj().decompress(payload, room)
+        except zlib.error:
+            raise _not_ours(name, "is damaged") from None
+        # All of them together: thousands of small payloads may unfold to more than the memory.
+        room = max(1, room - len(content))
+        yield Record(_decoded(content, name), start, Stage(stage), digest)
         start += HEADER.size + length
 
 
-def _decoded(payload: bytes, name: str) -> Layer:
-    unpacker = zlib.decompressobj()
+def _decoded(content: bytes, name: str) -> Layer:
     try:
-        content = unpacker.decompress(payload, _MOST)
         layer = msgspec.msgpack.decode(content, type=Layer)
-    except (zlib.error, msgspec.DecodeError):
+    except msgspec.DecodeError:
         raise _not_ours(name, "is damaged") from None
     end = 0
     for patch in layer.patches:
@@ -263,32 +307,32 @@ def _not_ours(name: str, what: str) -> Refused:
 
 def name_aside(path: Path) -> Path:
     """A name that nothing has yet, for a checkpoint's undo file whose content is gone."""
-    number = 1
-    while os.path.lexists(aside := path.with_name(f"{path.name}{SUFFIX}.old" + (f"-{number}" if number > 1 else ""))):
-        number += 1
-    return aside
+    return free_name(undo_file(path))
 
 
-def add(folder: int, name: str, layer: Layer, owner: os.stat_result, aside: str = "") -> Record:
+def add(held: Held, layer: Layer, aside: str = "") -> Record:
     """Puts a record behind those that are there: it is whole on disk when this returns, or nothing has changed.
 
-    owner: the checkpoint's status; whoever may read and undo the one may do so with the other. aside: what the file that
-    is there is called afterwards, if it is of other content: the record then begins a new one.
-    Raises OSError; FileExistsError if the draft of another run, or something called `aside`, is there.
+    Whoever may read the checkpoint may read its undo file; its owner alone may write that. aside: what the file that is
+    there is called afterwards, if it is of other content: the record then begins a new one.
+    Raises OSError; FileExistsError if something called `aside` is there; Refused if somebody else's file is in the way.
     """
-    before = b"" if aside else _raw(folder, name + SUFFIX) or b""
+    folder, name = held.folder, held.name
+    before = b"" if aside else _raw(held) or b""
     payload = zlib.compress(msgspec.msgpack.encode(layer), 1)
-    record = HEADER.pack(MAGIC, VERSION, Stage.CHANGING, len(payload), _sha256(payload)) + payload
+    digest = _sha256(payload)
+    record = HEADER.pack(MAGIC, VERSION, Stage.CHANGING, len(payload), digest) + payload
     draft = name + DRAFT_SUFFIX
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    file = os.open(draft, flags, 0o600, dir_fd=folder)
+    try:
+        file = os.open(draft, flags, 0o600, dir_fd=folder)
+    except FileExistsError:
+        ensure_owner_trusted(draft, held)
+        raise
     try:
         try:
             write_exactly(file, before + record, 0)
-            with suppress(OSError):
-                os.fchown(file, owner.st_uid, owner.st_gid)
-            with suppress(OSError):
-                os.fchmod(file, owner.st_mode & 0o666)
+            _give(file, os.fstat(held.file))
             os.fsync(file)
         finally:
             os.close(file)
@@ -300,7 +344,18 @@ def add(folder: int, name: str, layer: Layer, owner: os.stat_result, aside: str 
             os.unlink(draft, dir_fd=folder)
         raise
     sync_folder(folder)
-    return Record(layer, len(before), Stage.CHANGING)
+    return Record(layer, len(before), Stage.CHANGING, digest)
+
+
+def _give(file: int, checkpoint: os.stat_result) -> None:
+    """The checkpoint's owner, group and readers. Where it can't have the group, that of this user is no substitute."""
+    readable = checkpoint.st_mode & 0o644
+    with suppress(OSError):
+        os.fchown(file, checkpoint.st_uid, checkpoint.st_gid)
+    if os.fstat(file).st_gid != checkpoint.st_gid:
+        readable &= ~0o040
+    with suppress(OSError):
+        os.fchmod(file, readable)
 
 
 def _put_aside(folder: int, name: str, aside: str) -> None:
@@ -329,9 +384,9 @@ def write_exactly(file: int, data: bytes, offset: int) -> None:
         offset += written
 
 
-def mark(folder: int, name: str, record: Record, stage: Stage) -> None:
-    """Notes the stage of a record. Raises OSError."""
-    file = os.open(name + SUFFIX, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+def mark(held: Held, record: Record, stage: Stage) -> None:
+    """Notes the stage of a record. Raises OSError; Refused, with nothing written, if the file isn't the one with it."""
+    file = _opened_record(held, record)
     try:
         os.pwrite(file, bytes([stage]), record.start + _STAGE_AT)
         if stage is Stage.UNDOING:
@@ -341,26 +396,38 @@ def mark(folder: int, name: str, record: Record, stage: Stage) -> None:
         os.close(file)
 
 
-def pop(folder: int, name: str, record: Record) -> None:
-    """Takes the last record off, in one step that needs no room on the disk; the file goes with its only record."""
-    if record.start == 0:
-        os.unlink(name + SUFFIX, dir_fd=folder)
-        sync_folder(folder)
-        return
-    file = os.open(name + SUFFIX, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+def pop(held: Held, record: Record) -> None:
+    """Takes the last record off, in one step that needs no room on the disk; the file goes with its only record.
+
+    Raises as `mark`.
+    """
+    file = _opened_record(held, record)
     try:
-        os.ftruncate(file, record.start)
-        os.fsync(file)
+        if record.start == 0:
+            os.unlink(held.name + SUFFIX, dir_fd=held.folder)
+            sync_folder(held.folder)
+        else:
+            os.ftruncate(file, record.start)
+            os.fsync(file)
     finally:
         os.close(file)
 
 
-def remove_draft(folder: int, name: str) -> bool:
-    """Whether there was one, left by a run that was killed. Only for who holds the checkpoint's lock."""
+def has_draft(held: Held) -> bool:
+    """Whether there is one, left by a run that was killed; what somebody else has put there is none."""
     try:
-        os.unlink(name + DRAFT_SUFFIX, dir_fd=folder)
-    except FileNotFoundError:
+        status = os.stat(held.name + DRAFT_SUFFIX, dir_fd=held.folder, follow_symlinks=False)
+        ensure_owner_trusted(held.name + DRAFT_SUFFIX, held)
+    except (OSError, Untrusted):
         return False
+    return stat.S_ISREG(status.st_mode)
+
+
+def remove_draft(held: Held) -> bool:
+    """Whether there was one. Only for who holds the checkpoint's lock."""
+    if not has_draft(held):
+        return False
+    os.unlink(held.name + DRAFT_SUFFIX, dir_fd=held.folder)
     return True
 
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
+from ddpdoctor.checkpoints.kinds.recognised import quoted
+from ddpdoctor.ownership import user_name
 from ddpdoctor.wording import human
 
 _LONGEST_NAME = 255
@@ -49,6 +51,10 @@ def new_file(out: Path, like: os.stat_result) -> Iterator[int]:
         os.fchmod(fd, stat.S_IMODE(like.st_mode) & 0o777)
         os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
         _rename(hidden, out)
+        if not os.path.samestat(os.fstat(fd), os.lstat(out)):
+            raise Refused(
+                f"Somebody else has replaced {out} while it was being written: what lies there now isn't ours"
+            )
     except BaseException as error:
         with suppress(OSError):
             hidden.unlink()
@@ -114,6 +120,8 @@ def _remove_leftover(out: Path, hidden: Path) -> None:
         fd = os.open(hidden, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return
+    except OSError:
+        raise _in_the_way(hidden) from None
     try:
         if not _lock(fd):
             raise _busy(out)
@@ -121,8 +129,22 @@ def _remove_leftover(out: Path, hidden: Path) -> None:
             # Unless a run that has ended in between has left a new one there, which isn't locked by us.
             if os.path.samestat(os.fstat(fd), os.lstat(hidden)):
                 hidden.unlink()
+    except OSError:
+        raise _in_the_way(hidden) from None
     finally:
         os.close(fd)
+
+
+def _in_the_way(hidden: Path) -> Refused:
+    try:
+        owner = f" It belongs to {user_name(hidden.lstat().st_uid)}"
+    except OSError:
+        owner = ""
+    return Refused(
+        f"{hidden} is in the way, and can't be removed",
+        f"The new file would be written under that name first.{owner}. Choose another name, or have it removed",
+        (f"rm {quoted(hidden)}",),
+    )
 
 
 def _busy(out: Path) -> Refused:

@@ -6,13 +6,13 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Stale, Torn
 from ddpdoctor.checkpoints.kinds.recognised import quoted
 from ddpdoctor.checkpoints.writing import journal
-from ddpdoctor.checkpoints.writing.holding import opened_folder
+from ddpdoctor.checkpoints.writing.holding import Held, opened_folder
 from ddpdoctor.checkpoints.writing.journal import State, undo_file
 from ddpdoctor.wording import human
 
@@ -151,34 +151,37 @@ def _torn_under(path: Path, name: str) -> Torn:
 
 
 def _renamed(path: Path, folder: int) -> Iterator[str]:
-    """Files in the folder with content that the undo file of this path knows."""
-    records = journal.read(folder, path.name)
-    layer = records[-1].layer
-    for name in sorted(os.listdir(folder)):
-        with suppress(OSError):
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if not stat.S_ISREG(status.st_mode) or not 0 <= status.st_size - layer.size <= layer.appended:
-                continue
-            file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-            try:
-                if journal.state(file, layer) in (State.AFTER, State.TORN):
-                    yield name
-            finally:
-                os.close(file)
+    """Files in the folder with content that the undo file of this path knows, of the same owner as that."""
+    with suppress(OSError, Refused, IndexError), _opened(undo_file(path).name, folder) as undo:
+        layer = journal.read(Held(undo, folder, path.name))[-1].layer
+        owner = os.fstat(undo).st_uid
+        for name in sorted(os.listdir(folder)):
+            with suppress(OSError):
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if not stat.S_ISREG(status.st_mode) or not 0 <= status.st_size - layer.size <= layer.appended:
+                    continue
+                with _opened(name, folder) as file:
+                    if os.fstat(file).st_uid == owner and journal.state(file, layer) in (State.AFTER, State.TORN):
+                        yield name
+
+
+@contextmanager
+def _opened(name: str, folder: int) -> Iterator[int]:
+    file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 def _left_alone(path: Path, folder: int) -> Iterator[tuple[str, State]]:
     """Undo files in the folder whose checkpoint is gone and which know the content of this one, and how far it came."""
     names = set(os.listdir(folder))
-    with suppress(OSError):
-        file = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-        try:
-            for name in sorted(names):
-                if name.endswith(journal.SUFFIX) and name.removesuffix(journal.SUFFIX) not in names:
-                    with suppress(Refused):
-                        records = journal.read(folder, name.removesuffix(journal.SUFFIX))
-                        state = journal.state(file, records[-1].layer) if records else State.FOREIGN
-                        if state in (State.AFTER, State.TORN):
-                            yield name, state
-        finally:
-            os.close(file)
+    with suppress(OSError), _opened(path.name, folder) as file:
+        for name in sorted(names):
+            if name.endswith(journal.SUFFIX) and name.removesuffix(journal.SUFFIX) not in names:
+                with suppress(Refused):
+                    records = journal.read(Held(file, folder, name.removesuffix(journal.SUFFIX)))
+                    state = journal.state(file, records[-1].layer) if records else State.FOREIGN
+                    if state in (State.AFTER, State.TORN):
+                        yield name, state
