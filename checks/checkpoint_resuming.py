@@ -18,7 +18,7 @@ from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import listed, plural
 
 OWN_PART: Final = (
-    r"(?:rng_state_|random_states_|__|(?:\w+[_-])?rank[_-]?)(?P<part>\d+)"
+    r"(?:rng_state_|random_states_|__|(?:\w{1,60}[_-])?rank[_-]?)(?P<part>\d+)"
     r"(?:_\d+\.distcp|\.(?:pth?|pkl|ckpt|tar|pth\.tar|safetensors))"
 )
 """The name of a file that each rank writes under its own number."""
@@ -173,7 +173,7 @@ def planned_world(plan: Plan, environment: Environment) -> World:
         ),
         LogSign(
             " value from checkpoint (",
-            pattern=r"(?P<key>\w*parallel_size) value from checkpoint \((?P<saved>\d+)\) is not equal to the (?:input argument|currently set argument) ?"
+            pattern=r"\b(?P<key>\w{0,60}parallel_size) value from checkpoint \((?P<saved>\d+)\) is not equal to the (?:input argument|currently set argument) ?"
             r"value \((?P<wanted>\d+)\)",
             why="Megatron's own words: the checkpoint is cut into parts for another number of ranks of a model",
             source="Megatron-LM: training/checkpointing.py; GPT-NeoX: megatron/checkpointing.py",

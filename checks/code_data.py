@@ -166,7 +166,7 @@ NOT_OF_TRAINING = "".join(rf"(?<!\b{word}{mark} )" for word in OTHERS for mark i
         LogSign(
             "nan",
             why="the script printed a training loss that is no number; of a validation's or a best one nothing is said",
-            pattern=rf"(?i)(?<![\w.]){NOT_OF_TRAINING}(?:train(?:ing)?[ _/])?(?:total[ _])?loss['\"]?\s*(?:[:=|]|is\b)?\s*(?:tensor\()?['\"]?nan\b(?!.*\bskip)",
+            pattern=rf"(?i)(?<![\w.]){NOT_OF_TRAINING}(?:train(?:ing)?[ _/])?(?:total[ _])?loss['\"]?\s*(?:(?:[:=|]|is\b)\s*)?(?:tensor\()?['\"]?nan\b(?!.*\bskip)",
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
@@ -252,7 +252,7 @@ NOT_OF_TRAINING = "".join(rf"(?<!\b{word}{mark} )" for word in OTHERS for mark i
         LogSign(
             "grad norm: nan",
             why="Megatron took a step with a gradient that is no number; steps that it skipped don't count, with fp16 healthy runs begin with some",
-            pattern=r"iteration .*\| (?P<norm>grad norm: nan) \|.*number of skipped iterations: +0 \|",
+            pattern=r"^(?=.*?\biteration )(?:(?!\| grad norm: nan).)*\| (?P<norm>grad norm: nan) \|.*number of skipped iterations: +0 \|",
             source="Megatron-LM: training/training.py",
         ),
         LogSign(

@@ -35,7 +35,7 @@ from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import listed, ranks_named
 
-GROUP = r"(?:\[(?P<group>PG .{1,120}?) Rank \d+\].*)?"
+GROUP = r"(?:\[(?P<group>PG .{1,120}?) Rank \d+\](?:(?!\[PG ).)*)?"
 """The process group whose timeout it is, in the watchdog's words since torch 2.3."""
 
 

@@ -39,7 +39,7 @@ GIB = 1024**3
         LogSign(
             "Please set max locked memory (ulimit -l) to 'unlimited'",
             why="UCX's own words where libibverbs found no memory that may be locked",
-            pattern=r"Cannot allocate memory.*\(current: (?P<limit>[^)]+)\)",
+            pattern=r"Cannot allocate memory.{0,300}\(current: (?P<limit>[^()]+)\)",
             source="ucx: src/uct/ib/base/ib_log.c, as reported in public",
         ),
         LogSign(

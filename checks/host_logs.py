@@ -62,7 +62,7 @@ SEEN = "made to happen with torch 2.13.0"
             ") exited unexpectedly",
             why="a worker is gone, and what ended it is said elsewhere, or by nobody",
             role=Role.HINTS,
-            pattern=r"DataLoader worker \(pid\(s\) (?P<pid>\d+)[\d, ]*\) exited unexpectedly",
+            pattern=r"DataLoader worker \(pid\(s\) (?P<pid>\d+)(?!\d)[\d, ]*\) exited unexpectedly",
             source=SEEN,
         ),
     ),

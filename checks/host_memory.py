@@ -79,7 +79,7 @@ def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
         LogSign(
             "PBS: job killed: ",
             why="PBS ended a job that took more than it was given; its time has another word",
-            pattern=r"PBS: job killed: p?v?mem \d+\w* exceeded limit \d+",
+            pattern=r"PBS: job killed: p?v?mem \d{1,20}\w{0,3} exceeded limit \d+",
             source="PBS and TORQUE, as reported in public",
         ),
         LogSign(
@@ -239,7 +239,7 @@ def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Find
 
 
 DAY = 24 * 3600.0
-_KILLED = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+) \(([^)]*)\)")
+_KILLED = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+) \(([^)]{0,64})\)")
 TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstepd)"
 """How the names of processes begin that train, or start those that do."""
 
@@ -280,7 +280,7 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
             " invoked oom-killer: ",
             why="the kernel's first line on it: who asked for memory when there was none; whom it then killed, other lines say",
             role=Role.HINTS,
-            pattern=r"(?P<name>\S+) invoked oom-killer: gfp_mask=",
+            pattern=r"(?P<name>(?<!\S)\S+) invoked oom-killer: gfp_mask=",
             source="Linux: mm/oom_kill.c",
         ),
         LogSign(

@@ -321,7 +321,7 @@ def _where_to_look(own: LogFrame | None) -> Fix:
                 THREAD,
                 why="behind the fault handler's words: where the thread stood that crashed",
                 role=Role.HINTS if near == ABORTED else Role.NAMES,
-                pattern=r"^Current thread 0x\w+.* \(most recent call first\):",
+                pattern=r"^Current thread 0x\w{1,16}\b.* \(most recent call first\):",
                 near=near,
                 source="made to happen with Python 3.11",
             )

@@ -72,7 +72,7 @@ BESIDE_THE_STORE = (
             "nslookup: can't resolve '",
             why="a pod that waits for its master asks so; without torchrun's end it may have come later",
             role=Role.HINTS,
-            pattern=r"nslookup: can't resolve '(?P<host>[\w.-]*master[\w.-]*)'",
+            pattern=r"nslookup: can't resolve '(?P<host>[\w.-]{0,253}master[\w.-]{0,253})'",
             near="= agent.run()",
             source="busybox, in the images by which pods wait for the master; as reported in public",
         ),

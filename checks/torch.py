@@ -35,7 +35,7 @@ NO_LOG = Unknown("no log was read")
 
 EXPLAINED_BY = (
     (r"version `(GLIBCXX|CXXABI)_", "glibcxx-too-old"),
-    (r"version [`']lib(?:cu|nv)[^']*' not found", "ld-library-path-shadow", "cuda-libs-mixed"),
+    (r"version [`']lib(?:cu|nv)[^'`]*' not found", "ld-library-path-shadow", "cuda-libs-mixed"),
     (r"undefined symbol: nccl", "nccl-duplicate-pip", "nccl-lib-shadowed"),
     (
         r"undefined symbol: (__nvJitLink|cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z]))",

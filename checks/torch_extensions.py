@@ -354,7 +354,7 @@ def cuda_toolkit_mismatch(
         LogSign(
             "cannot find -lcuda",
             role=Role.HINTS,
-            pattern=r"\bld\S*: cannot find -lcuda(?:rt)?(?![\w-])",
+            pattern=r"\bld\S{0,60}: cannot find -lcuda(?:rt)?(?![\w-])",
             why="The linker found no libcudart or libcuda: there is no toolkit, or its folder of stubs isn't searched",
             source="GNU ld, as reported in public",
         ),

@@ -117,7 +117,9 @@ def cuda_lib_not_found(
     build that anew for torch's CUDA (`python -c "import torch; print(torch.version.cuda)"`). Don't link one version's file under another's name.
     """
     requires(torch.installed, "torch is not installed")
-    named = re.search(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared object file", torch.import_error)
+    named = re.search(
+        r"(?<![\w.+-])(lib[\w.+-]{1,200}\.so[.\d]{0,60}): cannot open shared object file", torch.import_error
+    )
     if torch.import_state == "ok":
         return
     missing = [named[1]] if named else []

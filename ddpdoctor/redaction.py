@@ -69,7 +69,7 @@ _SHAPE = re.compile(
     """
 )
 _USER_INFO = re.compile(r"(://)(?:[^\s/?#]*|[^\s/@:]{0,64}:(?!\d{1,5}(?:/|\s))\S{0,128})@")
-_PROXY_WITHOUT_SCHEME = re.compile(r"(?<![\w./@:%-])[\w.%+-]+:[^\s@/'\":=]+@(?!sha256:)(?=[\w.-]+)")
+_PROXY_WITHOUT_SCHEME = re.compile(r"(?<![\w./@:%+-])[\w.%+-]+:[^\s@/'\":=]+@(?!sha256:)(?=[\w.-]+)")
 _BEARER = re.compile(r"(?i)\b(bearer[ \t]+)[\w+/=.~-]{8,}")
 _BASIC = re.compile(r"(?i)\b(basic[ \t]+)(?-i:(?=[a-z+/=]*[A-Z0-9]))[\w+/=]{8,}")
 

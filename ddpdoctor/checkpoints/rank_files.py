@@ -16,7 +16,7 @@ _ZERO = r"(?P<before>(?:bf16_)?zero_pp_rank_)(?P<rank>\d{1,5})(?P<middle>_mp_ran
 _EACH = (
     r"(?P<before>rng_state_)(?P<rank>\d{1,5})(?P<after>\.pth)\Z",
     r"(?P<before>random_states_)(?P<rank>\d{1,5})(?P<after>\.pkl)\Z",
-    r"(?P<before>(?:.*[^a-z])?(?<!mp_)rank[-_]?)(?P<rank>\d{1,5})(?P<after>(?:[^\d].*)?\.(?:pt|pth|ckpt|bin|pkl|safetensors))\Z",
+    r"(?=.*\.(?:pt|pth|ckpt|bin|pkl|safetensors)\Z)(?P<before>(?:.*[^a-z])?(?<!mp_)rank[-_]?)(?P<rank>\d{1,5})(?P<after>(?:[^\d].*)?\.(?:pt|pth|ckpt|bin|pkl|safetensors))\Z",
 )
 """Of transformers, of Accelerate, and of whoever puts the rank into the name."""
 _WORLD = r"world_?size_?(\d{1,5})(?!\d)"

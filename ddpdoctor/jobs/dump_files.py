@@ -20,7 +20,7 @@ DEEPEST = 2
 """Folders within the folder: dumps are often gathered into one of each host."""
 HIGHEST_RANK = 999_999
 
-_RANK = re.compile(r"(\d+)(?:\.(?:pkl|pickle|json|bin|dump|txt|pt|log|gz|fr))*$", re.IGNORECASE)
+_RANK = re.compile(r"(?<!\d)(\d+)(?:\.(?:pkl|pickle|json|bin|dump|txt|pt|log|gz|fr))*$", re.IGNORECASE)
 _DUMPS = re.compile(r"rank|trace|dump|flight", re.IGNORECASE)
 
 

@@ -27,7 +27,7 @@ PATIENCE: Final = 5.0
 MOST_OUTPUT: Final = 16 << 20
 
 THREAD: Final = re.compile(r"^thread \((\d+|0x[0-9a-fA-F]+)\)(?:: (.*))?$")
-FRAME: Final = re.compile(r"^(.*) \((.*):(\d+)\)$")
+FRAME: Final = re.compile(r"^(.*) \(((?:(?! \().)*):(\d+)\)$")
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):

@@ -187,9 +187,7 @@ def gcc_fixes(limit: int, machine: Maybe[Machine]) -> tuple[Fix, ...]:
 def torch_index(torch: Torch) -> tuple[str, ...]:
     """pip's options that name the index where this very build of torch came from."""
     local = (torch.version or "").partition("+")[2]
-    return (
-        ("--index-url", f"https://download.pytorch.org/whl/{local}") if re.fullmatch(r"c\w+\d*|rocm.+", local) else ()
-    )
+    return ("--index-url", f"https://download.pytorch.org/whl/{local}") if re.fullmatch(r"c\w+|rocm.+", local) else ()
 
 
 def architecture_list(gpus: Maybe[Gpus], environment: Maybe[Environment]) -> str | None:
@@ -254,7 +252,7 @@ def readable(symbol: str) -> str:
 
 def old_strings(symbols: tuple[str, ...]) -> bool:
     """Whether one names std::string by its old ABI ("Ss"), which torch wheels before 2.6 used."""
-    return any(re.search(r"E.*Ss|[PRK]Ss", symbol) and "__cxx11" not in symbol for symbol in symbols)
+    return any(re.search(r"^[^E]*E.*Ss|[PRK]Ss", symbol) and "__cxx11" not in symbol for symbol in symbols)
 
 
 def build_commands(

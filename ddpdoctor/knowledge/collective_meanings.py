@@ -70,7 +70,7 @@ def meaning(one: Collective, kind: Kind, run: Run) -> Meaning:
             "GLOO_SOCKET_IFNAME names an interface that this node doesn't have, or that has no address.",
             (Fix("Name the one that leads to the others", (f"export GLOO_SOCKET_IFNAME={shlex.quote(way)}",)),),
         )
-    if told := re.search(r"remote=\[([^\]]+)\]", one.words):
+    if told := re.search(r"remote=\[([^\[\]]+)\]", one.words):
         return (
             f"Another rank told this one to meet it at {told[1]}, and nobody answers there: gloo offers the address that"
             " its own hostname resolves to, or that of GLOO_SOCKET_IFNAME.",

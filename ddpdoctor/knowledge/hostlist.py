@@ -33,7 +33,7 @@ def _hosts(word: str, most: int) -> Iterator[str]:
     """The hosts of one word of the list, the last brackets counting fastest."""
     parts: list[tuple[str, ...]] = []
     many = 1
-    for part in re.split(r"(\[[^\]]*\])", word):
+    for part in re.split(r"(\[[^\[\]]*\])", word):
         parts.append(_numbers(part[1:-1]) if part.startswith("[") else (part,))
         many *= len(parts[-1])
         if many > most:

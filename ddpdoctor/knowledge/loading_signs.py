@@ -33,7 +33,7 @@ BUILT_ELSEWHERE: Final = (
     LogSign(
         ": implementation for device cuda:",
         role=Role.HINTS,
-        pattern=r"\w+_impl: implementation for device cuda:\d+ not found",
+        pattern=r"\b\w+_impl: implementation for device cuda:\d+ not found",
         why="mmcv's own words: it was built without its part for CUDA",
         source="mmcv: ops/csrc/common/pytorch_device_registry.hpp",
     ),

@@ -36,10 +36,12 @@ _OF_A_PART: Final = re.compile(
     r"Exception in thread \S|Process [\w-]+-\d+(?::\d+)*:$|(?:Task|Future) exception was never retrieved"
 )
 """A thread, a task or a process of the script ends by it, and the script itself may go on."""
-_LOGGED: Final = re.compile(r"[^A-Za-z]{0,40}(?:[\w.]{1,60}[^A-Za-z]{1,10}){0,2}(?:ERROR|WARNING|WARN)(?![A-Za-z_])")
+_LOGGED: Final = re.compile(
+    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:ERROR|WARNING|WARN)(?![A-Za-z_])"
+)
 """What `logging.exception` writes before the traceback of an exception that the script has caught."""
 _INFORMS: Final = re.compile(
-    r"[^A-Za-z]{0,40}(?:[\w.]{1,60}[^A-Za-z]{1,10}){0,2}(?:INFO|DEBUG)(?![A-Za-z_])"
+    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:INFO|DEBUG)(?![A-Za-z_])"
     r"(?=.*(?i:\b(?:fail\w*|fallback|fall\w* back|could ?n[o']t|cannot|can't|not (?:there|usable|found|available|installed|supported)"
     r"|unavailable|missing|skip\w*|ignor\w+|without|disabled|retr(?:y|ies|ying)|error|exception)\b))"
 )

@@ -20,7 +20,7 @@ from ddpdoctor.wording import listed
 
 _ENDPOINT: Final = re.compile(
     r"(?:\[(?P<bracketed>[A-Za-z0-9_:][\w.:%-]*)\]:|\(\[?(?P<tuple>[\w.:%-]+)\]?, "
-    r"|(?<![\w:%-])(?P<plain>[A-Za-z][\w-]*(?:\.[\w-]+)*|\d+(?:\.\d+){3}):)"
+    r"|(?<![\w:%-])(?<![\w-]\.)(?P<plain>[A-Za-z][\w-]*(?:\.[\w-]+)*|\d+(?:\.\d+){3}):)"
     r"(?P<port>\d{2,5})\b(?!\.\d|:)"
 )
 """Of IPv6 it is known only in brackets or in a pair where the address ends."""

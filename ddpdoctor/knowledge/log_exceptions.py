@@ -35,7 +35,7 @@ _OF_THE_MACHINE: Final = re.compile(rf"{_FAILED}(?:(?:{_BUILDERS}|{_SURVEYORS})(
 """Of those, the ones whose failure no line of the script explains."""
 
 OF_A_CHILD: Final = (
-    rf"(?!(?:\S*/)?(?:{_TOOLS})(?![\w.+-])).{{1,300}}"
+    rf"(?!(?:\S{{0,200}}/)?(?:{_TOOLS})(?![\w.+-])).{{1,300}}"
     r" exited with (?:(?:a )?(?:non-zero|return|exit|error) )+(?:status|code):? (?P<code>-?[1-9]\d{0,3})\b"
 )
 """How a script that starts others tells of one that failed."""
@@ -63,7 +63,7 @@ _OF_DISTRIBUTED: Final = re.compile(
 )
 _OF_LIBRARIES: Final = re.compile(
     r"^(?:CUDA |cuda runtime error \(|NCCL [eE]rror|cuDNN error|CUBLAS_|nccl[A-Z]\w+:|\[enforce fail|\[\S*gloo/|.*INTERNAL ASSERT FAILED"
-    r"|.*/(?:site|dist)-packages/\S*\.so[\w.]*: undefined symbol: |.*version [`'][^']+' not found \(required by "
+    r"|.*/(?:site|dist)-packages/\S{0,300}\.so[\w.]{0,60}: undefined symbol: |.*version [`'][^']+' not found \(required by "
     r"|Failed to find C compiler|.*No working C\+\+ compiler found|numpy\.dtype size changed|numpy\.core\.multiarray failed"
     r"|Numpy is not available|Error building extension '|cublas runtime error"
     r"|The current installed version of \S+ \([\d.]+\) is less than the minimum)"
@@ -79,7 +79,7 @@ _IN_A_PACKAGE: Final = re.compile(r"/(?:site|dist)-packages/")
 _FROM_A_WORKER: Final = re.compile(r"^Caught \w+ in (?:DataLoader worker|replica|pin memory thread)")
 
 
-_VALUES: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S*|\S*\d\S*")
+_VALUES: Final = re.compile(r"'[^']*'|\"[^\"]*\"|(?:(?<!\S)|(?<=['\"]))[^\s/\d'\"]*[/\d]\S*")
 BEGINNING: Final = 40
 """Characters of a message that tell what it is about."""
 _RAISES_WORDS: Final = re.compile(r"raise [\w.]+\((?!\)|[rbu]*['\"])")

@@ -15,7 +15,7 @@ LAST_ERROR: Final = "Last error:"
 BESIDE: Final = 12
 """Lines of the file."""
 MOST: Final = 2
-_OF_NCCL: Final = re.compile(r"NCCL error|unhandled (?:cuda|system) error|nccl\w+Error")
+_OF_NCCL: Final = re.compile(r"NCCL error|unhandled (?:cuda|system) error|nccl[A-Za-z]{1,40}Error")
 _GENERAL: Final = re.compile(r"\s*nccl\w+: |.*NCCL error")
 """Only which kind of error it is."""
 _WARNS: Final = "NCCL WARN"

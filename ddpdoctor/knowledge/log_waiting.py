@@ -10,8 +10,9 @@ from ddpdoctor.facts.log import LastWords, Sighting
 
 SHOULD_DUMP: Final = 'Failed to check the "should dump" flag on TCPStore'
 _DONE: Final = re.compile(
-    r"(?i)(?!.*\b(?:epoch|step|iter|iteration|eval\w*|checkpoint)\b).*\b(?:(?:training|run|job|all) (?:is |was )?"
+    r"(?i)\b(?:(?:training|run|job|all) (?:is |was )?"
     r"(?:finished|done|completed?)|final (?:model|weights)|finished training|done training)\b"
+    r"(?!.{0,300}\b(?:epoch|step|iter|iteration|eval\w*|checkpoint)\b)"
 )
 """The last words of one who came to the end: whoever is a little slower then finds no store any more."""
 STILL_WAITING: Final[dict[str, int]] = {

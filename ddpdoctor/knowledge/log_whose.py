@@ -41,7 +41,7 @@ SAY_THEIR_RANK: Final = {"unused-parameters", "ddp-param-mismatch", "Detected mi
 AGAIN: Final = 12
 """Lines behind an attempt that failed, by which it shows that another one goes on; a traceback of the launcher's isn't among them."""
 _MERELY_TOLD: Final = re.compile(
-    r"\[W|.{0,200}? NCCL INFO |\S.{0,300}: \w*Warning: |[^A-Za-z]{0,40}(?:[\w.]{1,60}[^A-Za-z]{1,10}){0,2}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
+    r"\[W|.{0,200}? NCCL INFO |\S.{0,300}: \w*Warning: |[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
 )
 """Warnings and notices, of torch, NCCL, Python and loggers."""
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")

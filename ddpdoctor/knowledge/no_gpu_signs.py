@@ -54,7 +54,7 @@ BUILT_WITHOUT: Final = (
     ),
     LogSign(
         " without ATen_cuda library. ",
-        pattern=r"Cannot (?:get|initialize|query|access|synchronize) .*(?:CUDA|cuFFT|cuDNN).* without ATen_cuda library\. ",
+        pattern=r"Cannot (?:get|initialize|query|access|synchronize) .{0,80}(?:CUDA|cuFFT|cuDNN).{0,80} without ATen_cuda library\. ",
         why="torch's own words: there is no CUDA library in this build, or one that wasn't loaded",
         source="torch 2.13.0: aten/src/ATen/detail/CUDAHooksInterface.h; made to happen with torch.Generator",
     ),

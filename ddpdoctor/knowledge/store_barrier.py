@@ -24,14 +24,14 @@ def too_few_came() -> tuple[LogSign, ...]:
             WAITING,
             why="a rank has not come to init_process_group: not started, ended before, or it is late",
             role=Role.EFFECT,
-            pattern=rf"(?!.*{_MORE})\(world_size=(?P<wanted>\d+){_COUNT}(?!(?P=wanted),)(?P<came>\d+), ",
+            pattern=rf"(?!{_MORE})\(world_size=(?P<wanted>\d+){_COUNT}(?!(?P=wanted),)(?P<came>\d+), ",
             source=SOURCE,
         ),
         LogSign(
             TIMED_OUT,
             why="a rank never came to init_process_group: not started, or ended before",
             role=Role.EFFECT,
-            pattern=rf"(?!.*{_MORE})\(world_size=(?P<wanted>\d+){_COUNT}(?P<came>\d+), ",
+            pattern=rf"(?!{_MORE})\(world_size=(?P<wanted>\d+){_COUNT}(?P<came>\d+), ",
             source=SOURCE,
         ),
     )

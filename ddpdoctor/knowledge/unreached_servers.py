@@ -9,7 +9,7 @@ from ddpdoctor.facts.log import Raised
 from ddpdoctor.findings import Fix
 
 _CLIENTS: Final = re.compile(
-    r"(?:^|/)(?:urllib/request\.py|http/client\.py|ftplib\.py|(?:urllib3|requests|httpx|httpcore|aiohttp|huggingface_hub|botocore|gcsfs|s3fs)/.*\.py)$"
+    r"(?:^|/)(?:urllib/request\.py|http/client\.py|ftplib\.py|(?:urllib3|requests|httpx|httpcore|aiohttp|huggingface_hub|botocore|gcsfs|s3fs)/.{0,300}\.py)$"
 )
 """What fetches: not torch's store, nor sockets of the script's own."""
 _UNREACHED: Final = re.compile(

@@ -59,12 +59,12 @@ _NO_LOST_STORE: Final = r" (?!(?:recv|send)Bytes |doWait )"
 _OF_EXCEPTIONS: Final = (*_NAMES, "error:", "[Errno ")
 """What a programme also writes of an exception that it has caught."""
 _MERELY_WARNS: Final = re.compile(
-    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}[^A-Za-z]{1,20}){0,2}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
+    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
 )
 """The level that a logger puts before its message; NCCL's WARN is an error, and stands further on."""
 
 _INFORMS: Final = re.compile(
-    r"[^A-Za-z]{0,40}(?:(?:[\w.-]{1,60} )?[\w./-]{1,60}\[\d{1,10}\]:? |(?:[\w.]{1,60}[^A-Za-z]{1,10}){0,2})(?:INFO|DEBUG)(?![A-Za-z_])"
+    r"[^A-Za-z]{0,40}(?:(?:[\w.-]{1,60} )?[\w./-]{1,60}\[\d{1,10}\]:? |(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2})(?:INFO|DEBUG)(?![A-Za-z_])"
 )
 """Host, program and PID may stand before the level, as syslog has them."""
 
@@ -87,7 +87,7 @@ _EXCEPTION: Final = re.compile(r"Traceback \(most|[A-Za-z_][\w.]*(?:Error|Except
 MOST_LEFT: Final = 8
 """Lines that are left of a traceback, where most of them were cut out."""
 _CONTINUES: Final = re.compile(
-    r"[^A-Za-z]{0,40}(?:[\w.]{1,60}[^A-Za-z]{1,10}){0,2}(?:ERROR|CRITICAL|FATAL)\b"
+    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:ERROR|CRITICAL|FATAL)\b"
     r"(?:[^\]]{1,80}:\d{1,6}\] {2,}\S|(?:[\s|:-]{1,5}\w{1,20})?[\s|:-]{1,5}[╭│╰](?!.*(?:❱|\.py:\d)))"
 )
 """A logger's level before a traceback's code, or before what rich draws: only its frames tell something."""
@@ -98,7 +98,7 @@ def _pattern(word: str) -> re.Pattern[str]:
     if word in _GLOG_WORDS:
         return _GLOG
     if word == LAST_ERROR:
-        return re.compile(rf"\s*{LAST_ERROR}\s*$")
+        return re.compile(rf"{LAST_ERROR}\s*$")
     if word in _NAMES:
         return re.compile(rf"{word}(?= ){_NO_FIGURE}|{_NAME_ALONE.pattern}")
     if word == _OF_MAKE:

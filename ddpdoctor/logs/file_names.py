@@ -18,7 +18,7 @@ _RANK: Final = re.compile(
     r"(?:^|(?<!lora)(?<!local)(?<!node)(?<!group)(?<!machine)[_.-])(?:global_?)?rank[_.=-]?(?P<number>\d{1,6})(?=[_.-]|$)",
     re.IGNORECASE,
 )
-_TASK: Final = re.compile(r"^[\w.-]*?\d+[_-](?P<number>\d{1,6})\.(?:out|err)(?:\.gz)?$")
+_TASK: Final = re.compile(r"^[\w.-]*?(?<!\d)\d+[_-](?P<number>\d{1,6})\.(?:out|err)(?:\.gz)?$")
 """Slurm's %j_%t; or its %A_%a, the tasks of an array, each of which is a run of its own."""
 _HOST: Final = re.compile(
     r"(?:^|[_.-])(?P<host>(?:worker|master|node|host|pod|compute|gpu)[-_]?(?P<number>\d{1,5}))(?=[_.-]|$)"

@@ -13,7 +13,7 @@ _RUNS: Final = re.compile(
     | \s*>(?!>)\s?(?=\S)                                                 # a quotation in Markdown
     | >\ {3,}\S|E\ {3,}(?:AssertionError|assert)\b                         # pytest's excerpt of the source, and what it asserts
     | \s*\|\s.*\|\s*$                                                    # a table's row
-    | (?:\S+@\S+\S*[$\#%]|[$%])\s+\S                                     # a shell's prompt
+    | (?:\S[^\s@]*@\S+[$\#%]|[$%])\s+\S                                    # a shell's prompt
     | (?:>>>|\.\.\.|In\ \[\d+\]:)\s                                      # Python's
     | \++\ \w                                                            # set -x
     | [+-]?\s*(?:[-*]|\d+\.)\s+["'`“]                                       # an item of a list that begins with a quotation
@@ -33,7 +33,7 @@ _COMMIT: Final = re.compile(
     r"""(?:[*|]\ )*(?P<hash>[0-9a-f]{7,10}|[0-9a-f]{40})\ (?!\[)(?:\(.*\)\ )?
     (?: [A-Z]
     | (?:feat|fix|docs|style|refactor|perf|tests?|build|ci|chore|revert)(?:\([^)]*\))?!?:
-    | [a-z]\w*[A-Z]\w*:                                     # a name in a library
+    | [a-z](?=\w*[A-Z])\w+:                                  # a name in a library
     | [a-z][\w-]*[\s(!/]
     )
     """,
@@ -75,10 +75,12 @@ _OF_A_RULE: Final = re.compile(
 _DESCRIBES: Final = re.compile(r"\s.*?(?:description|summary|annotations?|hint|notes?|help|comment|info|docs?)\b")
 """The key of what is said on a rule among others."""
 _BEGINS: Final = re.compile(
-    r"\W*(?:\[?rank\d+\]?: )?(?:Traceback |(?:\w+ )?[\w.]*(?:[Ee]rror|Exception|Interrupt|FATAL|ERROR|WARN)\b)"
+    r"\W*(?:\[?rank\d+\]?: )?(?:Traceback |(?:\w+ )?(?:\w[\w.]*)?(?:[Ee]rror|Exception|Interrupt|FATAL|ERROR|WARN)\b)"
 )
 """As a program's words on a failure begin."""
-_COMMENT: Final = re.compile(r"\S {2,}# |\s*(?:[a-z][a-z0-9_-]*: |[A-Z][A-Z0-9_]+=)\S.* # ")
+_COMMENT: Final = re.compile(
+    r"\S {2,}# |(?:(?<![a-z0-9_-])[0-9_-]*[a-z][a-z0-9_-]*: |(?<![A-Z0-9_])[0-9_]*[A-Z][A-Z0-9_]+=)\S.{0,300} # "
+)
 """Before a comment behind some code or a setting."""
 _ROW: Final = re.compile(r"\s*\w[\w.-]*(?: {2,}\w[\w./%-]*){2,} {2,}# ")
 """A table's row, whose last column has its mark as its head has."""

@@ -11,7 +11,7 @@ from ddpdoctor.logs.tracebacks import HEADER
 _MOST: Final = 80
 """Characters of a prefix."""
 _FRAME: Final = '  File "'
-_SUMS_UP: Final = re.compile(r"(?P<own>\S.*?) {2,}\| *$")
+_SUMS_UP: Final = re.compile(r"(?P<own>\S(?:.*\S)?) {2,}\| *$")
 _OF_GREP: Final = re.compile(r"(?P<name>[\w./+@=-]+\.(?:log|txt|out|err|[oe]\d+))[-:](?:\d+[-:])?$")
 _ENDS: Final = re.compile(r"[\s\])}>:|#]+")
 _NONE: Final = re.compile(r"\W*$|E +$|.*\b(?:WARN|WARNING|DEBUG)\b| *\d+\t")

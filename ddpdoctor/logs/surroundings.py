@@ -92,12 +92,12 @@ _IS_OVER: Final = re.compile(
     rf"|{_NO_LONGER}|(?:not|n['’]t) (?:occur|happen|appear)\b.*\bany ?more\b|(?<=> )(?:fixed|solved|done)\b)(?!.*\b(?:but|still|however|yet)\b)"
 )
 """The same behind them."""
-_AN_ERROR: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)[:：]")
+_AN_ERROR: Final = re.compile(r"(?<![\w.])(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)[:：]")
 _SENTENCE: Final = re.compile(r"[.!?](?:\s+|$)")
 _DIFF: Final = re.compile(rb"[ \t>]*```(?:diff|patch)\b")
 _MENDING: Final = re.compile(
     r"(?i)\b(?:(?:fix|avoid|prevent|handl|catch|resolv|address|mend|ignor|retr[iy])(?:e?[sd]|es|ing|e|y)?|retry|workaround|instead of|such as|e\.g\.)\b"
-    r"(?!.*\b(?:but|still|however|now|yet)\b)[^`]*`$"
+    r"(?!.{0,400}\b(?:but|still|however|now|yet)\b)[^`]{0,400}`$"
 )
 """What is said before the name of an error by who is rid of it."""
 _MENDS: Final = re.compile(
@@ -115,7 +115,7 @@ _MARKED: Final = re.compile(
     re.IGNORECASE,
 )
 """A headline, or an item of a list, that is an error and nothing else."""
-_HEADLINE: Final = re.compile(rb"[^\n]*\S[^\n]*\n\s*\Z")
+_HEADLINE: Final = re.compile(rb"^[^\S\n]*\S[^\n]*\n\s*\Z", re.MULTILINE)
 
 _HIT: Final = re.compile(
     r"(?:\./|/)?(?P<name>[\w./+@=-]+\.(?:log|txt|out|err|[oe]\d+))(?:[:-]\d+[:-]|:(?! )|-(?=Traceback \(|  File \"))"
@@ -123,7 +123,7 @@ _HIT: Final = re.compile(
 """What grep puts before a line of a log, if it has searched several."""
 _HITS_LINE: Final = re.compile(rb"(?:\./|/)?(?P<stem>[\w./+@=-]+)\.(?:log|txt|out|err|[oe](?P<job>\d+))[:-]|--\r?$")
 _SEARCHES: Final = re.compile(
-    rb"(?:\([\w.-]+\) ?)?(?:\S*[$%#>]|\S+@\S+.*[$#%]) *(?:sudo +)?(?:[ef]?grep|rg|ag|ack|zgrep) "
+    rb"(?:\([\w.-]+\) ?)?(?:\S*[$%#>]|[^\s@]{1,80}@\S.{0,300}[$#%]) *(?:sudo +)?(?:[ef]?grep|rg|ag|ack|zgrep) "
 )
 _OF_A_RANK: Final = re.compile(r"(?:^|/)(?:attempt_\d+/|(?:stdout|stderr)\.)|(?:rank|node|worker|host)[_-]?\d")
 """A launcher's file of one rank: its folder is of one run."""
@@ -163,7 +163,7 @@ def _opens_a_quotation(text: bytes, start: int, number: int, line: str) -> bool:
 
 def _is_documented(text: bytes, fence: int) -> bool:
     """Whether the line before that block speaks of what may happen."""
-    found = _HEADLINE.search(text, max(fence - 400, 0), fence + 1)
+    found = _HEADLINE.search(text[max(fence - 400, 0) : fence + 1])
     return found is not None and bool(_IN_GENERAL.search(found.group().decode("utf-8", "replace")))
 
 

@@ -22,7 +22,7 @@ _MARKS: Final = re.compile(r"^(?:  )*[+|]-*(?: |$)")
 _BOX: Final = ("╭", "│", "╰")
 """What rich draws around a traceback; the exception stands behind it."""
 _IN_A_BOX: Final = re.compile(r"│ (?P<path>\S[^│]*?\.py):(?P<line>\d{1,9}) in (?P<function>\S+) *│?$")
-_CODE_IN_A_BOX: Final = re.compile(r"│ +❱ +(?P<line>\d{1,9}) (?P<code>.*?) *│?$")
+_CODE_IN_A_BOX: Final = re.compile(r"│ +❱ +(?P<line>\d{1,9}) (?P<code>.*)")
 _CHAINS: Final = ("During handling of the above exception", "The above exception was the direct cause")
 _LIBRARIES: Final = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^<|/bin/[^/.]+$")
 _OF_WINDOWS: Final = re.compile(
@@ -142,7 +142,7 @@ class Assembler:
         if found := _IN_A_BOX.match(text):
             self._keep(LogFrame(found["path"], int(found["line"]), found["function"]))
         elif found := _CODE_IN_A_BOX.match(text):
-            self._code(found["code"].lstrip("│ "))
+            self._code(found["code"].strip("│ "))
 
     def _code(self, text: str) -> None:
         stripped = text.strip()

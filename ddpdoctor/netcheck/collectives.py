@@ -36,7 +36,7 @@ NO_MESSAGE = re.compile(
 """How a line of a stack begins, Python's or C++'s; and torch's complaint that the name servers don't know an address, which
 does no harm."""
 
-SOURCE_FOLDER = re.compile(r"/[^\s\]:]*/(?=\w+\.(?:cc|cpp|h|hpp|cu):\d+)")
+SOURCE_FOLDER = re.compile(r"(?<![^\s\]:])([^\s\]:/]*)/[^\s\]:]*/(?=\w+\.(?:cc|cpp|h|hpp|cu):\d+)")
 """ "/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/" before "pair.cc:152"."""
 
 
@@ -113,16 +113,16 @@ def _understood(ended: Ended, word: str, seconds: float, warnings: str) -> Colle
     ok = told.get("ok") is True
     stage = str(told.get("stage", "import"))
     hung = ended.timed_out and not ok and "error" not in told
-    words = "" if ok else SOURCE_FOLDER.sub("", _words(told, ended, seconds, warnings))
+    words = "" if ok else SOURCE_FOLDER.sub(r"\1", _words(told, ended, seconds, warnings))
     return Collected(stage=stage, ok=ok, words=words[:MOST_WORDS], seconds=round(seconds, 3), hung=hung)
 
 
 def _told(stdout: bytes, word: str) -> dict[str, Any]:
     """All that stands between the words, the later over the earlier."""
     told: dict[str, Any] = {}
-    mark = re.escape(word.encode())
-    for block in re.findall(mark + rb"(\{[^\n]*?\})" + mark, stdout):
-        told.update(json.loads(block))
+    for block in stdout.split(word.encode()):
+        if block.startswith(b"{") and block.endswith(b"}") and b"\n" not in block:
+            told.update(json.loads(block))
     return told
 
 

@@ -76,7 +76,7 @@ def _kernel_side(context: Context) -> tuple[str | Unknown | None, str | None]:
     text = context.read(file)
     if isinstance(text, Unknown):
         return text, None
-    found = re.search(r"NVRM version:(.*?)\s(\d{3,}(?:\.\d+)+)", text)
+    found = re.search(r"NVRM version:(.{0,200}?)\s(\d{3,}(?:\.\d+)+)", text)
     if not found:
         return Unknown(f"{file} names no version"), None
     return found[2], "open" if "Open Kernel Module" in found[1] else "proprietary"
@@ -92,7 +92,7 @@ def _device_nodes(context: Context) -> tuple[str, ...]:
 
 def _by_number(name: str) -> tuple[str, int]:
     """Puts nvidia10 behind nvidia9."""
-    digits = re.search(r"\d+$", name)
+    digits = re.search(r"(?<!\d)\d+$", name)
     return name.rstrip("0123456789"), int(digits[0]) if digits else -1
 
 

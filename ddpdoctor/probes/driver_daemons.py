@@ -49,5 +49,5 @@ def fabric_manager_version(context: Context) -> str | Unknown | None:
     if not exists(binary):
         return None
     ended = run([str(binary), "--version"], SECONDS, environ=context.environ)
-    found = re.search(rb"\d{3,}(?:\.\d+)+", ended.stdout + ended.stderr)
+    found = re.search(rb"(?<!\d)\d{3,}(?:\.\d+)+", ended.stdout + ended.stderr)
     return found[0].decode() if found else Unknown(f"{BINARY} --version named no version")

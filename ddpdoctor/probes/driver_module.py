@@ -69,7 +69,7 @@ def nouveau_blacklisted(context: Context) -> bool | Unknown:
     """Whether modprobe's settings or the kernel's command line keep nouveau from loading."""
     kernel = context.read("/proc/cmdline")
     if not isinstance(kernel, Unknown) and re.search(
-        r"\b(modprobe\.blacklist|module_blacklist|rd\.driver\.blacklist)=\S*\bnouveau\b|\bnouveau\.modeset=0\b|\bnouveau\.blacklist=1\b",
+        r"\b(modprobe\.blacklist|module_blacklist|rd\.driver\.blacklist)=[^\s=]*\bnouveau\b|\bnouveau\.modeset=0\b|\bnouveau\.blacklist=1\b",
         kernel,
     ):
         return True
@@ -85,7 +85,7 @@ def nouveau_blacklisted(context: Context) -> bool | Unknown:
             if isinstance(text, Unknown):
                 refused = text
             elif re.search(
-                r"^\s*(blacklist\s+nouveau|install\s+nouveau\s+\S*/(false|true)|options\s+nouveau\s.*\bmodeset=0)\b",
+                r"^[ \t]*(blacklist[ \t]+nouveau|install[ \t]+nouveau[ \t]+\S*/(false|true)|options[ \t]+nouveau[ \t].*\bmodeset=0)\b",
                 text,
                 re.MULTILINE,
             ):

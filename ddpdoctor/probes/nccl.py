@@ -40,7 +40,9 @@ NO_LOG_FILE = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 """Settings that would send NCCL's words elsewhere than to us."""
 
 _USING = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([^:\s]+):(\S*?)<\d+>")
-_WORDS = re.compile(r"NCCL (?:INFO|WARN) (?:.*?)(?:Bootstrap|SOCKET_IFNAME|SOCKET_FAMILY|COMM_ID|NET/|no socket).*")
+_WORDS = re.compile(
+    r"NCCL (?:INFO|WARN) (?:.{0,200}?)(?:Bootstrap|SOCKET_IFNAME|SOCKET_FAMILY|COMM_ID|NET/|no socket).*"
+)
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ LISTEN = b"0A"
 
 _HEX = r"[0-9a-f]"
 _CONTAINER = re.compile(rf"(?<!{_HEX})({_HEX}{{64}})(?!{_HEX})")
-_POD = re.compile(r"kubepods[^/]*(?:/[^/]+)*?/(?:[^/]*-)?pod([0-9a-f][0-9a-f_-]{30,40})")
+_POD = re.compile(r"/(?:[^/]*-)?pod([0-9a-f][0-9a-f_-]{30,40})")
 _NAMED = re.compile(
     r"/lxc(?:\.payload)?[./]([^/]+)|/machine\.slice/(?:systemd-nspawn@|machine-)([^/]+?)\.(?:service|scope)"
 )
@@ -120,7 +120,7 @@ def _container(path: str) -> str:
     # The last: a container in a container has both in its path.
     if found := _CONTAINER.findall(path):
         return str(found[-1])[:12]
-    if pod := _POD.search(path):
+    if "kubepods" in path and (pod := _POD.search(path)):
         return pod[1].replace("_", "-")[:12]
     named = _NAMED.search(path)
     return (named[1] or named[2])[:12] if named else ""

@@ -235,7 +235,7 @@ class _Asked:
         kind = "clang" if "clang" in text.lower() else "gcc"
         version = re.match(r"\d+(?:\.\d+)*", dumped.stdout.decode("utf-8", "replace").strip())
         if kind == "clang" or not version:
-            version = re.search(r"\d+\.\d+(?:\.\d+)*", text)
+            version = re.search(r"(?<!\d)\d+\.\d+(?:\.\d+)*", text)
         if not version:
             return Unknown(f"{self._path} --version: {_why_not(told) or 'names no version'}")
         return Compiler(path=self._path, kind=kind, version=version[0], found_by=self._found_by)

@@ -50,7 +50,7 @@ from ddpdoctor.wording import listed
 
 _WORD_STYLES = {"PASS": "bold green", "WARN": "bold yellow", "FAIL": "bold red", "NOT TESTED": "bold magenta"}
 _WORD = re.compile(rf"(?:{'|'.join(_WORD_STYLES)}) +")
-_FINDING = re.compile(r"(?P<word>FAIL|WARN) +(?P<summary>.+)  \[(?P<slug>[a-z0-9-]+)\]")
+_FINDING = re.compile(r"(?P<word>FAIL|WARN) +(?P<summary>\S.*)  \[(?P<slug>[a-z0-9-]+)\]")
 """What `netcheck_words.finding_line` writes."""
 _MARGIN = 10
 _NARROW = 60

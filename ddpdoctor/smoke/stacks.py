@@ -26,10 +26,12 @@ PY_SPY_SECONDS: Final = 0.8
 
 MOST_FRAMES: Final = 12
 
-THREAD: Final = re.compile(rb"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE)
-CURRENT: Final = re.compile(rb"^Current thread 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE)
+THREAD: Final = re.compile(
+    rb"^(?:Current thread|Thread) 0x[0-9a-f]{1,16}\b.*\(most recent call first\):$", re.MULTILINE
+)
+CURRENT: Final = re.compile(rb"^Current thread 0x[0-9a-f]{1,16}\b.*\(most recent call first\):$", re.MULTILINE)
 FATAL: Final = re.compile(rb"^Fatal Python error: .*$", re.MULTILINE)
-FRAME: Final = re.compile(r'^\s*File "([^"]*)", line (\d+) in (.+)$', re.MULTILINE)
+FRAME: Final = re.compile(r'^[ \t]*File "([^"]*)", line (\d+) in (.+)$', re.MULTILINE)
 STATES: Final = {
     "T": "stopped",
     "t": "stopped by a debugger",

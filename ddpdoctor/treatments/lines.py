@@ -11,7 +11,7 @@ _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 # What shlex.quote gives, and nothing that a shell would expand.
 _VALUE = r"""(?:'[^'\n\r\0]*'|"'"|[A-Za-z0-9_@%+=:,./-])*"""
 _EXPORT = re.compile(rf"export((?: +{_NAME}={_VALUE})+)")
-_ASSIGNMENT = re.compile(rf" +({_NAME})=({_VALUE})")
+_ASSIGNMENT = re.compile(rf"(?<! ) +({_NAME})=({_VALUE})")
 _UNSET = re.compile(rf"unset((?: +{_NAME})+)")
 _LIMIT = re.compile(r"ulimit (-[nul]) (?:\d+|unlimited|\$\(ulimit -H[nul]\))")
 _FOLDER = re.compile(rf"mkdir -p ({_VALUE}) && export ({_NAME})=\1(?![^ ;])")

@@ -15,8 +15,8 @@ from ddpdoctor.wording import human, listed, plural
 _LARGEST_JSON = 1 << 26
 _LFS = re.compile(rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/spec/v1\s")
 _LFS_SIZE = re.compile(rb"^size (\d+)$", re.MULTILINE)
-_TITLE = re.compile(rb"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
-_XML_MESSAGE = re.compile(rb"<(Code|Message)>(.*?)</\1>", re.DOTALL)
+_TITLE = re.compile(rb"<title[^<>]{0,200}>([^<]*)</title>", re.IGNORECASE)
+_XML_MESSAGE = re.compile(rb"<(Code|Message)>([^<]*)</\1>")
 
 
 def recognise_text(glance: Glance) -> Recognised | None:
@@ -29,7 +29,7 @@ def recognise_text(glance: Glance) -> Recognised | None:
         return _lfs_pointer(glance)
     if re.match(rb"(\.\./)*\.?/?annex/objects/|/annex/objects/", head):
         return _annex_pointer(glance)
-    if re.match(rb"outs:\s*\n\s*- ", head):
+    if re.match(rb"outs:[^\S\n]*\n\s*- ", head):
         return _dvc_pointer(glance)
     if re.match(rb"(?i)<!doctype html|<html|<head|<body", head):
         return _html(glance)

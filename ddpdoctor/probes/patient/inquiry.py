@@ -51,7 +51,7 @@ MATTERS = re.compile(
 )
 """Names of distributions, normalised, that matter to training."""
 
-FOLDER_NAME = re.compile(r"^([A-Za-z0-9][\w.+-]*?)(?:-(\d[^-]*).*?)?\.(?:dist-info|egg-info)$")
+FOLDER_NAME = re.compile(r"^([A-Za-z0-9](?:[\w.+]|-(?!\d))*)(?:-(\d[^-]*)(?:-.*)?)?\.(?:dist-info|egg-info)$")
 
 
 def tell(**facts):
@@ -226,7 +226,7 @@ def distribution(place, folder, name, version):
     )
     headers = (text or read(place)).replace("\r\n", "\n").partition("\n\n")[0]
     versions = re.findall(r"(?m)^Version: *(\S+)", headers)
-    required = re.findall(r"(?m)^Requires-Dist: *(.+?) *$", headers)
+    required = [one.strip() for one in re.findall(r"(?m)^Requires-Dist: *(\S.*)$", headers)]
     # What an extra would add isn't required; but torch gets its CUDA libraries through the extras of cuda-toolkit.
     if normalised(name) != "cuda-toolkit":
         required = [one for one in required if not re.search(r"\bextra *==", one)]
@@ -427,7 +427,7 @@ def cuda(torch):
     return {
         "cuda_available": available,
         "device_count": count,
-        "cuda_error": re.sub(r"\s*\(Triggered internally at .*", "", said[0], flags=re.DOTALL).strip() if said else "",
+        "cuda_error": said[0].partition("(Triggered internally at ")[0].strip() if said else "",
     }
 
 
