@@ -114,9 +114,9 @@ class Guest:
         own = Place("route", self.own, (40001,))
         places = {
             "many": (own,) * 3000,
-            "foreign": (Place("route", "10.77.0.12", (22,)),),
-            "victim": (own, Place("nccl", VICTIM, (80,))),
-            "loopback": (Place("route", "127.0.0.1", (22,)),),
+            "foreign": (Place("route", "10.77.0.12", (40022,)),),
+            "victim": (own, Place("nccl", VICTIM, (40080,))),
+            "loopback": (Place("route", "127.0.0.1", (40022,)),),
         }
         self.client.say(Opened(places=places.get(self.case, (own,))))
 
@@ -199,7 +199,7 @@ async def guest(case: str, host: str, port: int, rank: int) -> None:
 
 # --- the hub ----------------------------------------------------------------------------------------------------------
 
-NOWHERE = Peer(0, "n1", (Place("route", "10.77.0.99", (9,)),))
+NOWHERE = Peer(0, "n1", (Place("route", "10.77.0.99", (40009,)),))
 """It takes a while to find that out."""
 FIX = Fix("Run this", ("sudo touch /tmp/pwned",), appliable=True)
 ENDS: dict[str, tuple[bytes, ...]] = {
@@ -208,7 +208,7 @@ ENDS: dict[str, tuple[bytes, ...]] = {
     "random": (bytes(range(128, 256)) + b"\n",),
     "huge": (b'{"type":"waiting","phase":"' + b"x" * (8 << 20),),
     "nested": (b'{"type":"waiting","phase":' + b"[" * 1_000_000 + b"\n",),
-    "orders": (encode(Dial(peers=(NOWHERE,), seconds=60.0)) * 100,),
+    "orders": (encode(Dial(peers=(NOWHERE,), seconds=5.0)) * 100,),
     "nasty": (encode(Stopped(why=NASTY * 100)),),
     "code": (b'{"type":"part","results":[],"verdict":"ok","exit_code":99,"lines":[]}\n',),
     "part": (

@@ -53,6 +53,9 @@ T = TypeVar("T")
 MOST_SHOWN: Final = 300
 """Characters of what node 0 says."""
 
+MOST_UNREAD: Final = 2 * MOST
+"""Bytes that wait until node 0 reads them: an answer and some signs of life."""
+
 MOST_ORDERS: Final = 8
 """That wait while one is carried out."""
 
@@ -117,6 +120,7 @@ async def attend(
     agent = _Agent(connection, token, carry_out, heard, limits or Limits(), command)
     try:
         welcome = await agent.enter(job, own or secrets.token_hex(16))
+        check_seat(welcome, job, own_hub=bool(own))
         return await agent.serve(manifest(welcome), welcome.wait)
     except asyncio.CancelledError as error:
         await agent.farewell(f"stopped by {error.args[0] if error.args else 'its user: Ctrl-C'}")
@@ -244,6 +248,8 @@ class _Agent:
             message = _decoded(_INSIDE, line)
             if isinstance(message, Ping):
                 self._say(Pong(number=message.number, came=came, went=time.time()))
+                if self._writer.transport.get_write_buffer_size() > MOST_UNREAD:
+                    raise HubGone("node 0 asks and doesn't read the answers")
             elif isinstance(message, Waiting):
                 self._heard(message)
             elif isinstance(message, Stopped):
@@ -282,6 +288,16 @@ class _Agent:
             raise HubGone(f"{error} by node 0: {self._command} was stopped or killed there") from error
         finally:
             reading.cancel()
+
+
+def check_seat(welcome: Welcome, job: Job, *, own_hub: bool) -> None:
+    """Raises HubGone where no hub of this job would give that rank to this node. own_hub: this is node 0."""
+    nnodes, rank = job.nnodes or welcome.nnodes, welcome.node_rank
+    wanted = 0 if own_hub else job.node_rank if job.node_rank is not None else rank
+    if welcome.nnodes != nnodes or rank != wanted or rank >= nnodes or (rank == 0) != own_hub:
+        raise HubGone(
+            f"what listens on the master's port takes this for node {rank} of {welcome.nnodes}: it is not ours"
+        )
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:

@@ -48,12 +48,13 @@ GONE: Final = "the connection was closed at once, without a word"
 
 @dataclass(frozen=True)
 class Connection:
-    """The hub, which has greeted us. `own_address` is our own end's; `port` the one it was met at."""
+    """The hub, which has greeted us. `own_address` is our own end's; `address` and `port` are where it was met."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     greeting: Greeting
     own_address: str
+    address: str
     port: int
 
 
@@ -325,7 +326,7 @@ class _Way:
             if greeting:
                 kept = True
                 self._search.note(self._there, attempt, (DDPDOCTOR, ""))
-                return Connection(reader, writer, greeting, own, self._there.sockaddr[1])
+                return Connection(reader, writer, greeting, own, self._there.address, self._there.sockaddr[1])
         finally:
             if not kept:
                 writer.close()

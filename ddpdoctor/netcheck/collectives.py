@@ -109,9 +109,9 @@ def _understood(ended: Ended, word: str, seconds: float, warnings: str) -> Colle
     if not told:
         return Cannot(why=f"the patient's Python can't be asked: {_silence(ended, seconds)}")
     if "absent" in told:
-        return Cannot(why=str(told["absent"]))
+        return Cannot(why=str(told["absent"])[:MOST_WORDS])
     ok = told.get("ok") is True
-    stage = str(told.get("stage", "import"))
+    stage = str(told.get("stage", "import"))[:MOST_WORDS]
     hung = ended.timed_out and not ok and "error" not in told
     words = "" if ok else SOURCE_FOLDER.sub(r"\1", _words(told, ended, seconds, warnings))
     return Collected(stage=stage, ok=ok, words=words[:MOST_WORDS], seconds=round(seconds, 3), hung=hung)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
@@ -20,18 +21,20 @@ from ddpdoctor.netcheck.messages import (
     Count,
     Dial,
     Measure,
+    Measured,
     Open,
     Order,
     Welcome,
 )
 from ddpdoctor.netcheck.open_files import PLENTY, allow_files
+from ddpdoctor.netcheck.order_limits import Master, OrderLimits, RefusedOrderError
 from ddpdoctor.netcheck.reaching import Listeners
 
 DEFAULT_RANGE = (32768, 60999)
 
 
 class Desk:
-    """What this node has to go by: its own facts, the address by which the others meet it, and the patient.
+    """What this node has to go by: its own facts, the address by which the others meet it, where it met node 0, and the patient.
 
     address: asked when the node is to listen, since node 0 knows its own only when the others have come. python: the
     patient's interpreter; `environ`: the settings that a rank started now would inherit. quick: no collectives were wanted
@@ -42,6 +45,7 @@ class Desk:
         self,
         snapshot: Snapshot,
         address: Callable[[], str],
+        master: Master,
         python: str,
         environ: Mapping[str, str],
         *,
@@ -49,6 +53,7 @@ class Desk:
     ) -> None:
         self._snapshot = snapshot
         self._address = address
+        self._master = master
         self._python = python
         self._environ = environ
         self._listeners = Listeners(measuring.serve)
@@ -58,13 +63,23 @@ class Desk:
         self._collected = False
         self._run = ""
         self._node = -1
+        self._refused = ""
 
     def welcome(self, welcome: Welcome) -> None:
         """The hub has let us in, as this node of this run."""
         self._run, self._node = welcome.run, welcome.node_rank
+        self._limits = OrderLimits(self._snapshot, self._master, welcome)
 
     async def carry_out(self, order: Order) -> Answer:
-        """Does as told. What goes wrong beyond what an answer can say is raised."""
+        """Does as told, in the limits of a test. What goes wrong beyond what an answer can say is raised."""
+        try:
+            self._limits.check(order)
+        except RefusedOrderError as error:
+            self._refused = str(error)
+            return Cannot(why=f"it was ordered what no node 0 of ours orders: {error}")
+        return await self._carry_out(order)
+
+    async def _carry_out(self, order: Order) -> Answer:
         if isinstance(order, Open):
             return await self._listeners.open(
                 listening_places(self._snapshot, self._address()),
@@ -75,17 +90,27 @@ class Desk:
             )
         if isinstance(order, Dial):
             try:
-                return await dial(order, self._run, self._node)
+                return await dial(order, self._run, self._node, self._limits.refused)
             finally:
                 self._listeners.measuring = True
         if isinstance(order, Count):
             return msgspec.structs.replace(counters.count(self._address()), errors=self._listeners.errors)
         if isinstance(order, Measure):
-            return await measuring.measure(order, self._run, self._node)
+            return await self._measure(order)
         if isinstance(order, Collect):
             self._collected = True
+            # Whatever is ordered, torch goes to the master that was named here.
+            order = msgspec.structs.replace(order, master=self._master.host, port=self._master.port)
             return await collectives.collect(order, python=self._python, environ=self._environ)
         return Cannot(why="this node was started for netcheck")
+
+    async def _measure(self, order: Measure) -> Measured:
+        peer = self._limits.dialled(order.peer) if order.peer else None
+        began = time.monotonic()
+        try:
+            return await measuring.measure(msgspec.structs.replace(order, peer=peer), self._run, self._node)
+        finally:
+            self._limits.measured_seconds += time.monotonic() - began
 
     def told(self, snapshot: Snapshot) -> Snapshot:
         """What it found out concerns all nodes, and node 0 has it."""
@@ -95,6 +120,8 @@ class Desk:
         """What was asked for here, and node 0 decided otherwise."""
         if self._quick and self._collected:
             yield "--quick has no effect here: node 0 runs without it"
+        if self._refused:
+            yield f"node 0 ordered what none of ours does, and it was not done: {self._refused}"
 
     async def close(self) -> None:
         """Listens no more."""

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import struct
 import termios
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -16,6 +17,7 @@ from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.netcheck.connecting import system_words
 from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.messages import MOST_PORTS, WORDS, Dial, Dialled, Met, Peer, Place
+from ddpdoctor.netcheck.order_limits import Refused
 from ddpdoctor.netcheck.reaching import ARRIVED, LARGE
 from ddpdoctor.netcheck.visits import REACH, CutOffError, StrangerError, Visit, visit
 
@@ -45,8 +47,13 @@ class Outcome(msgspec.Struct, frozen=True):
     words: str = ""
 
 
-async def dial(order: Dial, run: str, node: int) -> Dialled:
-    """Dials every place of all peers but ourselves. `order.at_once` places at a time, each on all its ports, the first one
+async def dial(
+    order: Dial,
+    run: str,
+    node: int,
+    refused: Mapping[tuple[int, str], Refused] = {},
+) -> Dialled:
+    """Dials every place of all peers but ourselves, those apart that are refused (by node and kind). `order.at_once` places at a time, each on all its ports, the first one
     with a large message.
 
     Every node begins with the one after itself, so that they don't all come to the first one at once.
@@ -59,13 +66,16 @@ async def dial(order: Dial, run: str, node: int) -> Dialled:
     own: dict[str, None] = {}
 
     async def one_place(peer: Peer, place: Place) -> Met:
-        async with room:
-            outcomes = await asyncio.gather(
-                *(
-                    attempt(place.address, port, peer.node, run, node, order.seconds, large=not nth)
-                    for nth, port in enumerate(place.ports)
+        if not_dialled := refused.get((peer.node, place.kind)):
+            outcomes = [Outcome(not_dialled.cell, not_dialled.why)] * len(place.ports)
+        else:
+            async with room:
+                outcomes = await asyncio.gather(
+                    *(
+                        attempt(place.address, port, peer.node, run, node, order.seconds, large=not nth)
+                        for nth, port in enumerate(place.ports)
+                    )
                 )
-            )
         if (
             place.kind == "route"
         ):  # Of an address that NCCL or gloo would take, it says nothing of the way to the others.

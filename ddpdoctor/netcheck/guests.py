@@ -262,12 +262,12 @@ class Guest:
         kind = _ANSWERS[type(order)]
         if not isinstance(answer, (kind, Cannot)):
             raise GuestError(f"it answered {type(answer).__name__} where {kind.__name__} was expected")
-        if isinstance(answer, Opened):
-            self._check_places(answer.places)
+        if isinstance(answer, Opened) and isinstance(order, Open):
+            self._check_places(answer.places, order.ports)
         future.set_result(answer)
 
-    def _check_places(self, places: Sequence[Place]) -> None:
-        """The others are to dial there, so these must be its own. Node 0 knows its own ones."""
+    def _check_places(self, places: Sequence[Place], ports: int) -> None:
+        """ports: on how many it was to listen at the address of kind "route"; at the others on one each. The others are to dial there, so these must be its own. Node 0 knows its own ones."""
         seen, claimed = plain_address(self.address), addresses_of(self.facts)
         zero = self._company.get(0)
         others = {one.address for one in self._company.values()} - {self.address}
@@ -276,5 +276,7 @@ class Guest:
             why = why_not_there(one, seen, claimed, others, networks)
             if why and not (self.rank == 0 and plain_address(one.address) in claimed):
                 raise GuestError(why)
+            if len(one.ports) > (ports if one.kind == "route" else 1):
+                raise GuestError(f"it listens on {len(one.ports)} ports, more than it was to")
         if len({one.kind for one in places}) < len(places):
             raise GuestError("it says twice where it listens")

@@ -49,6 +49,9 @@ KINDS: Final = 3
 WORDS: Final = 160
 """Characters of the words of one failure."""
 
+MOST_WHY: Final = 1000
+"""Characters of why an order failed."""
+
 Troubles = Annotated[tuple[Annotated[str, Meta(max_length=WORDS)], ...], Meta(max_length=MOST_PORTS)]
 """What a node could not do, in the system's words."""
 
@@ -102,8 +105,8 @@ class Hello(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """Hub: the agent is in. `run` (32 hex digits) is what nodes of this run show each other when they dial."""
 
-    node_rank: int
-    nnodes: int
+    node_rank: Rank
+    nnodes: Annotated[int, Meta(ge=1, le=MOST_NODES)]
     run: str
     proof: str
     """The hub knows the token, too."""
@@ -202,8 +205,8 @@ class Dial(Message, frozen=True):
     """Hub: dial all of these at every place. `seconds` a try; `again`: one more try after silence."""
 
     peers: Annotated[tuple[Peer, ...], Meta(max_length=MOST_NODES)]
-    seconds: Annotated[float, Meta(gt=0, le=60)]
-    at_once: Annotated[int, Meta(ge=1, le=1024)] = 64
+    seconds: Annotated[float, Meta(gt=0, le=5)]
+    at_once: Annotated[int, Meta(ge=1, le=64)] = 64
     again: bool = True
 
 
@@ -241,7 +244,7 @@ class Measure(Message, frozen=True):
     """Hub: one round of the tournament. `peer` None: sit this one out or be measured; else measure the link to it."""
 
     peer: Peer | None
-    seconds: Annotated[float, Meta(gt=0, le=30)]
+    seconds: Annotated[float, Meta(gt=0, le=1)]
     """For both directions together."""
 
 
@@ -265,9 +268,9 @@ class Collect(Message, frozen=True):
 class Collected(Message, frozen=True):
     """Agent: what it came to; see `facts.fleet.Collective`."""
 
-    stage: str
+    stage: Annotated[str, Meta(max_length=MOST_WHY)]
     ok: bool
-    words: str
+    words: Annotated[str, Meta(max_length=MOST_WHY)]
     seconds: float
     hung: bool = False
 
@@ -310,7 +313,7 @@ class Enough(Message, frozen=True):
 class Cannot(Message, frozen=True):
     """Agent: it could not carry out the order at all, and why; a crash of one phase is that phase's result."""
 
-    why: str
+    why: Annotated[str, Meta(max_length=MOST_WHY)]
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from ddpdoctor.facts.fleet import Cell, Collective, Fleet, Link, Node, Passed, R
 from ddpdoctor.knowledge.link_figures import alike, better, condemned, doubtful
 from ddpdoctor.netcheck.company import ALONE, Company, Gathered
 from ddpdoctor.netcheck.foregone import why_no_gloo, why_no_nccl
+from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.messages import (
+    WORDS,
     Answer,
     Cannot,
     Collect,
@@ -150,7 +152,7 @@ class NetworkProgramme:
         answers = await self._company.ask(orders, Measured, 30.0)
         # A node speaks of the link that it was told to measure, and of no other nodes'.
         return [
-            link
+            msgspec.structs.replace(link, error=plain(link.error, WORDS))
             for low, one in answers.items()
             if (link := one.link) is not None and (link.a, link.b) == (low, _peer_of(orders[low]))
         ]

@@ -14,6 +14,7 @@ from ddpdoctor.netcheck.judging import judge
 from ddpdoctor.netcheck.manifests import GROUPS
 from ddpdoctor.netcheck.messages import Answer, Order, Welcome
 from ddpdoctor.netcheck.network_programme import NetworkProgramme
+from ddpdoctor.netcheck.order_limits import Master
 
 
 class Worker(Protocol):
@@ -50,7 +51,9 @@ class Purpose(Protocol):
     def programme(self, company: Company, master: str, store_port: int) -> Programme:
         """On node 0. master, store_port: where torch's own store shall listen."""
 
-    def worker(self, snapshot: Snapshot, address: Callable[[], str], python: str, environ: Mapping[str, str]) -> Worker:
+    def worker(
+        self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
+    ) -> Worker:
         """On every node; as for `Desk`."""
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
@@ -74,8 +77,10 @@ class Netcheck:
     def programme(self, company: Company, master: str, store_port: int) -> Programme:
         return NetworkProgramme(company, quick=self._quick, master=master, store_port=store_port)
 
-    def worker(self, snapshot: Snapshot, address: Callable[[], str], python: str, environ: Mapping[str, str]) -> Worker:
-        return Desk(snapshot, address, python, environ, quick=self._quick)
+    def worker(
+        self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
+    ) -> Worker:
+        return Desk(snapshot, address, master, python, environ, quick=self._quick)
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         return judge(snapshots)

@@ -27,6 +27,7 @@ from ddpdoctor.netcheck.messages import (
     Peer,
     Place,
 )
+from ddpdoctor.netcheck.order_limits import FEWEST_PORTS, ROW
 from ddpdoctor.wording import listed
 
 TRY_SECONDS = 2.5
@@ -40,8 +41,6 @@ DIAL_SECONDS = 20.0
 """For all dialling of one node where few places are silent: two tries, and the large messages."""
 AT_ONCE = 64
 """Places that one node dials at a time."""
-FEWEST_PORTS, ROW = 3, 320
-"""A node of a large fleet dials about ROW ports in all, but FEWEST_PORTS of each peer."""
 
 Places = Mapping[int, Sequence[Place]]
 """Where nodes listen, by rank."""

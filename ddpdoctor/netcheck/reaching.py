@@ -7,12 +7,14 @@ import errno
 import os
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ddpdoctor.deadlines import within
 from ddpdoctor.netcheck.messages import Opened, Place
+from ddpdoctor.netcheck.order_limits import MEASURING_SECONDS
 from ddpdoctor.netcheck.visits import MEASURE, REACH, VisitError, receive, resolved
 
 LARGE: Final = 64 * 1024
@@ -36,6 +38,9 @@ ADDRESSES: Final = 1024
 
 PATIENCE: Final = 1.0
 """Seconds after which the one who has been silent for longest has to go, where there is no room for others."""
+
+MOST_VISITS: Final = 4
+"""Of those who measure a link, at a time: no two nodes are to, but one whom we don't hear of any more may still be here."""
 
 QUEUE: Final = 1024
 SECONDS: Final = 30.0
@@ -71,6 +76,9 @@ class Listeners:
         self._strangers: dict[str, int] = {}
         """How many came from each address, the latest address last."""
         self._errors: dict[str, None] = {}
+        self._visits = 0
+        self._measured = 0.0
+        """Visits of those who measure a link: how many there are, and the seconds of all."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets: list[socket.socket] = []
         self._run = ""
@@ -198,13 +206,25 @@ class Listeners:
         _, purpose = await receive(reader, writer, self._run, self._node)
         if task := asyncio.current_task():
             self._unknown.pop(task, None)
-        if purpose == MEASURE and self.measuring:
-            await self._serve_measure(reader, writer)
+        if purpose == MEASURE and self.measuring and self._measured < MEASURING_SECONDS:
+            await self._serve_measured(reader, writer)
         elif purpose == REACH:
             await within(SECONDS, reader.readexactly(LARGE))
             writer.write(ARRIVED)
             await writer.drain()
-            await within(SECONDS, reader.read())
+            # It hangs up; what it says instead is kept nowhere.
+            await within(SECONDS, reader.read(1))
+
+    async def _serve_measured(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._visits >= MOST_VISITS:
+            return
+        self._visits += 1
+        began = time.monotonic()
+        try:
+            await self._serve_measure(reader, writer)
+        finally:
+            self._visits -= 1
+            self._measured += time.monotonic() - began
 
 
 def _parts(port_range: tuple[int, int], number: int) -> Iterator[tuple[int, int]]:

@@ -47,6 +47,7 @@ from ddpdoctor.netcheck.judging import (
 )
 from ddpdoctor.netcheck.messages import Answer, Order, Part, Welcome
 from ddpdoctor.netcheck.names import UnknownNameError, destinations
+from ddpdoctor.netcheck.order_limits import Master
 from ddpdoctor.netcheck.purpose import Worker
 from ddpdoctor.netcheck.standing import hub_addresses, met_at, warning
 from ddpdoctor.netcheck.threads import in_thread
@@ -291,7 +292,8 @@ class _Node:
             self._meeting = msgspec.structs.replace(self._meeting, joined=True, node_rank=welcome.node_rank)
             snapshot = await looking
             own_address = address or (lambda: connection.own_address)
-            one = self._purpose.worker(snapshot, own_address, self._wishes.python, self._environ)
+            master = self._master(connection)
+            one = self._purpose.worker(snapshot, own_address, master, self._wishes.python, self._environ)
             one.welcome(welcome)
             workers.append(one)
             return zlib.compress(msgspec.json.encode(msgspec.structs.replace(snapshot, meeting=self._meeting)))
@@ -318,6 +320,17 @@ class _Node:
         for one in workers:
             snapshot = one.told(snapshot)
         return part, snapshot
+
+    def _master(self, connection: Connection) -> Master:
+        """Where node 0 was met, and where the job's own ranks find the store."""
+        launched = self._job.launched
+        return Master(
+            address=connection.address,
+            own_address=connection.own_address,
+            host=self._job.master if launched else connection.address,
+            port=self._job.port if launched else connection.port,
+            proved=bool(self._token),
+        )
 
     async def _as_node_0(self, looking: asyncio.Future[Snapshot], standing: Sequence[str]) -> End:
         made_up = not self._token and not all(tokens.trusted(one) for one in standing)

@@ -14,6 +14,7 @@ from ddpdoctor.facts.smoke import Ending, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.company import Company, Programme
 from ddpdoctor.netcheck.manifests import GROUPS
+from ddpdoctor.netcheck.order_limits import Master
 from ddpdoctor.netcheck.purpose import Worker
 from ddpdoctor.registry import Result, all_checks
 from ddpdoctor.smoke.judging import BEFORE
@@ -49,8 +50,10 @@ class SmokePurpose:
     def programme(self, company: Company, master: str, store_port: int) -> Programme:
         return SmokeProgramme(company, self._terms, master=master, store_port=store_port)
 
-    def worker(self, snapshot: Snapshot, address: Callable[[], str], python: str, environ: Mapping[str, str]) -> Worker:
-        return Rehearser(self._share, python, environ, self._heard)
+    def worker(
+        self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
+    ) -> Worker:
+        return Rehearser(self._share, snapshot, master, python, environ, self._heard)
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Each node's own findings: of a rank on the node that runs it, of the whole on node 0."""

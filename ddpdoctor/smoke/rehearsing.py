@@ -10,10 +10,13 @@ import msgspec
 
 from ddpdoctor.facts.smoke import Leftovers, RankRun, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.messages import MOST_LEFT, MOST_RUN, Answer, Cannot, Rehearse, Rehearsed, Welcome
 from ddpdoctor.netcheck.messages import Order as AnyOrder
+from ddpdoctor.netcheck.order_limits import Master
 from ddpdoctor.redaction import redact_facts
-from ddpdoctor.smoke.orders import Fault, Launched, Order
+from ddpdoctor.smoke.orders import STAGES, Fault, Launched, Order
+from ddpdoctor.smoke.plan import smoke_plan
 from ddpdoctor.smoke.running import run
 from ddpdoctor.smoke.watching import Watch
 
@@ -40,22 +43,38 @@ class Rehearser:
     """heard: as for `running.run`."""
 
     def __init__(
-        self, share: Share, python: str, environ: Mapping[str, str], heard: Callable[[Watch], None] = lambda watch: None
+        self,
+        share: Share,
+        snapshot: Snapshot,
+        master: Master,
+        python: str,
+        environ: Mapping[str, str],
+        heard: Callable[[Watch], None] = lambda watch: None,
     ) -> None:
         self._share = share
+        self._snapshot = snapshot
+        self._master = master
         self._python = python
         self._environ = environ
         self._heard = heard
         self._order: Rehearse | None = None
+        self._welcome: Welcome | None = None
+        self._refused = ""
         self._own_part = Smoke()
 
     def welcome(self, welcome: Welcome) -> None:
         """Node 0 has let us in."""
+        self._welcome = welcome
 
     async def carry_out(self, order: AnyOrder) -> Answer:
         """Runs the ranks to their end; cancelled with ENOUGH, to the answer where they were."""
         if not isinstance(order, Rehearse):
             return Cannot(why="this node was started for smoke")
+        if why := self._why_not(order):
+            self._refused = why
+            return Cannot(why=f"it was ordered what no node 0 of ours orders: {why}")
+        # Whatever is ordered, the ranks go to the master that was named here.
+        order = msgspec.structs.replace(order, master=self._master.host, port=self._master.port)
         self._order = order
         began = time.time()
         ran = await run(self._own(order), python=self._python, environ=self._settings(order), heard=self._heard)
@@ -84,6 +103,25 @@ class Rehearser:
         )
         return answer
 
+    def _why_not(self, order: Rehearse) -> str:
+        """Why the order isn't carried out, for somebody else may speak as node 0; "" where it is."""
+        assert self._welcome is not None, "nobody orders before"
+        node, nnodes = self._welcome.node_rank, self._welcome.nnodes
+        if self._order is not None:
+            return "it is to train twice"
+        if (order.node_rank, order.nnodes) != (node, nnodes):
+            return f"node {node} of {nnodes} is to be node {order.node_rank} of {order.nnodes}"
+        # Rank 0 listens for the others, for which it is node 0's place alone.
+        if (order.first_rank == 0) != (node == 0) or order.first_rank + order.nproc > order.world_size:
+            return f"node {node} is to have rank {order.first_rank} of {order.world_size}"
+        wished = 1 if self._share.launched is not None else self._share.nproc
+        most = max(smoke_plan(self._snapshot, wished, backend).nproc for backend in ("gloo", "nccl"))
+        if order.nproc > most:
+            return f"it is to run {order.nproc} ranks, and {most} at most are planned here"
+        if unknown := [stage for stage in order.stages if stage not in STAGES]:
+            return f"it is to run a stage {plain(unknown[0], 64)!r}"
+        return ""
+
     def told(self, snapshot: Snapshot) -> Snapshot:
         """With what this node's own ranks came to."""
         return msgspec.structs.replace(snapshot, smoke=self._own_part)
@@ -94,6 +132,8 @@ class Rehearser:
     def in_vain(self) -> Iterator[str]:
         """Flags that node 0 was started without."""
         share, order = self._share, self._order
+        if self._refused:
+            yield f"node 0 ordered what none of ours does, and it was not done: {self._refused}"
         if order is None:
             return
         if share.backend not in ("auto", order.backend):

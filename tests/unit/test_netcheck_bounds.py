@@ -23,6 +23,7 @@ from ddpdoctor.netcheck.messages import (
     MOST_FACTS,
     PROTOCOL,
     Answer,
+    Cannot,
     Collect,
     Collected,
     Count,
@@ -104,6 +105,10 @@ COLLECT = {"type": "collect", "backend": "gloo", "master": "n", "port": 1, "rank
         {"type": "dial", "peers": [PEER | {"places": [PLACE | {"ports": [4] * 100}]}], "seconds": 1.0},
         {"type": "dial", "peers": [PEER | {"places": [PLACE | {"address": "x" * 65}]}], "seconds": 1.0},
         {"type": "measure", "peer": PEER, "seconds": 86400.0},
+        {"type": "measure", "peer": PEER, "seconds": 30.0},
+        {"type": "dial", "peers": [PEER], "seconds": 60.0},
+        {"type": "welcome", "node_rank": -1, "nnodes": 2, "run": "", "proof": "", "wait": 1.0},
+        {"type": "welcome", "node_rank": 1, "nnodes": 100_000, "run": "", "proof": "", "wait": 1.0},
         COLLECT | {"seconds": 1e6},
         COLLECT | {"port": 0},
         COLLECT | {"backend": "mpi"},
@@ -181,10 +186,21 @@ HOME = Snapshot(
     [
         ((Place("route", "no address", (4,)),), "it listens at 'no address', which is no address"),
         ((Place("route", "." * 64, (4,)),), "which is no address"),
-        ((Place("route", "8.8.8.8", (53,)),), "it says that it listens at 8.8.8.8, which isn't an address of its own"),
-        ((Place("route", "10.9.9.8", (22,)),), "which isn't an address of its own"),
-        ((Place("nccl", "203.0.113.9", (80,)),), "which is a public address outside of the job's networks"),
-        ((Place("route", HERE, (4,)), Place("route", HERE, (5,))), "it says twice where it listens"),
+        (
+            (Place("route", "8.8.8.8", (40053,)),),
+            "it says that it listens at 8.8.8.8, which isn't an address of its own",
+        ),
+        ((Place("route", "10.9.9.8", (40022,)),), "which isn't an address of its own"),
+        ((Place("nccl", "203.0.113.9", (40080,)),), "which is a public address outside of the job's networks"),
+        ((Place("route", HERE, (40004,)), Place("route", HERE, (40005,))), "it says twice where it listens"),
+        (
+            (Place("nccl", "10.9.9.9", (22,)),),
+            "it says that it listens at 10.9.9.9 on port 22, which is no port for that",
+        ),
+        ((Place("nccl", "224.0.0.1", (40000,)),), "which is no host's address"),
+        ((Place("nccl", "169.254.169.254", (40000,)),), "which is no host's address"),
+        ((Place("route", HERE, tuple(range(40000, 40004))),), "it listens on 4 ports, more than it was to"),
+        ((Place("nccl", HERE, (40000, 40001)),), "it listens on 2 ports, more than it was to"),
         ((Place("route", HERE, (0,)),), "it sent JSON that isn't ours"),
         ((Place("route", HERE, (4,)),) * 3000, "a line of more than 65536 bytes"),
         ((Place("route", HERE, (4,)),) * 100, "it sent JSON that isn't ours"),
@@ -199,7 +215,7 @@ def test_places_that_cant_be_its_own_lose_their_node(places: tuple[Place, ...], 
 
 @pytest.mark.parametrize("address", [HERE, "10.9.9.9", "fe80::9", "fe80::9%eth7", "127.0.1.1"])
 def test_its_own_addresses_are(address: str) -> None:
-    assert lost_by(Opened(places=(Place("route", address, (4,)),)), Open(ports=3), HOME) == ""
+    assert lost_by(Opened(places=(Place("route", address, (40004,)),)), Open(ports=3), HOME) == ""
 
 
 @pytest.mark.parametrize(
@@ -208,6 +224,7 @@ def test_its_own_addresses_are(address: str) -> None:
         (Dialled(met=()), Count()),
         (Opened(places=()), Count()),
         (Collected(stage="end", ok=True, words="", seconds=1.0), Count()),
+        (Cannot(why="x" * 1001), Count()),
         ({"type": "counted", "undelivered": "7", "untransmitted": None}, Count()),
         ({"type": "counted"}, Count()),
         ({"type": "part", "results": [], "verdict": "ok", "exit_code": 0, "lines": []}, Count()),
@@ -361,6 +378,20 @@ def test_a_hub_that_lives_and_does_nothing_is_left(said: float) -> None:
     found = with_hub(pings, msgspec.structs.replace(QUICK, wait=0.5, test=0.5))
     assert isinstance(found, HubGone)
     assert str(found) == "node 0 still lives, and has come to no verdict within 1 s: stop it there"
+
+
+def test_a_hub_that_asks_and_never_reads_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpdoctor.netcheck.agent.MOST_UNREAD", 1 << 16)
+
+    async def floods(reader, writer, welcome) -> None:  # type: ignore[no-untyped-def]
+        writer.write(encode(welcome))
+        reader._transport.pause_reading()
+        while True:
+            writer.write(encode(Ping(number=1, sent=0.0)) * 1000)
+            await writer.drain()
+
+    found = with_hub(floods, msgspec.structs.replace(QUICK, quiet=10.0, line=10.0))
+    assert str(found) == "node 0 asks and doesn't read the answers"
 
 
 def test_orders_out_of_bounds_end_it() -> None:

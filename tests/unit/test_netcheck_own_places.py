@@ -44,7 +44,11 @@ def test_a_node_listens_at_its_own_end_and_in_networks_of_the_job(kind: str, add
         ("nccl", "203.0.113.12", "203.0.113.11", "another node's"),
         ("nccl", "198.51.100.200", "10.0.0.11", "outside of the job's networks"),
         ("nccl", "2001:db8::1", "10.0.0.11", "outside of the job's networks"),
-        ("nccl", "0.0.0.0", "10.0.0.11", "outside of the job's networks"),
+        ("nccl", "0.0.0.0", "10.0.0.11", "no host's address"),
+        ("nccl", "169.254.169.254", "10.0.0.11", "no host's address"),
+        ("nccl", "fd00:ec2::254", "10.0.0.11", "no host's address"),
+        ("nccl", "239.1.1.1", "10.0.0.11", "no host's address"),
+        ("nccl", "255.255.255.255", "10.0.0.11", "no host's address"),
     ],
 )
 def test_what_it_claims_beyond_that_is_refused(kind: str, address: str, seen: str, words: str) -> None:

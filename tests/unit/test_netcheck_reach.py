@@ -239,7 +239,56 @@ def test_somebody_else_has_the_port(serve: Server, cell: str) -> None:
 
     found = asyncio.run(go())
     assert found.cells == cell
+    # Whoever is told of it learns nothing that it said.
     assert found.words
+    assert "HTTP" not in found.words
+    assert "xx" not in found.words
+
+
+@pytest.mark.parametrize(("purpose", "seconds"), [(REACH, 5.0), (MEASURE, 0.0)])
+def test_a_visitor_who_goes_on_talking_is_not_listened_to(
+    purpose: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its large message, or where links have been measured for long enough."""
+    monkeypatch.setattr(reaching, "MEASURING_SECONDS", seconds)
+
+    async def go() -> bool:
+        async with listening(1) as opened:
+            found = await visit("127.0.0.1", opened.places[0].ports[0], RUN, 0, purpose, 1)
+            found.writer.write(bytes(LARGE))
+            try:
+                for _ in range(200):
+                    found.writer.write(bytes(LARGE))
+                    await found.writer.drain()
+            except OSError:
+                return True
+            finally:
+                found.writer.transport.abort()
+            return False
+
+    assert asyncio.run(go())
+
+
+def test_many_who_measure_at_a_time_are_no_peers() -> None:
+    async def never_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"measured\n")
+        await asyncio.sleep(60)
+
+    async def go() -> list[bytes]:
+        listeners = Listeners(never_ends)
+        listeners.measuring = True
+        try:
+            opened = await listeners.open({"route": "127.0.0.1"}, RUN, 1, RANGE, PORTS)
+            port = opened.places[0].ports[0]
+            found = [await visit("127.0.0.1", port, RUN, 0, MEASURE, 1) for _ in range(6)]
+            said = [await one.reader.readline() for one in found[:4]] + [await one.reader.read() for one in found[4:]]
+            for one in found:
+                one.writer.transport.abort()
+            return said
+        finally:
+            await listeners.close()
+
+    assert asyncio.run(go()) == [b"measured\n"] * 4 + [b""] * 2
 
 
 def test_the_runs_key_is_never_shown() -> None:
