@@ -35,7 +35,7 @@ def read_start(path: str | os.PathLike[str], most: int) -> bytes:
     Raises:
         OSError, ValueError: as of `open_regular`.
     """
-    with open(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         return file.read(most)
 
 

@@ -16,6 +16,7 @@ from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ddpdoctor.probes.files import open_regular
 from ddpdoctor.running.copying import part_of
 from ddpdoctor.running.doctor import Work
 from ddpdoctor.running.supervising import OUTPUT, Ended
@@ -166,9 +167,9 @@ def _redirected(ended: Ended) -> Iterator[tuple[str, bytes]]:
     began = time.time() - ended.seconds - STAMP_SECONDS
     folder = folder_of_redirects(ended.command, began)
     for path in sorted(Path(folder).rglob("*.log"))[:MOST_FILES] if folder else ():
-        with suppress(OSError), path.open("rb") as file:
+        with suppress(OSError), os.fdopen(open_regular(path), "rb") as file:
             facts = os.fstat(file.fileno())
-            if stat.S_ISREG(facts.st_mode) and facts.st_size and facts.st_mtime >= began:
+            if facts.st_size and facts.st_mtime >= began:
                 yield str(path), part_of(file.fileno(), 0, facts.st_size)
 
 
