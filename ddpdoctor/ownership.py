@@ -156,6 +156,28 @@ def foothold_of_file(file: int, path: str, trusted: Collection[int] | None = Non
     return found
 
 
+def who_misleads(file: int, path: str | os.PathLike[str]) -> Foothold | None:
+    """Find out whether somebody else has led root to a file that they may not read, as by a link to a secret of root's; None
+    if not. What anybody may read, and what is theirs, is no secret.
+
+    Args:
+        file: opened at that path.
+    """
+    if os.geteuid() != ROOT:
+        return None
+    status = os.fstat(file)
+    if status.st_mode & stat.S_IROTH or not stat.S_ISREG(status.st_mode):
+        return None
+    try:
+        found = foothold_on(path, (ROOT,))
+    except OSError as error:  # It was there when it was opened.
+        return Foothold(os.fspath(path), ROOT, f"somebody who has changed it just now ({error.strerror})")
+    if found is None:
+        return None
+    is_theirs = status.st_uid != ROOT if found.writers else status.st_uid == found.uid
+    return None if is_theirs else found
+
+
 def _parts(path: str) -> list[str]:
     return [part for part in PurePosixPath(path).parts if part != "/"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpdoctor.jobs.plain_pickles import LARGEST
+from ddpdoctor.ownership import who_misleads
 from ddpdoctor.probes.files import isdir
 
 MOST_LISTED = 50_000
@@ -121,6 +122,8 @@ def contents(path: str) -> Contents:
         with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor is no path)
             facts = os.fstat(descriptor)
             _check(facts)
+            if foothold := who_misleads(descriptor, path):
+                raise NotRead(f"it is not for everybody's eyes, and {foothold.words}")
             data = file.read(LARGEST + 1)
     except (OSError, ValueError) as error:
         raise NotRead(_why(error)) from None

@@ -6,6 +6,7 @@ over the one that its timeout may have left; that it harms no run can't be shown
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import stat
@@ -21,8 +22,10 @@ from ddpdoctor.jobs.dump_files import Candidate, Contents, NotRead, candidates, 
 from ddpdoctor.jobs.plain_pickles import NotPlain
 from ddpdoctor.jobs.recorded_entries import Dump, understand
 from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.ownership import ROOT
 from ddpdoctor.probes.patient.asking import printable
 from ddpdoctor.probes.proc import MAX_ENVIRON, TICKS, Proc, variables
+from ddpdoctor.probes.run_as import identity_of, sudo
 from ddpdoctor.wording import listed, plural, ranks_named
 
 SECONDS = 300.0
@@ -161,7 +164,7 @@ def dumps_of(job: Job) -> Dumps:
         elif settings.get(PIPES):
             pipe = _inside(root, proc, process.pid, f"{settings[PIPES]}{rank}.pipe")
             if _is_own_pipe(pipe, process.uid):
-                commands.append(f"timeout 5 sh -c {shlex.quote(f'echo dump > {shlex.quote(printable(pipe))}')}")
+                commands.append(_asking(pipe, process.uid))
     recorded.sort(key=lambda one: one.rank)
     return Dumps(tuple(recorded), _cut(refused), _note(recorded, hidden, commands))
 
@@ -174,6 +177,12 @@ def _note(recorded: Sequence[Recorded], hidden: Sequence[int], commands: Sequenc
     if hidden:
         return f"the settings of {ranks_named(hidden)}, which say where dumps are, can't be read by this user"
     return "this job has written none: NCCL's ranks do so at their timeout, or when asked through a pipe that was set beforehand"
+
+
+def _asking(pipe: str, uid: int) -> str:
+    """The command that asks for a dump; root is to type it as the pipe's owner, who may have put a link there by then."""
+    words = f"timeout 5 sh -c {shlex.quote(f'echo dump > {shlex.quote(printable(pipe))}')}"
+    return f"{sudo(identity_of(uid))} {words}" if os.geteuid() == ROOT != uid else words
 
 
 def _root(proc: Proc, pid: int) -> str:
@@ -212,6 +221,9 @@ def _own(process: Process, rank: int, paths: Sequence[str], refused: list[str]) 
             if facts.st_uid != process.uid or facts.st_mtime < started - 1:
                 continue
             file = contents(path)
+            # What was opened counts: who owns the folder may have put something else there meanwhile.
+            if file.owner != process.uid:
+                continue
             found.append(_Read(rank, path, file.written, understand(file.data)))
         except (OSError, ValueError):
             continue

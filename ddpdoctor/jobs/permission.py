@@ -14,6 +14,7 @@ from ddpdoctor.facts.processes import Process
 from ddpdoctor.jobs.spying import Trouble
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE
 from ddpdoctor.probes.proc import Proc
+from ddpdoctor.probes.run_as import OPTION
 from ddpdoctor.wording import listed, plural, ranks_named
 
 SYS_PTRACE: Final = 1 << 19
@@ -62,9 +63,9 @@ def powers(proc: Proc, pid: int = 0) -> Powers:
     )
 
 
-def command_line(job: str) -> str:
-    """This command, for another user or another time."""
-    return shlex.join([sys.executable, "-m", "ddpdoctor", "jobs", "--hang", *([job] if job else [])])
+def command_line(job: str, *options: str) -> str:
+    """This command, for another user or another time. Isolated: root is to import nothing from the folder where it is typed."""
+    return shlex.join([sys.executable, "-I", "-m", "ddpdoctor", *options, "jobs", "--hang", *([job] if job else [])])
 
 
 def hidden_stacks(missed: Sequence[Missed], mine: Powers, job: str) -> list[str]:
@@ -72,7 +73,7 @@ def hidden_stacks(missed: Sequence[Missed], mine: Powers, job: str) -> list[str]
     sentences = []
     if any(one.trouble is Trouble.NO_PROGRAM for one in missed):
         pip = shlex.join([sys.executable, "-m", "pip", "install", "py-spy"])
-        sentences.append(f"No stack could be read, since py-spy isn't installed: {pip}")
+        sentences.append(f"No stack could be read, since py-spy isn't installed beside ddpdoctor: {pip}")
     denied = [one for one in missed if one.trouble is Trouble.DENIED]
     foreign = [one for one in denied if one.process.uid != mine.uid]
     own = [one for one in denied if one.process.uid == mine.uid]
@@ -82,6 +83,9 @@ def hidden_stacks(missed: Sequence[Missed], mine: Powers, job: str) -> list[str]
         sentences.append(f"{_not_read(foreign)}: {belong} to {listed(users)}. {_help(mine, job, foreign=True)}")
     if own:
         sentences.append(f"{_not_read(own)}: {_why(mine)}. {_help(mine, job)}")
+    if closed := [one for one in missed if one.trouble is Trouble.CLOSED]:
+        let = "its own user may not read it, and root looks no deeper unless told so"
+        sentences.append(f"{_not_read(closed)}: {let}. It is told so by {command_line(job, OPTION)}")
     for trouble, words in WORDS.items():
         if those := [one for one in missed if one.trouble is trouble]:
             sentences.append(f"{_not_read(those)}: {words}.")

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.hang import Frame, Look
-from ddpdoctor.jobs.spying import PARENTS_FRAMES, py_spy, run, side_by_side
+from ddpdoctor.jobs.spying import PARENTS_FRAMES, py_spy, run_at, side_by_side
 from ddpdoctor.knowledge.hang_places import place_of
 from ddpdoctor.probes.patient.asking import printable
 
@@ -68,7 +68,7 @@ async def _sample(program: str, pid: int, seconds: int, rate: int) -> Sampled:
         )
         command = (program, "record", *how, "--format", "raw", "--output", f"/proc/self/fd/{file}", "--pid", str(pid))
         with suppress(OSError, TimeoutError):
-            code, _, _ = await run(command, seconds + PATIENCE, (file,))
+            code, _, _ = await run_at(pid, command, seconds + PATIENCE, (file,))
             if code == 0:
                 return understood(pid, os.pread(file, MOST_OUTPUT, 0))
         return Sampled()

@@ -1,11 +1,11 @@
-"""Asks py-spy for the Python stacks of processes, which it reads out of their memory without stopping them."""
+"""Asks py-spy for the Python stacks of processes, which it reads out of their memory without stopping them. Where it does so as
+another user, that user may have it say anything, and as much as it likes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -18,7 +18,11 @@ import msgspec
 
 from ddpdoctor.deadlines import within
 from ddpdoctor.facts.hang import Frame
+from ddpdoctor.jobs.memory_readers import memory_reader
 from ddpdoctor.probes.patient.asking import printable
+from ddpdoctor.probes.proc import Proc
+from ddpdoctor.probes.programs import find_program, interpreter_of
+from ddpdoctor.probes.run_as import Identity, NotRunError, environ_for, identity_for, working_folder_for
 
 SECONDS: Final = 2.0
 """A dump takes some 20 ms on a quiet machine."""
@@ -28,6 +32,8 @@ AGAIN: Final = 2
 """How often a process is asked once more whose stack was being changed while it was read."""
 MOST_FRAMES: Final = 100
 MOST_THREADS: Final = 64
+MAX_OUTPUT: Final = 16 << 20
+"""Bytes of each stream of py-spy's that are kept."""
 
 PARENTS_FRAMES: Final = ("multiprocessing/popen_fork.py", "multiprocessing/forkserver.py")
 """From here outward the stack of a forked process is a copy of its parent's."""
@@ -51,6 +57,7 @@ class Trouble(str, Enum):
     NO_PROGRAM = "py-spy isn't installed"
     NO_START = "py-spy can't be started"
     DENIED = "this user may not read its memory"
+    CLOSED = "its own user may not read its memory"
     GONE = "it has ended"
     NO_PYTHON = "py-spy finds no Python in it"
     SLOW = "py-spy gave no answer in time"
@@ -82,9 +89,16 @@ class _Thread(msgspec.Struct):
 
 
 def py_spy() -> str | None:
-    """The program that was installed with this interpreter, else the one on PATH."""
+    """The program that was installed with this interpreter, else the one on PATH; for root none that others could replace."""
     beside = Path(sys.executable).with_name("py-spy")
-    return os.fspath(beside) if beside.is_file() else shutil.which("py-spy")
+    if beside.is_file():
+        return os.fspath(beside)
+    found = find_program("py-spy", os.environ.get("PATH"))
+    try:
+        others = found and identity_for([file for file in (found, interpreter_of(found)) if file])
+    except NotRunError:
+        return None
+    return None if others else found
 
 
 async def spy(pids: Iterable[int], *, seconds: float = SECONDS) -> dict[int, Spied]:
@@ -125,17 +139,36 @@ async def _dump(program: str, pid: int, seconds: float) -> Spied:
     # Without --nonblocking it would stop the process meanwhile.
     command = (program, "dump", "--json", "--nonblocking", "--pid", str(pid))
     try:
-        code, output, complaint = await run(command, seconds)
+        code, output, complaint = await run_at(pid, command, seconds)
     except TimeoutError:  # Which is an OSError, too.
         return Spied(trouble=Trouble.SLOW)
     except OSError as error:
         return Spied(trouble=Trouble.NO_START, said=f"{program}: {error.strerror or error}")
-    return understood(pid, output) if code == 0 else refused(pid, complaint)
+    if code == 0:
+        return understood(pid, output)
+    spied = refused(pid, complaint)
+    closed = spied.trouble is Trouble.DENIED and memory_reader(pid, Proc()) is not None
+    return msgspec.structs.replace(spied, trouble=Trouble.CLOSED) if closed else spied
 
 
-async def run(command: tuple[str, ...], seconds: float, pass_fds: tuple[int, ...] = ()) -> tuple[int, bytes, bytes]:
+async def run_at(
+    pid: int, command: tuple[str, ...], seconds: float, pass_fds: tuple[int, ...] = ()
+) -> tuple[int, bytes, bytes]:
+    """Run py-spy at that process, as `run` does, with no more rights than it takes."""
+    if identity := memory_reader(pid, Proc()):
+        # It may lie where other users can't go, which is for root to say, and not for them.
+        with suppress(PermissionError):
+            return await run(command, seconds, pass_fds, identity)
+    return await run(command, seconds, pass_fds)
+
+
+async def run(
+    command: tuple[str, ...], seconds: float, pass_fds: tuple[int, ...] = (), identity: Identity | None = None
+) -> tuple[int, bytes, bytes]:
     """Its exit code, and what it wrote to stdout and stderr. It is killed where it takes longer, or where we are stopped.
 
+    Args:
+        identity: as whom it runs, None for who we are.
     Raises:
         OSError: it can't be started.
         TimeoutError: it took longer.
@@ -146,13 +179,21 @@ async def run(command: tuple[str, ...], seconds: float, pass_fds: tuple[int, ...
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=PIPE,
-        env=_environ(os.environ),
+        env=environ_for(identity, _environ(os.environ)),
+        cwd=working_folder_for(identity),
         pass_fds=pass_fds,
         start_new_session=True,
+        user=identity and identity.uid,
+        group=identity and identity.gid,
+        extra_groups=identity and identity.groups,
     )
+    assert spying.stdout is not None
+    assert spying.stderr is not None
     try:
-        output, complaint = await within(seconds, spying.communicate())
-        return spying.returncode or 0, output, complaint
+        output, complaint, code = await within(
+            seconds, asyncio.gather(_read(spying.stdout), _read(spying.stderr), spying.wait())
+        )
+        return code, output, complaint
     finally:
         if spying.returncode is None:
             with suppress(ProcessLookupError):
@@ -160,6 +201,16 @@ async def run(command: tuple[str, ...], seconds: float, pass_fds: tuple[int, ...
             # Reading the memory of a process that waits in the kernel may itself wait there, deaf to any signal.
             with suppress(TimeoutError):
                 await within(1.0, spying.wait())
+
+
+async def _read(stream: asyncio.StreamReader) -> bytes:
+    """What comes to its end; only so much of it is kept."""
+    pieces: list[bytes] = []
+    left = MAX_OUTPUT
+    while piece := await stream.read(1 << 16):
+        pieces.append(piece[:left])
+        left -= len(pieces[-1])
+    return b"".join(pieces)
 
 
 def _environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from ddpdoctor.logs.plain import is_text
 from ddpdoctor.logs.scanning import BLOCK, FileScan
 from ddpdoctor.logs.vocabulary import Vocabulary
 from ddpdoctor.logs.wanted import vocabulary as usual_vocabulary
+from ddpdoctor.ownership import who_misleads
 
 STDIN: Final = "-"
 NO_TEXT: Final = "this is no text, and so no log"
@@ -104,6 +105,8 @@ def _read_file(path: Path, vocabulary: Vocabulary, gathered: Gathered, progress:
             status = os.fstat(file.fileno())
             if stat.S_ISCHR(status.st_mode) and not file.isatty() and status.st_rdev != os.stat(os.devnull).st_rdev:  # noqa: PTH116
                 raise OSError(0, DEVICE)
+            if foothold := who_misleads(file.fileno(), path):
+                raise OSError(0, f"not read: it is not for everybody's eyes, and {foothold.words}")
             most = status.st_size if stat.S_ISREG(status.st_mode) and status.st_size else None
             stream: BinaryIO = file
             if path.name == error_files.NAME and most and most <= error_files.MOST:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from pathlib import Path
 
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.container import Container
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
-from ddpdoctor.probes.files import exists, isdir, isfile
+from ddpdoctor.probes.files import exists, isdir
+from ddpdoctor.probes.programs import find_program
 
 TOOLKIT = ("nvidia-ctk", "nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli")
 
@@ -131,17 +130,8 @@ def _root_mount(context: Context) -> str:
 
 def _on_path(context: Context, *names: str) -> str | None:
     """The first of those commands that PATH finds, or that stands where packages put it."""
-    folders = [*context.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/local/bin", "/usr/sbin", "/snap/bin"]
-    for name in names:
-        for folder in folders:
-            path = f"{folder}/{name}"
-            if folder.startswith("/") and _is_command(context.path(path)):
-                return path
-    return None
-
-
-def _is_command(path: Path) -> bool:
-    return isfile(path) and os.access(path, os.X_OK)
+    path = f"{context.environ.get('PATH', '')}:/usr/bin:/usr/local/bin:/usr/sbin:/snap/bin"
+    return next((found for name in names if (found := find_program(name, path, context.root))), None)
 
 
 def _docker_runtimes(context: Context) -> Maybe[tuple[str, ...]]:

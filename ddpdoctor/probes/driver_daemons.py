@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import exists, isdir
+from ddpdoctor.probes.programs import find_system_tool
 from ddpdoctor.probes.subprocesses import run
 
 UNIT = "nvidia-fabricmanager.service"
@@ -19,14 +19,13 @@ SECONDS = 3.0
 def fabric_manager(context: Context) -> str | Unknown | None:
     """ "active", "inactive", "failed", "activating"; None: it isn't installed here and doesn't run."""
     unit = any(exists(context.path(f"{folder}/{UNIT}")) for folder in UNIT_FOLDERS)
-    if unit and isdir(context.path("/run/systemd/system")):
-        systemctl = shutil.which("systemctl", path=context.environ.get("PATH"))
-        if systemctl:
-            ended = run([systemctl, "is-active", UNIT], SECONDS, environ=context.environ)
-            state = ended.stdout.decode("utf-8", "replace").strip()
-            if state:
-                return state
-            return Unknown("systemctl gave no answer" if not ended.timed_out else "systemctl did not answer")
+    booted = unit and isdir(context.path("/run/systemd/system"))
+    if booted and (systemctl := find_system_tool("systemctl", context.root)):
+        ended = run([str(systemctl), "is-active", UNIT], SECONDS, environ=context.environ)
+        state = ended.stdout.decode("utf-8", "replace").strip()
+        if state:
+            return state
+        return Unknown("systemctl gave no answer" if not ended.timed_out else "systemctl did not answer")
     if _runs(context):
         return "active"
     return "inactive" if unit or exists(context.path(BINARY)) else None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import exists, isdir
+from ddpdoctor.probes.programs import find_system_tool
 from ddpdoctor.probes.subprocesses import run
 
 USUAL_FOLDERS = ("updates/dkms", "updates", "extra", "extra/nvidia", "weak-updates/nvidia", "kernel/drivers/video")
@@ -41,9 +41,8 @@ def _find(context: Context, folder: str) -> Path | None:
 
 
 def _version(context: Context, module: Path) -> str | Unknown:
-    modinfo = shutil.which("modinfo", path=context.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin:/bin")
-    if modinfo:
-        ended = run([modinfo, "-F", "version", str(module)], MODINFO_SECONDS, environ=context.environ)
+    if modinfo := find_system_tool("modinfo", context.root):
+        ended = run([str(modinfo), "-F", "version", str(module)], MODINFO_SECONDS, environ=context.environ)
         if ended.ok and (version := ended.stdout.decode("utf-8", "replace").strip()):
             return version
     if module.suffix != ".ko":

@@ -7,6 +7,7 @@ thousand and building an object for each takes seconds.
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import struct
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 from elftools.elf.elffile import ELFFile
+
+from ddpdoctor.probes.files import open_regular
 
 SYMBOL = struct.Struct("<IBBHQQ")
 GLOBAL = 1
@@ -25,6 +28,8 @@ TORCH_NAMESPACES = re.compile(r"_Z(?:T[VTISWH])?N[rVKRO]*(?:2at|3c10|4c10d|5torc
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 FATBIN_HEADER = struct.Struct("<IHHQ")
 ENTRY_HEADER = struct.Struct("<HHIQ")
+MAX_COPY = 512 << 20
+"""Bytes of a section that is read as a whole."""
 MOST_ENTRIES = 20_000
 """A fat binary with more pieces isn't read to its end; touching each costs a page from the disk."""
 
@@ -95,23 +100,32 @@ class SharedLibrary:
         """The texts of the dynamic section's entries of that tag."""
         start, end = self._span(".dynamic")
         found = []
-        for tag, value in struct.iter_unpack("<QQ", self._data[start : end - (end - start) % 16]):
+        for tag, value in struct.iter_unpack("<QQ", self._bytes(start, end - (end - start) % 16)):
             if tag == 0:
                 break
             if tag == wanted:
                 found.append(self._string(value))
         return tuple(found)
 
+    def _bytes(self, start: int, end: int) -> bytes:
+        """A copy.
+
+        Raises:
+            NotElf: it would be too large; files with holes may claim to be of any size.
+        """
+        if end - start > MAX_COPY:
+            raise NotElf(f"one of its sections has more than {MAX_COPY >> 20} MiB")
+        return self._data[start:end]
+
     def section(self, name: str) -> bytes:
         """A section's bytes, b"" where there is no such section."""
-        start, end = self._span(name)
-        return self._data[start:end]
+        return self._bytes(*self._span(name))
 
     def undefined(self, wanted: re.Pattern[str] = TORCH_NAMESPACES) -> tuple[str, ...]:
         """Strong undefined symbols whose names match."""
         start, end = self._span(".dynsym")
         found = []
-        for name, info, _, section, _, _ in SYMBOL.iter_unpack(self._data[start : end - (end - start) % SYMBOL.size]):
+        for name, info, _, section, _, _ in SYMBOL.iter_unpack(self._bytes(start, end - (end - start) % SYMBOL.size)):
             if section == 0 and info >> 4 == GLOBAL:
                 text = self._string(name)
                 if wanted.match(text):
@@ -152,7 +166,7 @@ class SharedLibrary:
     def glibcxx(self) -> str:
         """The newest GLIBCXX_3.4.N among the versions that it asks for."""
         start, end = self._strings
-        found = re.findall(rb"\0(GLIBCXX_3\.4(?:\.\d+)?)(?=\0)", self._data[start:end])
+        found = re.findall(rb"\0(GLIBCXX_3\.4(?:\.\d+)?)(?=\0)", self._bytes(start, end))
         names = {one.decode() for one in found}
         return max(names, key=lambda name: [int(part) for part in name.partition("_")[2].split(".")], default="")
 
@@ -213,14 +227,14 @@ def opened(path: Path) -> Iterator[SharedLibrary]:
         NotElf: with the reason, be it the file system's or the file's.
     """
     try:
-        if not path.is_file():  # A pipe or device would block the opening.
-            raise NotElf("a link to nowhere, or no plain file")
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with os.fdopen(open_regular(path), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 yield SharedLibrary(data)
             except (struct.error, IndexError, OverflowError) as error:
                 raise NotElf(f"its tables are broken ({error})") from error
     except ValueError as error:
         raise NotElf("the file is empty") from error
+    except FileNotFoundError as error:
+        raise NotElf("a link to nowhere, or no plain file") from error
     except OSError as error:
         raise NotElf(error.strerror or str(error)) from error

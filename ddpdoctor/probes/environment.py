@@ -16,6 +16,7 @@ import msgspec
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment, IgnoredLine, Setting, UnreadableFile
 from ddpdoctor.knowledge.known_settings import known_settings, read_by_nothing
+from ddpdoctor.ownership import who_misleads
 from ddpdoctor.probes.context import Context
 from ddpdoctor.redaction import REDACTED, is_secret_name, legible, redact_facts, redact_text
 
@@ -150,6 +151,8 @@ def _content(context: Context, path: str) -> bytes | Unknown:
             return b""
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return Unknown("not a regular file")
+        if foothold := who_misleads(descriptor, place):
+            return Unknown(f"not for everybody's eyes, and {foothold.words}")
         content = os.read(descriptor, MAX_FILE + 1)
     except OSError as error:
         return Unknown(error.strerror or str(error))

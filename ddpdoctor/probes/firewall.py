@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,14 +25,13 @@ from ddpdoctor.probes.packet_filter import (
     read_nft,
     shut_ranges,
 )
+from ddpdoctor.probes.programs import find_system_tool
 from ddpdoctor.probes.subprocesses import Ended, start
 
 Tables = list[tuple[str, dict[str, Chain]]]
 """Tables as a command names them, and their chains."""
 
 SECONDS = 3.0
-SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
-"""The tools lie in sbin folders, which aren't on everybody's PATH."""
 
 DEFAULT_EPHEMERAL = (32768, 60999)
 NEEDS_ROOT = Unknown("reading the packet filter needs root")
@@ -139,12 +137,12 @@ class Rules(msgspec.Struct, frozen=True):
 
 def _rules() -> Rules | Unknown:
     commands = {"nft": ("-j", "list", "ruleset"), "iptables-save": (), "ip6tables-save": ()}
-    found = {name: path for name in commands if (path := shutil.which(name, path=SYSTEM_PATH))}
+    found = {name: path for name in commands if (path := find_system_tool(name))}
     if os.geteuid() != 0:
         return NEEDS_ROOT
     if not found:
         return NO_TOOL
-    started = {name: start((path, *commands[name])) for name, path in found.items()}
+    started = {name: start((str(path), *commands[name])) for name, path in found.items()}
     ended = {name: one.wait(SECONDS) for name, one in started.items()}
     # nft shows every rule, so its failure would hide some; iptables-save only explains what nft can't.
     name, one = next(iter(ended.items()))

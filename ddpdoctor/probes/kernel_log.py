@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import exists, isdir
+from ddpdoctor.probes.programs import find_system_tool
 from ddpdoctor.probes.subprocesses import run
 
 MOST_LINES = 200
@@ -114,10 +114,10 @@ def _ring_buffer(context: Context) -> bytes | Unknown:
 def _journal(context: Context) -> bytes | Unknown:
     if not isdir(context.path("/run/systemd/system")):
         return Unknown("systemd doesn't run here")
-    journalctl = shutil.which("journalctl", path=context.environ.get("PATH"))
+    journalctl = find_system_tool("journalctl", context.root)
     if journalctl is None:
         return Unknown("not installed")
-    command = [journalctl, "-k", "-b", "--no-pager", "--quiet", "-o", "short-monotonic"]
+    command = [str(journalctl), "-k", "-b", "--no-pager", "--quiet", "-o", "short-monotonic"]
     ended = run(command, JOURNAL_SECONDS, environ={**context.environ, "LC_ALL": "C"})
     if ended.timed_out:
         return Unknown(f"no answer within {JOURNAL_SECONDS:.0f} s")

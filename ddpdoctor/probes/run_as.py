@@ -97,7 +97,7 @@ def identity_for(code: Iterable[str | os.PathLike[str]]) -> Identity | None:
             f"root does not run {files[0]}, since {words}; run ddpdoctor as the user who trains with it (sudo -u USER), or, "
             f"if you trust all who may write there, as ddpdoctor {OPTION} COMMAND"
         )
-    return _identity(found.uid)
+    return identity_of(found.uid)
 
 
 def _foothold(path: str, *trusted: int) -> Foothold | None:
@@ -109,7 +109,8 @@ def _foothold(path: str, *trusted: int) -> Foothold | None:
         raise NotRunError(f"root does not run {path}: whose it is can't be found out ({error.strerror})") from error
 
 
-def _identity(uid: int) -> Identity:
+def identity_of(uid: int) -> Identity:
+    """That user, with the groups of a login."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
@@ -181,7 +182,7 @@ def clean_environ(environ: Mapping[str, str], *trusted: int) -> tuple[dict[str, 
         elif good and is_list:
             kept[name] = ":".join(good)
     if "HOME" in environ:
-        kept.setdefault("HOME", _identity(trusted[0] if trusted else ROOT).home)
+        kept.setdefault("HOME", identity_of(trusted[0] if trusted else ROOT).home)
     return kept, tuple(left_out)
 
 

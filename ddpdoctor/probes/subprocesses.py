@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
+from ddpdoctor.probes.programs import interpreter_of
 from ddpdoctor.probes.run_as import INQUIRY_MARK, Identity, NotRunError, environ_for, identity_for, working_folder_for
 
 MAX_OUTPUT = 16 * 1024 * 1024
@@ -212,7 +213,8 @@ def start(
         stdin: what it reads there.
         loads: files that it will run or load beside itself.
     """
-    program = () if command[0] == sys.executable else (command[0],)
+    script = None if command[0] == sys.executable else command[0]
+    program = [file for file in (script, script and interpreter_of(script)) if file]
     identity, refusal = None, ""
     try:
         identity = identity_for((*program, *loads))

@@ -13,13 +13,17 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.toolchain import Compiler, Consumer, Nvcc, Toolchain
 from ddpdoctor.probes import subprocesses
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.files import exists, isdir, isfile
+from ddpdoctor.probes.files import exists, isdir, isfile, read_start
+from ddpdoctor.probes.library_search import place
+from ddpdoctor.probes.programs import find_program
 from ddpdoctor.probes.site_packages import SitePackages, names_in, site_packages
 
 SECONDS = 8.0
 """For all commands together; nvcc and compilers answer in hundredths, unless a network file system sleeps."""
 
 MOST_NVCCS = 6
+MAX_TEXT = 200_000
+"""Bytes of a header or setup.py."""
 ON = ("ON", "1", "YES", "TRUE", "Y")
 DEBIAN_COMPILER = "/usr/lib/nvidia-cuda-toolkit/bin/g++"
 """Debian's and Ubuntu's own nvcc runs this, whatever stands on PATH."""
@@ -30,17 +34,11 @@ def probe(context: Context) -> Toolchain:
     home, found = _cuda_home(context)
     candidates = list(islice(_nvccs(context, home, found), MOST_NVCCS))
     until = _Until()  # Only now: finding them waits for the patient.
-    asked = [
-        subprocesses.start([str(context.path(path)), "--version"], environ=context.environ) for path, _ in candidates
-    ]
+    asked = [_start(context, path, "--version") for path, _ in candidates]
     compiler = _Asked(context, *_cxx(context))
     nvcc_compiler = _Asked(context, *_nvcc_host(context, candidates))
     ninja_path = _which(context, "ninja")
-    ninja = (
-        subprocesses.start([str(context.path(ninja_path)), "--version"], environ=context.environ)
-        if ninja_path
-        else None
-    )
+    ninja = _start(context, ninja_path, "--version") if ninja_path else None
     flags = f"{context.environ.get('NVCC_PREPEND_FLAGS', '')} {context.environ.get('NVCC_APPEND_FLAGS', '')}"
     site = site_packages(context)
     source, style = _apex_source()
@@ -76,15 +74,20 @@ class _Until:
 
 def _which(context: Context, name: str) -> str | None:
     """The path of a command, as a shell would find it on the context's PATH."""
-    for folder in context.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":"):
-        path = PurePosixPath(folder or ".") / name
-        found = context.path(str(path)) if path.is_absolute() else Path(path)
-        try:
-            if isfile(found) and found.stat().st_mode & 0o111:
-                return str(path)
-        except OSError:
-            continue
-    return None
+    return find_program(name, context.environ.get("PATH"), context.root)
+
+
+def _start(context: Context, path: str, option: str) -> subprocesses.Started:
+    """Ask a program. It may be started from elsewhere, so that a relative path won't do."""
+    return subprocesses.start([str(_located(context, path)), option], environ=context.environ)
+
+
+def _located(context: Context, path: str) -> Path:
+    """Where to look for what a setting names; a relative path is meant from the working folder, if there still is one."""
+    try:
+        return place(context, path)
+    except OSError:
+        return context.path(path)
 
 
 def _cuda_home(context: Context) -> tuple[str | None, str]:
@@ -103,7 +106,7 @@ def _nvccs(context: Context, home: str | None, found: str) -> Iterator[tuple[str
     """Every nvcc, torch's choice first, each once: (path, how it was found)."""
     seen = set()
     for path, by in _nvcc_places(context, home, found):
-        real = context.path(path)
+        real = _located(context, path)
         if isfile(real) and (key := real.resolve()) not in seen:
             seen.add(key)
             yield path, by
@@ -135,7 +138,7 @@ def _nvcc(context: Context, path: str, found_by: str, ended: subprocesses.Ended)
         last = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip().splitlines()[-1:]
         error = _why_not(ended) or "".join(last) or "it names no release"
     number = version[1].decode() if version else ""
-    home = (context.path(path) if path.startswith("/") else Path(path)).parent.parent
+    home = _located(context, path).parent.parent
     return Nvcc(
         path=path,
         version=number,
@@ -162,15 +165,15 @@ def _why_not(ended: subprocesses.Ended) -> str:
 
 def _gcc_max(context: Context, path: str, version: str) -> int | None:
     """The limit in the toolkit's own header, which is what stops the compilation."""
-    real = context.path(path).resolve()
-    homes = [context.path(path).parent.parent, real.parent.parent, context.path(f"/usr/local/cuda-{version}")]
+    found = _located(context, path)
+    homes = [found.parent.parent, found.resolve().parent.parent, context.path(f"/usr/local/cuda-{version}")]
     for home in homes:
         for include in ("include", "targets/x86_64-linux/include", "targets/sbsa-linux/include"):
             try:
-                text = (home / include / "crt/host_config.h").read_text("utf-8", "replace")
+                header = read_start(home / include / "crt/host_config.h", MAX_TEXT).decode("utf-8", "replace")
             except OSError:
                 continue
-            if limit := re.search(r"#\s*if\s+__GNUC__\s*>\s*(\d+)", text):
+            if limit := re.search(r"#\s*if\s+__GNUC__\s*>\s*(\d+)", header):
                 return int(limit[1])
     return None
 
@@ -221,11 +224,7 @@ class _Asked:
         self._path, self._found_by = path, found_by
         self._started = []
         if path:
-            command = str(context.path(path)) if path.startswith("/") else path
-            self._started = [
-                subprocesses.start([command, option], environ=context.environ)
-                for option in ("-dumpfullversion", "--version")
-            ]
+            self._started = [_start(context, path, option) for option in ("-dumpfullversion", "--version")]
 
     def answer(self, until: _Until) -> Compiler | Unknown | None:
         if not self._path:
@@ -297,6 +296,6 @@ def _working_folder() -> Path | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_bytes()[:200_000].decode("utf-8", "replace")
+        return read_start(path, MAX_TEXT).decode("utf-8", "replace")
     except OSError:
         return ""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ddpdoctor.ownership import foothold_on
+from ddpdoctor.probes.files import open_regular
 from ddpdoctor.running.copying import part_of
 from ddpdoctor.running.doctor import Work
 from ddpdoctor.running.supervising import OUTPUT, Ended
@@ -167,9 +168,9 @@ def _redirected(ended: Ended) -> Iterator[tuple[str, bytes]]:
     began = time.time() - ended.seconds - STAMP_SECONDS
     folder = folder_of_redirects(ended.command, began)
     for path in sorted(Path(folder).rglob("*.log"))[:MOST_FILES] if folder else ():
-        with suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:  # noqa: PTH123
+        with suppress(OSError), os.fdopen(open_regular(path), "rb") as file:
             facts = os.fstat(file.fileno())
-            if stat.S_ISREG(facts.st_mode) and facts.st_size and facts.st_mtime >= began:
+            if facts.st_size and facts.st_mtime >= began:
                 yield str(path), part_of(file.fileno(), 0, facts.st_size)
 
 

@@ -6,21 +6,22 @@ output is to be the same with us as without us.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ddpdoctor.private_folders import Needs, NoFolderError, private_folder
+from ddpdoctor.probes.files import read_start
+from ddpdoctor.probes.programs import find_program, interpreter_of
 from ddpdoctor.running.behind import wrappers_and_program
 
 ENTRIES: Final = "2000"
 """Of each rank's flight recorder: torch's own default from 2.10 on."""
 RECORDER_SINCE: Final = (2, 5)
 """It is older, and was called experimental before."""
+MAX_VERSION_FILE: Final = 1 << 16
 STARTS_ELSEWHERE: Final = (
     "srun",
     "mpirun",
@@ -88,30 +89,21 @@ def torch_release(command: Sequence[str], environ: Mapping[str, str]) -> tuple[i
         # The folder that it stands in counts, not what it links to: so a virtual environment is told from its base.
         for folder in ("lib", "lib64"):
             for file in sorted((python.parent.parent / folder).glob("python3*/*-packages/torch/version.py")):
-                with suppress(OSError, UnicodeError):
-                    if found := _VERSION.search(file.read_text()):
+                with suppress(OSError, ValueError):
+                    if found := _VERSION.search(read_start(file, MAX_VERSION_FILE).decode()):
                         return int(found[1]), int(found[2])
     return None
 
 
 def _pythons(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[Path]:
-    path = environ.get("PATH", os.defpath)
-    if program := shutil.which(command[0], path=path):
+    path = environ.get("PATH")
+    if program := find_program(command[0], path):
         if _PYTHON.fullmatch(Path(program).name):
             yield Path(program)
             return
-        if (script := _interpreter(program)) and _PYTHON.fullmatch(script.name):
-            yield script
+        if (script := interpreter_of(program)) and _PYTHON.fullmatch(Path(script).name):
+            yield Path(script)
             return
     # A script in another language, most likely, which takes the Python that the shell would.
-    if python := shutil.which("python", path=path) or shutil.which("python3", path=path):
+    if python := find_program("python", path) or find_program("python3", path):
         yield Path(python)
-
-
-def _interpreter(program: str) -> Path | None:
-    """The one that the first line of a script names; None for `env`, whose Python is the shell's."""
-    with suppress(OSError), open(program, "rb") as file:  # noqa: PTH123
-        line = file.readline(256)
-        if line.startswith(b"#!") and (words := line[2:].split()):
-            return Path(os.fsdecode(words[0]))
-    return None

@@ -131,7 +131,7 @@ def test_another_user_is_told_what_could_not_be_seen_and_who_can(stuck: RunningJ
     assert all(not look["frames"] for one in told["hang"]["ranks"] for look in one["watched"]["looks"])
     [sentence] = told["hang"]["hidden"]
     assert "belong to root" in sentence
-    assert sentence.endswith(f"sudo {sys.executable} -m ddpdoctor jobs --hang {stuck.process.pid}")
+    assert sentence.endswith(f"sudo {sys.executable} -I -m ddpdoctor jobs --hang {stuck.process.pid}")
 
 
 @pytest.mark.root
@@ -143,7 +143,7 @@ def test_another_user_who_can_t_even_tell_that_it_is_a_job(tmp_path: Path) -> No
         doctor = [*A_FOREIGN_USER, *command("jobs", "--hang", pid)]
         ran = subprocess.run(doctor, env=plain_environ(), capture_output=True, text=True, timeout=90, check=False)
     assert ran.returncode == 2
-    assert ran.stderr.strip().endswith(f"sudo {sys.executable} -m ddpdoctor jobs --hang {pid}")
+    assert ran.stderr.strip().endswith(f"sudo {sys.executable} -I -m ddpdoctor jobs --hang {pid}")
 
 
 def test_a_killed_rank_a_stopped_one_and_a_launcher_that_takes_no_note(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_torn_stack_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> Non
         ]
     )
 
-    async def run(command: tuple[str, ...], seconds: float) -> tuple[int, bytes, bytes]:
+    async def run(command: tuple[str, ...], seconds: float, pass_fds: tuple[int, ...]) -> tuple[int, bytes, bytes]:
         assert "--nonblocking" in command
         return next(answers)
 

@@ -68,13 +68,13 @@ def test_ranks_that_move() -> None:
 
 def test_what_was_not_seen_is_never_called_well() -> None:
     hidden = (
-        "The stack of rank 1 could not be read: it belongs to ada. Root can: sudo /opt/python -m ddpdoctor jobs --hang 3990",
+        "The stack of rank 1 could not be read: it belongs to ada. Root can: sudo /opt/python -I -m ddpdoctor jobs --hang 3990",
     )
     one = examined(moving(0), rank(1), hidden=hidden)
     assert headline(one) == "1 of 2 ranks moves; rank 1 could not be looked into"
     text = shown(one)
     assert "Could not be seen" in text
-    assert "\n      sudo /opt/python -m ddpdoctor jobs --hang 3990\n" in text
+    assert "\n      sudo /opt/python -I -m ddpdoctor jobs --hang 3990\n" in text
     both = examined(rank(0), rank(1), hidden=hidden)
     assert both.verdict is Verdict.UNKNOWN
     assert "Whether it hangs can't be told" in shown(both)

@@ -14,6 +14,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Compiler, Toolchain
 from ddpdoctor.probes import toolchain as module
 from ddpdoctor.probes.context import Context
+from tests.other_users import User
 
 HEADER = "#if defined(__GNUC__)\n#if __GNUC__ > {}\n#error -- unsupported GNU version!\n#endif\n#endif\n"
 
@@ -295,3 +296,109 @@ def test_many_that_hang_share_one_deadline(host: Host, monkeypatch: pytest.Monke
     assert len(found.nvccs) == 2
     assert isinstance(found.compiler, Unknown)
     assert isinstance(found.ninja, Unknown)
+
+
+# --- beside another user ----------------------------------------------------------------------------------------------------
+
+WHO = "#!/bin/sh\nid -u >> {record}\necho 'Cuda compilation tools, release 12.4'\n"
+
+
+def toolchain(**environ: str) -> Toolchain:
+    """Of this very host."""
+    context = Context(sys.executable, environ={"PATH": "/usr/bin:/bin", **environ})
+    context.answered_by(lambda group: Unknown("not asked"))
+    return module.probe(context)
+
+
+def programs(user: User, folder: Path) -> Path:
+    """That user's nvcc, g++ and ninja, which write down who runs them."""
+    record = folder.parent / f"record-{user.name}"
+    record.touch()
+    record.chmod(0o666)
+    user.does(f"umask 022; mkdir -p {folder}/bin")
+    for name in ("nvcc", "g++", "c++", "gcc", "ninja"):
+        user.does(f"cat > {folder}/bin/{name} <<'END'\n{WHO.format(record=record)}END\nchmod 755 {folder}/bin/{name}")
+    return record
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("setting", ["CUDA_HOME", "CXX", "CC", "NVCC_CCBIN", "PATH", "CONDA_PREFIX"])
+def test_another_users_compiler_runs_as_that_user_and_counts(shared: Path, ada: User, setting: str) -> None:
+    record = programs(ada, shared / "adas")
+    values = {
+        "PATH": f"{shared}/adas/bin:/usr/bin:/bin",
+        "CUDA_HOME": f"{shared}/adas",
+        "CONDA_PREFIX": f"{shared}/adas",
+    }
+    found = toolchain(**{setting: values.get(setting, f"ccache {shared}/adas/bin/g++")})
+    assert set(record.read_text().split()) == {str(ada.uid)}
+    if setting in ("CUDA_HOME", "CONDA_PREFIX", "PATH"):
+        assert any(one.version == "12.4" and one.path.startswith(str(shared)) for one in found.nvccs)
+    if setting == "CXX":
+        assert found.compiler == Compiler(path=f"{shared}/adas/bin/g++", kind="gcc", version="12.4", found_by="CXX")
+
+
+@pytest.mark.root
+def test_what_two_users_could_replace_is_told_and_not_taken_for_missing(shared: Path, ada: User, eve: User) -> None:
+    record = programs(ada, shared / "adas")
+    eve.does(f"mkdir -p {shared}/hers/bin; ln -s {shared}/adas/bin/* {shared}/hers/bin/")
+    hers = f"{shared}/hers"
+    found = toolchain(PATH=f"{hers}/bin:/usr/bin:/bin", CUDA_HOME=hers, CXX=f"{hers}/bin/g++", CC=f"{hers}/bin/gcc")
+    assert record.read_text() == ""
+    assert found.nvcc is not None
+    for why in (
+        found.nvcc.error,
+        *(one.reason for one in (found.compiler, found.nvcc_compiler, found.ninja) if isinstance(one, Unknown)),
+    ):
+        assert "root does not run" in why
+        assert "sudo -u USER" in why
+    assert isinstance(found.compiler, Unknown)
+    assert isinstance(found.nvcc_compiler, Unknown)
+    assert isinstance(found.ninja, Unknown)
+
+
+@pytest.mark.root
+def test_her_folder_is_not_searched_where_root_happens_to_be(
+    shared: Path, eve: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = programs(eve, shared / "hers")
+    monkeypatch.chdir(shared / "hers" / "bin")
+    found = toolchain(PATH=":.:../bin:/usr/bin:/bin")
+    assert record.read_text() == ""
+    assert isinstance(found.compiler, Compiler)
+    assert found.compiler.path == "/usr/bin/c++"
+
+
+@pytest.mark.root
+def test_what_a_relative_setting_names_is_hers_where_root_is(
+    shared: Path, eve: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = programs(eve, shared / "hers")
+    monkeypatch.chdir(shared / "hers")
+    found = toolchain(CXX="bin/g++", CUDA_HOME="../hers")
+    assert set(record.read_text().split()) == {str(eve.uid)}
+    assert found.compiler == Compiler(path="bin/g++", kind="gcc", version="12.4", found_by="CXX")
+    assert found.nvcc is not None
+    assert (found.nvcc.path, found.nvcc.version) == ("../hers/bin/nvcc", "12.4")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "put", ["mkfifo {}", "ln -s /dev/zero {}", "truncate -s 10G {}", "ln -s /etc/shadow {}"], ids=lambda put: put[:12]
+)
+def test_her_traps_in_the_working_folder_and_the_toolkit_hold_nobody_up(
+    shared: Path, eve: User, monkeypatch: pytest.MonkeyPatch, put: str
+) -> None:
+    programs(eve, shared / "hers")
+    include = shared / "hers/include/crt"
+    eve.does(f"mkdir -p {include} {shared}/hers/apex")
+    for trap in (include / "host_config.h", shared / "hers/setup.py", shared / "hers/apex/setup.py"):
+        eve.does(put.format(trap))
+    monkeypatch.chdir(shared / "hers")
+    began = time.monotonic()
+    found = toolchain(CUDA_HOME=f"{shared}/hers")
+    assert time.monotonic() - began < 5
+    assert found.nvcc is not None
+    assert found.nvcc.gcc_max is None
+    assert found.apex_source is None
+    assert "root:" not in repr(found)

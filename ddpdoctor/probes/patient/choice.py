@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
+
+from ddpdoctor.probes.programs import find_program
 
 
 def choose_python(option: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -25,7 +26,7 @@ def choose_python(option: str | None, environ: Mapping[str, str]) -> tuple[str, 
     if find_spec("torch") is None:
         path = _without_our_own(environ.get("PATH", ""))
         for name in ("python", "python3"):
-            found = shutil.which(name, path=path)
+            found = find_program(name, path)
             # Some distributions still call Python 2 `python`.
             if found and not os.path.basename(os.path.realpath(found)).startswith("python2"):
                 return os.path.abspath(found), "PATH"
@@ -37,7 +38,7 @@ def _named(option: str, environ: Mapping[str, str]) -> str:
         inside = _python_of(option)
         return inside if os.path.lexists(inside) else os.path.abspath(option)
     if os.sep not in option and not os.path.lexists(option):
-        found = shutil.which(option, path=environ.get("PATH"))
+        found = find_program(option, environ.get("PATH"))
         return os.path.abspath(found) if found else option
     return os.path.abspath(option)
 
