@@ -139,7 +139,7 @@ def test_no_node_listens_on_a_servers_port(port: int, dialled: bool) -> None:
         ("::1", limits("::1", "::1")),
         (NEAR, limits(NEAR, NEAR)),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "job",
 )
 def test_peers_are_dialled_wherever_they_are(address: str, own: OrderLimits) -> None:
     assert cell(address, own) is None
@@ -185,7 +185,7 @@ def test_a_peer_elsewhere_is_not_at_the_addresses_of_node_0() -> None:
         ((dial(), dial(peer("10.0.0.13"))), "is said to listen elsewhere than before"),
         ((Measure(peer=peer("10.0.0.13"), seconds=0.25),), "is said to listen elsewhere than before"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "job",
 )
 def test_the_first_order_names_all_places_of_all_peers(orders: Sequence[Order], words: str) -> None:
     own = limits()
