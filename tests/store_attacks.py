@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.other_users import User, python_for_all
+from tests.real.namespaces import Host
 
 SCRIPT = r"""
 import base64, json, os, pickle, socket, struct, sys, time
@@ -159,18 +160,17 @@ class Attack:
 
 
 @contextmanager
-def attacked_by(eve: User, shared: Path) -> Iterator[Attack]:
-    """She attacks every store of root's that opens meanwhile. shared: a folder that she may write to."""
+def attacked_by(eve: User, shared: Path, host: Host) -> Iterator[Attack]:
+    """She attacks every store of root's that opens on that host meanwhile: not those of other tests. shared: a folder that she may
+    write to."""
     python, settings = python_for_all()
     marker, stop = shared / "ran", shared / "stop"
     found = Attack()
+    as_her = ["setpriv", f"--reuid={eve.uid}", f"--regid={eve.gid}", "--clear-groups"]
     process = subprocess.Popen(
-        [python, "-c", SCRIPT, str(marker), str(stop)],
-        user=eve.uid,
-        group=eve.gid,
-        extra_groups=[],
+        host.command(*as_her, python, "-c", SCRIPT, str(marker), str(stop)),
         cwd="/",
-        env=settings,
+        env={"PATH": os.defpath, **settings},
         stdout=subprocess.PIPE,
         stderr=sys.stderr,
         text=True,

@@ -193,7 +193,10 @@ def test_the_output_goes_on_when_one_of_us_is_killed(tmp_path: Path, victim: str
     text = f"open('pid', 'w').write(str(os.getpid()))\n{NUMBERED}open('fine', 'w').write('1')\nsys.exit(0)\n"
     expected = "".join(f"{i} of a training that prints\n" for i in range(LINES)).encode()
     with subprocess.Popen(
-        run(*program(tmp_path, text)), env=plain_environ(), cwd=tmp_path, stdout=subprocess.PIPE
+        run(*program(tmp_path, text)),
+        env=plain_environ() | {"TMPDIR": str(tmp_path)},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
     ) as one:
         assert one.stdout
         command = int(written(tmp_path / "pid"))

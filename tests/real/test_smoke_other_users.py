@@ -7,25 +7,44 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ddpdoctor.facts.smoke import Ending
-from ddpdoctor.smoke.orders import Fault, Order
+from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.running import run
-from tests.command import ROOT, ddpdoctor, plain_environ
+from tests.command import ROOT, command, ddpdoctor, plain_environ
 from tests.free_ports import free_port
 from tests.other_users import User
+from tests.real.namespaces import Host, network
 from tests.store_attacks import attacked_by, noting_what_is_unpickled
 
 pytestmark = pytest.mark.root
 
 
-def test_nobody_reaches_the_ranks_store_of_one_host(eve: User, shared: Path) -> None:
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with network("n1") as (made,):
+        yield made
+
+
+def smoke_on(host: Host, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        host.command(*command("smoke", *arguments)),
+        env=plain_environ() | settings,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+def test_nobody_reaches_the_ranks_store_of_one_host(eve: User, shared: Path, host: Host) -> None:
     fault = json.dumps({"rank": 1, "stage": "training", "kind": "sleep"})
-    with attacked_by(eve, shared) as attack:
-        done = ddpdoctor("smoke", "--nproc", "2", "--timeout", "5", environ={"DDPDOCTOR_SMOKE_FAULT": fault})
+    with attacked_by(eve, shared, host) as attack:
+        done = smoke_on(host, "--nproc", "2", "--timeout", "5", DDPDOCTOR_SMOKE_FAULT=fault)
     assert not attack.seen.ran, attack.seen
     assert not attack.seen.stores, attack.seen
     assert "rank 1 hangs in training" in done.stdout, done.stdout + done.stderr
@@ -44,31 +63,36 @@ connection.arbitrary_address = arbitrary_address
 """Its own choice of an address, which is that of 3.9.0 to 3.10.8 and of 3.11.0."""
 
 
-def test_nobody_reaches_the_server_that_forks_the_ranks(eve: User, shared: Path, tmp_path: Path) -> None:
+def test_nobody_reaches_the_server_that_forks_the_ranks(eve: User, shared: Path, host: Host, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(PYTHON_3_10_8)
     path = os.pathsep.join(map(str, (tmp_path, ROOT)))
     fault = json.dumps({"rank": 1, "stage": "training", "kind": "sleep"})
-    with attacked_by(eve, shared) as attack:
-        done = ddpdoctor(
-            "smoke", "--nproc", "2", "--timeout", "3", environ={"DDPDOCTOR_SMOKE_FAULT": fault, "PYTHONPATH": path}
-        )
+    with attacked_by(eve, shared, host) as attack:
+        done = smoke_on(host, "--nproc", "2", "--timeout", "3", DDPDOCTOR_SMOKE_FAULT=fault, PYTHONPATH=path)
     assert not attack.seen.ran, attack.seen
     assert not attack.seen.servers
     assert "rank 1 hangs in training" in done.stdout, done.stdout + done.stderr
 
 
-def test_nothing_in_the_store_of_several_hosts_is_run(eve: User, shared: Path) -> None:
+STATIC = """
+import asyncio, os, sys
+from ddpdoctor.smoke.orders import Fault, Order
+from ddpdoctor.smoke.running import run
+sleeps = Fault(rank=1, stage="training", kind="sleep")
+order = Order(nproc=2, world_size=2, master="127.0.0.1", port=29500, seconds=5.0, fault=sleeps)
+ran = asyncio.run(run(order, python=sys.executable, environ=os.environ))
+print([rank.ending.value for rank in ran.runs])
+"""
+
+
+def test_nothing_in_the_store_of_several_hosts_is_run(eve: User, shared: Path, host: Host) -> None:
     """It is on the network, as torchrun's: she may disturb the training."""
-    order = Order(
-        nproc=2, world_size=2, master="127.0.0.1", port=free_port(), seconds=5.0,
-        fault=Fault(rank=1, stage="training", kind="sleep"),
-    )  # fmt: skip
-    with attacked_by(eve, shared) as attack:
-        ran = asyncio.run(run(order, python=sys.executable, environ=plain_environ()))
-    assert attack.seen.stores == {order.port}
+    with attacked_by(eve, shared, host) as attack:
+        done = host.run(sys.executable, "-c", STATIC, environ=plain_environ(), seconds=60)
+    assert attack.seen.stores == {29500}
     assert len(attack.seen.keys) > 2
     assert not attack.seen.ran, attack.seen
-    assert not any(found.ending is Ending.FINISHED for found in ran.runs)
+    assert Ending.FINISHED.value not in done.stdout
 
 
 def test_the_ranks_files_are_where_she_can_not_take_them_away(eve: User, shared: Path) -> None:
