@@ -99,7 +99,9 @@ def footholds_on(
         OSError: as there, when it comes to that.
     """
     trusted = _with_root(trusted) if trusted is not None else trusted_users()
-    left = deque(_parts(os.path.join(os.getcwd(), path)))  # noqa: PTH109, PTH118 (".." must stay, behind a link it leads elsewhere)
+    if not os.path.isabs(path):  # noqa: PTH117 (".." must stay, behind a link it leads elsewhere)
+        path = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118
+    left = deque(_parts(os.fspath(path)))
     here = "/"
     links = 0
     if found := _foothold_of(here, os.lstat(here), trusted):

@@ -81,6 +81,17 @@ def test_a_relative_path_counts_from_the_current_folder(
     assert foothold_on("file") == (f"{shared}/hers", eve.uid, "")
 
 
+def test_a_working_folder_that_is_gone_matters_to_relative_paths_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert foothold_on("/usr/bin/env") is None
+    with pytest.raises(FileNotFoundError):
+        foothold_on("env")
+
+
 def test_an_open_file_is_judged_by_itself(shared: Path, eve: User) -> None:
     file = shared / "roots"
     file.write_text("x")
