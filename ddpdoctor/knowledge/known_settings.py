@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
+from pkgutil import get_data
 
 import msgspec
 
@@ -135,7 +135,9 @@ def _all_words_known(value: str, choices: tuple[str, ...]) -> bool:
 
 @cache
 def _table() -> _Table:
-    return msgspec.json.decode(Path(__file__).with_name("settings.json").read_bytes(), type=_Table)
+    table = get_data(__name__, "settings.json")
+    assert table is not None
+    return msgspec.json.decode(table, type=_Table)
 
 
 @cache

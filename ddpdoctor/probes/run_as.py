@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from ddpdoctor.ownership import ROOT, Foothold, foothold_on, user_name
@@ -53,6 +54,7 @@ class LeftOut(NamedTuple):
     """A setting, or a part of one, by which another user could have root load code."""
 
     setting: str
+    part: str
     foothold: Foothold
 
     @property
@@ -138,14 +140,24 @@ def remarks(python: str, chosen_by: str, environ: Mapping[str, str]) -> list[str
         )
     trusted = (identity.uid,) if identity else ()
     left_out = dict.fromkeys(
-        one.words for one in clean_environ(environ, *trusted)[1] if LEADS_TO_CODE.search(one.setting)
+        setting.words
+        for setting in clean_environ(environ, *trusted)[1]
+        if LEADS_TO_CODE.search(setting.setting) and Path(setting.part).exists()
     )
     if left_out:
         whom = f"what runs as root or {identity.name}" if identity else "what runs as root"
         found.append(f"left out of the settings of {whom}, though a job would have them: {', '.join(left_out)}")
-    if working_folder_for(identity):
+    if working_folder_for(identity) and not _is_gone():
         found.append("nothing is imported from this folder, since others could have put modules here")
     return found
+
+
+def _is_gone() -> bool:
+    """Whether the working folder was removed, where nobody can put anything any more."""
+    try:
+        return not os.getcwd()  # noqa: PTH109
+    except OSError:
+        return True
 
 
 def environ_for(identity: Identity | None, environ: Mapping[str, str]) -> dict[str, str]:
@@ -175,7 +187,7 @@ def clean_environ(environ: Mapping[str, str], *trusted: int) -> tuple[dict[str, 
         is_list = PATH_LIST.search(name) is not None
         parts = (_PRELOADED if name == "LD_PRELOAD" else _FOLDERS if is_list else _SEPARATORS).split(value)
         suspects = {part: foothold for part in parts if (foothold := _suspect(name, part, is_list, trusted))}
-        left_out += [LeftOut(name, foothold) for foothold in suspects.values()]
+        left_out += [LeftOut(name, part, foothold) for part, foothold in suspects.items()]
         good = [part for part in parts if part not in suspects and (name != "PATH" or part.startswith("/"))]
         if len(good) == len(parts):
             kept[name] = value

@@ -26,7 +26,7 @@ from tests.fixture_hosts import (
 CHECKS = Path(__file__).parent.parent.parent / "checks"
 KNOWLEDGE = CHECKS.parent / "ddpdoctor" / "knowledge"
 MAY_IMPORT = {
-    "__future__", "bisect", "collections", "datetime", "difflib", "enum", "functools", "importlib.resources", "ipaddress", "itertools", "json", "math", "re", "shlex", "statistics", "typing",
+    "__future__", "bisect", "collections", "datetime", "difflib", "enum", "functools", "pkgutil", "ipaddress", "itertools", "json", "math", "re", "shlex", "statistics", "typing",
     "msgspec", "packaging", "ddpdoctor",
     # Tables of Python's own: which modules are its, and what Python 2 called them.
     "_compat_pickle", "sys.stdlib_module_names",
