@@ -11,7 +11,6 @@ import os
 import pwd
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from ddpdoctor.ownership import ROOT, Foothold, foothold_on, user_name
@@ -142,7 +141,7 @@ def remarks(python: str, chosen_by: str, environ: Mapping[str, str]) -> list[str
     left_out = dict.fromkeys(
         setting.words
         for setting in clean_environ(environ, *trusted)[1]
-        if LEADS_TO_CODE.search(setting.setting) and Path(setting.part).exists()
+        if LEADS_TO_CODE.search(setting.setting) and os.path.exists(setting.part)  # noqa: PTH110 (also of a name that is too long)
     )
     if left_out:
         whom = f"what runs as root or {identity.name}" if identity else "what runs as root"
