@@ -72,6 +72,11 @@ def trust_everybody() -> None:
     _Trust.everybody = True
 
 
+def options_again() -> tuple[str, ...]:
+    """What a ddpdoctor that we start ourselves is to be told before its command."""
+    return (OPTION,) if _Trust.everybody else ()
+
+
 def is_wary() -> bool:
     """Whether we are root, and weren't told to trust everybody."""
     return os.geteuid() == ROOT and not _Trust.everybody

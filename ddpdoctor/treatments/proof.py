@@ -15,6 +15,7 @@ import msgspec
 
 from ddpdoctor.examination import Examination, Verdict, examine
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.probes.run_as import options_again
 from ddpdoctor.registry import Check, Why
 from ddpdoctor.treatments.applying import Applied
 from ddpdoctor.treatments.choosing import Choice
@@ -78,7 +79,7 @@ def smoke(arguments: Sequence[str], settings: str) -> SmokeReport:
 
 def _run(arguments: Sequence[str], settings: str, *, show_progress: bool) -> subprocess.CompletedProcess[bytes]:
     root = str(Path(__file__).parent.parent.parent)
-    command = [sys.executable, "-c", _SELF.format(root=root), *arguments]
+    command = [sys.executable, "-c", _SELF.format(root=root), *options_again(), *arguments]
     inherited = show_progress and os.isatty(2)
     with ExitStack() as stack:
         given: tuple[int, ...] = ()

@@ -140,3 +140,15 @@ def test_her_libraries_are_not_loaded(shared: Path, eve: User) -> None:
     libcuda.start(context).wait()
     nvml.ask(context)
     assert ran_as(shared) <= {eve.uid}
+
+
+@pytest.mark.parametrize(("before", "trains"), [((), False), (("--as-root",), True)])
+def test_the_proof_of_fix_runs_as_its_first_look(
+    hers: Path, shared: Path, eve: User, tmp_path: Path, before: tuple[str, ...], trains: bool
+) -> None:
+    """It has a ddpdoctor of its own, and then smoke."""
+    words = (*before, "check", "--fix", "--yes", "--quick", "--python", hers)
+    done = ddpdoctor(*words, environ={"NCCL_DEBG": "INFO"}, cwd=tmp_path, timeout=180)
+    assert "NOT CONFIRMED  setting-misspelt" in done.stdout
+    assert (f"sudo -H -u {eve.name}" in " ".join(done.stdout.split())) is not trains
+    assert ran_as(shared) == ({0} if trains else {eve.uid})
