@@ -129,6 +129,20 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         return self.place is not None and self.place.source.startswith("the order")
 
 
+class Spared(msgspec.Struct, frozen=True, kw_only=True):
+    """How many processes of one user were not looked into, or not wholly: what they are was not asked to the end."""
+
+    uid: int
+    user: str
+    count: int
+
+    @property
+    def words(self) -> str:
+        """A sentence without its point."""
+        noun, were = ("process", "was") if self.count == 1 else ("processes", "were")
+        return f"{self.count} {noun} of {self.user} {were} not wholly looked into: there are too many, or too much is in them"
+
+
 class Processes(Facts, frozen=True, kw_only=True):
     """Of all processes those that matter: of a job or a GPU, or that may be left over from one, each with its ancestors and
     descendants. Times in seconds."""
@@ -141,6 +155,8 @@ class Processes(Facts, frozen=True, kw_only=True):
     """Of those, how many this user may not look into: other users' without root."""
     unseen: Annotated[str, Source("/proc")] = ""
     """Why there may be more that this user can't even list (a container, hidepid), "" where all are seen."""
+    spared: Annotated[tuple[Spared, ...], Source("/proc")] = ()
+    """By user, the processes that were not looked into, or not wholly, since there are too many or too much is in them."""
     watched: Annotated[float, Source("ddpdoctor's clock")] = 0.0
     """Between the two looks; 0.0 where there was only one."""
     cores: Annotated[int, Source("sched_getaffinity")] = 0

@@ -8,6 +8,7 @@ import msgspec
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.knowledge.same_facts import remembered
 
 ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
 MOST_ON_A_HOST = 4096
@@ -82,6 +83,7 @@ def ancestors(process: Process, processes: Processes) -> Iterator[Process]:
         parent = processes.get(parent.parent)
 
 
+@remembered
 def jobs_of(processes: Processes) -> tuple[Job, ...]:
     """The jobs of this host, the oldest first."""
     by_pid = {one.pid: one for one in processes.listed}
@@ -177,14 +179,27 @@ def _meeting_point(rank: Process) -> tuple[object, ...]:
 def _joined(parts: Sequence[_Part]) -> list[list[_Part]]:
     """The parts of each job: they meet at the same point and have different ranks of the same world."""
     jobs: list[list[_Part]] = []
+    at: dict[tuple[object, ...], list[list[_Part]]] = {}
     for part in parts:
-        for job in jobs:
+        there = at.setdefault(_world(part), [])
+        for job in there:
             if all(_together(part, other) for other in job):
                 job.append(part)
                 break
         else:
-            jobs.append([part])
+            there.append([part])
+            jobs.append(there[-1])
     return jobs
+
+
+def _world(part: _Part) -> tuple[object, ...]:
+    """What those have in common that may be of one job; of one that meets nowhere something of its own."""
+    rank = part.ranks[0]
+    here = tuple(setting(rank, name) for name in _HERE)
+    return (rank.uid, part.world_size, *here) if all(here[:2]) else (rank.identity,)
+
+
+_HERE = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "WORLD_SIZE")
 
 
 def _together(part: _Part, other: _Part) -> bool:
@@ -193,13 +208,8 @@ def _together(part: _Part, other: _Part) -> bool:
     if not master or not setting(one, "MASTER_PORT") or part.places & other.places:
         return False
     # Another network namespace has a loopback of its own.
-    here = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "WORLD_SIZE")
-    return (
-        part.world_size == other.world_size
-        and len(part.places | other.places) <= (part.world_size or 0)
-        and one.uid == two.uid
-        and all(setting(one, name) == setting(two, name) for name in here)
-        and (not _is_loopback(master) or one.network_namespace == two.network_namespace)
+    return len(part.places | other.places) <= (part.world_size or 0) and (
+        not _is_loopback(master) or one.network_namespace == two.network_namespace
     )
 
 

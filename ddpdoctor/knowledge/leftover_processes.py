@@ -112,6 +112,7 @@ def _foreign(process: Process, scene: Scene) -> Iterator[str]:
 
 def _doubts(process: Process, children: Sequence[Process], scene: Scene) -> Iterator[str]:
     """Why it is not certain that it is a leftover."""
+    yield from (one.words for one in scene.processes.spared if one.uid == process.uid)
     yield from scene.not_adopted(process)
     yield from _of_itself(process, scene)
     if process.age < LEAST_AGE:

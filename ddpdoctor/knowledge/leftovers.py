@@ -11,6 +11,7 @@ from ddpdoctor.facts.base import Maybe
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Identity, Processes
 from ddpdoctor.facts.shared_memory import SharedMemory
+from ddpdoctor.knowledge.same_facts import remembered
 
 
 class Kind(str, Enum):
@@ -87,6 +88,7 @@ def leftovers_of(
     return tuple(sorted(found, key=lambda one: (order.index(one.certainty), list(Kind).index(one.kind), one.pid)))
 
 
+@remembered
 def left_by_processes(processes: Maybe[Processes], gpus: Maybe[Gpus]) -> tuple[Leftover, ...]:
     """The processes alone."""
     from ddpdoctor.knowledge.leftover_processes import left_processes

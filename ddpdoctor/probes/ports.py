@@ -15,7 +15,8 @@ import msgspec
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.network import Listener
 from ddpdoctor.probes.context import Context
-from ddpdoctor.redaction import redact_text
+from ddpdoctor.probes.proc import Proc
+from ddpdoctor.probes.process_facts import command, command_of_others
 
 LISTEN = "0A"
 WITHOUT_OWNER = ("06", "03")
@@ -100,15 +101,15 @@ def _owners(context: Context, inodes: set[str]) -> dict[str, int]:
 
 
 def _listener(context: Context, held: _Held, pid: int, ancestors: set[int]) -> Listener:
-    words = context.read(f"/proc/{pid}/cmdline") if pid else ""
+    words = Proc(os.fspath(context.path("/proc"))).words(pid) if pid else ()
     name = context.read(f"/proc/{pid}/comm") if pid else ""
-    command = words.replace("\0", " ").strip() if isinstance(words, str) else ""
+    shown = command if held.uid == os.geteuid() else command_of_others
     return Listener(
         address=held.address,
         port=held.port,
         pid=pid,
         process=name.strip() if isinstance(name, str) else "",
-        command=redact_text(command)[:LONGEST_COMMAND],
+        command="" if isinstance(words, Unknown) else shown(words)[:LONGEST_COMMAND],
         user=_user(held.uid),
         age=_age(context, pid) if pid else -1.0,
         listening=held.listening,

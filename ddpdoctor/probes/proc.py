@@ -10,6 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from ddpdoctor.facts.base import Unknown
+from ddpdoctor.wording import human
 
 DENIED = os.strerror(errno.EACCES)
 """How the reason ends where this user may not look."""
@@ -23,6 +24,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 MAX_COMMAND = 16 * 1024
 MAX_ENVIRON = 1024 * 1024
 MAX_MAPS = 16 * 1024 * 1024
+MAX_DESCRIPTORS = 20_000
+MAX_THREADS = 10_000
 
 
 class Stat(msgspec.Struct, frozen=True):
@@ -97,6 +100,20 @@ class Proc:
         finally:
             os.close(descriptor)
 
+    def whole(self, file: str, limit: int) -> bytes | Unknown:
+        """All of `/proc/FILE`, as it matters that nothing is missing; Unknown where that is more than so many bytes."""
+        content = self.read(file, limit + 1)
+        if isinstance(content, bytes) and len(content) > limit:
+            return Unknown(f"/proc/{file}: more than {human(limit)}, which is not read")
+        return content
+
+    def owner(self, pid: int) -> int:
+        """The user id of a process, -1 where it is gone."""
+        try:
+            return os.stat(f"{self._folder}/{pid}").st_uid  # noqa: PTH116 (a Path for each process takes longer)
+        except OSError:
+            return -1
+
     def link(self, file: str) -> str | Unknown:
         """Where the link `/proc/FILE` leads."""
         try:
@@ -146,13 +163,16 @@ class Proc:
         content = self.read(f"{pid}/cmdline", MAX_COMMAND)
         if isinstance(content, Unknown):
             return content
+        if len(content) == MAX_COMMAND:
+            # The word that was cut may be a secret that is known for one by its end alone.
+            content = content.rpartition(b"\0")[0] + b"\0..."
         words = content.rstrip(b"\0").split(b"\0")
         return tuple(os.fsdecode(word) for word in words) if content.rstrip(b"\0") else ()
 
     def threads(self, pid: int) -> list[int]:
         """Ids of its threads; empty where it is gone."""
         with suppress(OSError):
-            return [int(name) for name in os.listdir(f"{self._folder}/{pid}/task")]  # noqa: PTH208
+            return [int(name) for name in os.listdir(f"{self._folder}/{pid}/task")[:MAX_THREADS]]  # noqa: PTH208
         return []
 
     def thread_names(self, pid: int) -> Iterator[tuple[int, str]]:
@@ -168,6 +188,8 @@ class Proc:
             numbers = os.listdir(f"{self._folder}/{pid}/fd")  # noqa: PTH208
         except OSError as error:
             return _why(f"{pid}/fd", error)
+        if len(numbers) > MAX_DESCRIPTORS:
+            return Unknown(f"/proc/{pid}/fd: {len(numbers)} open files, of which not all are looked at")
         links = ((int(number), self.link(f"{pid}/fd/{number}")) for number in numbers)
         return [(number, link) for number, link in links if isinstance(link, str)]
 

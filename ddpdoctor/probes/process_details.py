@@ -43,7 +43,7 @@ class Files(msgspec.Struct, frozen=True):
 def files(proc: Proc, pid: int, *, maps: bool) -> Files:
     """What it has open; with maps, also what it has mapped."""
     opened = proc.descriptors(pid)
-    content = proc.read(f"{pid}/maps", MAX_MAPS) if maps else NOT_LOOKED_INTO
+    content = proc.whole(f"{pid}/maps", MAX_MAPS) if maps else NOT_LOOKED_INTO
     mapped = content if isinstance(content, Unknown) else _mapped(content)
     programme = "" if isinstance(content, Unknown) else _programme(content)
     if isinstance(opened, Unknown):

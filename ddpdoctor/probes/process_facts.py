@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import msgspec
@@ -13,13 +14,33 @@ import msgspec
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.processes import Place, Process, Role
-from ddpdoctor.probes.environment import for_facts, matters
+from ddpdoctor.knowledge.across_nodes import PROTOCOL, must_agree
+from ddpdoctor.probes.environment import NAMES, for_facts, matters
 from ddpdoctor.probes.proc import PAGE, TICKS, Proc, Spent, variables
+from ddpdoctor.probes.process_commands import programme
 from ddpdoctor.probes.process_details import Files, contained, files, listening_ports
 from ddpdoctor.probes.process_family import Seen
 from ddpdoctor.redaction import legible, redact_text
 
 LONGEST_COMMAND = 1000
+LONGEST_WORDS = 8 * LONGEST_COMMAND
+"""Characters of a command that are looked through for secrets: what is shown of it may be short for what was taken out."""
+MAX_SETTINGS = 500
+TOO_MANY = Unknown(f"its environment has more than {MAX_SETTINGS} settings of training, as none has")
+OF_THE_JOB = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "MV2_COMM_WORLD_", "SLURM_")
+"""How the names begin of what tells the job and the rank."""
+OF_THE_JOB_TOO = {
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+}
+OF_THE_USER = {
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR", "TRITON_CACHE_DIR",
+    "XDG_CACHE_HOME", "CC", "CXX", "INIT_METHOD", "DIST_INIT_METHOD", "DIST_URL",
+}  # fmt: skip
+"""What nobody asks of another user's processes."""
 
 
 class Describer:
@@ -27,7 +48,7 @@ class Describer:
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
-        self._environments: dict[bytes, tuple[Setting, ...]] = {}
+        self._environments: dict[tuple[bytes, bool], tuple[Setting, ...] | Unknown] = {}
         self._settings: dict[tuple[str, str], tuple[Setting, ...]] = {}
         self._ports: dict[str, Mapping[int, int]] = {}
 
@@ -37,6 +58,7 @@ class Describer:
         proc, stat, pid = self._proc, one.stat, one.stat.pid
         status = proc.status(pid)
         uid = _first_number(status.get("Uid", ""))
+        own = uid == os.geteuid()
         inside = status.get("NSpid", "").split()
         cgroup = proc.read(f"{pid}/cgroup")
         container, unit = contained(cgroup) if isinstance(cgroup, bytes) else ("", "")
@@ -50,7 +72,7 @@ class Describer:
             uid=uid,
             user=user_name(uid),
             name=legible(stat.name),
-            command=command(one.words),
+            command=command(one.words) if own else command_of_others(one.words),
             executable=legible(one.executable) if isinstance(one.executable, str) else one.executable,
             state=stat.state,
             age=round(max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start / TICKS), 2),
@@ -63,7 +85,7 @@ class Describer:
             ended_threads=stat.ended and stat.threads > 1,
             role=role,
             place=place,
-            settings=self._known_settings(one.environ) if isinstance(one.environ, bytes) else one.environ,
+            settings=self._known_settings(one.environ, own=own) if isinstance(one.environ, bytes) else one.environ,
             devices=opened.devices,
             listens=self._listens(pid, opened),
             shared_memory=opened.shared_memory,
@@ -79,16 +101,21 @@ class Describer:
     def files(self, pid: int, *, maps: bool) -> Files:
         return files(self._proc, pid, maps=maps)
 
-    def _known_settings(self, environ: bytes) -> tuple[Setting, ...]:
+    def _known_settings(self, environ: bytes, *, own: bool) -> tuple[Setting, ...] | Unknown:
         """By name. Ranks have most of their settings in common, their workers all, so each is judged once."""
-        if environ not in self._environments:
-            found: list[Setting] = []
-            for one in variables(environ).items():
-                if one not in self._settings:
-                    self._settings[one] = tuple(for_facts([Setting(*one)])) if matters(one[0]) else ()
-                found.extend(self._settings[one])
-            self._environments[environ] = tuple(sorted(found, key=lambda one: one.name))
-        return self._environments[environ]
+        if (environ, own) not in self._environments:
+            wanted = matters if own else tells_of_job
+            chosen = [one for one in variables(environ).items() if wanted(one[0])]
+            self._environments[environ, own] = TOO_MANY if len(chosen) > MAX_SETTINGS else self._judged(chosen)
+        return self._environments[environ, own]
+
+    def _judged(self, chosen: Iterable[tuple[str, str]]) -> tuple[Setting, ...]:
+        found: list[Setting] = []
+        for one in chosen:
+            if one not in self._settings:
+                self._settings[one] = tuple(for_facts([Setting(*one)]))
+            found.extend(self._settings[one])
+        return tuple(sorted(found, key=lambda one: one.name))
 
     def _listens(self, pid: int, opened: Files) -> tuple[int, ...] | Unknown:
         if isinstance(opened.sockets, Unknown):
@@ -148,7 +175,39 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+def tells_of_job(name: str) -> bool:
+    """Whether a variable of that name tells which rank of which job another user's process is, or has to be alike on all ranks."""
+    if name in OF_THE_USER:
+        return False
+    return (
+        name in NAMES or name in OF_THE_JOB_TOO or name.startswith(OF_THE_JOB) or must_agree(name) or name in PROTOCOL
+    )
+
+
 @lru_cache(maxsize=4096)
 def command(words: tuple[str, ...]) -> str:
     """As a shell would take it, without its secrets, cut."""
-    return redact_text(legible(shlex.join(words)))[:LONGEST_COMMAND]
+    length, whole = 0, []
+    for word in words:
+        length += len(word) + 1
+        if length > LONGEST_WORDS:
+            whole.append("...")
+            break
+        whole.append(word)
+    return redact_text(legible(shlex.join(whole)))[:LONGEST_COMMAND]
+
+
+def command_of_others(words: tuple[str, ...]) -> str:
+    """The program and what it runs: the arguments of others, among which there may be secrets of any form, are not shown."""
+    what, arguments = programme(words)
+    if not words or not what or what == words[0]:
+        # A shell, node or java: the script is the first argument.
+        shown = words[: 2 if len(words) > 1 and _is_path(words[1]) else 1]
+        arguments = words[len(shown) :]
+    else:
+        shown = (words[0], what.partition(" ")[0]) if what.startswith("-c ") else (words[0], *what.split(" ", 1))
+    return command(shown) + (" ..." if arguments or what.startswith("-c ") else "")
+
+
+def _is_path(word: str) -> bool:
+    return word.startswith(("/", "./")) and not any(sign in word for sign in "=@:? ")

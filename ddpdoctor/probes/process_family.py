@@ -141,7 +141,7 @@ def _place(launch: Launch) -> Place:
 class Family:
     """All processes by their parents."""
 
-    def __init__(self, seen: Mapping[int, Seen]) -> None:
+    def __init__(self, seen: dict[int, Seen]) -> None:
         self.seen = seen
         self._children: dict[int, list[Seen]] = {}
         for one in seen.values():
@@ -159,6 +159,22 @@ class Family:
             yield parent
             met.add(parent.stat.pid)
             parent = self.seen.get(parent.stat.parent)
+
+    def relatives(self, pids: Iterable[int]) -> set[int]:
+        """The descendants of all these, and the ancestors of those; each is gone through once, however deep they are."""
+        found = {pid for pid in pids if pid in self.seen}
+        waiting = list(found)
+        while waiting:
+            for child in self._children.get(waiting.pop(), ()):
+                if child.stat.pid not in found:
+                    found.add(child.stat.pid)
+                    waiting.append(child.stat.pid)
+        for pid in list(found):
+            parent = self.seen[pid].stat.parent
+            while parent in self.seen and parent not in found:
+                found.add(parent)
+                parent = self.seen[parent].stat.parent
+        return found
 
     def descendants(self, pid: int) -> Iterator[Seen]:
         left, met = [pid], {pid}

@@ -14,6 +14,7 @@ from ddpdoctor.probes.process_details import DEVICE, SHARED, Files
 from ddpdoctor.probes.process_facts import Describer
 from ddpdoctor.probes.process_family import Family
 from ddpdoctor.probes.process_patience import of_each
+from ddpdoctor.probes.process_shares import SPARED, Shares
 
 STORE_PORTS = (29400, 29500)
 """Where torch's store listens unless told otherwise."""
@@ -25,8 +26,9 @@ SEGMENTS = (f"{SHARED}torch_", f"{SHARED}nccl-")
 class Holders:
     """What processes have open. files: of those that were looked at so far."""
 
-    def __init__(self, context: Context, describer: Describer) -> None:
+    def __init__(self, context: Context, describer: Describer, shares: Shares) -> None:
         self._context = context
+        self._shares = shares
         self._describer = describer
         self.files: dict[int, Files] = {}
         self._without_maps: set[int] = set()
@@ -39,8 +41,12 @@ class Holders:
         """All that it has open and mapped."""
         if pid not in self.files or pid in self._without_maps:
             self._without_maps.discard(pid)
-            self.files[pid] = self._describer.files(pid, maps=True)
+            self.files[pid] = self._files(pid, maps=True)
         return self.files[pid]
+
+    def _files(self, pid: int, *, maps: bool) -> Files:
+        spared = Files(SPARED, SPARED, SPARED, SPARED)
+        return self._shares.look(pid, lambda: self._describer.files(pid, maps=maps), spared)
 
     def mark_as_hanging(self, pid: int) -> None:
         """It is not to be looked into again."""
@@ -54,7 +60,7 @@ class Holders:
         had = {inode for one in self.files.values() if isinstance(one.sockets, frozenset) for inode in one.sockets}
         if segments or devices or self._sockets - had:
             rest = [pid for pid, one in family.seen.items() if pid not in self.files and not one.stat.kernel_thread]
-            found = of_each(rest, lambda pid: self._describer.files(pid, maps=segments))
+            found = of_each(rest, lambda pid: self._files(pid, maps=segments))
             self._without_maps = set() if segments else set(rest)
             self.files |= {pid: found.get(pid, Files(HANGS, HANGS, HANGS, HANGS)) for pid in rest}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import islice
 
 import msgspec
 
@@ -17,6 +18,9 @@ DATA_WORKER = "pt_data_worker"
 BY_ORDER = "the order in which its parent started them"
 BY_CHILDREN = "its children's LOCAL_RANK"
 BY_NAME = "nobody but who asked for it"
+
+MAX_WRAPPERS = 64
+"""Processes between a launcher and what it has started in the end, or between that and its workers."""
 
 Roles = dict[int, tuple[Role, "Place | None"]]
 
@@ -129,7 +133,7 @@ def _ranks_by_settings(family: Family, found: Roles) -> None:
 def _outermost(one: Seen, family: Family, found: Roles) -> Seen:
     """The first of those with its place, from whom it has its settings: a rank's workers and helpers inherit them."""
     outermost = one
-    for up in family.ancestors(one):
+    for up in islice(family.ancestors(one), MAX_WRAPPERS):
         if _role(up, found) in (Role.LAUNCHER, Role.RANK):
             break
         if up.computes and up.place == one.place and not commands.is_tool(up.words):

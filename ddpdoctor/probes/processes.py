@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
-from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, TICKS, Proc, Stat
+from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, TICKS, Proc, Spent, Stat
 from ddpdoctor.probes.process_commands import names_python
 from ddpdoctor.probes.process_details import Files
-from ddpdoctor.probes.process_facts import Describer, watched
+from ddpdoctor.probes.process_facts import Describer, user_name, watched
 from ddpdoctor.probes.process_family import Family, Seen
 from ddpdoctor.probes.process_holders import HANGS, Holders
 from ddpdoctor.probes.process_patience import of_each
 from ddpdoctor.probes.process_roles import Roles, roles
+from ddpdoctor.probes.process_shares import SPARED, Shares
 from ddpdoctor.probes.process_stacks import with_stacks
 
 DEADLINE = 40.0
@@ -42,8 +43,9 @@ class _Look:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._proc = Proc(os.fspath(context.path("/proc")))
+        self._shares = Shares(self._proc)
         self._describer = Describer(self._proc)
-        self._holders = Holders(context, self._describer)
+        self._holders = Holders(context, self._describer, self._shares)
 
     def processes(self) -> Processes | Unknown:
         try:
@@ -51,9 +53,9 @@ class _Look:
         except OSError as error:
             return Unknown(f"/proc: {error.strerror or error}")
         family = Family(self._all(pids))
-        candidates = [pid for pid, one in family.seen.items() if one.python or one.launcher or one.has_rank_settings]
+        candidates = self._candidates(family)
         first = time.monotonic()
-        before = {pid: self._proc.spent(pid) for pid in candidates}
+        before = {pid: self._spent(pid) for pid in candidates}
         self._look_into(family, candidates)
         found = roles(family, self._context.asked)
         self._holders.look_into_the_rest(family)
@@ -62,7 +64,7 @@ class _Look:
         if any(not process.ours for process in facts.values()):
             time.sleep(max(0.0, first + BETWEEN - time.monotonic()))
         seconds = time.monotonic() - first
-        after = {pid: self._proc.spent(pid) for pid in before if pid in facts}
+        after = {pid: self._spent(pid) for pid in before if pid in facts}
         collected = {pid for pid in ended - found.keys() if self._proc.stat(pid) != family.seen[pid].stat}
         listed = [
             watched(one, before[pid], after[pid], seconds) if pid in after else one
@@ -76,6 +78,7 @@ class _Look:
                 isinstance(one.environ, Unknown) and one.environ.reason.endswith(DENIED) for one in family.seen.values()
             ),
             unseen=self._unseen(),
+            spared=self._shares.spared(user_name),
             watched=round(seconds, 3),
             cores=len(os.sched_getaffinity(0)),
             pid_namespace=self._link("self/ns/pid"),
@@ -83,10 +86,28 @@ class _Look:
             uid=os.geteuid(),
         )
 
+    def _candidates(self, family: Family) -> Sequence[int]:
+        """Those that may have to do with a training; where a user has too many, launchers and ranks rather than their workers, and
+        these rather than plain Pythons."""
+        found = [one for one in family.seen.values() if one.python or one.launcher or one.has_rank_settings]
+        found.sort(key=lambda one: (not one.launcher, not one.has_rank_settings, one.stat.forked))
+        chosen = self._shares.first_of_each(one.stat.pid for one in found)
+        for one in found:
+            if one.stat.pid not in chosen:
+                family.seen[one.stat.pid] = Seen(one.stat, (), SPARED, SPARED)
+        return [pid for pid in family.seen if pid in chosen]
+
+    def _spent(self, pid: int) -> Spent | Unknown:
+        return self._shares.look(pid, lambda: self._proc.spent(pid), SPARED)
+
     def _all(self, pids: Iterable[int]) -> dict[int, Seen]:
         """A cheap look at each. One that hangs still tells its /proc/PID/stat."""
         stats = {pid: stat for pid in pids if not isinstance(stat := self._proc.stat(pid), Unknown)}
-        seen = of_each(list(stats), lambda pid: self._seen(stats[pid]))
+        shares = self._shares
+        seen = of_each(
+            list(stats),
+            lambda pid: shares.look(pid, lambda: self._seen(stats[pid]), Seen(stats[pid], (), SPARED, SPARED)),
+        )
         for pid in stats.keys() - seen.keys():
             seen[pid] = Seen(stats[pid], (), HANGS, HANGS)
             self._holders.mark_as_hanging(pid)
@@ -98,14 +119,17 @@ class _Look:
         if stat.ended:
             return Seen(stat, (), ENDED, ENDED)
         words = self._proc.words(stat.pid)
-        environ = self._proc.read(f"{stat.pid}/environ", MAX_ENVIRON)
+        environ = self._shares.kept(stat.pid, self._proc.whole(f"{stat.pid}/environ", MAX_ENVIRON))
         executable = self._proc.link(f"{stat.pid}/exe")
         return Seen(stat, () if isinstance(words, Unknown) else words, executable, environ)
 
     def _look_into(self, family: Family, pids: Iterable[int]) -> None:
         """The names of their threads, and what they have open."""
         proc, holders = self._proc, self._holders
-        looked = of_each(list(pids), lambda pid: (list(proc.thread_names(pid)), holders.of(pid)))
+        looked = of_each(
+            list(pids),
+            lambda pid: (self._shares.look(pid, lambda: list(proc.thread_names(pid)), ()), holders.of(pid)),
+        )
         for pid in pids:
             if pid not in looked:
                 holders.mark_as_hanging(pid)
@@ -129,17 +153,20 @@ class _Look:
         """Facts of those that matter, and of ddpdoctor itself, with their relatives."""
         mattering = ended | {pid for pid, (role, _) in found.items() if role is not Role.HELPER}
         mattering |= self._holders.pids(NVML_SECONDS) & family.seen.keys()
-        chosen = {one.stat.pid for pid in mattering for one in family.descendants(pid)} | mattering
-        chosen |= {os.getpid()} & family.seen.keys()
-        chosen |= {one.stat.pid for pid in list(chosen) for one in family.ancestors(family.seen[pid])}
         own = _own(family)
+        mattering |= {os.getpid()} & family.seen.keys()
+        # Where there are too many, rather those that matter than their relatives.
+        chosen = self._shares.first_of_each([*sorted(mattering), *sorted(family.relatives(mattering) - mattering)])
 
         def describe(pid: int) -> Process:
             opened = None if family.seen[pid].stat.kernel_thread else self._holders.of(pid)
             role, place = found.get(pid, (Role.OTHER, None))
             return self._describer.process(family.seen[pid], role, place, opened, ours=pid in own)
 
-        return of_each(sorted(chosen), describe)
+        def described(pid: int) -> Process | None:
+            return self._shares.look(pid, lambda: describe(pid), None)
+
+        return {pid: one for pid, one in of_each(sorted(chosen), described).items() if one}
 
     def _link(self, file: str) -> str:
         link = self._proc.link(file)

@@ -9,8 +9,10 @@ from contextlib import suppress
 
 import msgspec
 
+from ddpdoctor.facts.base import Unknown
 from ddpdoctor.knowledge.segment_names import Maker, maker_of, maker_pid
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.proc import MAX_COMMAND, Proc
 
 _MANAGER = b"torch_shm_manager"
 _TRACKER = b"multiprocessing.resource_tracker"
@@ -32,11 +34,14 @@ class Keeper(msgspec.Struct, frozen=True, kw_only=True):
 def keepers(context: Context) -> tuple[Keeper, ...]:
     """All that this user can see."""
     found = []
+    proc = Proc(os.fspath(context.path("/proc")))
     for entry in os.scandir(context.path("/proc")):
         if not entry.name.isdecimal():
             continue
         with suppress(OSError):
-            words = context.path(f"/proc/{entry.name}/cmdline").read_bytes()
+            words = proc.read(f"{entry.name}/cmdline", MAX_COMMAND)
+            if isinstance(words, Unknown):
+                continue
             what = next((one for one in (_MANAGER, _TRACKER) if one in words), b"")
             if what:
                 status = entry.stat()

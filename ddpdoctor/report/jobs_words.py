@@ -81,7 +81,7 @@ def seen(examination: Examination) -> str:
     processes = examination.snapshot.processes
     if isinstance(processes, Unknown):
         return f"no process: {processes.reason}"
-    closed = _closed(processes) or "all of them looked into"
+    closed = _closed(processes) or ("not all" if processes.spared else "all of them") + " looked into"
     watched = f"; watched for {processes.watched:.1f} s" if processes.watched else ""
     return f"{plural(processes.count, 'process', 'processes')}, {closed}{watched}" + "".join(
         f"; {one}" for one in hidden(examination)
@@ -101,6 +101,8 @@ def hidden(examination: Examination) -> list[str]:
     said = []
     if isinstance(processes, Processes) and processes.unseen:
         said.append(f"there may be more: {one_line(processes.unseen)}")
+    if isinstance(processes, Processes):
+        said += [one_line(one.words) for one in processes.spared]
     if isinstance(gpus, Unknown):
         said.append(f"who is on which GPU is not known: {one_line(gpus.reason)}")
     elif silent := _silent(gpus):

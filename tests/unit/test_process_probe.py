@@ -11,10 +11,11 @@ import pytest
 from ddpdoctor.facts.base import Facts, Unknown
 from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
 from ddpdoctor.facts.processes import Process, Processes, Role
-from ddpdoctor.probes import process_patience, processes
+from ddpdoctor.probes import process_patience, process_shares, processes
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.process_details import contained
+from ddpdoctor.probes.process_facts import command, command_of_others
 from ddpdoctor.probes.process_patience import of_each
 
 ID = "0123456789ab" + "c" * 52
@@ -350,3 +351,56 @@ def test_hanging_rank_is_listed_all_the_same(tree: Tree, monkeypatch: pytest.Mon
     never.set()
     ranks = [(one.pid, one.place and one.place.rank, one.state) for one in found.listed if one.role is Role.RANK]
     assert ranks == [(20, 0, "D"), (21, 1, "S")]
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("python3 train.py --password hunter2", "python3 train.py ..."),
+        ("python3 train.py", "python3 train.py"),
+        ("/opt/bin/python3.11 -u -m torch.distributed.run --nproc 2 train.py", "/opt/bin/python3.11 -m torch.distributed.run ..."),
+        ("python3 -c print('hunter2')", "python3 -c ..."),
+        ("python3", "python3"),
+        ("bash /home/ann/run.sh -p hunter2", "bash /home/ann/run.sh ..."),
+        ("mysql -p hunter2", "mysql ..."),
+        ("mysql -phunter2 -u root", "mysql ..."),
+        ("curl https://ann:hunter2@host/x", "curl ..."),
+        ("sshpass -p hunter2 ssh node1", "sshpass ..."),
+        ("postgres: ann train 10.0.0.7(5432) idle", "postgres: ..."),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_of_others_the_program_is_shown(line: str, shown: str) -> None:
+    assert command_of_others(tuple(line.split())) == shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["docker run -p 8080:80 image", "ssh -p 2222 node1", "mkdir -p /tmp/x", "torchrun --nproc 2 train.py -p 3", "python3 x.py --port 80"],
+)  # fmt: skip
+def test_of_ones_own_all_is_shown_that_is_no_secret(line: str) -> None:
+    assert command(tuple(line.split())) == line
+
+
+def test_a_command_without_an_end_is_cut_at_a_word(tree: Tree) -> None:
+    tree.add(
+        20, words=b"python3\0train.py\0" + b"a" * 15_000 + b"\0--token\0" + b"hunter2" * 2000 + b"\0", environ=RANK
+    )
+    words = Proc(str(tree.root / "proc")).words(20)
+    assert isinstance(words, tuple)
+    assert words[-2:] == ("--token", "...")
+    assert command(words) == "python3 train.py ..."
+
+
+@pytest.mark.parametrize("count", [5, 200])
+def test_where_there_are_too_many_launchers_and_ranks_come_first(
+    tree: Tree, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_shares, "MAX_PROCESSES_OF_A_USER", 8)
+    for pid in range(20, 20 + count):
+        tree.add(pid, words=b"python3\0-m\0http.server\0")
+    tree.add(500, words=b"torchrun\0train.py\0", executable="/usr/bin/python3")
+    tree.add(501, 500, environ=RANK)
+    found = tree.look()
+    assert [one.role for pid in (500, 501) if (one := found.get(pid))] == [Role.LAUNCHER, Role.RANK]
+    assert sum(one.count for one in found.spared) == max(0, count + 2 - 8)

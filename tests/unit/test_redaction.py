@@ -238,7 +238,7 @@ def test_what_holds_no_secret_is_not_copied() -> None:
 @pytest.mark.parametrize(
     "piece",
     [
-        "a", " ", "=", "token", "token=", "token=\"", "--token ", "-", "a.", "a-", "a_", "://", "://a:", "a:", "x@", "eyJ", "-eyJaaaaaaaa", "sk-", "bearer ", "Authorization: ", "Cookie=",
+        "a", " ", "=", "+", "%", "a+", "+:", "+:@", "token", "token=", "token=\"", "--token ", "-", "a.", "a-", "a_", "://", "://a:", "a:", "x@", "eyJ", "-eyJaaaaaaaa", "sk-", "bearer ", "Authorization: ", "Cookie=",
         "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "'", "\"", "\\", "_pad_a", "mysql -p ", "\"a\": ", "{\"key\": \"", "basic a", "ghp_", "a=\"", "hooks.slack.com/services/", "aA", "?key=", "1:",
     ],
 )  # fmt: skip

@@ -1,0 +1,87 @@
+"""How much of the processes of one user is looked into: whoever starts thousands, or fills their environments and tables of open files,
+hides his own facts alone, and keeps nobody waiting for those of others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeVar
+
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.processes import Spared
+from ddpdoctor.probes.proc import Proc
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+MAX_SECONDS_OF_A_USER = 6.0
+"""For reading what /proc tells of his processes, in all."""
+MAX_BYTES_OF_A_USER = 32 << 20
+"""Of their environments, in all: a rank's has some KiB."""
+MAX_PROCESSES_OF_A_USER = 2000
+"""That are looked into closely: a rank has some dozens of workers at most, a host a dozen GPUs."""
+SPARED = Unknown("it is one of more processes of its user than are looked into")
+
+
+class Shares:
+    """What each user's processes have taken so far."""
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._owners: dict[int, int] = {}
+        self._seconds: dict[int, float] = {}
+        self._bytes: dict[int, int] = {}
+        self._spared: dict[int, set[int]] = {}
+
+    def owner(self, pid: int) -> int:
+        """The user id; -1 of a process that is gone."""
+        if pid not in self._owners:
+            self._owners[pid] = self._proc.owner(pid)
+        return self._owners[pid]
+
+    def look(self, pid: int, look: Callable[[], T], otherwise: D) -> T | D:
+        """What `look()` gives, as long as the time of the process's user lasts."""
+        uid = self.owner(pid)
+        if self._seconds.get(uid, 0.0) > MAX_SECONDS_OF_A_USER:
+            self._spare(pid)
+            return otherwise
+        start = time.monotonic()
+        try:
+            return look()
+        finally:
+            self._seconds[uid] = self._seconds.get(uid, 0.0) + time.monotonic() - start
+
+    def kept(self, pid: int, content: bytes | Unknown) -> bytes | Unknown:
+        """The same, as long as there is room for what is kept of its user's processes."""
+        if isinstance(content, Unknown):
+            return content
+        uid = self.owner(pid)
+        self._bytes[uid] = self._bytes.get(uid, 0) + len(content)
+        if self._bytes[uid] > MAX_BYTES_OF_A_USER:
+            self._spare(pid)
+            return SPARED
+        return content
+
+    def first_of_each(self, pids: Iterable[int]) -> Collection[int]:
+        """So many of each user's as may be looked into closely, the first of them."""
+        count: dict[int, int] = {}
+        chosen: dict[int, None] = {}
+        for pid in pids:
+            uid = self.owner(pid)
+            count[uid] = count.get(uid, 0) + 1
+            if count[uid] <= MAX_PROCESSES_OF_A_USER:
+                chosen[pid] = None
+            else:
+                self._spare(pid)
+        return chosen.keys()
+
+    def _spare(self, pid: int) -> None:
+        self._spared.setdefault(self.owner(pid), set()).add(pid)
+
+    def spared(self, name_of: Callable[[int], str]) -> tuple[Spared, ...]:
+        """Of whose processes not all were looked into."""
+        return tuple(
+            Spared(uid=uid, user=name_of(uid), count=len(pids))
+            for uid, pids in sorted(self._spared.items())
+            if uid >= 0
+        )
