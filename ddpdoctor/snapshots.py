@@ -8,7 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.snapshot import SCHEMA, Snapshot
+from ddpdoctor.plausible import plausible
 
 MAX_SIZE = 64 * 1024 * 1024
 """Bytes. A real snapshot has some tens of kilobytes."""
@@ -66,9 +68,20 @@ def decode_snapshot(content: bytes, name: str) -> Snapshot:
             f"{name}: taken by a newer ddpdoctor (schema {schema}, this one reads up to {SCHEMA}); update ddpdoctor here"
         )
     try:
-        return msgspec.json.decode(content, type=Snapshot)
+        return _attributed(plausible(msgspec.json.decode(content, type=Snapshot)))
     except _UNREADABLE as error:
         raise SnapshotError(f"{name}: not a whole snapshot: {error}") from error
+
+
+def _attributed(snapshot: Snapshot) -> Snapshot:
+    """The snapshot, with whose words they are in front of what it says to do: a sentence may hold a command, too."""
+    if isinstance(snapshot.checkpoints, Unknown) or not any(file.advice for file in snapshot.checkpoints.files):
+        return snapshot
+    files = tuple(
+        msgspec.structs.replace(file, advice=f'The snapshot says: "{file.advice}"') if file.advice else file
+        for file in snapshot.checkpoints.files
+    )
+    return msgspec.structs.replace(snapshot, checkpoints=msgspec.structs.replace(snapshot.checkpoints, files=files))
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:

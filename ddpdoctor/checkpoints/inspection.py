@@ -20,6 +20,7 @@ from ddpdoctor.checkpoints.pickles.plain_tensors import PlainTensor
 from ddpdoctor.checkpoints.pickles.prefixes import WRAPPERS, has_prefix
 from ddpdoctor.checkpoints.pickles.tensors import VIEWS, Found, element_size, is_state_dict, pairs, view, walk
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
+from ddpdoctor.facts.remedies import Remedy, remedy
 
 CPU_RNG_STATE = 5056
 """Bytes of torch.get_rng_state()."""
@@ -85,10 +86,15 @@ def unread(path: Path, recognised: Recognised, error: CheckpointError | None = N
         problem=error.text if error else recognised.problem,
         damaged=isinstance(error, Damaged) if error else recognised.damaged,
         advice=error.advice if error else recognised.advice,
-        commands=error.commands if error else recognised.commands,
+        remedies=_remedies(path, error) if error else recognised.remedies,
         globals=tuple(_foreign(dict.fromkeys(recognised.names))),
         rank_files=rank_files(path),
     )
+
+
+def _remedies(path: Path, error: CheckpointError) -> tuple[Remedy, ...]:
+    # All that an error says to type where a file is only looked at.
+    return (remedy("fix", path),) if error.commands else ()
 
 
 def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Part]) -> CheckpointFile:

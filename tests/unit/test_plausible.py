@@ -17,7 +17,7 @@ from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.judging import judge, with_fleet
 from ddpdoctor.netcheck.manifests import FAMILIES, node_of
-from ddpdoctor.netcheck.plausible import is_address, is_host, plausible
+from ddpdoctor.plausible import is_address, is_host, plausible
 from tests.fixture_hosts import (
     HOSTS,
     fixture_snapshot,
@@ -153,7 +153,7 @@ def test_a_hostile_word_takes_its_group_along_and_says_why() -> None:
     )
     found = plausible(snapshot)
     assert isinstance(found.network, Unknown)
-    assert found.network.reason == ("this node's facts were not taken: 'eth0$(touch x);' is not an interface's name")
+    assert found.network.reason == ("the snapshot's facts were not taken: 'eth0$(touch x);' is not an interface's name")
     assert found.nccl == snapshot.nccl
 
 
