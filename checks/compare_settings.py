@@ -158,7 +158,7 @@ def _where(kept: Sequence[Deviation], meeting: Meeting) -> Fix:
             (*lines, "export SLURM_EXPORT_ENV=ALL"),
         )
     if meeting.launcher == "Open MPI":
-        options = " ".join(f"-x {one.name}" for one in kept)
+        options = " ".join(f"-x {shlex.quote(one.name)}" for one in kept)
         return Fix(f"For all nodes, put this before mpirun, and give mpirun the option {options}", lines)
     words = [f"{shlex.quote(one.name)}={shlex.quote(one.wanted or '')}" for one in kept]
     return Fix(

@@ -62,7 +62,7 @@ def _all(kind: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, kind)
 
 
-_FIELDS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {
+FIELDS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {
     Unknown: _all(_FREE, "reason"),
     Interface: {"name": "an interface's name", "addresses": _ADDRESS, "qdisc": "a word"},
     Resolution: {"name": _PLACE, "addresses": _ADDRESS, "error": _FREE},
@@ -234,7 +234,7 @@ def plausible(snapshot: Snapshot) -> Snapshot:
 
 
 def _wrong(struct: msgspec.Struct) -> Iterator[str]:
-    kinds = _FIELDS.get(type(struct), {})
+    kinds = FIELDS.get(type(struct), {})
     for name in struct.__struct_fields__:
         kind = kinds.get(name, _WORDS)
         for value in _flat(getattr(struct, name)):

@@ -15,6 +15,7 @@ from ddpdoctor.facts.snapshot import SCHEMA, Snapshot
 from ddpdoctor.output_streams import open_stream
 from ddpdoctor.ownership import ROOT
 from ddpdoctor.plausible import plausible
+from ddpdoctor.text import escaped_json
 
 MAX_SIZE = 64 * 1024 * 1024
 """Bytes. A real snapshot has some tens of kilobytes."""
@@ -89,8 +90,8 @@ def _attributed(snapshot: Snapshot) -> Snapshot:
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The snapshot as indented JSON in UTF-8."""
-    return msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n"
+    """The snapshot as indented JSON in UTF-8, fit for a terminal."""
+    return escaped_json(msgspec.json.format(msgspec.json.encode(snapshot), indent=1).decode()).encode() + b"\n"
 
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ddpdoctor.checkpoints.pickles.prefixes import WRAPPERS, has_prefix
 from ddpdoctor.checkpoints.pickles.tensors import VIEWS, Found, element_size, is_state_dict, pairs, view, walk
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
 from ddpdoctor.facts.remedies import Remedy, remedy
+from ddpdoctor.shell import quoted
 
 CPU_RNG_STATE = 5056
 """Bytes of torch.get_rng_state()."""
@@ -71,7 +71,7 @@ def refuse_torn(path: Path) -> None:
     except CheckpointError:
         return  # An undo file of other content says nothing about this one.
     if recovery is not None and recovery.torn:
-        raise Refused(recovery.text, "Let it do so", (f"ddpdoctor fix-checkpoint {shlex.quote(str(path))}",))
+        raise Refused(recovery.text, "Let it do so", (f"ddpdoctor fix-checkpoint {quoted(path)}",))
 
 
 def unread(path: Path, recognised: Recognised, error: CheckpointError | None = None) -> CheckpointFile:

@@ -25,6 +25,7 @@ from ddpdoctor.registry import Why
 from ddpdoctor.report.reported_jobs import ReportedJob
 from ddpdoctor.report.reported_leftovers import ReportedLeftover
 from ddpdoctor.report.reported_log import ReportedLog
+from ddpdoctor.text import escaped_json
 from ddpdoctor.treatments.outcomes import Treatment
 
 
@@ -234,7 +235,7 @@ def _node(node: Node) -> ReportedNode:
 
 def to_json(report: Report) -> str:
     """Indented JSON, ASCII only, so that no terminal or log mangles it."""
-    return json.dumps(msgspec.to_builtins(report), indent=2)
+    return escaped_json(json.dumps(msgspec.to_builtins(report), indent=2))
 
 
 def json_schema() -> dict[str, Any]:

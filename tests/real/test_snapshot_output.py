@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.snapshots import encode_snapshot
 from tests.command import command, plain_environ
+from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 from tests.other_users import User
+from tests.sickness import run
 
 
 def snapshot(path: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -101,3 +105,22 @@ def test_pipes_that_are_meant(target: str, tmp_path: Path) -> None:
 def test_nothing_is_kept_of_what_goes_nowhere() -> None:
     assert snapshot("/dev/null").returncode == 0
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+@pytest.mark.root
+def test_a_snapshot_of_another_user_brings_no_commands(shared: Path, eve: User) -> None:
+    sick = fixture_snapshot(read_fixture(HOSTS / "gpu-heterogeneous" / "sick-two-models.json"))
+    facts = encode_snapshot(sick).decode()
+    uuid = re.search(r"GPU-[0-9a-f-]{36}", facts)
+    assert uuid
+    eve.does(f"cat > {shared}/host.json <<'EOF'\n{facts.replace(uuid[0], f'{uuid[0]};touch {shared}/pwned')}\nEOF\n")
+    ended = run("check", "--snapshot", shared / "host.json", "--json")
+    assert json.loads(ended.stdout)["not_tested"]
+    assert "touch" not in "".join(
+        command
+        for finding in json.loads(ended.stdout)["findings"]
+        for fix in finding["fixes"]
+        for command in fix["commands"]
+    )
+    eve.does(f"cat > {shared}/whole.json <<'EOF'\n{facts}\nEOF\n")
+    assert f"CUDA_VISIBLE_DEVICES={uuid[0]}" in run("check", "--snapshot", shared / "whole.json").stdout

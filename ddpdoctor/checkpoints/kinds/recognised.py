@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.facts.remedies import Remedy, commands_of
+from ddpdoctor.text import masked
 
 HEAD = 4096
 """Bytes at the front of a file that are looked at first."""
@@ -92,5 +93,5 @@ def printable(text: str | bytes, most: int = 80) -> str:
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     text = " ".join(text[: 4 * most].split())
-    text = "".join(character if character.isprintable() else "?" for character in text)
+    text = masked(text)
     return text if len(text) <= most else text[: most - 3] + "..."
