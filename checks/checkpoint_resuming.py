@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -109,7 +110,7 @@ def prefixed(prefix: str, found: Sequence[tuple[CheckpointFile, KeyPrefix]]) -> 
         )
         for file in files
     ]
-    options = " ".join(f"--strip-prefix {part}" for part in prefix_parts(prefix))
+    options = " ".join(f"--strip-prefix {shlex.quote(part)}" for part in prefix_parts(prefix))
     return Finding(
         summary=f"{subject(files)}: all {sum(where.keys for _, where in found)} keys begin with {prefix}; "
         f"fits only a model wrapped by {wrapper} when loaded"[:160],

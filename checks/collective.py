@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 
@@ -89,7 +90,7 @@ def _all_waited(run: Run) -> Finding:
 def _by_hand(one: Collective, run: Run) -> Fix:
     """The same without ddpdoctor, with all that torch has to say."""
     rank = [other.node for other in run.ran].index(one.node)
-    code = f'import torch.distributed as d; d.init_process_group("{one.backend}"); d.barrier(); print("ok")'
+    code = f'import torch.distributed as d; d.init_process_group({json.dumps(one.backend)}); d.barrier(); print("ok")'
     settings = (
         f"MASTER_ADDR={shlex.quote(run.meeting.master)} MASTER_PORT={run.meeting.port} WORLD_SIZE={len(run.ran)}"
         f" RANK={rank} TORCH_CPP_LOG_LEVEL=INFO"

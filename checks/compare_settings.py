@@ -137,7 +137,9 @@ def _fixes(own: Node, differing: list[Deviation], meeting: Meeting) -> tuple[Fix
 
 def _lines(differing: Sequence[Deviation]) -> tuple[str, ...]:
     return tuple(
-        f"unset {one.name}" if one.wanted is None else f"export {one.name}={shlex.quote(one.wanted)}"
+        f"unset {shlex.quote(one.name)}"
+        if one.wanted is None
+        else f"export {shlex.quote(one.name)}={shlex.quote(one.wanted)}"
         for one in differing
     )
 
@@ -156,9 +158,9 @@ def _where(kept: Sequence[Deviation], meeting: Meeting) -> Fix:
             (*lines, "export SLURM_EXPORT_ENV=ALL"),
         )
     if meeting.launcher == "Open MPI":
-        options = " ".join(f"-x {one.name}" for one in kept)
+        options = " ".join(f"-x {shlex.quote(one.name)}" for one in kept)
         return Fix(f"For all nodes, put this before mpirun, and give mpirun the option {options}", lines)
-    words = [f"{one.name}={shlex.quote(one.wanted or '')}" for one in kept]
+    words = [f"{shlex.quote(one.name)}={shlex.quote(one.wanted or '')}" for one in kept]
     return Fix(
         "For good, put these lines into the script that starts training on every node; the deepspeed launcher reads them "
         "from this file",

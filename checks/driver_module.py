@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, Unknown, known
@@ -232,9 +233,9 @@ def nvidia_module_not_loaded(
     if on_disk is None:
         debian = _distribution(machine) in ("ubuntu", "debian")
         package = (
-            f"apt-get install linux-headers-{machine.kernel}"
+            f"apt-get install linux-headers-{shlex.quote(machine.kernel)}"
             if debian
-            else f"dnf install kernel-devel-{machine.kernel}"
+            else f"dnf install kernel-devel-{shlex.quote(machine.kernel)}"
         )
         yield Finding(
             summary=f"The NVIDIA driver is installed, but has no kernel module for the running kernel {machine.kernel}",
@@ -249,7 +250,7 @@ def nvidia_module_not_loaded(
                     "Build the module for this kernel and load it",
                     (
                         f"sudo {package}",
-                        f"sudo dkms autoinstall -k {machine.kernel}",
+                        f"sudo dkms autoinstall -k {shlex.quote(machine.kernel)}",
                         "sudo modprobe -a nvidia nvidia_uvm",
                     ),
                 ),
@@ -346,6 +347,7 @@ def nouveau_conflict(
     unused = not isinstance(torch, Unknown) and torch.cpu_only
     if lent:
         requires(not unused, "torch is a CPU-only build")
+        address = shlex.quote(pci.nvidia_gpus[0].address)
         yield Finding(
             summary=f"{plural(len(pci.nvidia_gpus), 'NVIDIA GPU')} here, all held for virtual machines (by vfio-pci)",
             evidence=(_addresses(pci.nvidia_gpus),),
@@ -354,10 +356,10 @@ def nouveau_conflict(
                 by_root(
                     "Or give one back to this host, while no virtual machine uses it",
                     (
-                        f"echo {pci.nvidia_gpus[0].address} | sudo tee /sys/bus/pci/drivers/vfio-pci/unbind",
-                        f"echo | sudo tee /sys/bus/pci/devices/{pci.nvidia_gpus[0].address}/driver_override",
+                        f"echo {address} | sudo tee /sys/bus/pci/drivers/vfio-pci/unbind",
+                        f"echo | sudo tee /sys/bus/pci/devices/{address}/driver_override",
                         "sudo modprobe nvidia",
-                        f"echo {pci.nvidia_gpus[0].address} | sudo tee /sys/bus/pci/drivers_probe",
+                        f"echo {address} | sudo tee /sys/bus/pci/drivers_probe",
                     ),
                 ),
             ),

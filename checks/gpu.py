@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
@@ -227,7 +228,7 @@ def mig_multi_instance(
         fixes=(
             Fix(
                 "Run one rank on one slice: `torchrun --nproc-per-node=1` after",
-                (f"export CUDA_VISIBLE_DEVICES={first.uuid if first else ''}",),
+                (f"export CUDA_VISIBLE_DEVICES={shlex.quote(first.uuid) if first else ''}",),
             ),
             by_root(
                 "Or switch MIG off to have the whole GPU, while no process uses it: that ends everybody's slices of it",
@@ -326,7 +327,11 @@ def _closed(bad: tuple[Gpu, ...], devices: tuple[Gpu, ...], summary: str, taken:
                 "Set the compute mode back",
                 (f"sudo nvidia-smi -i {chosen} -c DEFAULT",),
             ),
-            *((Fix("Or use only the other GPUs", (f"export CUDA_VISIBLE_DEVICES={','.join(left)}",)),) if left else ()),
+            *(
+                (Fix("Or use only the other GPUs", (f"export CUDA_VISIBLE_DEVICES={shlex.quote(','.join(left))}",)),)
+                if left
+                else ()
+            ),
         ),
     )
 
@@ -366,7 +371,7 @@ def gpu_heterogeneous(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
         fixes=(
             Fix(
                 f"Use only the {best.name}: `torchrun --nproc-per-node={len(alike)}` after",
-                ("export CUDA_VISIBLE_DEVICES=" + ",".join(one.uuid for one in alike),),
+                ("export CUDA_VISIBLE_DEVICES=" + shlex.quote(",".join(one.uuid for one in alike)),),
             ),
         ),
     )

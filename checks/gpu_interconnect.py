@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
@@ -155,7 +156,7 @@ def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool,
                 ("systemctl status nvidia-fabricmanager",),
             ),
         )
-    branch = (driver.version or "").split(".")[0]
+    version = driver.version or ""
     start = "sudo systemctl restart nvidia-fabricmanager"
     look = Fix(
         "If it doesn't start, see why", ("systemctl status nvidia-fabricmanager", "tail /var/log/fabricmanager.log")
@@ -169,9 +170,11 @@ def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool,
             ),
             look,
         )
-    install = f"dnf install nvidia-fabric-manager-{driver.version}"
+    install = f"dnf install nvidia-fabric-manager-{shlex.quote(version)}"
     if machine.os_id in DEBIAN:
-        install = f"apt-get install nvidia-fabricmanager-{branch}='{driver.version}-*'"
+        install = (
+            f"apt-get install nvidia-fabricmanager-{shlex.quote(version.split('.')[0])}={shlex.quote(f'{version}-*')}"
+        )
     return (
         by_root(
             "Install it in the driver's version, and start it",
@@ -359,7 +362,7 @@ def p2p_acs_iommu(
                 on_the_host(
                     by_root(
                         "Turn ACS off in the firmware, or with this until the next boot",
-                        tuple(f"sudo setpci -s {one.address} ECAP_ACS+6.w=0000" for one in bridges[:8]),
+                        tuple(f"sudo setpci -s {shlex.quote(one.address)} ECAP_ACS+6.w=0000" for one in bridges[:8]),
                     ),
                     container,
                 ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
@@ -73,7 +74,7 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
             fixes=(
                 Fix(
                     "Ask the administrator to reseat the card or to give it a slot with all lanes; this shows its link (LnkSta)",
-                    (f"sudo lspci -vvs {one.address}",),
+                    (f"sudo lspci -vvs {shlex.quote(one.address)}",),
                 ),
             ),
         )
@@ -209,7 +210,10 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
                     "See whether the count grows"
                     + (", on the host" if container.runtime else "")
                     + f"; if so, have riser, slot and cable looked at; the kernel log tells more {NEEDS_ROOT}",
-                    (f"grep TOTAL /sys/bus/pci/devices/{bad[0][0].address}/aer_dev_*", "sudo dmesg | grep -i aer"),
+                    (
+                        f"grep TOTAL /sys/bus/pci/devices/{shlex.quote(bad[0][0].address)}/aer_dev_*",
+                        "sudo dmesg | grep -i aer",
+                    ),
                 ),
             ),
         )

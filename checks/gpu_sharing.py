@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.base import Maybe, Unknown, known
@@ -117,7 +118,7 @@ def _runs_on_one(job: Job, shared: Sequence[Shared], held: Sequence[Held]) -> Fi
                 "Start at most as many ranks as GPUs, and let each take that of its local rank: "
                 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
             ),
-            Fix("See which GPUs each rank was shown", (f"ddpdoctor jobs {job.name}",)),
+            Fix("See which GPUs each rank was shown", (f"ddpdoctor jobs {shlex.quote(job.name)}",)),
         ),
         severity=FAIL if over_nccl else WARN,
     )

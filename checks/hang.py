@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.hang import Hang
@@ -255,7 +256,7 @@ def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
 def _see_whether_it_is_missed(who: str, hang: Hang) -> Fix:
     return Fix(
         f"If {who} had done all its work, nothing is wrong: see whether the others go on",
-        (f"ddpdoctor jobs --hang {hang.job} --seconds 30",),
+        (f"ddpdoctor jobs --hang {shlex.quote(hang.job)} --seconds 30",),
     )
 
 

@@ -268,9 +268,7 @@ def _by_srun(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
 def _run_there(missing: list[Absent], fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
     if meeting.launcher == "Slurm":
         return _by_srun(fleet, meeting)
-    commands = tuple(
-        one.command or netcheck_command(meeting, fleet.expected, one.rank) for one in missing[:COMMANDS_MOST]
-    )
+    commands = tuple(netcheck_command(meeting, fleet.expected, one.rank) for one in missing[:COMMANDS_MOST])
     where = "there" if len(missing) == 1 else "on each of them, with its own rank"
     text = f"Run this {where}, while it runs here again; if it can't reach {meeting.master}:{meeting.port}, it says why"
     return (Fix(text, commands),)
@@ -294,8 +292,7 @@ def _fewer(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
 
 def _refused(one: Double, seat: Absent | None, fleet: Fleet, meeting: Meeting) -> Finding:
     who = _place(one.host, one.address)
-    command = seat.command if seat else ""
-    command = command or netcheck_command(meeting, fleet.expected, seat.rank if seat else None)
+    command = netcheck_command(meeting, fleet.expected, seat.rank if seat else None)
     more = (meeting.nnodes or fleet.expected) + 1
     fixes = {
         "nnodes": (
@@ -446,7 +443,7 @@ def _double(one: Double, free: Absent | None, fleet: Fleet, meeting: Meeting) ->
     else:
         summary = f"{who} says node rank {one.rank}, which {one.holder or 'another node'} has already"
     if free is not None:
-        command = free.command or netcheck_command(meeting, fleet.expected, free.rank)
+        command = netcheck_command(meeting, fleet.expected, free.rank)
         fix = Fix(
             f"Rank {free.rank} is free: run this on {one.host or one.address}, while it runs here again", (command,)
         )

@@ -74,11 +74,16 @@ def _fixes(conflict: Conflict) -> tuple[Fix, ...]:
         leave_out = Fix(f"If {conflict.other_name} is right, leave {conflict.name} out")
         if conflict.other_name not in (*MASTER_ADDRESS, *MASTER_PORT):
             return (leave_out,)
-        command = f"export {conflict.other_name}={shlex.quote(conflict.value)}"
+        command = f"export {shlex.quote(conflict.other_name)}={shlex.quote(conflict.value)}"
         return (leave_out, Fix("Else let the job go there, too", (command,)))
     if conflict.other_name == SLURMS_OWN:
         away = f"env -u {SLURMS_OWN} -u SLURM_LOCALID"
         return (
             Fix(f"Take Slurm's away from the ranks: put `{away}` between mpirun and its program; or start with srun"),
         )
-    return (Fix("Take it out of the script, or of the shell, that starts the job", (f"unset {conflict.other_name}",)),)
+    return (
+        Fix(
+            "Take it out of the script, or of the shell, that starts the job",
+            (f"unset {shlex.quote(conflict.other_name)}",),
+        ),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.log import Log
@@ -96,7 +97,10 @@ def rdzv_connect_failed(log: Log) -> Iterator[Finding]:
         fixes=(
             Fix(
                 "Test the endpoint and the way between the nodes, on every node at the same time",
-                (f"ddpdoctor netcheck --master-addr {address}" + (f" --master-port {port}" if port else ""),),
+                (
+                    f"ddpdoctor netcheck --master-addr {shlex.quote(address)}"
+                    + (f" --master-port {port}" if port else ""),
+                ),
             ),
             Fix(
                 f"If {host or 'the endpoint'} is an address of the node that should host the store, and it says this, too, look"

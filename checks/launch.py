@@ -190,7 +190,11 @@ def rank_0_elsewhere(environment: Environment, network: Network, container: Mayb
         cause="Without torchrun rank 0 itself opens the store, here, while all ranks look for it at MASTER_ADDR.",
         evidence=(*shown(environment, "RANK", "MASTER_ADDR"), resolved(master), addresses(network)),
         fixes=(
-            *((Fix("If this is the first node, on all nodes alike", (f"export MASTER_ADDR={own}",)),) if own else ()),
+            *(
+                (Fix("If this is the first node, on all nodes alike", (f"export MASTER_ADDR={shlex.quote(own)}",)),)
+                if own
+                else ()
+            ),
             Fix("If it isn't, its ranks go on after those of the first; on the second", (f"export RANK={first}",)),
         ),
         severity=FAIL if neighbour else WARN,

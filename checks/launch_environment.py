@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.checks.launch import ENV_INIT, NO_LAUNCHER, names, shown, unset
@@ -71,7 +72,7 @@ def torchelastic_leftover(environment: Environment) -> Iterator[Finding]:
     yield Finding(
         summary="TORCHELASTIC_USE_AGENT_STORE=True is set outside of torchrun: no process will host the store",
         evidence=shown(environment, *left),
-        fixes=(Fix("Unset what torchrun left", ("unset " + " ".join(left),), appliable=True),),
+        fixes=(Fix("Unset what torchrun left", (shlex.join(["unset", *left]),), appliable=True),),
     )
 
 

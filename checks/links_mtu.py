@@ -156,7 +156,7 @@ def _smaller(nodes: Sequence[Node], mtu: int, kind: str) -> Iterator[Fix]:
     for name, there in by_interface.items():
         hosts = listed(map(_host, there), MOST_SHOWN)
         text = f"On {hosts}: an MTU that fits, until the next boot; then in the network's configuration"
-        yield by_root(text, (f"sudo ip link set dev {name} mtu {mtu}",))
+        yield by_root(text, (f"sudo ip link set dev {shlex.quote(name)} mtu {mtu}",))
 
 
 def _ping(here: Node, pair: Pair, mtu: int, stall: Stall, fleet: Fleet) -> Fix:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -208,7 +209,8 @@ def _said_with(seen: Sighting) -> list[LogLine]:
 def _what_to_mend(before: Sequence[LogLine], launcher: str) -> Fix:
     if launcher:
         return Fix(
-            "Mend the command line: these are its options, and the script comes behind them", (f"{launcher} --help",)
+            "Mend the command line: these are its options, and the script comes behind them",
+            (f"{shlex.quote(launcher)} --help",),
         )
     place = next((found for one in before if (found := _SOURCE.match(one.text))), None)
     if place is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.base import Maybe, Unknown
@@ -114,4 +115,4 @@ def _fixes(job: Job, remark: Remark) -> Iterator[Fix]:
         yield Fix("See which of them belongs to this run, and end the other", (see,))
     else:
         text = "See where the others wait: the job can't go on without it, unless it has done all its work"
-        yield Fix(text, (f"ddpdoctor jobs --hang {job.name}",))
+        yield Fix(text, (f"ddpdoctor jobs --hang {shlex.quote(job.name)}",))

@@ -89,7 +89,7 @@ def _by_hand(job: Job, ranks: Sequence[Process]) -> Finding:
         fixes=(
             Fix(
                 "Nothing, if you started that; else see whether it goes on, and what speaks against ending it",
-                (f"ddpdoctor jobs --hang {job.name}", f"ddpdoctor zombies {' '.join(pids)}"),
+                (f"ddpdoctor jobs --hang {shlex.quote(job.name)}", f"ddpdoctor zombies {' '.join(pids)}"),
             ),
         ),
         severity=INFO,
@@ -159,4 +159,8 @@ def _values(values: Mapping[str | None, tuple[int, ...]]) -> str:
 
 
 def _line(one: Difference) -> str:
-    return f"unset {one.name}" if one.usual is None else f"export {one.name}={shlex.quote(one.usual)}"
+    return (
+        f"unset {shlex.quote(one.name)}"
+        if one.usual is None
+        else f"export {shlex.quote(one.name)}={shlex.quote(one.usual)}"
+    )

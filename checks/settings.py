@@ -72,7 +72,11 @@ def set_instead(name: str, value: str, old: Setting) -> Fix:
             (f"{unset}export {name}={shlex.quote(value)}",),
             appliable=True,
         )
-    return Fix(f"Write this line into {old.origin}, in place of the old one", (f"{name}={value}",))
+    line = f"{name}={value}"
+    if shlex.quote(line) != line:
+        # It is no line for a shell, and would be another one there.
+        return Fix(f'Write "{line}" into {old.origin}, in place of the old line')
+    return Fix(f"Write this line into {old.origin}, in place of the old one", (line,))
 
 
 @check("setting-misspelt", severity=WARN)

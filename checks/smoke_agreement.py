@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.checks.hang_calls import different_calls
@@ -119,7 +120,7 @@ def _the_same_everywhere(found: Blame, smoke: Smoke) -> tuple[Fix, ...]:
     return (
         Fix(
             f"Compare torch and ddpdoctor on {listed(hosts, most=3)} with the other hosts",
-            ("ddpdoctor --version", f"{smoke.python or 'python'} -m pip list"),
+            ("ddpdoctor --version", f"{shlex.quote(smoke.python or 'python')} -m pip list"),
         ),
     )
 

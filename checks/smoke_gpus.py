@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, Unknown
@@ -112,7 +113,12 @@ def _to_the_gpus(smoke: Smoke) -> tuple[Fix, ...]:
     where = "each of these hosts" if smoke.nnodes > 1 else "this host"
     hiding = HIDES.search(smoke.gpus_passed_over)
     if hiding and not re.search(r"answers?\b|asked", smoke.gpus_passed_over):
-        return (Fix(f"Show the ranks the GPUs of {where}, if they aren't hidden on purpose", (f"unset {hiding[1]}",)),)
+        return (
+            Fix(
+                f"Show the ranks the GPUs of {where}, if they aren't hidden on purpose",
+                (f"unset {shlex.quote(hiding[1])}",),
+            ),
+        )
     return (Fix(f"See what is wrong with the GPUs of {where}", ("ddpdoctor check --select gpu,driver,container",)),)
 
 

@@ -199,7 +199,7 @@ def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
 
 def _of_so_many(smoke: Smoke, ranks: int) -> str:
     python = f" --python {shlex.quote(smoke.python)}" if smoke.python else ""
-    return f"ddpdoctor smoke --nproc {ranks} --backend {smoke.backend} --scaling -v{python}"
+    return f"ddpdoctor smoke --nproc {ranks} --backend {shlex.quote(smoke.backend)} --scaling -v{python}"
 
 
 @check("smoke-leftovers", severity=WARN)

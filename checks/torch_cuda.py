@@ -353,7 +353,7 @@ def _for_these_gpus(
     if supported:
         yield Fix(
             "Or leave that GPU out" if tag else "Leave that GPU out",
-            ("export CUDA_VISIBLE_DEVICES=" + ",".join(one.uuid for one in supported),),
+            ("export CUDA_VISIBLE_DEVICES=" + shlex.quote(",".join(one.uuid for one in supported)),),
         )
     if not tag and not supported:
         yield Fix(

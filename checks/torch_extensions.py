@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, Unknown, known
@@ -419,7 +420,7 @@ def cuda_home_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> I
     other = next((one for one in toolchain.nvccs if one.whole), None)
     if other and not any(one.version == minor_only(cuda) for one in toolchain.nvccs):
         text = f"Or try the nvcc that is here, of CUDA {other.version or 'an unknown version'} (torch wants {cuda})"
-        fixes = (*fixes, Fix(text, (f"export CUDA_HOME={home_of(other)}",)))
+        fixes = (*fixes, Fix(text, (f"export CUDA_HOME={shlex.quote(home_of(other))}",)))
     yield Finding(
         summary=f"CUDA code is compiled here, but {here}",
         evidence=(

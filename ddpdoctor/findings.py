@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 import msgspec
+
+from ddpdoctor.shell import is_typeable
+
+NOT_TYPEABLE: Final = "the command is not shown: a name in it holds characters that no terminal can be given safely"
 
 
 class Severity(str, Enum):
@@ -40,6 +45,15 @@ class Fix(msgspec.Struct, frozen=True):
     commands: tuple[str, ...] = ()
     appliable: bool = False
     proven_by: str = ""
+
+    def __post_init__(self) -> None:
+        """Leave out commands that can't be typed, such as one that names a file with a line break in its name."""
+        typeable = tuple(filter(is_typeable, self.commands))
+        if len(typeable) < len(self.commands):
+            msgspec.structs.force_setattr(self, "text", f"{self.text} ({NOT_TYPEABLE})")
+            # What is left over may be half of what was meant.
+            msgspec.structs.force_setattr(self, "commands", ())
+            msgspec.structs.force_setattr(self, "appliable", False)
 
 
 class Finding(msgspec.Struct, frozen=True):

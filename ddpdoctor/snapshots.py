@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.snapshot import SCHEMA, Snapshot
+from ddpdoctor.output_streams import open_stream
+from ddpdoctor.ownership import ROOT
+from ddpdoctor.plausible import plausible
+from ddpdoctor.text import escaped_json
 
 MAX_SIZE = 64 * 1024 * 1024
 """Bytes. A real snapshot has some tens of kilobytes."""
@@ -66,37 +73,61 @@ def decode_snapshot(content: bytes, name: str) -> Snapshot:
             f"{name}: taken by a newer ddpdoctor (schema {schema}, this one reads up to {SCHEMA}); update ddpdoctor here"
         )
     try:
-        return msgspec.json.decode(content, type=Snapshot)
+        return _attributed(plausible(msgspec.json.decode(content, type=Snapshot)))
     except _UNREADABLE as error:
         raise SnapshotError(f"{name}: not a whole snapshot: {error}") from error
 
 
+def _attributed(snapshot: Snapshot) -> Snapshot:
+    """The snapshot, with whose words they are in front of what it says to do: a sentence may hold a command, too."""
+    if isinstance(snapshot.checkpoints, Unknown) or not any(file.advice for file in snapshot.checkpoints.files):
+        return snapshot
+    files = tuple(
+        msgspec.structs.replace(file, advice=f'The snapshot says: "{file.advice}"') if file.advice else file
+        for file in snapshot.checkpoints.files
+    )
+    return msgspec.structs.replace(snapshot, checkpoints=msgspec.structs.replace(snapshot.checkpoints, files=files))
+
+
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The snapshot as indented JSON in UTF-8."""
-    return msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n"
+    """The snapshot as indented JSON in UTF-8, fit for a terminal."""
+    return escaped_json(msgspec.json.format(msgspec.json.encode(snapshot), indent=1).decode()).encode() + b"\n"
 
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:
-    """Writes it beside the target and renames it, so that no half file is ever left under that name.
+    """Write it beside the target and rename it, so that no half file is ever left under that name and no link is followed.
+
+    What root sees is for root alone: the settings of others are in it. An existing file's permissions never become wider.
 
     Raises:
-        SnapshotError: the folder doesn't exist, no permission, disk full ...
+        SnapshotError: the folder doesn't exist, no permission, disk full, nothing that a snapshot is written into ...
     """
     content = encode_snapshot(snapshot)
     try:
-        if path.exists() and not path.is_file():
-            path.write_bytes(content)
+        stream = open_stream(path)
+        if stream is not None:
+            with os.fdopen(stream, "wb") as file:
+                file.write(content)
             return
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-            mask = os.umask(0)
-            os.umask(mask)
-            Path(temporary).chmod(0o666 & ~mask)
+                # By its descriptor: under the name there may be another by now, in a folder of somebody else's.
+                os.fchmod(file.fileno(), _mode(path))
             Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
         raise SnapshotError(f"{path}: the snapshot was not written: {error.strerror or error}") from error
+
+
+def _mode(path: Path) -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    mode = 0o600 if os.geteuid() == ROOT else 0o666 & ~mask
+    with contextlib.suppress(FileNotFoundError):
+        before = path.lstat().st_mode
+        mode &= before if stat.S_ISREG(before) else mode
+    return mode

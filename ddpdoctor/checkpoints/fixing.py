@@ -14,13 +14,14 @@ from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
 from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
 from ddpdoctor.checkpoints.inspection import describe, inspect, refuse_torn, unread
-from ddpdoctor.checkpoints.kinds.recognised import BUSY, quoted
+from ddpdoctor.checkpoints.kinds.recognised import BUSY
 from ddpdoctor.checkpoints.kinds.recognition import recognise
 from ddpdoctor.checkpoints.outcomes import Action, Moved, Outcome
 from ddpdoctor.checkpoints.pickles.editing import Edit, Wishes, carry_out, propose
 from ddpdoctor.checkpoints.pickles.garbage import without_collection
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.facts.checkpoints import CheckpointFile
+from ddpdoctor.shell import quoted
 
 if TYPE_CHECKING:
     from ddpdoctor.checkpoints.writing.turns import Patience

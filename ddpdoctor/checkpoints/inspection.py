@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,8 @@ from ddpdoctor.checkpoints.pickles.plain_tensors import PlainTensor
 from ddpdoctor.checkpoints.pickles.prefixes import WRAPPERS, has_prefix
 from ddpdoctor.checkpoints.pickles.tensors import VIEWS, Found, element_size, is_state_dict, pairs, view, walk
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
+from ddpdoctor.facts.remedies import Remedy, remedy
+from ddpdoctor.shell import quoted
 
 CPU_RNG_STATE = 5056
 """Bytes of torch.get_rng_state()."""
@@ -70,7 +71,7 @@ def refuse_torn(path: Path) -> None:
     except CheckpointError:
         return  # An undo file of other content says nothing about this one.
     if recovery is not None and recovery.torn:
-        raise Refused(recovery.text, "Let it do so", (f"ddpdoctor fix-checkpoint {shlex.quote(str(path))}",))
+        raise Refused(recovery.text, "Let it do so", (f"ddpdoctor fix-checkpoint {quoted(path)}",))
 
 
 def unread(path: Path, recognised: Recognised, error: CheckpointError | None = None) -> CheckpointFile:
@@ -85,10 +86,15 @@ def unread(path: Path, recognised: Recognised, error: CheckpointError | None = N
         problem=error.text if error else recognised.problem,
         damaged=isinstance(error, Damaged) if error else recognised.damaged,
         advice=error.advice if error else recognised.advice,
-        commands=error.commands if error else recognised.commands,
+        remedies=_remedies(path, error) if error else recognised.remedies,
         globals=tuple(_foreign(dict.fromkeys(recognised.names))),
         rank_files=rank_files(path),
     )
+
+
+def _remedies(path: Path, error: CheckpointError) -> tuple[Remedy, ...]:
+    # All that an error says to type where a file is only looked at.
+    return (remedy("fix", path),) if error.commands else ()
 
 
 def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Part]) -> CheckpointFile:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from ddpdoctor.cli.stopping import Stopped, ignore_signals, stop_on_signals
+from ddpdoctor.text import guard
 
 
 def main() -> None:
@@ -17,6 +18,7 @@ def main() -> None:
         # A terminal that can't show a character gets a "?" and the report goes on.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+        guard(stream)
     stop_on_signals()
     code = _run()
     _leave(code)

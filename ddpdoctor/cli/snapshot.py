@@ -32,6 +32,8 @@ def snapshot(
     """
     context = begin(python, quick=quick, checkpoints=checkpoints or ())
     from ddpdoctor.facts.snapshot import GROUPS
+    from ddpdoctor.report.plain import one_line
+    from ddpdoctor.shell import quoted
     from ddpdoctor.snapshots import SnapshotError, encode_snapshot, write_snapshot
 
     taken = look(context, GROUPS)
@@ -41,9 +43,7 @@ def snapshot(
     try:
         write_snapshot(taken, Path(output))
     except SnapshotError as error:
-        print(error, file=sys.stderr)
+        print(one_line(str(error)), file=sys.stderr)
         raise typer.Exit(2) from error
-    print(
-        f"{output}: the facts of {taken.host}. Judge them anywhere: ddpdoctor check --snapshot {output}",
-        file=sys.stderr,
-    )
+    command = f"ddpdoctor check --snapshot {quoted(output)}"
+    print(one_line(f"{output}: the facts of {taken.host}. Judge them anywhere: {command}"), file=sys.stderr)

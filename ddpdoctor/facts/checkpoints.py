@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from ddpdoctor.facts.base import Facts, Source
+from ddpdoctor.facts.remedies import Remedy, commands_of
 
 PICKLE = "the file's pickle, read without running it"
 
@@ -63,7 +64,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file or folder.
 
     kind: "zip", "legacy", "torchscript" are read to the ground; any other names what it is ("safetensors", "dcp-folder" ...).
-    problem: why it could not be read, "" where it could; damaged: it is truncated or corrupt; advice, commands: what to do.
+    problem: why it could not be read, "" where it could; damaged: it is truncated or corrupt; advice, remedies: what to do.
     """
 
     path: str
@@ -75,7 +76,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     damaged: bool = False
     advice: str = ""
-    commands: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
     pins: tuple[Pins, ...] = ()
     globals: tuple[GlobalName, ...] = ()
     weights_only_blockers: tuple[str, ...] = ()
@@ -89,6 +90,11 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
     code_devices: tuple[str, ...] = ()
     """TorchScript only: device literals in the code, "code/__torch__.py:12: cuda:0"."""
     rank_files: tuple[RankFiles, ...] = ()
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What to type, made of the remedies."""
+        return commands_of(self.remedies)
 
     @property
     def pinned(self) -> tuple[Pins, ...]:

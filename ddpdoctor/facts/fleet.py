@@ -103,8 +103,6 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     host: str = ""
-    command: str = ""
-    """What to run there."""
 
 
 class Double(msgspec.Struct, frozen=True, kw_only=True):

@@ -106,7 +106,8 @@ def toolkit_fixes(toolchain: Toolchain, patient: Patient, torch_cuda: str) -> tu
             ),
         )
     prefix = shlex.quote(patient.prefix)
-    conda = f"conda install -p {prefix} -c nvidia/label/cuda-{wanted}.0 cuda-toolkit"
+    release = shlex.quote(wanted)
+    conda = f"conda install -p {prefix} -c nvidia/label/cuda-{release}.0 cuda-toolkit"
     if patient.environment_kind == "conda":
         return (
             Fix(
@@ -119,8 +120,8 @@ def toolkit_fixes(toolchain: Toolchain, patient: Patient, torch_cuda: str) -> tu
             f"Install the CUDA {wanted} toolkit into your home folder, which needs no root; download the runfile first: "
             f"https://developer.nvidia.com/cuda-{wanted.replace('.', '-')}-0-download-archive",
             (
-                f"sh cuda_{wanted}.*_linux*.run --silent --toolkit --toolkitpath=$HOME/cuda-{wanted}",
-                f"export CUDA_HOME=$HOME/cuda-{wanted} PATH=$HOME/cuda-{wanted}/bin:$PATH",
+                f"sh cuda_{release}.*_linux*.run --silent --toolkit --toolkitpath=$HOME/cuda-{release}",
+                f"export CUDA_HOME=$HOME/cuda-{release} PATH=$HOME/cuda-{release}/bin:$PATH",
             ),
         ),
     )
@@ -174,7 +175,7 @@ def gcc_fixes(limit: int, machine: Maybe[Machine]) -> tuple[Fix, ...]:
         install = (f"sudo apt-get install gcc-{limit} g++-{limit}", f"export CC=gcc-{limit} CXX=g++-{limit}")
     elif os_id in DNF:
         install = (f"sudo dnf install gcc-toolset-{limit}", f"source /opt/rh/gcc-toolset-{limit}/enable")
-    conda = f"gxx_linux-{'64' if architecture == 'x86_64' else architecture}={limit}"
+    conda = shlex.quote(f"gxx_linux-{'64' if architecture == 'x86_64' else architecture}={limit}")
     return (
         Fix(
             f"Without root, install gcc {limit} from conda-forge; activating the environment again sets CC and CXX",

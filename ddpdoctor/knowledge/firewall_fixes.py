@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from ddpdoctor.facts.base import Maybe, Unknown
@@ -143,7 +144,8 @@ def _in_chain(chain: str, subnet: str, *, inbound: bool) -> str:
 
 def _nft(chain: str, subnet: str, *, inbound: bool) -> str:
     field = f"{'ip6' if ':' in subnet else 'ip'} {'saddr' if inbound else 'daddr'}"
-    return f"sudo nft insert rule {chain} {field} {subnet} meta l4proto tcp accept"
+    where = shlex.join(chain.split())
+    return f"sudo nft insert rule {where} {field} {subnet} meta l4proto tcp accept"
 
 
 def _iptables(subnet: str, *, inbound: bool) -> str:

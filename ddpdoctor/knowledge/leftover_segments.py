@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.facts.base import Maybe, Unknown
@@ -10,6 +9,7 @@ from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.knowledge.leftovers import Certainty, Kind, Leftover
 from ddpdoctor.knowledge.segment_names import Maker, maker_of, may_be_chosen
+from ddpdoctor.shell import quoted
 from ddpdoctor.wording import plural
 
 WHY = "no process has it mapped or open"
@@ -34,7 +34,7 @@ def left_segments(shared_memory: SharedMemory, processes: Maybe[Processes]) -> I
             what=path,
             why=WHY_SEEN if shared_memory.closed else WHY,
             doubts=doubts,
-            command="" if certainty is Certainty.NOT_OURS else shlex.join(["rm", "-f", path]),
+            command="" if certainty is Certainty.NOT_OURS else f"rm -f {quoted(path)}",
             owner=segment.user,
             age=segment.age if segment.inode else None,
             path=path,

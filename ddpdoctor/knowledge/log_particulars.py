@@ -40,13 +40,13 @@ def _gcc_too_new(seen: Sequence[Sighting], log: Log) -> Particulars:
         newest = major if int(minor) else str(int(major) - 1)
     if not newest:
         return Particulars()
-    conda = f"conda install -c conda-forge gxx_linux-64={newest}"
+    conda = f"conda install -c conda-forge gxx_linux-64={quote(newest)}"
     return Particulars(
         f"The C++ compiler is newer than nvcc takes, which is gcc {newest} at most",
         (
             Fix(
                 f"Install gcc {newest}, or an older one, beside it, and name it; build again in a fresh folder",
-                (f"export CC=gcc-{newest} CXX=g++-{newest}",),
+                (f"export CC=gcc-{quote(newest)} CXX=g++-{quote(newest)}",),
             ),
             Fix("Without root, conda has it, and sets CC and CXX when its environment is activated anew", (conda,)),
             Fix("Or take a newer CUDA toolkit, and torch's build for that"),
@@ -57,7 +57,7 @@ def _gcc_too_new(seen: Sequence[Sighting], log: Log) -> Particulars:
 def _apex_cuda_mismatch(seen: Sequence[Sighting], log: Log) -> Particulars:
     """Apex's setup.py has compared before it built anything."""
     cuda = word(seen, "torch_cuda")
-    home = (f"export CUDA_HOME=/usr/local/cuda-{cuda}",) if cuda else ()
+    home = (f"export CUDA_HOME=/usr/local/cuda-{quote(cuda)}",) if cuda else ()
     return Particulars(
         f"Apex wasn't built: nvcc is of another CUDA than torch, which is of {cuda or 'another'}",
         (

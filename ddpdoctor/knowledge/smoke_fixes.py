@@ -41,7 +41,7 @@ def on_one_host(smoke: Smoke) -> bool:
 def smoke_command(smoke: Smoke, **settings: str) -> str:
     """The same run again, with settings before it."""
     before = " ".join(f"{name}={value}" for name, value in settings.items())
-    options = f"--nproc {smoke.world_size} --backend {smoke.backend}"
+    options = f"--nproc {smoke.world_size} --backend {shlex.quote(smoke.backend)}"
     python = f" --python {shlex.quote(smoke.python)}" if smoke.python else ""
     return f"{before} ddpdoctor smoke {options}{python}".strip()
 

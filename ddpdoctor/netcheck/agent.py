@@ -40,9 +40,9 @@ from ddpdoctor.netcheck.messages import (
     Welcome,
     encode,
 )
-from ddpdoctor.netcheck.plausible import is_version
 from ddpdoctor.netcheck.strangers import likeness
 from ddpdoctor.netcheck.tokens import matches, proof
+from ddpdoctor.plausible import is_version
 
 if TYPE_CHECKING:
     from ddpdoctor.netcheck.arriving import Connection

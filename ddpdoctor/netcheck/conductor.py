@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -19,15 +18,14 @@ from ddpdoctor.netcheck.manifests import GROUPS
 class Conductor:
     """One run.
 
-    wait: seconds until it begins without those who haven't come. command: what to type on the node of that rank.
+    wait: seconds until it begins without those who haven't come.
     programme: what the company does when it has met.
     """
 
-    def __init__(self, company: Company, *, wait: float, command: Callable[[int], str], programme: Programme) -> None:
+    def __init__(self, company: Company, *, wait: float, programme: Programme) -> None:
         self._company = company
         self._hub = company.hub
         self._wait = wait
-        self._command = command
         self._programme = programme
 
     async def lead(self) -> Gathered:
@@ -40,7 +38,7 @@ class Conductor:
             nodes=tuple(map(company.node, company.members)),
             seat=self._hub.seat,
             expected=self._hub.nnodes,
-            absent=tuple(msgspec.structs.replace(one, command=self._command(one.rank)) for one in self._hub.absent()),
+            absent=tuple(self._hub.absent()),
             doubles=tuple(self._hub.doubles),
             strangers=tuple(self._hub.strangers),
             phases=tuple(company.phases),

@@ -22,9 +22,9 @@ from ddpdoctor.netcheck.connecting import send_again_soon
 from ddpdoctor.netcheck.guests import UNDECODABLE
 from ddpdoctor.netcheck.lines import CHUNK, LineError, Lines, plain
 from ddpdoctor.netcheck.messages import MOST_BEFORE_WELCOME, PROTOCOL, Greeting, Hello, TurnedAway, encode
-from ddpdoctor.netcheck.plausible import is_host, is_version
 from ddpdoctor.netcheck.strangers import Strangers, likeness
 from ddpdoctor.netcheck.tokens import matches, proof
+from ddpdoctor.plausible import is_host, is_version
 
 BACKLOG: Final = 4096
 """Connections that the kernel keeps until we get to them: a whole cluster dials at once. It has a limit of its own."""

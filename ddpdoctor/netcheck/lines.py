@@ -8,23 +8,17 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
+from ddpdoctor.text import UNSEEN, masked
+
 CHUNK: Final = 64 * 1024
 """Bytes of one read, and what may wait unread in a connection's own buffer."""
 
 MOST_UNPACKED: Final = 1024 * 1024
 """Bytes of a node's facts as JSON. Real ones have some tens of kilobytes, with a thousand packages a few hundred."""
 
-_UNSEEN: Final = (
-    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u180e"
-    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e01ef"
-)
-"""Controls but tab and newline, what turns the direction of writing round, and what has no width: none of it is seen, and
-all of it changes what is."""
-
-_RAW = re.compile(rf"(?![\x00-\x1f])[{_UNSEEN}]")
+_RAW = re.compile(rf"(?![\x00-\x1f])[{UNSEEN}]")
 """Raw controls below 32 are left as they are: JSON has none."""
-_CODE = re.compile(f"[{_UNSEEN}]")
+_CODE = re.compile(f"[{UNSEEN}]")
 _ESCAPED = re.compile(
     r"(\\\\)|\\[bfr]|\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})"
 )
@@ -99,7 +93,7 @@ class Lines:
 
 
 def harmless(line: bytes) -> bytes:
-    """JSON in which everything unseen (`_UNSEEN`), escaped or raw, is a question mark. What can't be JSON stays as it is."""
+    """JSON in which everything unseen, escaped or raw, is a question mark. What can't be JSON stays as it is."""
     try:
         text = line.decode()
     except UnicodeDecodeError:
@@ -122,7 +116,7 @@ def _seen(found: re.Match[str]) -> str:
 
 def plain(text: str, most: int = 120) -> str:
     """What somebody said, fit for one line of a report."""
-    printable = "".join(letter if letter.isprintable() else "?" for letter in text[: most + 1])
+    printable = masked(text[: most + 1]).replace("\n", "?").replace("\t", "?")
     return printable if len(printable) <= most else printable[: most - 1] + "…"
 
 

@@ -15,8 +15,8 @@ from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.interface_choice import as_address
 from ddpdoctor.netcheck.messages import Place
-from ddpdoctor.netcheck.plausible import is_address
 from ddpdoctor.netcheck.tokens import trusted
+from ddpdoctor.plausible import is_address
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 

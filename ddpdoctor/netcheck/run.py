@@ -355,7 +355,6 @@ class _Node:
         conductor = Conductor(
             company,
             wait=self._wishes.wait,
-            command=self._command,
             programme=self._purpose.programme(company, self._job.master, self._store_port(hub)),
         )
         way: list[Meeting] = []

@@ -30,4 +30,9 @@ def fixing_report(outcomes: Sequence[Outcome]) -> Report:
     problems = [f"{one.path}: {one.error}" for one in outcomes if one.action is Action.REFUSED]
     report = build_report("fix-checkpoint", [examination], problems)
     unfixed = any(one.action is Action.WOULD_FIX for one in outcomes)
-    return msgspec.structs.replace(report, files=tuple(outcomes), verdict=Verdict.FAIL if unfixed else report.verdict)
+    files_told = tuple(
+        # What was found is facts, and facts hold no commands.
+        msgspec.structs.replace(each, commands=each.before.commands) if each.before and not each.commands else each
+        for each in outcomes
+    )
+    return msgspec.structs.replace(report, files=files_told, verdict=Verdict.FAIL if unfixed else report.verdict)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.checkpoints.outcomes import Action
-from ddpdoctor.report.checkpoint_words import COMMAND, Part, brief, heading, loud_parts, paragraphs, pins, shell
+from ddpdoctor.report.checkpoint_words import COMMAND, Part, brief, heading, loud_parts, paragraphs, pins
 from ddpdoctor.report.plain import one_line, plain
 from ddpdoctor.report.screen import Screen
+from ddpdoctor.shell import quoted
 from ddpdoctor.wording import listed, plural
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def undo_command(fixed: Sequence[Path], paths: Sequence[str]) -> str:
     named = [path for path in paths if any(_names(path, one) for one in fixed)]
     if len(named) > _MOST_PATHS:
         named = [*named[:_MOST_PATHS], "..."]
-    return f"{COMMAND} --undo {' '.join(map(shell, named))}"
+    return f"{COMMAND} --undo {' '.join(map(quoted, named))}"
 
 
 def _names(path: str, file: Path) -> bool:

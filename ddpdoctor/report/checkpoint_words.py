@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.checkpoints.outcomes import Action
 from ddpdoctor.knowledge.wrappers import writers
 from ddpdoctor.report.plain import one_line
+from ddpdoctor.shell import quoted
 from ddpdoctor.wording import human, listed, plural
 
 if TYPE_CHECKING:
@@ -53,26 +52,6 @@ def loud_parts(outcome: Outcome) -> list[Part]:
     if outcome.action is not Action.REFUSED:
         return [*_dangers(outcome), *_code_devices(outcome)]
     return [Part("why", _sentence(outcome.error)), *_advice(outcome), *_dangers(outcome)]
-
-
-def shell(path: str) -> str:
-    """A path as a shell takes it, and never for an option. What doesn't show is written as bytes, as bash understands."""
-    path = f"./{path}" if path.startswith("-") else path
-    if path.isprintable():
-        return shlex.quote(path)
-    try:
-        data = os.fsencode(path)
-    except UnicodeEncodeError:
-        # No file's name, but a text in one.
-        data = path.encode(errors="replace")
-    return f"$'{''.join(map(_escaped, data))}'"
-
-
-def _escaped(byte: int) -> str:
-    character = chr(byte)
-    if character in "\\'":
-        return f"\\{character}"
-    return character if character.isascii() and character.isprintable() else f"\\x{byte:02x}"
 
 
 def heading(outcome: Outcome) -> str:
@@ -169,7 +148,7 @@ def _done(outcome: Outcome, wishes: Wishes) -> Iterator[Part]:
         yield Part("done", f"{_capital(what)}, in place; read back and verified.")
         if outcome.undo_file:
             text = f"To go back, byte for byte ({one_line(outcome.undo_file)} may be deleted once all is well):"
-            yield Part("undo", text, (f"{COMMAND} --undo {shell(outcome.path)}",))
+            yield Part("undo", text, (f"{COMMAND} --undo {quoted(outcome.path)}",))
     elif outcome.action is Action.WRITTEN:
         done = _capital(what) if what else "Nothing in it had to be changed"
         yield Part("done", f"{done}; the new file was read back and verified, and the original is untouched.")
@@ -256,9 +235,9 @@ def _do_not_load(path: str, facts: CheckpointFile) -> Part:
 
     if facts.kind == "torchscript":
         return Part("load", f"{DO_NOT_LOAD}.")
-    tensors = shell(path.rpartition(".")[0] + ".safetensors")
+    tensors = quoted(path.rpartition(".")[0] + ".safetensors")
     text = f"{DO_NOT_LOAD}. Its tensors can be had without running anything:"
-    return Part("load", text, (f"{COMMAND} {shell(path)} --params-only --to-safetensors -o {tensors}",))
+    return Part("load", text, (f"{COMMAND} {quoted(path)} --params-only --to-safetensors -o {tensors}",))
 
 
 def _load_foreign(path: str, facts: CheckpointFile) -> Part:
@@ -285,7 +264,7 @@ def _to_know(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
         by = f" ({writers(one.prefix)} put it there)"
         which = f"All {one.keys:,} keys{where} begin" if one.keys > 1 else f"The only key{where} begins"
         text = f'{which} with "{one.prefix}"{by}. If your model lacks it, take it off:'
-        yield Part("hint", text, (f"{COMMAND} {shell(path)} --strip-prefix {shell(one.prefix)}",))
+        yield Part("hint", text, (f"{COMMAND} {quoted(path)} --strip-prefix {quoted(one.prefix)}",))
     if facts.rng_states:
         devices = listed((_short(one.device) for one in facts.pinned), _MOST)
         how = (

@@ -13,16 +13,19 @@ from msgspec import UNSET, UnsetType
 from ddpdoctor import __version__
 from ddpdoctor.checkpoints.outcomes import Outcome
 from ddpdoctor.examination import Examination, Verdict, node_names, overall
-from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.fleet import Absent, Fleet, Link, Node, Phase, Reach
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.fleet import Fleet, Link, Node, Phase, Reach
 from ddpdoctor.facts.hang import Hang
+from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Evidence, Fix, Severity
+from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.registry import Why
 from ddpdoctor.report.reported_jobs import ReportedJob
 from ddpdoctor.report.reported_leftovers import ReportedLeftover
 from ddpdoctor.report.reported_log import ReportedLog
+from ddpdoctor.text import escaped_json
 from ddpdoctor.treatments.outcomes import Treatment
 
 
@@ -68,6 +71,14 @@ class ReportedNode(msgspec.Struct, frozen=True, kw_only=True):
     lost: str = ""
 
 
+class ReportedAbsent(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that was expected and didn't come, and what to run there."""
+
+    rank: int
+    host: str
+    command: str
+
+
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     """What netcheck found between pairs of nodes. `reach`: who reaches whom, by place in `nodes`; `links`: the measured
     pairs, by rank, with seconds and Mbit/s."""
@@ -96,7 +107,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Snapshot] | UnsetType = UNSET
     files: tuple[Outcome, ...] | UnsetType = UNSET
     nodes: tuple[ReportedNode, ...] | UnsetType = UNSET
-    absent: tuple[Absent, ...] | UnsetType = UNSET
+    absent: tuple[ReportedAbsent, ...] | UnsetType = UNSET
     strangers: tuple[str, ...] | UnsetType = UNSET
     phases: tuple[Phase, ...] | UnsetType = UNSET
     matrix: Matrix | UnsetType = UNSET
@@ -178,7 +189,7 @@ def build_report(
         problems=tuple(problems),
         facts=_facts(names, examinations) if with_facts else UNSET,
         nodes=UNSET if fleet is None else tuple(_node(one) for one in fleet.nodes),
-        absent=UNSET if fleet is None else fleet.absent,
+        absent=UNSET if fleet is None else _absent(fleet, examinations[0].snapshot.meeting),
         strangers=UNSET if fleet is None else fleet.strangers,
         phases=UNSET if fleet is None else fleet.phases,
         matrix=UNSET if fleet is None else Matrix(reach=fleet.reach, links=fleet.links),
@@ -194,6 +205,17 @@ def _facts(names: Sequence[str], examinations: Sequence[Examination]) -> dict[st
         name: msgspec.structs.replace(one.snapshot, fleet=Fleet()) if place else one.snapshot
         for place, (name, one) in enumerate(zip(names, examinations, strict=True))
     }
+
+
+def _absent(fleet: Fleet, meeting: Maybe[Meeting]) -> tuple[ReportedAbsent, ...]:
+    return tuple(
+        ReportedAbsent(
+            rank=node.rank,
+            host=node.host,
+            command="" if isinstance(meeting, Unknown) else netcheck_command(meeting, fleet.expected, node.rank),
+        )
+        for node in fleet.absent
+    )
 
 
 def _node(node: Node) -> ReportedNode:
@@ -213,7 +235,7 @@ def _node(node: Node) -> ReportedNode:
 
 def to_json(report: Report) -> str:
     """Indented JSON, ASCII only, so that no terminal or log mangles it."""
-    return json.dumps(msgspec.to_builtins(report), indent=2)
+    return escaped_json(json.dumps(msgspec.to_builtins(report), indent=2))
 
 
 def json_schema() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from ddpdoctor.knowledge.leftover_fixes import MOST_NAMED, command_of
@@ -10,6 +9,7 @@ from ddpdoctor.knowledge.leftovers import Certainty, Kind, Leftover
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.screen import Screen
 from ddpdoctor.report.zombies_words import LABELS, gathered, holds, of_whom, summed
+from ddpdoctor.shell import quoted
 from ddpdoctor.treatments.ending import Ending, Endings, Fate
 from ddpdoctor.wording import human, listed, plural
 
@@ -70,7 +70,7 @@ def _show_segments(screen: Screen, alike: Sequence[Leftover], *, killing: bool) 
     _show_doubts(screen, first)
     if first.command and not (killing and first.proven):
         paths = [one.path for one in alike[:MOST_NAMED]]
-        command = command_of(alike) if first.proven else shlex.join(["rm", "-f", *paths])
+        command = command_of(alike) if first.proven else f"rm -f {' '.join(map(quoted, paths))}"
         screen.line(" " * (MARGIN + 4) + one_line(command), "cyan")
 
 

@@ -21,6 +21,7 @@ from ddpdoctor.running.silence import Silence
 from ddpdoctor.running.starting import NotStarted, let_go_of_inherited, start
 from ddpdoctor.running.streams import STDERR, Ways, copy_size, ways
 from ddpdoctor.running.words import Words
+from ddpdoctor.text import visible
 
 OUTPUT: Final = "output"
 """The name of the copy, where the output isn't in a file anyway."""
@@ -335,7 +336,7 @@ class _Supervisor:
 
     def say(self, text: str | bytes) -> None:
         """To standard error, whole and at once. What can't be written there is lost."""
-        data = text if isinstance(text, bytes) else f"{text}\n".encode()
+        data = text if isinstance(text, bytes) else f"{visible(text)}\n".encode()
         self._said.append(data)
         with suppress(OSError):
             while data:

@@ -29,8 +29,8 @@ from ddpdoctor.netcheck.messages import (
     Rehearse,
     Rehearsed,
 )
-from ddpdoctor.netcheck.plausible import is_version
 from ddpdoctor.netcheck.standing import met_at
+from ddpdoctor.plausible import is_version
 from ddpdoctor.smoke.judging import before, planned_only
 from ddpdoctor.smoke.plan import SmokePlan, smoke_plan
 from ddpdoctor.wording import listed, plural

@@ -15,6 +15,7 @@ import msgspec
 
 from ddpdoctor.examination import Examination, Verdict, examine
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.plausible import plausible
 from ddpdoctor.probes.run_as import options_again
 from ddpdoctor.registry import Check, Why
 from ddpdoctor.treatments.applying import Applied
@@ -61,7 +62,7 @@ def look_again(arguments: Sequence[str], settings: str, nproc: int | None, check
         (snapshot,) = msgspec.json.decode(ended.stdout, type=_Facts).facts.values()
     except (msgspec.MsgspecError, ValueError) as error:
         raise Unproved(f"the second look ended with exit code {ended.returncode}{_last_words(ended.stderr)}") from error
-    return examine(snapshot, nproc, checks)
+    return examine(plausible(snapshot), nproc, checks)
 
 
 def smoke(arguments: Sequence[str], settings: str) -> SmokeReport:

@@ -11,6 +11,7 @@ from ddpdoctor.facts.fleet import Absent, Double, Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.findings import Finding
 from ddpdoctor.knowledge.fleet_words import bare_host, names_by_rank
+from ddpdoctor.knowledge.netcheck_command import netcheck_command
 
 NO_NETWORK = Unknown("not looked at")
 ZERO = Meeting(master="10.0.0.11", port=29500, nnodes=4, node_rank=0, hosts_the_store=True, joined=True)
@@ -22,7 +23,7 @@ def away(host: str, code: str, rank: int = -1, **more: object) -> Double:
 
 def found(there: tuple[int, ...], doubles: tuple[Double, ...], expected: int = 4) -> list[Finding]:
     nodes = tuple(Node(rank=rank, host=f"n{rank}", address=f"10.0.0.{11 + rank}") for rank in there)
-    absent = tuple(Absent(rank=rank, command=f"run {rank}") for rank in range(expected) if rank not in there)
+    absent = tuple(Absent(rank=rank) for rank in range(expected) if rank not in there)
     fleet = Fleet(nodes=nodes, expected=expected, absent=absent, doubles=doubles)
     return [*rdzv_missing_node(fleet, ZERO, NO_NETWORK), *duplicate_rank(fleet, ZERO)]
 
@@ -64,7 +65,8 @@ def test_who_never_came_is_missing_all_the_same() -> None:
 def test_each_is_given_a_seat_of_its_own() -> None:
     findings = found((0,), (away("a", "version"), away("bb", "version"), away("ccc", "duplicate-rank", 0)))
     commands = [command for one in findings for fix in one.fixes for command in fix.commands]
-    assert sorted(one for one in commands if one.startswith("run")) == ["run 1", "run 2", "run 3"]
+    seats = {netcheck_command(ZERO, 4, rank) for rank in (1, 2, 3)}
+    assert sorted(one for one in commands if one in seats) == sorted(seats)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,10 @@ def test_an_older_ddpdoctor_is_renewed_before_it_comes_again() -> None:
     older = away("a", "version")
     older = msgspec.structs.replace(older, text="0.0.1 here, 0.1.0 on node 0: pip install 'ddpdoctor==0.1.0' on both")
     (finding,) = found((0, 1, 2), (older,))
-    assert [fix.commands for fix in finding.fixes] == [("pip install 'ddpdoctor==0.1.0'",), ("run 3",)]
+    assert [fix.commands for fix in finding.fixes] == [
+        ("pip install 'ddpdoctor==0.1.0'",),
+        (netcheck_command(ZERO, 4, 3),),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +120,7 @@ def test_who_proved_nothing_is_no_node_and_writes_no_command(code: str, why: str
     assert finding.summary == f"node 2 didn't come: 2 of 3 nodes are here; gpu01 (10.0.0.25) came with {why}"
     assert "or a stranger" in finding.cause
     assert not any("6.6.6" in command for fix in finding.fixes for command in fix.commands)
-    assert ("run 2",) in [fix.commands for fix in finding.fixes]
+    assert (netcheck_command(ZERO, 3, 2),) in [fix.commands for fix in finding.fixes]
     assert not found((0, 1, 2), (odd,), expected=3)
 
 

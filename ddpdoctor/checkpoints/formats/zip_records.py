@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
 from ddpdoctor.checkpoints.formats.reading import Source
 from ddpdoctor.checkpoints.pickles.garbage import without_collection
+from ddpdoctor.text import has_unseen
 
 END = Struct("<4sHHHHLLH")
 LOCATOR = Struct("<4sLQL")
@@ -336,4 +337,8 @@ def _locate_data(source: Source, entries: list[_Entry], names: list[str], limit:
 def _printable(name: bytes) -> str:
     """As it may be shown: a name can hold anything, and be 65,535 bytes long."""
     text = name.decode("utf-8", "replace")
-    return (text if text.isprintable() else ascii(text)) if len(text) <= 80 else ascii(text[:80]) + "..."
+    return (
+        (text if text.isprintable() and not has_unseen(text) else ascii(text))
+        if len(text) <= 80
+        else ascii(text[:80]) + "..."
+    )

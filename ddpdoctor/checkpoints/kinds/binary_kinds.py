@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
 from pathlib import Path
 
 from ddpdoctor.checkpoints.kinds.protobuf_kinds import recognise_protobuf
-from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, printable, quoted
+from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, printable
+from ddpdoctor.facts.remedies import remedy
 from ddpdoctor.wording import human, listed
 
 
@@ -26,28 +26,26 @@ def recognise_binary(glance: Glance) -> Recognised | None:
 
 
 _PACKERS = (
-    (b"\x1f\x8b\x08", "gzip", ("gzip -dc {} > {}",), (".gz", ".tgz")),
-    (b"\xfd7zXZ\0", "xz", ("xz -dc {} > {}",), (".xz", ".txz")),
-    (b"BZh", "bzip2", ("bzip2 -dc {} > {}",), (".bz2", ".tbz2")),
-    (b"\x28\xb5\x2f\xfd", "Zstandard", ("zstd -dc {} > {}",), (".zst", ".zstd")),
-    (b"\x04\x22\x4d\x18", "LZ4", ("lz4 -dc {} > {}",), (".lz4",)),
-    (b"LZIP\1", "lzip", ("lzip -dc {} > {}",), (".lz",)),
-    (b"7z\xbc\xaf\x27\x1c", "7-Zip", ("7z x {}",), ()),
-    (b"Rar!\x1a\7", "RAR", ("unrar x {}",), ()),
+    (b"\x1f\x8b\x08", "gzip", "gzip", (".gz", ".tgz")),
+    (b"\xfd7zXZ\0", "xz", "xz", (".xz", ".txz")),
+    (b"BZh", "bzip2", "bzip2", (".bz2", ".tbz2")),
+    (b"\x28\xb5\x2f\xfd", "Zstandard", "zstd", (".zst", ".zstd")),
+    (b"\x04\x22\x4d\x18", "LZ4", "lz4", (".lz4",)),
+    (b"LZIP\1", "lzip", "lzip", (".lz",)),
+    (b"7z\xbc\xaf\x27\x1c", "7-Zip", "7z", ()),
+    (b"Rar!\x1a\7", "RAR", "unrar", ()),
 )
 
 
 def _compressed(glance: Glance) -> Recognised | None:
-    for magic, name, commands, endings in _PACKERS:
+    for magic, name, tool, endings in _PACKERS:
         if glance.head.startswith(magic):
             return Recognised(
                 kind="compressed",
                 called=f"a file compressed with {name}",
                 problem=f"Compressed with {name} as a whole, which torch.load can't read",
                 advice="Unpack it, then name what comes out",
-                commands=tuple(
-                    command.format(quoted(glance.path), quoted(_unpacked(glance.path, endings))) for command in commands
-                ),
+                remedies=(remedy(tool, glance.path, _unpacked(glance.path, endings)),),
             )
     return None
 
@@ -63,16 +61,16 @@ def _unpacked(path: Path, endings: tuple[str, ...]) -> str:
 _ENCRYPTED = (
     # OpenPGP packets: a session key for a public key (version 3 or 6) or for a passphrase (version 4 to 6).
     (rb"-----BEGIN PGP MESSAGE-----|\x84.[\x03\x06]|\x85..[\x03\x06]|\x8c[\x04-\x40][\x04-\x06]|\xc1.{1,2}[\x03\x06]|\xc3[\x04-\x40][\x04-\x06]",
-     "GnuPG (OpenPGP)", "gpg --output {out} --decrypt {file}"),
-    (rb"age-encryption\.org/v1\n|-----BEGIN AGE ENCRYPTED FILE-----", "age", "age --decrypt --identity key.txt --output {out} {file}"),
-    (rb"Salted__", "openssl enc", "openssl enc -d -aes-256-cbc -pbkdf2 -in {file} -out {out}"),
-    (rb"\$ANSIBLE_VAULT;", "Ansible Vault", "ansible-vault decrypt --output {out} {file}"),
-    (rb"\0GITCRYPT\0", "git-crypt", "git-crypt unlock"),
+     "GnuPG (OpenPGP)", "gpg"),
+    (rb"age-encryption\.org/v1\n|-----BEGIN AGE ENCRYPTED FILE-----", "age", "age"),
+    (rb"Salted__", "openssl enc", "openssl"),
+    (rb"\$ANSIBLE_VAULT;", "Ansible Vault", "ansible-vault"),
+    (rb"\0GITCRYPT\0", "git-crypt", "git-crypt"),
 )  # fmt: skip
 
 
 def _encrypted(glance: Glance) -> Recognised | None:
-    for pattern, name, command in _ENCRYPTED:
+    for pattern, name, tool in _ENCRYPTED:
         if re.match(pattern, glance.head, re.DOTALL):
             path = glance.path
             out = (
@@ -83,7 +81,7 @@ def _encrypted(glance: Glance) -> Recognised | None:
                 called=f"a file encrypted with {name}",
                 problem=f"Encrypted with {name}: what is in it can't be read without the key",
                 advice="Decrypt it, with the key and the options with which it was encrypted, then name what comes out",
-                commands=(command.format(file=quoted(path), out=quoted(out)),),
+                remedies=(remedy(tool, path, out),),
             )
     return None
 
@@ -147,7 +145,7 @@ def _tar(glance: Glance) -> Recognised | None:
             called="a checkpoint in torch's oldest format (tar)",
             problem="A checkpoint in the tar format of the first releases of torch, which is not rewritten",
             advice="Load it with map_location='cpu' and save it again, if you trust it: torch can't read this format with weights_only",
-            commands=(_load_and_save(glance.path),),
+            remedies=(remedy("resave-tar", glance.path, _unpacked(glance.path, ()).replace(".unpacked", ".resaved")),),
         )
     inside = [name for name in names if name.endswith((".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp"))]
     return Recognised(
@@ -155,14 +153,8 @@ def _tar(glance: Glance) -> Recognised | None:
         called="a tar archive",
         problem=f"A tar archive ({listed(map(printable, inside or names), 4)}), not a checkpoint itself",
         advice="Unpack it, then name the checkpoint in it" if inside else "Unpack it to see what is in it",
-        commands=(f"tar -xf {quoted(glance.path)}",),
+        remedies=(remedy("tar", glance.path),),
     )
-
-
-def _load_and_save(path: Path) -> str:
-    source, target = str(path), _unpacked(path, ()).replace(".unpacked", ".resaved")
-    code = f"import torch; torch.save(torch.load({source!r}, map_location='cpu', weights_only=False), {target!r})"
-    return f"python -c {shlex.quote(code)}"
 
 
 def _is_tar_header(header: bytes) -> bool:

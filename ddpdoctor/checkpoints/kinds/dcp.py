@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged
-from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, printable, quoted
+from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, printable
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.checkpoints.pickles.nodes import Container, Text
+from ddpdoctor.facts.remedies import Remedy, remedy
 from ddpdoctor.wording import human, listed, plural
 
 METADATA = ".metadata"
@@ -76,18 +76,17 @@ def recognise_dcp(path: Path, names: set[str]) -> Recognised:
         called=called,
         advice="Its tensors are bound to no device: torch.distributed.checkpoint.load puts each tensor where yours is, with any "
         "number of ranks; this makes one file for torch.load of it",
-        commands=(_one_file(path, names),),
+        remedies=(_one_file(path, names),),
     )
 
 
-def _one_file(path: Path, names: set[str]) -> str:
+def _one_file(path: Path, names: set[str]) -> Remedy:
     """Lightning keeps what isn't a tensor in meta.pt, and has a converter that knows of it."""
     if "meta.pt" in names:
         with Glance(path / "meta.pt") as glance:
             module = "pytorch" if b"pytorch-lightning_version" in glance.read(0, _PEEK) else "fabric"
-        return f"python -m lightning.{module}.utilities.consolidate_checkpoint {quoted(path)}"
-    convert = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-    return f"{convert} {quoted(path)} {shlex.quote(path.absolute().name + '.pt')}"
+        return remedy(f"consolidate-{module}", path)
+    return remedy("convert-dcp", path, f"{path.absolute().name}.pt")
 
 
 def _incomplete(path: Path, shards: set[str], pieces: list[_Piece]) -> str:

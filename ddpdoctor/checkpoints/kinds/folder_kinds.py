@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from pathlib import Path
 
 from ddpdoctor.checkpoints.kinds.dcp import is_dcp, recognise_dcp
-from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of, quoted
+from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of
+from ddpdoctor.facts.remedies import remedy
 from ddpdoctor.wording import listed, plural
 
 LEFT_ALONE = frozenset({"dcp-folder", "deepspeed-states", "tensorflow", "jax", "unpacked-zip"})
@@ -56,17 +56,13 @@ def special_folder(path: Path, entries: dict[str, bool]) -> Recognised | None:
 def _deepspeed_states(path: Path, files: set[str]) -> Recognised:
     top = path.absolute().parent
     script = top / "zero_to_fp32.py"
-    commands = (
-        (f"cd {quoted(top)} && python zero_to_fp32.py . consolidated --tag {shlex.quote(path.absolute().name)}",)
-        if mode_of(script)
-        else ()
-    )
+    remedies = (remedy("zero-to-fp32-tag", top, path.absolute().name),) if mode_of(script) else ()
     states = plural(sum(bool(DEEPSPEED_STATES.match(name)) for name in files), "file")
     return Recognised(
         kind="deepspeed-states",
         called=f"a DeepSpeed checkpoint of {states}",
         advice=_DEEPSPEED,
-        commands=commands,
+        remedies=remedies,
     )
 
 
@@ -81,19 +77,18 @@ def _deepspeed(path: Path) -> Recognised:
         kind="deepspeed-folder",
         called="a folder of DeepSpeed checkpoints",
         advice=_DEEPSPEED,
-        commands=(f"cd {quoted(path)} && python zero_to_fp32.py . consolidated",),
+        remedies=(remedy("zero-to-fp32", path),),
     )
 
 
 def _unpacked(path: Path) -> Recognised:
     absolute = path.absolute()
-    name = shlex.quote(absolute.name)
     return Recognised(
         kind="unpacked-zip",
         called="a PyTorch checkpoint that was unpacked",
         problem="The contents of a PyTorch checkpoint that was unpacked as a zip archive: torch.load wants the archive",
         advice="Take the original file if there still is one; else zip the folder again, without compressing it",
-        commands=(f"cd {quoted(absolute.parent)} && zip -0 -D -r {shlex.quote(absolute.name + '.pt')} {name}",),
+        remedies=(remedy("zip", absolute.parent, f"{absolute.name}.pt", absolute.name),),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of, quoted
+from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of
+from ddpdoctor.facts.remedies import Remedy, remedy
 
 _UNDO = ".ddpdoctor-undo"
 _UNDO_BEGUN = ".ddpdoctor-undo.new"
@@ -30,20 +31,20 @@ def recognise_own(path: Path) -> Recognised | None:
             f"The beginning of ddpdoctor's own undo file of {name.removesuffix(_UNDO_BEGUN)}: a run is at work on that, or was "
             "killed before it changed anything",
             "If no ddpdoctor works on that file, remove this one",
-            f"rm {quoted(path)}",
+            remedy("remove", path),
         )
     if name.endswith(_LOCK):
         return _own(
             "a lock of ddpdoctor's",
             f"ddpdoctor's own lock: a run is at work on {name.removesuffix(_LOCK)}, or was killed",
             "If no ddpdoctor works on that file, remove this one",
-            f"rm {quoted(path)}",
+            remedy("remove", path),
         )
     return _own(
         "a new file of ddpdoctor's that is not finished",
         f"ddpdoctor's own unfinished file: a run is writing {name[1:].removesuffix(_NEW)}, or was killed while it did",
         "If no ddpdoctor is writing it, remove it, and write the new file again",
-        f"rm {quoted(path)}",
+        remedy("remove", path),
     )
 
 
@@ -59,9 +60,9 @@ def _undo(path: Path, checkpoint: Path) -> Recognised:
         "an undo file of ddpdoctor's",
         problem,
         f"This restores {checkpoint.name} as it was before; without the undo file it stays as it is now",
-        f"ddpdoctor fix-checkpoint --undo {quoted(checkpoint)}",
+        remedy("undo", checkpoint),
     )
 
 
-def _own(called: str, problem: str, advice: str, *commands: str) -> Recognised:
-    return Recognised(kind="own-file", called=called, problem=problem, advice=advice, commands=commands)
+def _own(called: str, problem: str, advice: str, *remedies: Remedy) -> Recognised:
+    return Recognised(kind="own-file", called=called, problem=problem, advice=advice, remedies=remedies)

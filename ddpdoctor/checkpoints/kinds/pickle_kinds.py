@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import re
-import shlex
 from typing import BinaryIO
 
 import msgspec
 
 from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised
+from ddpdoctor.facts.remedies import remedy
 
 _BINARY = re.compile(rb"\x80[\x02-\x05][\x95}\](\x8c\x8a\x8b\x8fc)J-NGUXC\x88\x89BT]")
 _TEXT = re.compile(
@@ -67,10 +67,10 @@ def _judged(found: Recognised, pickle: BinaryIO) -> Recognised:
     names = dict.fromkeys((*named.sure, *(name for name in named.perhaps if is_dangerous(name))))
     found = msgspec.structs.replace(found, names=tuple(names))
     if any(map(is_dangerous, names)):
-        return msgspec.structs.replace(found, advice=DO_NOT_LOAD, commands=())
+        return msgspec.structs.replace(found, advice=DO_NOT_LOAD, remedies=())
     if not named.followed and "joblib" not in found.advice:
         advice = "It can't be followed to its end, so it is damaged or made to deceive: copy or download it again"
-        return msgspec.structs.replace(found, advice=advice, commands=())
+        return msgspec.structs.replace(found, advice=advice, remedies=())
     return found
 
 
@@ -85,13 +85,10 @@ def _pickle(called: str, problem: str, module: str) -> Recognised:
 
 def _tensors(glance: Glance) -> Recognised:
     """pickle.dump of tensors: each storage is a small torch.save of its own, and goes back to its device."""
-    path = str(glance.path)
-    target = f"{glance.path.stem}.resaved.pt"
-    code = f"import pickle, torch; torch.save(pickle.load(open({path!r}, 'rb')), {target!r})"
     return Recognised(
         kind="pickle",
         called="a pickle of tensors, not written by torch.save",
         problem="Tensors written by pickle.dump and not by torch.save: torch.load can't read them, and pickle.load knows no map_location",
         advice="If you trust it, since pickle.load runs what the file says: load it on a host with as many GPUs as it was saved on, and save it with torch.save",
-        commands=(f"python -c {shlex.quote(code)}",),
+        remedies=(remedy("resave-pickle", glance.path, f"{glance.path.stem}.resaved.pt"),),
     )

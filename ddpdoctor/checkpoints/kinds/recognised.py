@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from pathlib import Path
 
 import msgspec
+
+from ddpdoctor.facts.remedies import Remedy, commands_of
+from ddpdoctor.text import masked
 
 HEAD = 4096
 """Bytes at the front of a file that are looked at first."""
@@ -23,7 +25,7 @@ class Recognised(msgspec.Struct, frozen=True, kw_only=True):
     kind: "zip", "legacy" and "torchscript" are what we rewrite; any other names what it is.
     called: the kind in plain words, with its article. problem: why nothing can be done with it, one sentence without
     a full stop; "" for what we rewrite and for what holds no device, so that there is nothing to rewrite.
-    damaged: it is truncated or corrupt. advice, commands: what to do. names: classes and functions that a pickle names
+    damaged: it is truncated or corrupt. advice, remedies: what to do. names: classes and functions that a pickle names
     which isn't one of those that we rewrite.
     """
 
@@ -32,8 +34,12 @@ class Recognised(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     damaged: bool = False
     advice: str = ""
-    commands: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
     names: tuple[str, ...] = ()
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        return commands_of(self.remedies)
 
     @property
     def rewritable(self) -> bool:
@@ -82,16 +88,10 @@ def mode_of(path: Path) -> int:
         return 0
 
 
-def quoted(path: Path | str) -> str:
-    """A path for a shell. One that begins with a dash would be taken for an option."""
-    text = str(path)
-    return shlex.quote(f"./{text}" if text.startswith("-") else text)
-
-
 def printable(text: str | bytes, most: int = 80) -> str:
     """Text from a file as it may be shown: in one line, without control characters, at most so many characters."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     text = " ".join(text[: 4 * most].split())
-    text = "".join(character if character.isprintable() else "?" for character in text)
+    text = masked(text)
     return text if len(text) <= most else text[: most - 3] + "..."

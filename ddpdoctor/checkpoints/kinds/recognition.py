@@ -9,12 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
 import stat
 from pathlib import Path
 
 from ddpdoctor.checkpoints.kinds.own_files import recognise_own
-from ddpdoctor.checkpoints.kinds.recognised import BUSY, Glance, Recognised, mode_of, quoted
+from ddpdoctor.checkpoints.kinds.recognised import BUSY, Glance, Recognised, mode_of
+from ddpdoctor.facts.remedies import remedy
 
 LEGACY = Recognised(kind="legacy", called="a PyTorch checkpoint (format before torch 1.6)")
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -147,7 +147,7 @@ def _lost_link(path: Path, error: OSError) -> Recognised:
             called="a git-annex link",
             problem="A git-annex link: the file itself was never fetched",
             advice="Fetch it with git-annex",
-            commands=(f"git -C {quoted(path.parent)} annex get {shlex.quote(path.name)}",),
+            remedies=(remedy("git-annex-get", path.parent, path.name),),
         )
     return Recognised(
         kind="broken-link",
@@ -207,7 +207,7 @@ def _unreadable(path: Path, error: OSError, what: str = "file") -> Recognised:
             called=f"a {what} that may not be read",
             problem=f"This user may not read the {what}",
             advice="Ask its owner to allow it; this shows whose it is",
-            commands=(f"ls -ld {quoted(path)}",),
+            remedies=(remedy("list", path),),
         )
     if error.errno == errno.ENAMETOOLONG:
         return Recognised(kind="missing", called="nothing", problem="No such file: the name is too long for one")

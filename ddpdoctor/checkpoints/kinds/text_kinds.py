@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, printable, quoted
+from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, printable
+from ddpdoctor.facts.remedies import remedy
 from ddpdoctor.wording import human, listed, plural
 
 _LARGEST_JSON = 1 << 26
@@ -99,34 +99,27 @@ def _lfs_pointer(glance: Glance) -> Recognised:
         advice="Fetch it with Git LFS"
         if tree
         else "Download the file itself: Git LFS can fetch it only into a clone of its repository",
-        commands=(
-            "git lfs install",
-            f"git -C {quoted(tree)} lfs pull --include {shlex.quote(name)}",
-        )
-        if tree
-        else (),
+        remedies=(remedy("lfs-install"), remedy("lfs-pull", tree, name)) if tree else (),
     )
 
 
 def _annex_pointer(glance: Glance) -> Recognised:
-    folder, name = quoted(glance.path.parent), shlex.quote(glance.path.name)
     return Recognised(
         kind="git-annex-pointer",
         called="a git-annex pointer",
         problem="A git-annex pointer: the file itself was never fetched",
         advice="Fetch it with git-annex",
-        commands=(f"git -C {folder} annex get {name}",),
+        remedies=(remedy("git-annex-get", glance.path.parent, glance.path.name),),
     )
 
 
 def _dvc_pointer(glance: Glance) -> Recognised:
-    path = quoted(glance.path)
     return Recognised(
         kind="dvc-pointer",
         called="a DVC pointer",
         problem="A DVC pointer, which stands for the file but doesn't hold it",
         advice="Fetch the file with DVC, then name it without .dvc",
-        commands=(f"dvc pull {path}",),
+        remedies=(remedy("dvc-pull", glance.path),),
     )
 
 

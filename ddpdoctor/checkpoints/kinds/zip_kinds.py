@@ -7,9 +7,11 @@ checkpoint of a hundred thousand records, and here encrypted, truncated and fore
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from struct import Struct
 
-from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, printable, quoted
+from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, printable
+from ddpdoctor.facts.remedies import remedy
 from ddpdoctor.wording import human, listed, plural
 
 _LOCAL = Struct("<4s2xHHHHLLLHH")
@@ -164,13 +166,12 @@ def _is_shard(glance: Glance, directory_end: int, position: int) -> bool:
 
 
 def _shard(glance: Glance) -> Recognised:
-    folder = quoted(glance.path.parent)
     return Recognised(
         kind="dcp-shard",
         called="one rank's file of a distributed checkpoint (DCP)",
         problem="One rank's file of a distributed checkpoint, not to be read without the others in its folder",
         advice="Load the folder with torch.distributed.checkpoint.load, or convert it to one file for torch.load",
-        commands=(f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} converted.pt",),
+        remedies=(remedy("convert-dcp", glance.path.parent, "converted.pt"),),
     )
 
 
@@ -191,14 +192,13 @@ def _foreign(glance: Glance, entries: list[tuple[str, int, int]]) -> Recognised:
     """An archive without torch.save's data.pkl in its first folder."""
     names = [name for name, _, _ in entries]
     inner = {name.partition("/")[2] for name in names}
-    path = quoted(glance.path)
     if any(flags & 1 for _, flags, _ in entries):
         return Recognised(
             kind="encrypted",
             called="an encrypted zip archive",
             problem="An encrypted zip archive: what is in it can't be read without the password",
             advice="Unpack it with the password, then name the checkpoint in it",
-            commands=(f"unzip {path}",),
+            remedies=(remedy("unzip", glance.path),),
         )
     if "serialized_exported_program.json" in names or {"archive_format", "models/model.json"} & inner:
         return Recognised(
@@ -235,13 +235,13 @@ def _foreign(glance: Glance, entries: list[tuple[str, int, int]]) -> Recognised:
             called="an Office document",
             problem="An Office document (a zip of XML files), not a checkpoint",
         )
-    return _plain_zip(entries, path)
+    return _plain_zip(entries, glance.path)
 
 
 _CHECKPOINT_NAMES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pkl", ".pth.tar", "/data.pkl", "data.pkl")
 
 
-def _plain_zip(entries: list[tuple[str, int, int]], path: str) -> Recognised:
+def _plain_zip(entries: list[tuple[str, int, int]], path: Path) -> Recognised:
     files = [name for name, _, _ in entries if not name.endswith("/")]
     inside = [name for name in files if name.endswith(_CHECKPOINT_NAMES)]
     unpacked = [name for name in inside if name.endswith("data.pkl")]
@@ -258,5 +258,5 @@ def _plain_zip(entries: list[tuple[str, int, int]], path: str) -> Recognised:
         called="a zip archive",
         problem=f"A zip archive of {plural(len(files), 'file')} ({shown}), not a checkpoint itself",
         advice="Unpack it and name the checkpoint in it" if inside else "",
-        commands=(f"unzip {path}",) if inside else (),
+        remedies=(remedy("unzip", path),) if inside else (),
     )

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpdoctor.checkpoints.errors import Busy, Refused
-from ddpdoctor.checkpoints.kinds.recognised import quoted
 from ddpdoctor.checkpoints.writing.occupancy import Occupant, file_system, is_ours, others
 from ddpdoctor.ownership import ROOT, footholds_on
+from ddpdoctor.shell import quoted
 from ddpdoctor.wording import listed
 
 # Where "in use" can be the server's word for "I don't know".

@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Stale, Torn
-from ddpdoctor.checkpoints.kinds.recognised import quoted
 from ddpdoctor.checkpoints.writing import journal
 from ddpdoctor.checkpoints.writing.holding import Held, opened_folder
 from ddpdoctor.checkpoints.writing.journal import State, undo_file
+from ddpdoctor.shell import quoted
 from ddpdoctor.wording import human
 
 A_COPY = "Write a new file instead: add -o and its name to the same command"

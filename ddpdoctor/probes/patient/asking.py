@@ -16,6 +16,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.run_as import NotRunError, identity_for
 from ddpdoctor.probes.subprocesses import Ended, Started, start
+from ddpdoctor.text import masked
 
 Mode = Literal["interpreter", "torch"]
 
@@ -67,7 +68,7 @@ def last_lines(output: bytes, count: int = 25) -> str:
 def printable(text: str) -> str:
     """The text without control characters (a terminal would obey them) and without lone surrogates, which is how Python
     writes bytes that aren't UTF-8, and which can't be encoded again."""
-    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
+    return masked(text)
 
 
 def _ask(context: Context, mode: Mode, seconds: float) -> Answer:

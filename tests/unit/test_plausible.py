@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -17,7 +17,8 @@ from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.judging import judge, with_fleet
 from ddpdoctor.netcheck.manifests import FAMILIES, node_of
-from ddpdoctor.netcheck.plausible import is_address, is_host, plausible
+from ddpdoctor.plausible import FIELDS, is_address, is_host, plausible
+from ddpdoctor.snapshots import decode_snapshot, encode_snapshot
 from tests.fixture_hosts import (
     HOSTS,
     fixture_snapshot,
@@ -135,10 +136,12 @@ def test_real_facts_are_plausible(name: str) -> None:
     assert plausible(snapshot) == snapshot
 
 
-def test_sick_hosts_are_plausible() -> None:
-    assert len(fixtures()) > 40
-    for name, snapshot in fixtures().items():
-        assert plausible(snapshot) == snapshot, name
+def test_all_hosts_are_plausible() -> None:
+    paths = [path for path in HOSTS.glob("*/*.json") if path.parent.name != "healthy"]
+    assert len(paths) > 1000
+    for path in paths:
+        snapshot = fixture_snapshot(read_fixture(path))
+        assert plausible(snapshot) == snapshot, path
 
 
 @pytest.mark.parametrize("name", healthy_names())
@@ -153,7 +156,7 @@ def test_a_hostile_word_takes_its_group_along_and_says_why() -> None:
     )
     found = plausible(snapshot)
     assert isinstance(found.network, Unknown)
-    assert found.network.reason == ("this node's facts were not taken: 'eth0$(touch x);' is not an interface's name")
+    assert found.network.reason == ("the snapshot's facts were not taken: 'eth0$(touch x);' is not an interface's name")
     assert found.nccl == snapshot.nccl
 
 
@@ -234,3 +237,32 @@ def test_no_addresses(text: str) -> None:
 def test_hosts() -> None:
     assert all(map(is_host, ("n1", "node-01.example.org", "gpu_7", "1e7b4c0d2f5a")))
     assert not any(map(is_host, ("", "-x", "a b", "a;b", "$(x)", "a\n", "ünï", "a\u202eb", "x" * 300)))
+
+
+def structs_of(hint: Any) -> Iterator[type[msgspec.Struct]]:
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        yield hint
+    for part in get_args(hint):
+        yield from structs_of(part)
+
+
+def test_what_is_declared_exists() -> None:
+    """A field that isn't declared must be plain words; one that is misspelt would be so unnoticed."""
+    found: dict[type[msgspec.Struct], set[str]] = {}
+    waiting: list[type[msgspec.Struct]] = [Snapshot]
+    while waiting:
+        struct = waiting.pop()
+        if struct not in found:
+            found[struct] = set(struct.__struct_fields__)
+            hints = get_type_hints(struct)
+            waiting += [inner for name in struct.__struct_fields__ for inner in structs_of(hints[name])]
+    for struct, fields in FIELDS.items():
+        assert struct in found, struct
+        assert fields.keys() <= found[struct], struct
+
+
+def test_a_field_that_nobody_declared_is_plain_words() -> None:
+    snapshot = to_snapshot(lay_over(healthy_facts("h100x8-slurm"), {"gpus": {"devices": {"0": {"uuid": LEFT}}}}))
+    found = decode_snapshot(encode_snapshot(snapshot), "x")
+    assert found.gpus == Unknown("the snapshot's facts were not taken: '$(touch x);' is not plain words")
+    assert found.driver == snapshot.driver
