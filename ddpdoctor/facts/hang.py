@@ -92,7 +92,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """"nccl:all_reduce", "gloo:broadcast", as torch writes it."""
     state: str
-    """"scheduled", "started", "completed". gloo's stay "scheduled" for ever, also where they have completed."""
+    """"scheduled", "started", "completed". torch leaves gloo's "scheduled" for ever, and says otherwise that they are done."""
     point_to_point: bool = False
     shapes: tuple[tuple[int, ...], ...] = ()
     """Of the inputs."""
@@ -115,6 +115,8 @@ class RecordedGroup(msgspec.Struct, frozen=True, kw_only=True):
     last_completed: int | None = None
     entries: tuple[Collective, ...] = ()
     """The last ones, in their order."""
+    places: tuple[int, ...] = ()
+    """Of each entry among all calls of its rank, of whatever group; () where it isn't told."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
