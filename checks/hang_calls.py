@@ -531,5 +531,10 @@ def _why_nobody(found: Verdict, hang: Hang, *, sure: bool) -> str:
     if not sure:
         return "Over NCCL a rank that waits for its GPU looks like one that waits for the others: neither stacks nor /proc tell which."
     if len(found.places) > 1:
-        return f"One may wait for the next in a chain whose end can't be seen. {timeout_words(hang)}"
+        groups = (
+            f"This job has {hang.groups} process groups, and stacks don't tell which call belongs to which. "
+            if hang.groups > 1
+            else ""
+        )
+        return f"{groups}One may wait for the next in a chain whose end can't be seen. {timeout_words(hang)}"
     return f"The fault is between them, then: network, GPUs, peer-to-peer copies. {timeout_words(hang)}".strip()

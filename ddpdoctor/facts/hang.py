@@ -154,6 +154,8 @@ class Hang(Facts, frozen=True, kw_only=True):
     """0: not known."""
     backend: Annotated[str, Source("names of threads")] = ""
     """"nccl", "gloo", "nccl and gloo"; "" where it can't be told."""
+    groups: Annotated[int, Source("names of threads")] = 0
+    """The most process groups that one of its ranks is in, by what each of them starts; 0: not known."""
     ranks: Annotated[tuple[WatchedRank, ...], Source("py-spy, /proc")] = ()
     """Of this host, by rank; also those that should be here and are not."""
     between: Annotated[float, Source("ddpdoctor's clock")] = 0.0

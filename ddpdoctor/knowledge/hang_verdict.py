@@ -268,6 +268,9 @@ def _all_wait(
     if len(places) == 1 or all(one.place.where is Where.PAIR for one in waiting):
         kind = Kind.TIMED_OUT if record and record.timed_out else Kind.STALLED
         return Verdict(kind=kind, culprits=waiting, places=places, unseen=unseen, record=record)
+    if hang.groups > 1:
+        # Different calls may belong to different groups by design: then most ranks say nothing about which is wrong.
+        return Verdict(kind=Kind.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
     return _apart(waiting, places, unseen)
 
 
