@@ -210,17 +210,21 @@ def _how_they_differ(found: Verdict, hang: Hang) -> str:
     ),
 )
 def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
-    """A rank has not called the collective in which the others wait.
+    """A rank has not called the collective in which the others wait, or has not done what they have finished.
 
     ## What breaks
     By the sequence numbers of the flight recorder, or RAS's counts, the others have begun a collective that this rank never
-    came to.
+    came to. Waits are followed over all process groups: who waits in one group for a rank that waits in another is not
+    named, but the one at the end of the chain.
 
     ## Why
     It stopped, crashed, left the loop, or does something else since its last call; or it skipped a call that the others made.
+    Where it has called what the others have finished, its GPU failed or stands still. A rank that left no dump was mostly gone
+    or stopped before it could write one.
 
     ## Fix
     Look at what comes after its last call, which is named where it was recorded. On its host `ddpdoctor jobs --hang` shows where it stands now.
+    gloo records no sends and receives: of several ranks that are named together there, stacks tell which.
     """
     found = verdict_for(hang, Kind.BEHIND)
     if found is None or found.record is None:

@@ -251,8 +251,15 @@ class Job:
 
     def shows(self, fault: Fault) -> bool:
         """Whether the dumps can show it. A GPU that failed leaves no trace if there was no collective shortly before."""
-        calls = self.ranks[fault.rank].calls
-        return fault.kind != "error in a kernel" or any(not calls[place].parts for place in self.stale[fault.rank])
+        return fault.kind != "error in a kernel" or any(
+            self._shown(fault.rank, place) for place in self.stale[fault.rank]
+        )
+
+    def _shown(self, rank: int, place: int) -> bool:
+        """Whether a healthy rank's dump says that this call is done."""
+        op = self.ranks[rank].calls[place]
+        broken = {one.rank for one in self.faults}
+        return not op.parts and op.group is not None and not broken.issuperset(op.group.ranks)
 
     def _missed(self, fault: Fault) -> bool:
         """Whether others have called what this rank hasn't, or has and its GPU doesn't come to."""
@@ -383,7 +390,8 @@ class Job:
         """Of each rank that is able to write one."""
         dead = {one.rank for one in self.faults if one.kind in ("stops", "exits") and self._struck(one)}
         only_open = self.backend == "nccl" and self.chance.random() < 0.3
-        room = self.chance.choice((60, 2000))
+        # It holds at least what a rank calls before it waits.
+        room = self.chance.choice((100 if self.runs_ahead <= 30 else 1500, 2000))
         version = self.chance.choice(("2.4", "2.5", "2.9", "2.10"))
         return {
             rank: json.dumps(self._dump(rank, only_open, room, version)).encode()

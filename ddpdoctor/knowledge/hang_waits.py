@@ -156,8 +156,8 @@ class _Graph:
         silent: tuple[int, ...] = ()
         if not behind:
             silent = tuple(one for one in key[1] if one not in self.dumped)
-            if not silent and not self._says_who(key, members):
-                silent = self._unknown_members(members, number)
+            if not silent and not any(one.told for one in members.values()):
+                silent = self._unknown_members(key, members, number)
         self._wait(_Call(rank, key, made, silent=silent, behind=behind))
 
     def _is_stuck(self, call: _Call) -> None:
@@ -175,17 +175,13 @@ class _Graph:
         first: Order | None = self.dumped[rank].first_open
         return made is not None and first is not None and first < made.order
 
-    def _says_who(self, key: Key, members: Mapping[int, Member]) -> bool:
-        """Whether any dump, or the job, says who is in the group."""
-        default = key[0].partition(":")[0] in DEFAULT_GROUP
-        return any(one.told for one in members.values()) or (default and bool(self.world_size))
-
-    def _unknown_members(self, members: Mapping[int, Member], number: int) -> tuple[int, ...]:
-        """Where no dump says who is in a group, and all that are known to be in it have come. From its second call on, only ranks
-        without a dump are not known: at least the one above all others, where nobody says how many there are."""
+    def _unknown_members(self, key: Key, members: Mapping[int, Member], number: int) -> tuple[int, ...]:
+        """Where no dump says who is in a group, and all that are known to be in it have come. Of the default group, and of any from
+        its second call on, only ranks without a dump are not known: at least the one above all others, where nobody says how many
+        there are."""
         if self.silent:
             return self.silent
-        if number > 1:
+        if number > 1 or key[0].partition(":")[0] in DEFAULT_GROUP:
             return () if self.world_size else (max(self.dumped) + 1,)
         return tuple(rank for rank, one in self.dumped.items() if one.first_open is None and rank not in members)
 

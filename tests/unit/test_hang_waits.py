@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable
 
 import pytest
 
 from ddpdoctor.facts.hang import Collective, Hang, Recorded, RecordedGroup
+from ddpdoctor.facts.planning import plan_for
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.findings import Finding
 from ddpdoctor.jobs.recorded_entries import understand
 from ddpdoctor.knowledge.hang_recorded import Record, Sign, record_of
 from ddpdoctor.knowledge.hang_verdict import Kind, verdict_of
 from ddpdoctor.knowledge.hang_waits import How, waits_of
+from ddpdoctor.registry import diagnose, find_check
 from tests.group_jobs import Job, some_job
 from tests.hangs import call
 
@@ -205,21 +210,55 @@ def test_who_is_in_every_circle_has_taken_another_way() -> None:
     assert [one.rank for one in found.lags] == [0]
 
 
+def finding_of(*dumps: Recorded) -> Finding:
+    snapshot = Snapshot(hang=Hang(recorded=dumps))
+    found = [
+        one
+        for result in diagnose(snapshot, plan_for(snapshot), [find_check(kind.value) for kind in Kind])
+        for one in result.findings
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_who_gives_dumps_isnt_told_to_switch_the_recorder_on() -> None:
+    found = finding_of(*(dump(rank, group("1:tp", (0, 1), waits(9))) for rank in (0, 1)))
+    assert "nothing tells them apart" in found.summary
+    assert not any("TRACE_BUFFER_SIZE" in command for fix in found.fixes for command in fix.commands)
+
+
+def test_what_is_said_of_one_rank_and_of_several() -> None:
+    tensor = [dump(rank, group("1:tp", (0, 1, 2), call(9), waits(10))) for rank in (0, 2)]
+    stuck = finding_of(*tensor, dump(1, group("1:tp", (0, 1, 2), waits(9, line=44))))
+    assert stuck.summary == (
+        "rank 1 has not done all_reduce number 9 of group 1:tp (train.py:44), which ranks 0 and 2 have: its GPU failed, or stands"
+        " still; its last call: train.py:44"
+    )
+    silent = finding_of(*tensor)
+    assert (
+        silent.summary
+        == "no dump of rank 1: ranks 0 and 2 wait for it in all_reduce number 10 of group 1:tp (train.py:40)"
+    )
+    assert "Gather the dump of rank 1" in silent.fixes[0].text
+    two = finding_of(*tensor, dump(1), dump(3, group("2:tp", (3, 4), waits(5))), dump(4))
+    assert two.summary == "ranks 1 and 4 never came to the calls in which the others wait"
+    assert [one.text for one in two.evidence[:2]] == [
+        "group 1:tp: ranks 0 and 2 called all_reduce number 10 at train.py:40, rank 1 did not",
+        "group 2:tp: rank 3 called all_reduce number 5 at train.py:40, rank 4 did not",
+    ]
+
+
 def test_what_was_called_in_a_batch_is_done_with_its_end() -> None:
     entry = {
         "process_group": ["3", "pp"], "pg_id": 3, "collective_seq_id": 0, "p2p_seq_id": 5, "is_p2p": True, "state": "scheduled",
     }  # fmt: skip
     end = {**entry, "profiling_name": "nccl:coalesced", "state": "completed"}
     data = [{**entry, "profiling_name": "nccl:send 0->1"}, {**entry, "profiling_name": "nccl:recv 0<-1"}, end]
-    import json
-
     (told,) = understand(json.dumps({"version": "2.9", "entries": data}).encode()).groups
     assert {one.state for one in told.entries} == {"completed"}
 
 
 def test_a_group_without_entries_has_the_status_that_its_place_tells() -> None:
-    import json
-
     config = {
         "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}, "7": {"name": "7", "desc": "tp", "ranks": "[0, 1]"},
         "12": {"name": "12", "desc": "dp", "ranks": "[0, 1]"},
