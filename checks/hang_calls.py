@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
@@ -20,9 +20,12 @@ from ddpdoctor.knowledge.hang_patience import severity_of
 from ddpdoctor.knowledge.hang_places import FORWARD, Where
 from ddpdoctor.knowledge.hang_recorded import Record, Sign
 from ddpdoctor.knowledge.hang_verdict import Kind, Verdict, verdict_for
+from ddpdoctor.knowledge.hang_waits import How, Lag
 from ddpdoctor.knowledge.hang_words import (
     evidence_of,
     file_line,
+    lags_alike,
+    lags_named,
     named,
     not_known,
     numbers_named,
@@ -123,7 +126,7 @@ def different_calls(hang: Hang) -> Iterator[Finding]:
                 " crashes under this)",
                 ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",),
             ),
-            *(() if record else (record_next_time(),)),
+            *record_next_time(hang),
         ),
         rank=found.ranks[0],
     )  # fmt: skip
@@ -154,6 +157,8 @@ def _who_stands_where(found: Verdict, hang: Hang) -> str:
 
 
 def _recorded_calls(record: Record, hang: Hang) -> str:
+    if record.sign is Sign.CIRCLE:
+        return f"{numbers_named(record.ranks, hang)} wait for each other in different groups: one has taken another way than the rest"
     group = "" if record.group.partition(":")[0] == "0" else f" of group {record.group}"
     at = f" at number {record.number}{group}" if record.number else ""
     if not record.others:
@@ -205,17 +210,21 @@ def _how_they_differ(found: Verdict, hang: Hang) -> str:
     ),
 )
 def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
-    """A rank has not called the collective in which the others wait.
+    """A rank has not called the collective in which the others wait, or has not done what they have finished.
 
     ## What breaks
     By the sequence numbers of the flight recorder, or RAS's counts, the others have begun a collective that this rank never
-    came to.
+    came to. Waits are followed over all process groups: who waits in one group for a rank that waits in another is not
+    named, but the one at the end of the chain.
 
     ## Why
     It stopped, crashed, left the loop, or does something else since its last call; or it skipped a call that the others made.
+    Where it has called what the others have finished, its GPU failed or stands still. A rank that left no dump was mostly gone
+    or stopped before it could write one.
 
     ## Fix
     Look at what comes after its last call, which is named where it was recorded. On its host `ddpdoctor jobs --hang` shows where it stands now.
+    gloo records no sends and receives: of several ranks that are named together there, stacks tell which.
     """
     found = verdict_for(hang, Kind.BEHIND)
     if found is None or found.record is None:
@@ -223,21 +232,50 @@ def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
     record = found.record
     yield Finding(
         summary=short(_behind(record, hang)),
-        cause=f"{_now(found, hang)}{not_known(found, hang)}".strip(),
+        cause=_why_behind(found, hang),
         evidence=evidence_of(found, hang),
         fixes=_after_the_last_call(found, hang),
-        rank=record.ranks[0],
+        rank=_first_known(record, hang),
     )
 
 
+def _first_known(record: Record, hang: Hang) -> int | None:
+    """Not one of which there is neither a process nor a record."""
+    known = {one.rank for one in hang.ranks} | {one.rank for one in hang.recorded}
+    return next((rank for rank in record.ranks if rank in known or not record.lags), None)
+
+
 def _behind(record: Record, hang: Hang) -> str:
-    who, others = numbers_named(record.ranks, hang), ranks_named(record.others)
-    call = f"{record.call or 'collective'} number {record.number}" if record.number else record.call or "an operation"
-    group = "" if record.group.partition(":")[0] == "0" else f" of group {record.group}"
-    line = f" ({file_line(record.frame)})" if record.frame else ""
+    if not record.lags:
+        who, others = numbers_named(record.ranks, hang), ranks_named(record.others)
+        wait = "waits" if len(record.others) == 1 else "wait"
+        return f"{who} never called {record.call or 'an operation'} of group {record.group}, where {others} {wait}"
+    alike = lags_alike(record)
+    if record.unsure:
+        return f"one or more of {numbers_named(record.ranks, hang)} keep the others waiting: they called nothing in which they would wait"
+    if len(alike) > 1:
+        by_how = {how: [one for one in record.lags if one.how is how] for how in How}
+        return "; ".join(_in_general(how, lags, hang) for how, lags in by_how.items() if lags)
     last = f"; its last call: {file_line(record.last)}" if record.last and len(record.ranks) == 1 else ""
-    wait = "waits" if len(record.others) == 1 else "wait"
-    return f"{who} never called {call}{group}{line}, where {others} {wait}{last}"
+    return f"{lags_named(alike[0], hang)}{last}"
+
+
+def _in_general(how: How, lags: Sequence[Lag], hang: Hang) -> str:
+    who, one = numbers_named((lag.rank for lag in lags), hang), len(lags) == 1
+    if how is How.ABSENT:
+        return f"{who} never came to the call{'' if one else 's'} in which the others wait"
+    if how is How.STUCK:
+        return f"{who} {'has' if one else 'have'} not done what others have finished: {'its GPU' if one else 'their GPUs'} failed, or stands still"
+    return f"no dump of {who}, for which others wait"
+
+
+def _why_behind(found: Verdict, hang: Hang) -> str:
+    unsure = (
+        "gloo doesn't record sends and receives: some of these ranks may wait for another one of them in such a call. "
+        if found.record and found.record.unsure
+        else ""
+    )
+    return f"{_now(found, hang)}{unsure}{not_known(found, hang)}".strip()
 
 
 def _now(found: Verdict, hang: Hang) -> str:
@@ -253,7 +291,10 @@ def _after_the_last_call(found: Verdict, hang: Hang) -> tuple[Fix, ...]:
     # On another host the job has another name.
     here = record is not None and all(hang.rank(one) for one in record.ranks)
     command = look_again(hang) if here else "ddpdoctor jobs --hang"
+    hows = {one.how for one in record.lags} if record else set()
     return (
+        *(_look_at_its_gpu() if How.STUCK in hows else ()),
+        *(_gather_its_dump(record, hang) if record and How.SILENT in hows else ()),
         *read_the_code(
             frames,
             f"See what comes after its last call at {file_line(record.last) or 'a line that was not recorded'}"
@@ -261,6 +302,26 @@ def _after_the_last_call(found: Verdict, hang: Hang) -> tuple[Fix, ...]:
             else "",
         ),
         Fix(f"While the job still runs, see where it stands{there}", (command,)),
+    )
+
+
+def _look_at_its_gpu() -> tuple[Fix, ...]:
+    return (
+        Fix(
+            "On that rank's host, see whether its GPU or driver has failed; its log says first what CUDA said",
+            ("ddpdoctor check --select gpu,driver", "sudo dmesg -T | grep -iE 'xid|nvrm' | tail"),
+        ),
+    )
+
+
+def _gather_its_dump(record: Record, hang: Hang) -> tuple[Fix, ...]:
+    silent = numbers_named((one.rank for one in record.lags if one.how is How.SILENT), hang)
+    return (
+        Fix(
+            f"Gather the dump of {silent}, from its host. Where it wrote none, it was gone or stopped before: its log says why, or the"
+            " kernel's",
+            ("sudo dmesg -T | grep -iE 'killed process|out of memory|segfault' | tail",),
+        ),
     )
 
 
@@ -370,7 +431,7 @@ def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
         cause=f"NCCL's watchdog struck. {not_known(found, hang)}".strip(),
         evidence=evidence_of(found, hang),
         fixes=fixes,
-        rank=record.ranks[0] if record.sign is Sign.BEHIND else None,
+        rank=_first_known(record, hang) if record.sign is Sign.BEHIND else None,
     )
 
 
@@ -448,7 +509,7 @@ def collective_stalled(hang: Hang) -> Iterator[Finding]:
                 )
             ),
             *test_the_way(hang),
-            record_next_time(),
+            *record_next_time(hang),
         ),
         severity=None if sure or recorded else INFO,
     )
@@ -474,5 +535,10 @@ def _why_nobody(found: Verdict, hang: Hang, *, sure: bool) -> str:
     if not sure:
         return "Over NCCL a rank that waits for its GPU looks like one that waits for the others: neither stacks nor /proc tell which."
     if len(found.places) > 1:
-        return f"One may wait for the next in a chain whose end can't be seen. {timeout_words(hang)}"
+        groups = (
+            f"This job has {hang.groups} process groups, and stacks don't tell which call belongs to which. "
+            if hang.groups > 1
+            else ""
+        )
+        return f"{groups}One may wait for the next in a chain whose end can't be seen. {timeout_words(hang)}"
     return f"The fault is between them, then: network, GPUs, peer-to-peer copies. {timeout_words(hang)}".strip()

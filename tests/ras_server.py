@@ -1,7 +1,8 @@
 """A rank's RAS, as a program: `python tests/ras_server.py LIBNCCL PORT CASE...`. It maps that library, listens as NCCL does
 (SO_REUSEPORT), and answers one connection by each case, the last one again and again.
 
-CASE: well, stuck, behind (rank 1 has fewer), moving, missing, error; and what no RAS does: http, silent, endless, garbage, nested,
+CASE: well, stuck, behind (rank 1 has fewer), moving, missing, no-comma (the same as some releases write it), error, text (it doesn't
+know JSON, and says as text that rank 1 has fewer); and what no RAS does: http, silent, endless, garbage, nested,
 cut, refuses, closes.
 """
 
@@ -24,12 +25,14 @@ def answer(case: str, number: int) -> bytes:
         done = [100 + number, 100 + number]
     ranks = [rank(one, {"Broadcast": 2, "AllReduce": count, "Send": 0}) for one, count in enumerate(done)]
     missing = []
-    if case == "missing":
+    if case in ("missing", "no-comma"):
         ranks.pop()
         missing = [{**rank(1, {}), "status": {"unresponsive": True, "considered_dead": False}}]
     if case == "error":
         ranks[1]["status"]["async_error"] = 6
-    return json.dumps(
+    if case == "text":
+        return TEXT
+    said = json.dumps(
         {
             "nccl_version": "2.29.3",
             "cuda_runtime_version": 12090,
@@ -50,7 +53,28 @@ def answer(case: str, number: int) -> bytes:
             "ras": {"collection_time_sec": 0.001, "timeouts_count": 0},
         },
         indent=2,
-    ).encode()
+    )
+    if case == "no-comma":
+        said = said.replace(
+            '"nvml_dev": 1,\n          "status": {\n            "unresponsive"',
+            '"nvml_dev": 1\n          "status": {\n            "unresponsive"',
+        )
+    return said.encode()
+
+
+TEXT = b"""Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         1         2         2         2   RUNNING  MISMATCH
+
+Warnings
+========
+
+#0-0 (fa93daea854b060b) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  Rank 0 has launched up to operation 100 -- GPU 0 managed by process 4000 on node 10.0.0.1
+  Rank 1 has launched up to operation 99 -- GPU 1 managed by process 4001 on node 10.0.0.1
+
+"""
 
 
 def rank(number: int, counts: dict[str, int]) -> dict[str, object]:
@@ -83,7 +107,7 @@ def attend(one: socket.socket, case: str, number: int) -> None:
         elif line == b"TIMEOUT 5":
             one.sendall(b"OK\n")
         elif line == b"SET FORMAT json":
-            one.sendall(b"ERROR: Unknown command set format json\n" if case == "refuses" else b"OK\n")
+            one.sendall(b"ERROR: Unknown command set format json\n" if case in ("refuses", "text") else b"OK\n")
         elif line == b"VERBOSE STATUS":
             break
     if case == "endless":

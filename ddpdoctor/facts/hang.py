@@ -92,7 +92,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """"nccl:all_reduce", "gloo:broadcast", as torch writes it."""
     state: str
-    """"scheduled", "started", "completed". gloo's stay "scheduled" for ever, also where they have completed."""
+    """"scheduled", "started", "completed". torch leaves gloo's "scheduled" for ever, and says otherwise that they are done."""
     point_to_point: bool = False
     shapes: tuple[tuple[int, ...], ...] = ()
     """Of the inputs."""
@@ -115,6 +115,8 @@ class RecordedGroup(msgspec.Struct, frozen=True, kw_only=True):
     last_completed: int | None = None
     entries: tuple[Collective, ...] = ()
     """The last ones, in their order."""
+    places: tuple[int, ...] = ()
+    """Of each entry among all calls of its rank, of whatever group; () where it isn't told."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +154,8 @@ class Hang(Facts, frozen=True, kw_only=True):
     """0: not known."""
     backend: Annotated[str, Source("names of threads")] = ""
     """"nccl", "gloo", "nccl and gloo"; "" where it can't be told."""
+    groups: Annotated[int, Source("names of threads")] = 0
+    """The most process groups that one of its ranks is in, by what each of them starts; 0: not known."""
     ranks: Annotated[tuple[WatchedRank, ...], Source("py-spy, /proc")] = ()
     """Of this host, by rank; also those that should be here and are not."""
     between: Annotated[float, Source("ddpdoctor's clock")] = 0.0

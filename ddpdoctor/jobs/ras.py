@@ -21,6 +21,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.hang import RasCount
 from ddpdoctor.jobs.mapped_nccl import mapped_nccl
 from ddpdoctor.jobs.ras_answers import Counts, NotUnderstood, together, understand
+from ddpdoctor.jobs.ras_text import understand_text
 from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.probes.patient.asking import printable
 from ddpdoctor.probes.proc import MAX_ENVIRON, Proc, variables
@@ -45,6 +46,10 @@ class NotAsked(Exception):
     """Why RAS was not asked, or has not answered, in a sentence."""
 
 
+class Refused(NotAsked):
+    """It doesn't speak JSON."""
+
+
 class Listening(NamedTuple):
     """Where this job's RAS listens."""
 
@@ -65,13 +70,21 @@ def ask_twice(job: Job, between: float) -> tuple[tuple[RasCount, ...], str]:
 def ask(job: Job) -> Counts:
     """Once. Raises NotAsked."""
     where = listening(job)
+    try:
+        return understand(_whole_answer(where, in_json=True))
+    except (NotUnderstood, Refused) as error:
+        why = error if isinstance(error, Refused) else NotAsked(f"NCCL's RAS has answered, but {error}")
+    try:
+        return understand_text(_whole_answer(where, in_json=False))
+    except (NotUnderstood, NotAsked):
+        raise why from None
+
+
+def _whole_answer(where: Listening, *, in_json: bool) -> bytes:
     for _ in range(ATTEMPTS):
-        answer = _answer(where)
+        answer = _answer(where, in_json=in_json)
         if answer is not None:
-            try:
-                return understand(answer)
-            except NotUnderstood as error:
-                raise NotAsked(f"NCCL's RAS has answered, but {error}") from None
+            return answer
     raise NotAsked(f"NCCL's RAS at {_named(where)} accepts connections and says nothing")
 
 
@@ -129,11 +142,11 @@ def _address(port: int, own: set[int]) -> str:
     return EVERYWHERE.get(address, address)
 
 
-def _answer(where: Listening) -> bytes | None:
+def _answer(where: Listening, *, in_json: bool) -> bytes | None:
     """All that it says to VERBOSE STATUS; None where it doesn't even greet. Raises NotAsked."""
     try:
         with socket.create_connection(where, GREETING_SECONDS) as one:
-            return _Conversation(one, where).status()
+            return _Conversation(one, where).status(in_json=in_json)
     except TimeoutError:
         return None
     except OSError as error:
@@ -147,17 +160,19 @@ class _Conversation:
         self.held = bytearray()
         self.until = time.monotonic() + GREETING_SECONDS
 
-    def status(self) -> bytes:
-        """Raises TimeoutError: no greeting. NotAsked: anything else that RAS doesn't do."""
+    def status(self, *, in_json: bool) -> bytes:
+        """Raises TimeoutError: no greeting. Refused: it doesn't know JSON. NotAsked: anything else that RAS doesn't do."""
         greeting = self._say("CLIENT PROTOCOL 2")
         if not greeting.startswith(b"SERVER PROTOCOL "):
             raise NotAsked(f'what listens at {_named(self.where)} is no RAS: it said "{_quoted(greeting)}"')
         self.until = time.monotonic() + ANSWER_SECONDS
         try:
-            for line in ("TIMEOUT 5", "SET FORMAT json"):
+            for line in ("TIMEOUT 5", *(("SET FORMAT json",) if in_json else ())):
                 said = self._say(line)
                 if said != b"OK":
-                    raise NotAsked(f'NCCL\'s RAS at {_named(self.where)} said "{_quoted(said)}" to {line}')
+                    raise (Refused if line.endswith("json") else NotAsked)(
+                        f'NCCL\'s RAS at {_named(self.where)} said "{_quoted(said)}" to {line}'
+                    )
             self.socket.sendall(b"VERBOSE STATUS\n")
             while self._hear():
                 pass

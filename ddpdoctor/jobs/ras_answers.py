@@ -1,8 +1,11 @@
 """What NCCL's RAS answers to `VERBOSE STATUS` in the format json: the names and types are those that NVIDIA/nccl writes in
-src/ras/client_support.cc (jsonWriteHeader and what follows, read at a commit of 2026 with NCCL 2.30's diagnostics)."""
+src/ras/client_support.cc (jsonWriteHeader and what follows, read at a commit of 2026 with NCCL 2.30's diagnostics). Some releases
+(2.28.7 and 2.28.9 are known) leave out a comma where a rank is missing; every member stands in a line of its own there, so that it is
+known where one lacks."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -22,6 +25,9 @@ ERRORS = {
     8: "timeout",
 }
 """ncclResult_t."""
+
+NO_COMMA = re.compile(rb'([\w"}\]])([ \t\r]*\n[ \t]*"\w+":)')
+"""A value, and in the next line the next key: no text of JSON goes on in another line."""
 
 _Number = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 _Text = Annotated[str, msgspec.Meta(max_length=300)]
@@ -83,10 +89,23 @@ Counts = dict[tuple[str, str, int], RasCount]
 def understand(answer: bytes) -> Counts:
     """Raises NotUnderstood."""
     try:
-        said = msgspec.json.decode(answer, type=_Answer)
+        said = _decoded(answer)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise NotUnderstood(f"it isn't the JSON that RAS writes ({printable(str(error))[:150]})") from None
     return {key: count for one in said.communicators for key, count in _counts(one)}
+
+
+def _decoded(answer: bytes) -> _Answer:
+    try:
+        return msgspec.json.decode(answer, type=_Answer)
+    except msgspec.DecodeError as error:
+        mended = NO_COMMA.sub(rb"\1,\2", answer)
+        if mended == answer:
+            raise
+        try:
+            return msgspec.json.decode(mended, type=_Answer)
+        except msgspec.MsgspecError:
+            raise error from None
 
 
 def together(first: Counts, second: Counts) -> tuple[RasCount, ...]:

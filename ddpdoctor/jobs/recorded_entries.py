@@ -1,11 +1,14 @@
 """From what a flight recorder dumped to facts. The keys are those of torch's FlightRecorderDetail.hpp (version 2.10, torch 2.9.1 to
 2.13); a dump of an older torch lacks some: before 2.0 it is a bare list of entries, with `seq_id` for `collective_seq_id` and a
-`pg_id` alone for the group. As JSON (`_dump_fr_trace_json`) it has no stacks, and the status' numbers are texts."""
+`pg_id` alone for the group. As JSON (`_dump_fr_trace_json`) it has no stacks, and the status' numbers are texts.
+
+A dump may leave out what is done (TORCH_INCLUDE_ONLY_ACTIVE): a group then stands in pg_config, by name, and in pg_status, by the
+number that the group has in this process, and in no entry."""
 
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,8 +19,9 @@ from ddpdoctor.jobs import plain_pickles
 from ddpdoctor.jobs.plain_pickles import NotPlain
 from ddpdoctor.probes.patient.asking import printable
 
-KEPT_ENTRIES = 100
-"""Of each group, the last ones: a rank that lags is hardly more collectives behind, for the others wait."""
+KEPT_ENTRIES = 400
+"""Of each group, the last ones. Over NCCL a rank calls many before the first is done, but CUDA holds a rank up that has launched 1024
+kernels, and there are several to a collective."""
 KEPT_FRAMES = 48
 MOST_GROUPS = 1000
 TIMEOUT_IS_LATE = 300.0
@@ -71,9 +75,19 @@ def understand(data: bytes) -> Dump:
     entries = [one for one in _items(said, "entries") if isinstance(one, dict)]
     if not entries and _items(said, "entries"):
         raise NotPlain("it is no flight recorder's dump")
-    groups, ids = _by_group(entries)
+    calls = _calls(entries)
     status, config = _mapping(said, "pg_status"), _mapping(said, "pg_config")
-    made = tuple(_group(name, kept, _mapping(status, ids[name]), config) for name, kept in groups.items())
+    groups, ids = _by_group(entries, config, status)
+    made = tuple(
+        _group(
+            name,
+            [entries[at] for at in places],
+            [calls[at] for at in places],
+            _mapping(status, ids.get(name, "")),
+            config,
+        )
+        for name, places in groups.items()
+    )
     times = [one.created for group in made for one in group.entries if one.created]
     first = min((_created(one) for one in entries[:1]), default=0.0)
     timeout = max((_number(one, "timeout_ms", 0) / 1000 for one in entries[-1:]), default=0.0)
@@ -89,17 +103,59 @@ def _json(data: bytes) -> Any:
         raise NotPlain("it begins like JSON and isn't, or it breaks off in the middle") from None
 
 
-def _by_group(entries: Sequence[dict[Any, Any]]) -> tuple[dict[str, deque[dict[Any, Any]]], dict[str, str]]:
-    """Each group's last entries, and the key by which pg_status knows the group."""
-    groups: dict[str, deque[dict[Any, Any]]] = {}
+def _calls(entries: Sequence[dict[Any, Any]]) -> dict[int, Collective]:
+    """Each entry by its place. What was called within a batch has the state of the entry that ends the batch: its own stays
+    "scheduled" for ever."""
+    calls = {place: _collective(entry) for place, entry in enumerate(entries)}
+    ends: dict[tuple[str, bool, int], str] = {}
+    for place in reversed(calls):
+        call = calls[place]
+        batch = (_group_name(entries[place]), call.point_to_point, call.number)
+        if call.name.endswith(":coalesced"):
+            ends[batch] = call.state
+        elif batch in ends:
+            calls[place] = msgspec.structs.replace(call, state=ends[batch])
+    return calls
+
+
+def _by_group(
+    entries: Sequence[dict[Any, Any]], config: Mapping[Any, Any], status: Mapping[Any, Any]
+) -> tuple[dict[str, list[int]], dict[str, str]]:
+    """Each group with the places of its entries, and the key by which pg_status knows it."""
+    groups: dict[str, list[int]] = {}
     ids: dict[str, str] = {}
-    for one in entries:
+    for place, one in enumerate(entries):
         name = _group_name(one)
         if name not in groups and len(groups) == MOST_GROUPS:
             raise NotPlain(f"it tells of more than {MOST_GROUPS} process groups")
-        groups.setdefault(name, deque(maxlen=KEPT_ENTRIES)).append(one)
+        groups.setdefault(name, []).append(place)
         ids[name] = str(_number(one, "pg_id", 0))
+    for name, number in _without_entries(groups, ids, config, status).items():
+        groups[name] = []
+        if number:
+            ids[name] = number
     return groups, ids
+
+
+def _without_entries(
+    groups: Mapping[str, Sequence[int]], ids: Mapping[str, str], config: Mapping[Any, Any], status: Mapping[Any, Any]
+) -> dict[str, str]:
+    """Groups that only pg_config tells of, with their keys in pg_status: both count the groups in the order in which they were made,
+    where names are numbers. "" where they don't fit to each other, or to the entries."""
+    names = {name: _name_of_config(name, told) for name, told in config.items() if isinstance(name, str) and name}
+    told = {name.partition(":")[0] for name in groups}
+    found = {full: "" for name, full in names.items() if name not in told}
+    numbers = [one for one in status if isinstance(one, str) and one.isdecimal()]
+    if len(names) == len(numbers) == len(status) and all(map(str.isdecimal, names)):
+        keys = dict(zip(sorted(names, key=int), sorted(numbers, key=int), strict=True))
+        if all(keys.get(name.partition(":")[0], one) == one for name, one in ids.items()):
+            found = {full: keys[name] for name, full in names.items() if full in found}
+    return dict(list(found.items())[: MOST_GROUPS - len(groups)])
+
+
+def _name_of_config(name: str, told: Any) -> str:
+    description = _text(told, "desc") if isinstance(told, dict) else ""
+    return ":".join(filter(None, (_cut(name), description)))
 
 
 def _group_name(entry: Mapping[Any, Any]) -> str:
@@ -111,7 +167,11 @@ def _group_name(entry: Mapping[Any, Any]) -> str:
 
 
 def _group(
-    name: str, entries: Sequence[dict[Any, Any]], status: Mapping[Any, Any], config: Mapping[Any, Any]
+    name: str,
+    entries: Sequence[dict[Any, Any]],
+    calls: Sequence[Collective],
+    status: Mapping[Any, Any],
+    config: Mapping[Any, Any],
 ) -> RecordedGroup:
     def last(which: str) -> int | None:
         # -1: none yet.
@@ -124,8 +184,20 @@ def _group(
         last_enqueued=last("enqueued"),
         last_started=last("started"),
         last_completed=last("completed"),
-        entries=tuple(map(_collective, entries)),
+        entries=tuple(_without_stale(calls, last("completed") or 0))[-KEPT_ENTRIES:],
+        places=tuple(_number(one, "record_id", 0) for one in entries)[-KEPT_ENTRIES:],
     )
+
+
+def _without_stale(calls: Sequence[Collective], last_completed: int) -> Iterator[Collective]:
+    """Of a dump that leaves out what is done, the calls of a batch of sends and receives stay when its end is left out."""
+    sizes = Counter(one.number for one in calls if one.point_to_point)
+    collectives = max((one.number for one in calls if not one.point_to_point), default=0)
+    for one in calls:
+        batch = one.point_to_point and sizes[one.number] > 1
+        if batch and collectives < last_completed >= one.number and one.state != "completed":
+            one = msgspec.structs.replace(one, state="completed")
+        yield one
 
 
 def _collective_at(number: int, entries: Sequence[dict[Any, Any]]) -> int:
@@ -148,12 +220,14 @@ def _ranks(config: Mapping[Any, Any]) -> tuple[int, ...]:
 
 
 def _collective(entry: dict[Any, Any]) -> Collective:
-    between_two = entry.get("is_p2p") is True
+    name = _text(entry, "profiling_name")
+    # gloo has no events that tell; it retires what is done, or has failed. A call of NCCL is also retired when it timed out.
+    retired = name.startswith("gloo:") and entry.get("retired") is True
     return Collective(
         number=_sequence(entry),
-        name=_text(entry, "profiling_name"),
-        state=_text(entry, "state"),
-        point_to_point=between_two,
+        name=name,
+        state="completed" if retired else _text(entry, "state"),
+        point_to_point=entry.get("is_p2p") is True,
         shapes=tuple(_shape(one) for one in _items(entry, "input_sizes")[:64]),
         dtypes=tuple(_cut(one) for one in _items(entry, "input_dtypes")[:64] if isinstance(one, str)),
         created=_created(entry),

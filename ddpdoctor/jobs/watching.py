@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -78,6 +79,7 @@ async def watch(job: Job, processes: Processes, host: str, seconds: int = SECOND
         job=job.name,
         world_size=job.world_size or 0,
         backend=backend_of(job),
+        groups=max((_groups_of(one.pid, proc) for one in job.ranks), default=0),
         ranks=tuple(sorted(ranks, key=lambda one: one.rank)),
         between=round(second.seconds - first.seconds, 3),
         hidden=tuple(hidden),
@@ -154,6 +156,12 @@ def _gone(one: Process, looks: Sequence[Seen]) -> str:
     if last is not None:
         return f"{last.state}: {ENDED_WORDS}" if last.state in ENDED else ""
     return "it ended while it was looked at" if one.pid in looks[0].glances else "no such process"
+
+
+def _groups_of(pid: int, proc: Proc) -> int:
+    """By the thread that each group starts, gloo's for groups of more than one rank, NCCL's once it is used."""
+    names = Counter(name for _, name in proc.thread_names(pid))
+    return max(names["gloo_tcp_loop"], names["pt_nccl_watchdg"])
 
 
 def backend_of(job: Job) -> str:

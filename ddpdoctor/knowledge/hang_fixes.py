@@ -51,16 +51,20 @@ def look_on_other_hosts(hang: Hang) -> tuple[Fix, ...]:
     )
 
 
-def record_next_time() -> Fix:
-    """The flight recorder must be told before the job starts."""
-    return Fix(
-        "Let the next run record its collectives, so that the rank that falls behind is known: set these for all ranks, and"
-        " after a hang give the folder to `ddpdoctor jobs --hang --dumps`",
-        (
-            "export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
-            "export TORCH_NCCL_DUMP_ON_TIMEOUT=1",
-            'mkdir -p "$HOME/nccl-dumps" && export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$HOME/nccl-dumps/rank_"'
-            ' TORCH_FR_DUMP_TEMP_FILE="$HOME/nccl-dumps/rank_"',
+def record_next_time(hang: Hang) -> tuple[Fix, ...]:
+    """The flight recorder must be told before the job starts. Whose dumps are here has it on."""
+    if hang.recorded:
+        return ()
+    return (
+        Fix(
+            "Let the next run record its collectives, so that the rank that falls behind is known: set these for all ranks, and"
+            " after a hang give the folder to `ddpdoctor jobs --hang --dumps`",
+            (
+                "export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+                "export TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+                'mkdir -p "$HOME/nccl-dumps" && export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$HOME/nccl-dumps/rank_"'
+                ' TORCH_FR_DUMP_TEMP_FILE="$HOME/nccl-dumps/rank_"',
+            ),
         ),
     )
 

@@ -9,8 +9,9 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.hang import Collective, Frame, Hang, RasCount, Recorded, RecordedGroup
-from ddpdoctor.knowledge.hang_places import pythons, torchs
+from ddpdoctor.facts.hang import Collective, Frame, Hang, RasCount
+from ddpdoctor.knowledge.hang_members import Key, Member, all_ranks, call_name, members_of, where_called
+from ddpdoctor.knowledge.hang_waits import Even, Lag, waits_of
 from ddpdoctor.wording import ranks_named
 
 SAME_SHAPES: Final = (
@@ -31,17 +32,20 @@ class Sign(Enum):
     """What the records of one group come to."""
 
     MISMATCH = "at the same number, ranks called different collectives"
-    BEHIND = "some ranks have not called what others have"
+    BEHIND = "some ranks have not called what others have, or not done it"
+    CIRCLE = "ranks wait for each other in different groups"
     EVEN = "all have called the same, and it is not done"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of one process group, or communicator, as far as they tell of a hang.
+    """What the records tell of a hang, with the group that shows it.
 
     ranks: those that fell behind, or differ from the most (all of them, if nobody is the majority). calls: with MISMATCH what was
     called by whom, the majority first. number: of the collective that is not done; 0 with RAS, which doesn't tell.
     call: its name. frame: where the others called it. last: where the first of `ranks` made its last call.
-    missing: members of the group of which there is no record. waited: seconds since the call when the dump was written.
+    missing: ranks without a record that aren't among `ranks`. waited: seconds since the call when the dump was written.
+    lags: with BEHIND from dumps, each of `ranks` by itself. waiting: all that wait for them, also by way of others. unsure: the same
+    as `ranks`, where some of them may wait for another of them in a way that isn't recorded.
     """
 
     sign: Sign
@@ -57,6 +61,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     waited: float = 0.0
     nccl: bool = False
     source: str = "flight recorder"
+    lags: tuple[Lag, ...] = ()
+    waiting: tuple[int, ...] = ()
+    unsure: tuple[int, ...] = ()
 
     @property
     def timed_out(self) -> bool:
@@ -65,9 +72,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_of(hang: Hang) -> Record | None:
-    """The group that tells most: where calls differ, else where ranks fell behind, else where all wait. None where no record
-    tells of a hang: none is there, all is done, or the backend doesn't say whether it is (gloo's stay "scheduled")."""
-    found = [one for one in (*_by_groups(hang), *_by_communicators(hang)) if one]
+    """What tells most: where calls differ, else who fell behind, else where all wait. None where no record tells of a hang: none is
+    there, or all is done."""
+    found = [one for one in (*_by_groups(hang), _by_waits(hang), *_by_communicators(hang)) if one]
     order = list(Sign)
     return min(found, key=lambda one: (order.index(one.sign), one.number), default=None)
 
@@ -84,70 +91,87 @@ def counts_move(hang: Hang) -> bool:
     return any(one.second and one.first != one.second for one in hang.counts)
 
 
-def where_called(call: Collective) -> Frame | None:
-    """The innermost frame that isn't torch's or Python's."""
-    return next((one for one in call.frames if not torchs(one) and not pythons(one)), None)
+def _by_waits(hang: Hang) -> Record | None:
+    """Over all groups: a rank may wait in one for a rank that waits in another."""
+    found = waits_of(hang.recorded, hang.world_size)
+    if found.lags:
+        return behind(found.lags, found.waiting, found.silent, found.unsure)
+    if found.even:
+        return _even(found.even, found.silent)
+    if found.circle:
+        return Record(sign=Sign.CIRCLE, group="", ranks=found.circle, waiting=found.waiting, missing=found.silent)
+    return None
+
+
+def behind(
+    lags: Sequence[Lag], waiting: tuple[int, ...], silent: tuple[int, ...], unsure: tuple[int, ...] = ()
+) -> Record:
+    """Of ranks that keep others waiting, at least one."""
+    first = lags[0]
+    same = [one for one in lags if (one.group, one.call, one.number) == (first.group, first.call, first.number)]
+    return Record(
+        sign=Sign.BEHIND, group=first.group, ranks=unsure or tuple(one.rank for one in lags),
+        others=tuple(sorted({rank for one in same for rank in one.others})), number=first.number, call=first.call,
+        frame=first.frame, last=first.last, missing=tuple(rank for rank in silent if rank not in unsure), waited=max(one.waited for one in lags), nccl=first.nccl,
+        lags=tuple(lags), waiting=waiting, unsure=unsure,
+    )  # fmt: skip
+
+
+def _even(even: Even, silent: tuple[int, ...]) -> Record:
+    return Record(
+        sign=Sign.EVEN, group=even.group, ranks=even.ranks, number=even.call.number, call=call_name(even.call.name),
+        frame=where_called(even.call), missing=silent, waited=even.waited, nccl=even.call.name.startswith("nccl:"),
+    )  # fmt: skip
 
 
 def _by_groups(hang: Hang) -> Iterable[Record | None]:
-    names = dict.fromkeys(group.group for one in hang.recorded for group in one.groups)
-    for name in names:
-        members = {
-            one.rank: (one, group)
-            for one in hang.recorded
-            for group in one.groups
-            if group.group == name and _tells(group)
-        }
-        yield _of_group(name, members, hang.world_size)
+    """Where ranks of one group have called different things at the same number."""
+    groups = members_of(hang.recorded, all_ranks(hang.recorded, hang.world_size))
+    for key, members in groups.items():
+        yield _mismatch(key, members, groups)
 
 
-def _tells(group: RecordedGroup) -> bool:
-    """An empty buffer may also mean that nothing was to be recorded."""
-    return bool(group.entries) or group.last_enqueued is not None
-
-
-def _of_group(name: str, members: Mapping[int, tuple[Recorded, RecordedGroup]], world_size: int) -> Record | None:
-    called = {
-        rank: {one.number: one for one in group.entries if not one.point_to_point}
-        for rank, (_, group) in members.items()
-    }
-    should = next((group.ranks for _, group in members.values() if group.ranks), ()) or (
-        tuple(range(world_size)) if name.startswith("0:") or name == "0" else ()
-    )
-    missing = tuple(rank for rank in should if rank not in members)
-    differ = _mismatch(name, called, missing)
-    if differ:
-        return differ
-    lasts = {rank: max(group.last_enqueued or 0, max(called[rank], default=0)) for rank, (_, group) in members.items()}
-    if not any(lasts.values()):
-        return None
-    least, most = min(lasts.values()), max(lasts.values())
-    if least < most:
-        return _behind(name, members, called, lasts, missing)
-    return _even(name, members, called, most, missing)
-
-
-def _mismatch(name: str, called: Mapping[int, Mapping[int, Collective]], missing: tuple[int, ...]) -> Record | None:
+def _mismatch(key: Key, members: Mapping[int, Member], groups: Mapping[Key, Mapping[int, Member]]) -> Record | None:
+    called = {rank: {number: made.call for number, made in one.collectives.items()} for rank, one in members.items()}
     for number in sorted({number for calls in called.values() for number in calls}):
         by_rank = {rank: calls[number] for rank, calls in called.items() if number in calls}
         words = _told_apart(by_rank)
         if len(set(words.values())) < 2:
             continue
-        calls, odd = _majority(words)
+        plain = len({call_name(one.name) for one in by_rank.values()}) > 1
+        calls, odd = _majority(words, _elsewhere(key, number, groups, plain=plain))
         most = calls[0][1]
         return Record(
-            sign=Sign.MISMATCH, group=name, ranks=odd, others=tuple(one for one in most if one not in odd), calls=calls,
+            sign=Sign.MISMATCH, group=key[0], ranks=odd, others=tuple(one for one in most if one not in odd), calls=calls,
             number=number, call=calls[0][0], frame=where_called(by_rank[most[0]]), last=where_called(by_rank[odd[-1]]),
-            missing=missing,
+            missing=tuple(rank for rank in key[1] if rank not in members),
         )  # fmt: skip
     return None
 
 
-def _majority(words: Mapping[int, str]) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]:
-    """What was called by whom, the majority first; and those that differ from it, or all if there is none."""
-    counted = Counter(words.values()).most_common()
-    calls = tuple((word, tuple(sorted(rank for rank in words if words[rank] == word))) for word, _ in counted)
-    tied = counted[0][1] == counted[1][1]
+def _elsewhere(key: Key, number: int, groups: Mapping[Key, Mapping[int, Member]], *, plain: bool) -> Counter[str]:
+    """What groups of the same purpose and size have called at this number: they do the same for other ranks. plain: by name alone."""
+    purpose = key[0].partition(":")[2]
+    counted: Counter[str] = Counter()
+    for other, members in groups.items():
+        if other == key or not purpose or other[0].partition(":")[2] != purpose or len(other[1]) != len(key[1]):
+            continue
+        by_rank = {rank: one.collectives[number].call for rank, one in members.items() if number in one.collectives}
+        told = _told_apart(by_rank) if by_rank else {}
+        words = {call_name(one.name) for one in by_rank.values()} if plain else set(told.values())
+        counted.update(words if len(words) == 1 else ())
+    return counted
+
+
+def _majority(
+    words: Mapping[int, str], elsewhere: Mapping[str, int]
+) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]:
+    """What was called by whom, the majority first; and those that differ from it, or all if there is none. elsewhere: how often other
+    groups have called each, which decides where as many have called one thing as another."""
+    weights = {word: (count, elsewhere.get(word, 0)) for word, count in Counter(words.values()).items()}
+    counted = sorted(weights, key=lambda word: weights[word], reverse=True)
+    calls = tuple((word, tuple(sorted(rank for rank in words if words[rank] == word))) for word in counted)
+    tied = weights[counted[0]] == weights[counted[1]]
     return calls, tuple(sorted(rank for word, ranks in calls for rank in ranks if tied or word != calls[0][0]))
 
 
@@ -159,75 +183,10 @@ def _told_apart(by_rank: Mapping[int, Collective]) -> dict[int, str]:
     return {rank: f"{names[rank]} {_shape(one)}".strip() for rank, one in by_rank.items()}
 
 
-def call_name(name: str) -> str:
-    """ "nccl:all_reduce" without the backend."""
-    return name.rpartition(":")[2]
-
-
 def _shape(call: Collective) -> str:
     shapes = ["x".join(map(str, shape)) or "scalar" for shape in call.shapes]
     types = list(dict.fromkeys(call.dtypes))
     return f"{'/'.join(types)}[{', '.join(shapes[:3])}{', ...' if len(shapes) > 3 else ''}]" if shapes or types else ""
-
-
-def _behind(
-    name: str,
-    members: Mapping[int, tuple[Recorded, RecordedGroup]],
-    called: Mapping[int, Mapping[int, Collective]],
-    lasts: Mapping[int, int],
-    missing: tuple[int, ...],
-) -> Record:
-    least = min(lasts.values())
-    ranks = tuple(sorted(rank for rank in lasts if lasts[rank] == least))
-    others = tuple(sorted(rank for rank in lasts if lasts[rank] > least))
-    next_call = next((called[rank][least + 1] for rank in others if least + 1 in called[rank]), None)
-    own = next((called[rank][least] for rank in ranks if least in called[rank]), None)
-    return Record(
-        sign=Sign.BEHIND, group=name, ranks=ranks, others=others, number=least + 1,
-        call=call_name(next_call.name) if next_call else "",
-        frame=where_called(next_call) if next_call else None,
-        last=where_called(own) if own else None,
-        missing=missing, waited=_waited(least + 1, others, members, called),
-        nccl=next_call is not None and _open(next_call),
-    )  # fmt: skip
-
-
-def _even(
-    name: str,
-    members: Mapping[int, tuple[Recorded, RecordedGroup]],
-    called: Mapping[int, Mapping[int, Collective]],
-    number: int,
-    missing: tuple[int, ...],
-) -> Record | None:
-    """NCCL's entries say whether they are done; the first that isn't is the one that all wait in."""
-    open_calls = {
-        rank: min((one.number for one in calls.values() if _open(one)), default=0) for rank, calls in called.items()
-    }
-    waiting = {rank: first for rank, first in open_calls.items() if first}
-    if not waiting:
-        return None
-    first = min(waiting.values())
-    rank = min(rank for rank in waiting if waiting[rank] == first)
-    call = called[rank][first]
-    return Record(
-        sign=Sign.EVEN, group=name, ranks=tuple(sorted(members)), number=first, call=call_name(call.name),
-        frame=where_called(call), missing=missing, waited=_waited(first, waiting, members, called), nccl=True,
-    )  # fmt: skip
-
-
-def _open(call: Collective) -> bool:
-    return call.name.startswith("nccl:") and call.state != "completed"
-
-
-def _waited(
-    number: int,
-    ranks: Iterable[int],
-    members: Mapping[int, tuple[Recorded, RecordedGroup]],
-    called: Mapping[int, Mapping[int, Collective]],
-) -> float:
-    """The longest that one of them had been in that collective when its dump was written."""
-    calls = [(members[rank][0], called[rank][number]) for rank in ranks if number in called[rank]]
-    return max((dump.written - one.created for dump, one in calls if dump.written and one.created), default=0.0)
 
 
 def _by_communicators(hang: Hang) -> Iterable[Record | None]:
@@ -270,7 +229,7 @@ def _of_counts(name: str, kinds: Mapping[int, tuple[tuple[str, int], ...]]) -> R
         call = _ahead_in(kinds[ranks[0]], kinds[others[0]])
         return Record(sign=Sign.BEHIND, group=name, ranks=ranks, others=others, call=call, source=RAS)
     words = {rank: ", ".join(f"{kind} {count}" for kind, count in begun) for rank, begun in kinds.items()}
-    calls, odd = _majority(words)
+    calls, odd = _majority(words, {})
     return Record(sign=Sign.MISMATCH, group=name, ranks=odd, calls=calls, source=RAS)
 
 

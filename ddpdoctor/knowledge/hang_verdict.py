@@ -15,7 +15,8 @@ from ddpdoctor.facts.base import NotKnown
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.knowledge.hang_company import CHECKPOINTS, Stand, Standing, having, stands_of, worker_idle, worker_moves
 from ddpdoctor.knowledge.hang_places import FORWARD, Place, Where
-from ddpdoctor.knowledge.hang_recorded import Record, Sign, counts_move, not_dumped, record_of
+from ddpdoctor.knowledge.hang_recorded import Record, Sign, behind, counts_move, not_dumped, record_of
+from ddpdoctor.knowledge.hang_waits import How
 from ddpdoctor.registry import requires
 from ddpdoctor.wording import ranks_named
 
@@ -43,6 +44,11 @@ class Kind(str, Enum):
     TIMED_OUT = "nccl-watchdog-timeout"
     EXIT = "exit-hang"
     STALLED = "collective-stalled"
+
+
+KIND_OF: Final = {
+    Sign.MISMATCH: Kind.DESYNC, Sign.BEHIND: Kind.BEHIND, Sign.CIRCLE: Kind.DESYNC, Sign.EVEN: Kind.STALLED,
+}  # fmt: skip
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +120,7 @@ def _recorded_only(hang: Hang, stands: Sequence[Stand]) -> Verdict | None:
             return None
         raise NotKnown(f"{missing}: {ITS_DUMP}" if missing else _even_words(hang))
     culprits = tuple(one for one in stands if one.number in record.ranks)
-    kind = {Sign.MISMATCH: Kind.DESYNC, Sign.BEHIND: Kind.BEHIND, Sign.EVEN: Kind.STALLED}[record.sign]
+    kind = KIND_OF[record.sign]
     if record.timed_out and kind is not Kind.DESYNC:
         kind = Kind.TIMED_OUT
     return Verdict(kind=kind, culprits=culprits, record=record)
@@ -128,7 +134,7 @@ def _all_done(hang: Hang) -> bool:
 def _even_words(hang: Hang) -> str:
     if hang.recorded:
         ranks = ranks_named(one.rank for one in hang.recorded)
-        return f"the flight recorders have the same calls on {ranks}; gloo's don't say whether they are done"
+        return f"by the flight recorders of {ranks}, none waits for another; gloo's don't record sends and receives"
     return "all ranks have begun the same collectives, by NCCL's RAS: it doesn't say whether they are done"
 
 
@@ -245,7 +251,7 @@ def _all_wait(
     stands: Sequence[Stand], left: tuple[Stand, ...], unseen: tuple[Stand, ...], hang: Hang
 ) -> Verdict | None:
     waiting = having(stands, Standing.WAITS, Standing.PERHAPS)
-    record = record_of(hang)
+    record = _without_those_that_wait(record_of(hang), waiting)
     if not waiting:
         still = left and not any(one.progress for one in left)
         return Verdict(kind=Kind.EXIT, culprits=left, unseen=unseen) if still else None
@@ -262,13 +268,34 @@ def _all_wait(
     if len(places) == 1 or all(one.place.where is Where.PAIR for one in waiting):
         kind = Kind.TIMED_OUT if record and record.timed_out else Kind.STALLED
         return Verdict(kind=kind, culprits=waiting, places=places, unseen=unseen, record=record)
+    if hang.groups > 1:
+        # Different calls may belong to different groups by design: then most ranks say nothing about which is wrong.
+        return Verdict(kind=Kind.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
     return _apart(waiting, places, unseen)
+
+
+def _without_those_that_wait(record: Record | None, waiting: tuple[Stand, ...]) -> Record | None:
+    """Without ranks that only seem to keep the others waiting: their stacks show that they wait themselves, in what no dump tells
+    of. gloo doesn't record sends, receives and the making of groups; a rank without a dump may not have come to write it."""
+    if record is None or not record.lags:
+        return record
+    unrecorded = {one.number for one in waiting if one.place.where in (Where.PAIR, Where.GROUP)}
+    here = {one.number for one in waiting}
+    lags = tuple(
+        one for one in record.lags
+        if one.rank not in (here if one.how is How.SILENT else unrecorded if not one.nccl else ())
+    )  # fmt: skip
+    if len(lags) == len(record.lags):
+        return record
+    return behind(lags, record.waiting, record.missing) if lags else None
 
 
 def _by_record(record: Record, waiting: tuple[Stand, ...], unseen: tuple[Stand, ...]) -> Verdict:
     culprits = tuple(one for one in waiting if one.number in record.ranks)
     others = tuple(one for one in waiting if one.number not in record.ranks)
-    kind = Kind.DESYNC if record.sign is Sign.MISMATCH else Kind.TIMED_OUT if record.timed_out else Kind.BEHIND
+    kind = KIND_OF[record.sign]
+    if record.timed_out and kind is not Kind.DESYNC:
+        kind = Kind.TIMED_OUT
     return Verdict(kind=kind, culprits=culprits, waiting=others, places=_places(waiting), unseen=unseen, record=record)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -14,11 +14,13 @@ from ddpdoctor.knowledge.hang_company import Stand, Standing, bytes_moved, cores
 from ddpdoctor.knowledge.hang_places import Place, Where, pythons, torchs, worker_place
 from ddpdoctor.knowledge.hang_recorded import Record
 from ddpdoctor.knowledge.hang_verdict import ITS_DUMP, Verdict
+from ddpdoctor.knowledge.hang_waits import How, Lag
 from ddpdoctor.wording import human, listed, plural, ranks_named
 
 MOST_FRAMES: Final = 6
 MOST_OF_LIBRARIES: Final = 3
 MOST_SHOWN: Final = 4
+RECORDER: Final = "flight recorder"
 ORDERS: Final = {"nccl": ("NCCL", "10 minutes"), "gloo": ("gloo", "30 minutes")}
 """Timeouts of a process group unless the script says otherwise."""
 
@@ -223,16 +225,28 @@ def of_record(record: Record, hang: Hang) -> list[Evidence]:
             )
             for call, members in record.calls[:MOST_SHOWN]
         ]
-    elif record.others:
-        call = f"{record.call} number {record.number}" if record.number else record.call or "an operation"
-        line = f" at {file_line(record.frame)}" if record.frame else ""
-        ahead, behind = numbers_named(record.others, hang), numbers_named(record.ranks, hang)
-        found = [Evidence(f"{group}: {ahead} called {call}{line}, {behind} did not", record.source)]
-        if record.last:
+    elif record.lags:
+        found = [one for lags in lags_alike(record) for one in _of_lags(lags, hang)]
+        others = set(record.waiting) - {rank for lag in record.lags for rank in lag.others}
+        if others:
             found.append(
-                Evidence(f"the last call of {behind} was at {record.last.path}:{record.last.line}", record.source)
+                Evidence(
+                    f"{numbers_named(others, hang)} wait{'s' if len(others) == 1 else ''} for ranks that wait for {'it' if len(record.ranks) == 1 else 'them'}",
+                    record.source,
+                )
             )
-    elif record.number:
+    elif record.others:
+        call = record.call or "an operation"
+        ahead, lagging = numbers_named(record.others, hang), numbers_named(record.ranks, hang)
+        found = [Evidence(f"{group}: {ahead} called {call}, {lagging} did not", record.source)]
+    elif record.waiting:
+        found = [
+            Evidence(
+                f"each of {numbers_named(record.ranks, hang)} waits for another one of them, in different groups",
+                record.source,
+            )
+        ]
+    elif record.call:
         call = f"{record.call} number {record.number}"
         found = [
             Evidence(
@@ -242,6 +256,50 @@ def of_record(record: Record, hang: Hang) -> list[Evidence]:
     if record.waited:
         found.append(Evidence(f"it had waited {record.waited:.0f} s when the dump was written", record.source))
     return found
+
+
+def lags_alike(record: Record) -> list[tuple[Lag, ...]]:
+    """Those together that keep the same ranks waiting in the same call, at most a few."""
+    alike: dict[tuple[object, ...], list[Lag]] = {}
+    for one in record.lags:
+        alike.setdefault((one.how, one.group, one.call, one.number, one.others), []).append(one)
+    return [tuple(lags) for lags in alike.values()][:MOST_SHOWN]
+
+
+def _of_lags(lags: Sequence[Lag], hang: Hang) -> Iterator[Evidence]:
+    first = lags[0]
+    call = f"{first.call} number {first.number}{f' at {file_line(first.frame)}' if first.frame else ''}"
+    who, others = numbers_named((one.rank for one in lags), hang), numbers_named(first.others, hang)
+    text = {
+        How.ABSENT: f"{others} called {call}, {who} did not",
+        How.STUCK: f"{others} {'has' if len(first.others) == 1 else 'have'} done {call}, {who} called it and {'has' if len(lags) == 1 else 'have'} not",
+        How.SILENT: f"{others} called {call}; of {who} there is no dump",
+    }[first.how]
+    yield Evidence(f"group {first.group}: {text}", RECORDER)
+    if first.last:
+        yield Evidence(
+            f"the last call of {numbers_named([first.rank], hang)} was at {first.last.path}:{first.last.line}", RECORDER
+        )
+
+
+def lags_named(lags: Sequence[Lag], hang: Hang) -> str:
+    """ "rank 1 never called all_reduce number 7 of group 3:tp (train.py:40), where ranks 0 and 2 wait"."""
+    first = lags[0]
+    who, others = numbers_named((one.rank for one in lags), hang), ranks_named(first.others)
+    end = "the other end of " if "->" in first.call or "<-" in first.call else ""
+    call = f"{first.call} number {first.number}{_of_group(first.group)}"
+    line = f" ({file_line(first.frame)})" if first.frame else ""
+    waits = f"wait{'s' if len(first.others) == 1 else ''}"
+    if first.how is How.STUCK:
+        has, have = ("has" if len(some) == 1 else "have" for some in (lags, first.others))
+        return f"{who} {has} not done {call}{line}, which {others} {have}: {'its GPU' if len(lags) == 1 else 'their GPUs'} failed, or stands still"
+    if first.how is How.SILENT:
+        return f"no dump of {who}: {others} {waits} for {'it' if len(lags) == 1 else 'them'} in {call}{line}"
+    return f"{who} never called {end}{call}{line}, where {others} {waits}"
+
+
+def _of_group(group: str) -> str:
+    return "" if group.partition(":")[0] == "0" else f" of group {group}"
 
 
 def _called_at(frame: Frame | None) -> str:

@@ -200,6 +200,17 @@ def by_hand(
 
 
 @contextmanager
+def scripted(folder: Path, script: Path, ranks: int, settings: Mapping[str, str]) -> Iterator[RunningJob]:
+    """Each rank for itself, with another script."""
+    with _job(folder) as job:
+        shutil.copy(script, job.folder / "train.py")
+        for rank in range(ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            job.start([sys.executable, "train.py"], _settings(job, None, {**place, **settings}))
+        yield job
+
+
+@contextmanager
 def started_by_itself(
     folder: Path,
     ranks: int = 2,

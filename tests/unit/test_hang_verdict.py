@@ -90,6 +90,22 @@ def test_over_gloo(ranks: list[WatchedRank], expected: tuple[Kind, tuple[int, ..
 
 
 @pytest.mark.parametrize(
+    "stacks",
+    [
+        (collective("all_reduce", 40), collective("all_reduce", 40), collective("broadcast", 44)),
+        (backward(), backward(), collective("barrier", 41)),
+        (collective("send", 50), collective("all_reduce", 40), collective("all_reduce", 40)),
+    ],
+)
+def test_in_a_job_of_several_groups_no_stack_says_who_is_wrong(stacks: tuple[tuple[Frame, ...], ...]) -> None:
+    ranks = [rank(number, stack) for number, stack in enumerate(stacks)]
+    assert kind_and_ranks(*ranks, groups=3) == (Kind.STALLED, (0, 1, 2))
+    found = verdict_of(hang(*ranks))
+    assert found
+    assert found.kind is not Kind.STALLED
+
+
+@pytest.mark.parametrize(
     ("ranks", "expected"),
     [
         ([rank(0, own("main", 41), **SPINS), rank(1, own("main", 41), **SPINS)], (Kind.STALLED, (0, 1))),
