@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
-from ddpdoctor.checkpoints.kinds.recognised import quoted
 from ddpdoctor.ownership import user_name
+from ddpdoctor.shell import quoted
 from ddpdoctor.wording import human
 
 _LONGEST_NAME = 255

@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddpdoctor.checkpoints.errors import Untrusted
-from ddpdoctor.checkpoints.kinds.recognised import quoted
 from ddpdoctor.checkpoints.writing.holding import Held
 from ddpdoctor.ownership import Foothold, access_list, foothold_of_file, trusted_users, user_name
+from ddpdoctor.shell import quoted
 
 
 def ensure_trusted(file: int, name: str, held: Held) -> None:
