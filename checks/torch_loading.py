@@ -164,7 +164,7 @@ def _other(soname: str, patient: Patient, machine: Maybe[Machine]) -> Fix:
     if debian and (apt or distribution in ("rhel", "rocky", "almalinux", "centos", "fedora")):
         install = f"sudo apt-get install {debian}" if apt else f"sudo dnf install {fedora}"
         return by_root(f"Install the system's package that brings {soname}", (install,))
-    search = f"apt-file search -- {shlex.quote(soname)}" if apt else f"dnf provides {shlex.quote(f'*/{soname}')}"
+    search = f"apt-file search {shlex.quote(soname)}" if apt else f"dnf provides {shlex.quote(f'*/{soname}')}"
     return Fix(f"Find out which of the system's packages brings {soname}, and have it installed", (search,))
 
 
