@@ -12,11 +12,16 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Finding, Severity
-from ddpdoctor.registry import Check, Result, diagnose
+from ddpdoctor.registry import Check, Result, Why, diagnose
+
+MAX_UNANSWERED = 1 / 3
+"""Of the checks that had something to look at: where more could not be tested, nothing is said of the whole."""
+FEW_UNANSWERED = 3
+"""Whoever chooses two or three checks sees of each what it came to."""
 
 
 class Verdict(str, Enum):
-    """The whole in a word; `unknown` where not a single check reached a verdict."""
+    """The whole in a word; `unknown` where no check reached a verdict, or of a whole host too few did."""
 
     OK = "ok"
     WARN = "warn"
@@ -56,6 +61,19 @@ class Examination(msgspec.Struct, frozen=True):
         return [result.check.slug for result in self.results if result.passed]
 
     @property
+    def unanswered(self) -> tuple[int, int]:
+        """How many checks could not be tested, for want of a fact or of their own fault, and how many had something to look at."""
+        whys = [result.not_tested.why if result.not_tested else None for result in self.results]
+        return len(whys) - whys.count(None) - whys.count(Why.NOT_APPLICABLE), len(whys) - whys.count(Why.NOT_APPLICABLE)
+
+    @property
+    def conclusion(self) -> Verdict:
+        """The verdict on the host: none where nothing fails, and too many checks could not be tested."""
+        unanswered, all_of_them = self.unanswered
+        too_few = unanswered >= max(FEW_UNANSWERED, MAX_UNANSWERED * all_of_them)
+        return Verdict.UNKNOWN if too_few and self.verdict is not Verdict.FAIL else self.verdict
+
+    @property
     def verdict(self) -> Verdict:
         severities = {severity for _, severity, _ in self.findings}
         for severity, verdict in ((Severity.FAIL, Verdict.FAIL), (Severity.WARN, Verdict.WARN)):
@@ -82,5 +100,14 @@ def node_names(examinations: Sequence[Examination]) -> list[str]:
 
 def overall(examinations: Sequence[Examination]) -> Verdict:
     """The worst verdict; one host without any is worse than a warning elsewhere, and not as bad as a failure."""
+    return _worst(one.verdict for one in examinations)
+
+
+def conclusion(examinations: Sequence[Examination]) -> Verdict:
+    """The same of whole hosts: see `Examination.conclusion`."""
+    return _worst(one.conclusion for one in examinations)
+
+
+def _worst(verdicts: Iterable[Verdict]) -> Verdict:
     order = [Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN, Verdict.OK]
-    return min((one.verdict for one in examinations), key=order.index, default=Verdict.UNKNOWN)
+    return min(verdicts, key=order.index, default=Verdict.UNKNOWN)

@@ -91,7 +91,7 @@ def check(
     else:
         context = context or _begin(python, quick, checkpoints or (), checks)
         taken, problems = [seen or look(context, _groups(checks))], []
-    from ddpdoctor.examination import examine, overall
+    from ddpdoctor.examination import conclusion, examine
 
     examinations = [examine(one, nproc, checks) for one in taken]
     if fixing:
@@ -116,7 +116,7 @@ def check(
         )
         raise typer.Exit(treat(examinations[0], checks, wish))
     _print(examinations, problems, as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
-    code = overall(examinations).exit_code(strict=strict)
+    code = conclusion(examinations).exit_code(strict=strict)
     raise typer.Exit(2 if problems and code == 0 else code)
 
 
@@ -187,9 +187,11 @@ def _print(
     quiet: bool,
 ) -> None:
     if as_json:
+        from ddpdoctor.examination import conclusion
         from ddpdoctor.report.contract import build_report, to_json
 
-        print(to_json(build_report("check", examinations, problems, with_facts=verbose)))
+        of_all = conclusion(examinations)
+        print(to_json(build_report("check", examinations, problems, with_facts=verbose, of_all=of_all)))
     elif as_markdown:
         from ddpdoctor.report.markdown import to_markdown
 

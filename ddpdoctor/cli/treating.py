@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.cli.asking import ask
 from ddpdoctor.cli.progress import StatusLine
 from ddpdoctor.cli.stopping import Stopped
-from ddpdoctor.examination import Examination, overall
+from ddpdoctor.examination import Examination
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.report.terminal import make_console, show, verdict_line
 from ddpdoctor.report.treatment_terminal import show_case, show_outcome, show_treatments, source_path
@@ -209,8 +209,8 @@ def _end(examination: Examination, told: list[Treatment], proof: Proof | None, w
     if wish.as_json:
         from ddpdoctor.report.contract import build_report, to_json
 
-        report = build_report("check", [examination], with_facts=wish.verbose)
+        report = build_report("check", [examination], with_facts=wish.verbose, of_all=examination.conclusion)
         print(to_json(msgspec.structs.replace(report, treatments=tuple(told))))
     unconfirmed = any(one.state is State.NOT_CONFIRMED for one in told)
-    code = overall([examination]).exit_code(strict=wish.strict)
+    code = examination.conclusion.exit_code(strict=wish.strict)
     return 1 if unconfirmed else code

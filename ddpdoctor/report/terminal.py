@@ -8,7 +8,7 @@ from typing import TextIO
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from ddpdoctor.examination import Examination, Verdict, node_names, overall
+from ddpdoctor.examination import Examination, Verdict, conclusion, node_names
 from ddpdoctor.findings import Evidence, Finding, Fix, Severity
 from ddpdoctor.registry import Check, Why
 from ddpdoctor.report.plain import one_line, plain
@@ -45,7 +45,7 @@ def show(
     for one, name in zip(examinations, node_names(examinations), strict=True):
         if quiet:
             _show_lines(console, one, f"{one_line(name)}: " if len(examinations) > 1 else "")
-        elif len(examinations) > 1 and not verbose and one.verdict is Verdict.OK:
+        elif len(examinations) > 1 and not verbose and one.conclusion is Verdict.OK:
             console.print(Hanging(Text("OK", VERDICT_STYLES[Verdict.OK]), Text(f"{one_line(name)}: {_counts(one)}"), 6))
             console.print()
         else:
@@ -57,7 +57,7 @@ def show(
 
 def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = ()) -> Text:
     """The whole in one sentence, which never says "fine" of what was not tested; of several hosts, each by name."""
-    verdict = overall(examinations)
+    verdict = conclusion(examinations)
     if problems and verdict is not Verdict.FAIL:
         verdict = Verdict.UNKNOWN
     line = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict])
@@ -80,13 +80,22 @@ def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = 
 def _outcome(one: Examination) -> str:
     if one.verdict is Verdict.UNKNOWN:
         return "No verdict: not a single check could be judged"
+    found = _found(one)
+    if one.conclusion is Verdict.UNKNOWN:
+        unanswered, all_of_them = one.unanswered
+        few = f"No verdict: {unanswered} of {all_of_them} checks that had something to look at could not be tested"
+        return f"{few}; {found} so far" if found else few
+    return found or "Nothing wrong was found"
+
+
+def _found(one: Examination) -> str:
     severities = [severity for _, severity, _ in one.findings]
     parts = []
     if fails := severities.count(Severity.FAIL):
         parts.append(plural(fails, "problem") + " that will stop or spoil training")
     if warns := severities.count(Severity.WARN):
         parts.append(plural(warns, "warning"))
-    return " and ".join(parts) or "Nothing wrong was found"
+    return " and ".join(parts)
 
 
 def _counts(one: Examination) -> str:
