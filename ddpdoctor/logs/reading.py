@@ -89,6 +89,8 @@ def read_stream(
     except (OSError, Damaged) as error:
         problem = problem or _words(error)
     scan.end()
+    if scan.left_out:
+        gathered.notes.append(_left_out(name, sorted(map(unwrapped.number, scan.left_out))))
     problem = problem or (NO_TEXT if raw.bytes and not scan.bytes else "")
     if problem == NO_TEXT and (packed := how_to_unpack(first, name)):
         problem = f"{NO_TEXT}: {packed}"
@@ -184,6 +186,13 @@ def _lines(pieces: Iterator[bytes], unwrapped: Unwrapped) -> Iterator[bytes]:
     first = next(pieces, b"")
     whole = _with(first, pieces)
     return unwrapped.lines(whole) if is_objects(first) else whole
+
+
+def _left_out(name: str, lines: Sequence[int]) -> str:
+    """What is said of lines of which not all was read."""
+    several = f" and {len(lines) - 1} more lines are" if len(lines) > 1 else " is"
+    which = "the input" if name == STDIN else name
+    return f"line {lines[0]:,} of {which}{several} so long that not all that stands between beginning and end was read"
 
 
 def _words(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -29,6 +30,10 @@ MOST_REMEMBERED: Final = 1 << 16
 """Bytes at the end of a block, and of the file, in which every line counts as the latest of its rank."""
 LABELS: Final = 300
 """Bytes at the start of a line in which its labels stand."""
+
+MOST_PIECES: Final = 256
+"""Pieces of a line, each with something in it, that are read whatever comes."""
+LAST_HITS: Final = 16
 
 CLOCK: Final = re.compile(rb"\d:\d\d:\d")
 
@@ -66,6 +71,10 @@ class FileScan:
         self._head = Labelled("")
         self._head_key = b""
         """Of the line that began in an earlier block."""
+        self._pieces_of_one = 0
+        """Pieces that were read of the part of a line, between two carriage returns, that is at hand."""
+        self.left_out: set[int] = set()
+        """Numbers of the lines of which some was not read."""
         self.bytes = 0
         self.lines = 0
 
@@ -231,11 +240,16 @@ class FileScan:
         goes_on = self._goes_on(start)
         head: Labelled | None = None
         at = 0
+        segment = start if goes_on else -1
         while at < len(hits):
-            first = at
             begin = max(text.rfind(b"\r", start, hits[at][1]) + 1, start)
             stop = text.find(b"\r", hits[at][2], end)
             stop = end if stop < 0 else stop
+            if begin != segment:
+                segment, self._pieces_of_one = begin, 0
+            if stop - begin > MOST_OF_A_LINE:
+                at = self._after_what_is_left_out(hits, at, stop)
+            first = at
             own = key if begin == start else key + key_of(text, begin, stop)
             if stop - begin > MOST_OF_A_LINE:
                 begin = max(hits[at][1] - MOST_OF_A_LINE // 4, begin)
@@ -249,6 +263,16 @@ class FileScan:
             begin = max(text.rfind(b"\r", start, end) + 1, end - MOST_OF_A_LINE, start)
             head = None if begin == start else head or self._head_of(text, start, end)
             self._piece(text, begin, end, head, key, [])
+
+    def _after_what_is_left_out(self, hits: list[Hit], at: int, stop: int) -> int:
+        """Of a part without an end, as a line of megabytes is, which hit is read next: after many only the last in each block."""
+        self._pieces_of_one += 1
+        if self._pieces_of_one <= MOST_PIECES:
+            return at
+        behind = bisect_left(hits, stop, at, key=lambda hit: hit[1])
+        if behind - LAST_HITS > at:
+            self.left_out.add(self.lines + 1)
+        return max(at, behind - LAST_HITS)
 
     def _head_of(self, text: bytes, start: int, end: int) -> Labelled:
         return self._head if self._goes_on(start) else self._judge.labelled(text[start : min(start + LABELS, end)])

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.facts.log import LogLine
+from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.logs import scanning
 from ddpdoctor.logs.judging_lines import MOST_OF_A_LINE, LineJudge
 from ddpdoctor.logs.reading import read_logs
 from ddpdoctor.logs.wanted import vocabulary
+from ddpdoctor.registry import all_checks
 
 SAYS = "loss: nan CUDA out of memory. Error: x"
 SHAPES: dict[str, Callable[[int], str]] = {
@@ -85,3 +86,53 @@ def test_a_level_is_looked_for_in_few_steps(filler: str) -> None:
     """As a pattern that can split its text in several ways each of these lines would take a second."""
     text = "".join(f"{filler * (900 // len(filler))} Error: {number}\n" for number in range(200))
     assert len(read_logs(["-"], stdin=io.BytesIO(text.encode())).files) == 1
+
+
+ENDLESS = 3 << 20
+"""Bytes of one line."""
+
+
+def pieces_read(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Log, int]:
+    """What was made of it, and how many pieces of lines were judged."""
+    count = 0
+    read = LineJudge.read
+
+    def counted(self: LineJudge, *arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        return read(self, *arguments, **options)
+
+    monkeypatch.setattr(LineJudge, "read", counted)
+    return read_logs(["-"], stdin=io.BytesIO(text.encode())), count
+
+
+@pytest.mark.parametrize("text", [SAYS, " ".join(sign.text for check in all_checks() for sign in check.log_signs)])
+def test_of_a_line_of_megabytes_some_is_left_out_and_that_is_said(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = f"{text} " * (ENDLESS // len(text))
+    end = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error."
+    log, count = pieces_read(f"first\n{line}{end}\n{SAYS}\n", monkeypatch)
+    blocks = ENDLESS // scanning.BLOCK + 2
+    assert count <= scanning.MOST_PIECES + scanning.LAST_HITS * blocks + 10
+    assert [note for note in log.notes if note.startswith("line 2 of the input is so long")]
+    assert any("Bus error" in one.line.text for one in log.sightings)
+
+
+@pytest.mark.parametrize("between", ["\r", "\n", "\r\n"])
+def test_a_progress_bar_is_no_such_line(between: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it gets without a newline, what is written over each time is a line of its own."""
+    bar = "".join(
+        f"{at % 100}%|###   | {at}/100 [00:01<00:09, 3.2it/s, loss: {at}.3]{between}" for at in range(ENDLESS // 60)
+    )
+    error = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error."
+    log, _ = pieces_read(bar + error + between + bar, monkeypatch)
+    assert not log.notes
+    assert any("Bus error" in one.line.text for one in log.sightings)
+
+
+@pytest.mark.parametrize("filler", ["x", "[", "7", " ", "\0", "\x1b[", '{"a": [', "│", "\n", "\r"])
+def test_what_stands_behind_megabytes_of_nothing_is_read(filler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error."
+    log, count = pieces_read(filler * (ENDLESS // len(filler.encode())) + "\n" + error + "\n", monkeypatch)
+    assert any("Bus error" in one.line.text for one in log.sightings)
+    assert count < 10
+    assert not log.notes
