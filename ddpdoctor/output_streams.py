@@ -49,8 +49,10 @@ def _is_file(path: str) -> bool:
 
 
 def _open(path: str, mode: int) -> int | None:
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return None  # To write over a folder fails by itself.
+    if stat.S_ISREG(mode):
+        return None
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
         raise OSError(errno.EINVAL, "a disk or a socket is there, and no file")
     try:

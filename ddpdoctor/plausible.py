@@ -23,7 +23,7 @@ from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment, IgnoredLine, Setting, UnreadableFile
 from ddpdoctor.facts.extensions import Apex, Extension, SharedObject
 from ddpdoctor.facts.firewall import Firewall
-from ddpdoctor.facts.gpus import Gpu
+from ddpdoctor.facts.gpus import Gpu, MigInstance
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.machine import Machine
@@ -32,7 +32,7 @@ from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Listener, Network, Resolution
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
-from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.facts.processes import Place, Process, Processes
 from ddpdoctor.facts.rdma import Gid, RdmaPort
 from ddpdoctor.facts.remedies import Remedy
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
@@ -93,8 +93,7 @@ FIELDS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {
         **_all(_PATH, "python", "prefix", "site_packages", "user_site", "libstdcxx_path"),
         "version": "a version",
         "pip_version": "a version",
-        "chosen_by": _FREE,
-        "detail": _FREE,
+        **_all(_FREE, "chosen_by", "detail", "asked_as"),
     },
     Torch: {
         **_all("a version", "version", "cuda", "hip"),
@@ -105,7 +104,7 @@ FIELDS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {
     Libraries: _all(_PATH, "search_path", "preload", "missing", "glibcxx_path"),
     Library: _all(_PATH, "soname", "path", "real_path"),
     Extension: {"package": "a word", "version": "a version", "location": _PATH},
-    SharedObject: {"path": _PATH, **_all(_FREE, "undefined", "error")},
+    SharedObject: {"path": _PATH, **_all(_FREE, "module", "needed", "missing", "undefined", "glibcxx", "error")},
     Apex: {"location": _PATH, "version": _FREE},
     Toolchain: {**_all(_PATH, "cuda_home", "ninja", "apex_source"), **_all(_FREE, "max_jobs", "arch_list")},
     Nvcc: {"path": _PATH, "version": "a version", "found_by": _FREE, "error": _FREE},
@@ -117,15 +116,18 @@ FIELDS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {
         **_all(_PATH, "device_nodes", "unreadable_nodes", "libcuda_path", "nvml_path"),
         **_all(_FREE, "cuda_end", "nvml_message", "nvml_end"),
     },
-    Gpu: _all(_FREE, "error"),
+    Gpu: _all(_FREE, "name", "error"),
+    MigInstance: _all(_FREE, "name"),
     KernelLog: _all(_FREE, "source"),
     KernelLine: _all(_FREE, "text"),
-    Container: _all(_FREE, "nvidia_visible_devices", "nvidia_driver_capabilities"),
+    Container: _all(
+        _FREE, "nvidia_visible_devices", "nvidia_driver_capabilities", "toolkit", "docker", "docker_runtimes"
+    ),
     Machine: {"kernel": "a version", "architecture": "a word", "os_name": _FREE, "kernel_command_line": _FREE},
     SharedMemory: _all(_PATH, "stale"),
     Segment: {"path": _PATH, "user": _FREE, "wanted_by": _FREE},
     Disks: _all(_PATH, "unanswered", "removed"),
-    Disk: _all(_PATH, "path", "mount"),
+    Disk: {**_all(_PATH, "path", "mount"), "purpose": _FREE},
     Environment: {**_all(_PATH, "configuration_files", "file_init"), "undecodable": "a setting's name"},
     Setting: {"name": "a setting's name", "value": _FREE, "origin": _PATH},
     UnreadableFile: {"path": _PATH, "reason": _FREE},
@@ -134,9 +136,10 @@ FIELDS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {
     Gid: {"gid": _ADDRESS, "interface": "an interface's name"},
     Processes: _all(_FREE, "unseen"),
     Process: {
-        **_all(_FREE, "user", "name", "command", "executable", "marks", "unit", "waits_in"),
+        **_all(_FREE, "user", "name", "command", "executable", "marks", "unit", "container", "waits_in"),
         **_all(_PATH, "shared_memory", "writes_to"),
     },
+    Place: _all(_FREE, "source"),
     hang.Frame: _all(_FREE, "function", "path"),
     CheckpointFile: {
         "path": _PATH,
@@ -170,17 +173,23 @@ FIELDS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {
     fleet.Collective: _all(_FREE, "words"),
     fleet.Phase: _all(_FREE, "reason"),
     smoke.Smoke: {**_all(_PATH, "python", "folder"), **_all(_FREE, "chosen", "gpus_passed_over", "problem")},
-    smoke.RankRun: {"host": _PLACE, **_all(_FREE, "words", "step", "calls", "last_line", "stack", "stack_source")},
+    smoke.RankRun: {
+        "host": _PLACE,
+        **_all(_FREE, "words", "step", "calls", "last_line", "stack", "stack_source", "device"),
+    },
     smoke.Stage: _all(_FREE, "words"),
     smoke.Call: _all(_FREE, "call"),
     smoke.Leftovers: {"processes": _FREE, **_all(_PATH, "shared_memory", "unclaimed", "files")},
     smoke.Scaling: _all(_FREE, "larger", "problem"),
-    smoke.Speed: _all(_FREE, "problem"),
+    smoke.Speed: _all(_FREE, "way", "problem"),
     hang.Hang: _all(_FREE, "dumps", "refused", "ras", "hidden"),
-    hang.WatchedRank: _all(_FREE, "gone"),
-    hang.Look: _all(_FREE, "others", "waits_in"),
-    hang.Recorded: _all(_FREE, "file"),
-    log.Log: _all(_FREE, "notes"),
+    hang.WatchedRank: _all(_FREE, "gone", "host"),
+    hang.Look: _all(_FREE, "others", "source", "state", "waits_in"),
+    hang.Recorded: _all(_FREE, "file", "host", "version"),
+    hang.RecordedGroup: _all(_FREE, "group"),
+    hang.Collective: _all(_FREE, "name", "state", "dtypes"),
+    hang.RasCount: _all(_FREE, "communicator", "host", "first", "second", "status"),
+    log.Log: _all(_FREE, "notes", "hosts"),
     log.LogFile: _all(_FREE, "name", "problem"),
     log.Sighting: _all(_FREE, "sign", "words"),
     log.LogLine: _all(_FREE, "text", "host"),
