@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 ROOT: Final = 0
+EVERYBODY: Final = "everybody"
 MAX_LINKS: Final = 40
 """Symbolic links on one way, as in the kernel."""
 
@@ -210,7 +211,7 @@ def _foothold_of(
     if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX and is_sticky_safe):
         return None
     if mode & stat.S_IWOTH and not stat.S_ISCHR(mode):
-        return Foothold(path, uid, "everybody")
+        return Foothold(path, uid, EVERYBODY)
     if mode & stat.S_IWGRP and (others := _others_of_group(path if file is None else file, status, trusted)):
         return Foothold(path, uid, others)
     return None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpdoctor.cli.progress import StatusLine
+from ddpdoctor.ownership import ROOT
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.patient.asking import ask
 from ddpdoctor.probes.patient.choice import choose_python
@@ -68,9 +69,10 @@ def begin(
 
 
 def say_as_whom(path: str, chosen_by: str) -> None:
-    """Tell root where the environment has led to what others could have put there, and what is done about it."""
+    """Tell where the environment, or the working folder, has led to what others could have put there, and what is done about it."""
+    otherwise = f" ({OPTION} before the command runs everything as root.)" if os.geteuid() == ROOT else ""
     for remark in remarks(path, chosen_by, os.environ):
-        typer.echo(f"ddpdoctor: {remark}. ({OPTION} before the command runs everything as root.)", err=True)
+        typer.echo(f"ddpdoctor: {remark}.{otherwise}", err=True)
 
 
 def refuse_others_python(path: str, chosen_by: str) -> None:

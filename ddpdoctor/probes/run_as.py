@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ddpdoctor.ownership import ROOT, Foothold, foothold_on, user_name
+from ddpdoctor.ownership import EVERYBODY, ROOT, Foothold, foothold_on, user_name, writers_of_folder
 from ddpdoctor.redaction import is_secret_name, redact_text
 
 OPTION: Final = "--as-root"
@@ -24,6 +24,8 @@ NO_HOME: Final = "/"
 OF_A_SESSION: Final = re.compile(r"^(?:SUDO_|SSH_|XDG_|DBUS_|GPG_|KRB5)|^(?:MAIL|XAUTHORITY|DISPLAY|OLDPWD)$")
 """Settings of a login, which are of no use to another user."""
 LEADS_TO_CODE: Final = re.compile(r"^(?:LD_|PYTHON|NCCL_|CUDA_|HOME$)")
+
+NOT_IMPORTED: Final = "nothing is imported from this folder, since others could have put modules here"
 
 _SEPARATORS: Final = re.compile(r"[:;,=\s]+")
 _FOLDERS: Final = re.compile("[:;]")
@@ -125,9 +127,9 @@ def sudo(identity: Identity) -> str:
 
 
 def remarks(python: str, chosen_by: str, environ: Mapping[str, str]) -> list[str]:
-    """What root is to know of what the environment has led to: sentences, none where all of it is root's."""
+    """What is to be known of what the environment has led to: sentences, none where all of it is root's, or the user's own."""
     if not is_wary():
-        return []
+        return [NOT_IMPORTED] if working_folder_for(None) and not _is_gone() else []
     try:
         identity = identity_for([python])
     except NotRunError as error:
@@ -147,7 +149,7 @@ def remarks(python: str, chosen_by: str, environ: Mapping[str, str]) -> list[str
         whom = f"what runs as root or {identity.name}" if identity else "what runs as root"
         found.append(f"left out of the settings of {whom}, though a job would have them: {', '.join(left_out)}")
     if working_folder_for(identity) and not _is_gone():
-        found.append("nothing is imported from this folder, since others could have put modules here")
+        found.append(NOT_IMPORTED)
     return found
 
 
@@ -203,17 +205,31 @@ def _suspect(name: str, part: str, is_list: bool, trusted: Sequence[int]) -> Foo
     is_elsewhere = name == "PATH" or not is_list or (name in ("LD_PRELOAD", "LD_AUDIT") and "/" not in part)
     if is_elsewhere and not part.startswith("/"):
         return None
+    is_looked_in = is_list or LEADS_TO_CODE.search(name) is not None
     try:
-        return _foothold(part or ".", *trusted)
+        return _foothold(part or ".", *trusted) or (_writers(part or ".", *trusted) if is_looked_in else None)
     except (NotRunError, ValueError):
         return Foothold(part, -1, "users that can't be found out")
 
 
+def _writers(folder: str, *trusted: int) -> Foothold | None:
+    """Who else may put new names there, be it a sticky folder, as /tmp: modules and libraries are found by their names."""
+    return writers_of_folder(folder, trusted) if os.path.isdir(folder) else None  # noqa: PTH112 (also of a name that is none)
+
+
 def working_folder_for(identity: Identity | None) -> str | None:
-    """The folder to run in: None for the current one, / where others could have put something there."""
-    if not is_wary():
+    """The folder to run in: None for the current one, / where others could have put something there.
+
+    For root whoever could; for an ordinary user everybody and its owner. Those of a group that share a folder run each other's
+    code there anyway.
+    """
+    if _Trust.everybody:
         return None
     try:
-        return "/" if _foothold(".", *((identity.uid,) if identity else ())) else None
+        if os.geteuid() != ROOT:
+            found = writers_of_folder(".")
+            return "/" if found and found.writers in ("", EVERYBODY) else None
+        trusted = (identity.uid,) if identity else ()
+        return "/" if _foothold(".", *trusted) or _writers(".", *trusted) else None
     except (NotRunError, OSError):
         return "/"

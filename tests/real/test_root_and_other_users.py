@@ -102,6 +102,37 @@ def test_a_package_of_torchs_name_in_her_folder_is_not_run_either(shared: Path, 
     assert "torch-shadowed" in {finding["slug"] for finding in report["findings"]}
 
 
+@pytest.mark.parametrize("in_package", [False, True])
+def test_modules_in_a_sticky_folder_are_run_by_nobody(shared: Path, ada: User, eve: User, in_package: bool) -> None:
+    """As in /tmp, where everybody may put new names, and in a folder of hers that ada looks at."""
+    hers = shared / "hers"
+    mark = f"import os; open('{shared}/ran-as-%d' % os.geteuid(), 'a').close()"
+    names = "torch/__init__" if in_package else "numpy sympy typing_extensions"
+    eve.does(
+        f"mkdir {hers}; chmod 755 {hers}\n"
+        f"for folder in {shared} {hers}; do for name in {names}; do\n"
+        f'  mkdir -p $(dirname $folder/$name); echo "{mark}" > $folder/$name.py\n'
+        "done; done"
+    )
+    for folder in (shared, hers):
+        _, said = facts_of("check", "--json", "--python", sys.executable, cwd=folder)
+        assert "nothing is imported from this folder" in said
+        done = ada.ddpdoctor("check", "--json", cwd=folder)
+        assert "nothing is imported from this folder, since others could have put modules here.\n" in done.stderr
+        assert ran_as(shared) == set()
+        assert ("torch-shadowed" in {one["slug"] for one in json.loads(done.stdout)["findings"]}) == in_package
+
+
+def test_an_ordinary_users_own_folders_and_her_groups_are_imported_from(shared: Path, ada: User) -> None:
+    for mode in ("700", "755", "775"):
+        mark = f"open('{shared}/ran-as-%d' % __import__('os').geteuid(), 'a').close()"
+        ada.does(f'mkdir -p {shared}/adas; chmod {mode} {shared}/adas; echo "{mark}" > {shared}/adas/numpy.py')
+        done = ada.ddpdoctor("check", "--json", cwd=shared / "adas")
+        assert done.stderr == ""
+        assert ran_as(shared) == {ada.uid}
+        (shared / f"ran-as-{ada.uid}").unlink()
+
+
 def test_her_home_and_pythonpath_are_left_out(shared: Path, eve: User) -> None:
     """As sudo keeps HOME on some systems, and with -E all of it."""
     mark = f"import os; open('{shared}/ran-as-%d' % os.geteuid(), 'a').close()"
