@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 
 ROOT: Final = 0
 EVERYBODY: Final = "everybody"
+FIRST_GROUP_OF_USERS: Final = 100
+"""Groups below are the system's own, as Debian's staff, which may write to /usr/local: nobody's first one."""
 MAX_LINKS: Final = 40
 """Symbolic links on one way, as in the kernel."""
 
@@ -229,6 +231,8 @@ def _others_of_group(file: int | str, status: os.stat_result, trusted: frozenset
         group = grp.getgrgid(gid)
     except KeyError:
         return f"the group {gid}"
+    if gid < FIRST_GROUP_OF_USERS and not group.gr_mem:
+        return ""
     for uid in trusted:
         try:
             user = pwd.getpwuid(uid)

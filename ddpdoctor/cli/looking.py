@@ -17,7 +17,7 @@ from ddpdoctor.ownership import ROOT
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.patient.asking import ask
 from ddpdoctor.probes.patient.choice import choose_python
-from ddpdoctor.probes.run_as import OPTION, NotRunError, identity_for, remarks, sudo
+from ddpdoctor.probes.run_as import OPTION, NotRunError, code_of, identity_for, remarks, sudo
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.snapshot import Snapshot
@@ -82,12 +82,12 @@ def refuse_others_python(path: str, chosen_by: str) -> None:
         typer.Exit: with the command to run instead.
     """
     try:
-        identity = identity_for([path])
+        identity = identity_for(code_of(path))
         again = shlex.join(["ddpdoctor", *sys.argv[1:]])
         words = (
             ""
             if identity is None
-            else f"it belongs to {identity.name}. Run it as {identity.name}:\n  {sudo(identity)} {again}"
+            else f"it, or what it loads, belongs to {identity.name}. Run it as {identity.name}:\n  {sudo(identity)} {again}"
         )
     except NotRunError as error:
         words = str(error)

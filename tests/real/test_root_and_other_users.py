@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,30 @@ def test_an_environment_that_everybody_may_write_is_not_run(hers: Path, shared: 
     assert ran_as(shared) == set()
     assert "may be written by everybody" in str(snapshot["patient"])
     assert "--as-root" in said
+
+
+@pytest.mark.parametrize("sticky", [0, 0o1000])
+def test_roots_environment_into_which_everybody_may_put_packages_is_not_run(
+    shared: Path, eve: User, sticky: int
+) -> None:
+    """Her .pth is run when the interpreter starts; all else is root's."""
+    folder = shared / "roots"
+    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", folder], check=True)
+    site = folder / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    site.chmod(0o777 | sticky)
+    mark = f"import os; open('{shared}/ran-as-%d' % os.geteuid(), 'a').close()"
+    eve.does(f'echo "{mark}" > {site}/mark.pth')
+    snapshot, said = facts_of("snapshot", "--python", str(folder))
+    assert ran_as(shared) == set()
+    assert f"{site} may be written by everybody" in said
+    assert "may be written by everybody" in str(snapshot["patient"])
+    assert ddpdoctor("smoke", "--python", str(folder)).returncode == 2
+    assert ran_as(shared) == set()
+    # What is hers there alone is run as her.
+    site.chmod(0o755)
+    snapshot, said = facts_of("snapshot", "--python", str(folder))
+    assert ran_as(shared) == {eve.uid}
+    assert f"which loads what belongs to {eve.name}" in said
 
 
 def test_a_torch_in_her_folder_is_told_and_not_run(shared: Path, eve: User) -> None:
