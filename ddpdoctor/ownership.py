@@ -163,7 +163,7 @@ def foothold_of_file(file: int, path: str, trusted: Collection[int] | None = Non
 
 def who_misleads(file: int, path: str | os.PathLike[str]) -> Foothold | None:
     """Find out whether somebody else has led root to a file that they may not read, as by a link to a secret of root's; None
-    if not. What anybody may read, and what is theirs, is no secret.
+    if not. What anybody may read where it lies, and what is theirs, is no secret.
 
     Args:
         file: opened at that path.
@@ -171,7 +171,7 @@ def who_misleads(file: int, path: str | os.PathLike[str]) -> Foothold | None:
     if os.geteuid() != ROOT:
         return None
     status = os.fstat(file)
-    if status.st_mode & stat.S_IROTH or not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(status.st_mode) or (status.st_mode & stat.S_IROTH and _is_reached_by_all(file)):
         return None
     try:
         found = foothold_on(path, (ROOT,))
@@ -181,6 +181,15 @@ def who_misleads(file: int, path: str | os.PathLike[str]) -> Foothold | None:
         return None
     is_theirs = status.st_uid != ROOT if found.writers else status.st_uid == found.uid
     return None if is_theirs else found
+
+
+def _is_reached_by_all(file: int) -> bool:
+    """Whether all folders on the way to an open file may be entered by everybody."""
+    try:
+        path = Path(os.readlink(f"/proc/self/fd/{file}"))  # noqa: PTH115
+        return all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
+    except OSError:
+        return False
 
 
 def _parts(path: str) -> list[str]:

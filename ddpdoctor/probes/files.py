@@ -5,28 +5,54 @@ import errno
 import os
 import stat
 from os.path import exists, isdir, isfile
+from typing import Final
 
-__all__ = ["exists", "isdir", "isfile", "open_regular", "read_start"]
+FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+__all__ = ["NotRegularError", "exists", "isdir", "isfile", "open_regular", "read_start"]
+
+
+class NotRegularError(OSError):
+    """It is a named pipe, a device or the like, as its mode says."""
+
+    def __init__(self, mode: int) -> None:
+        super().__init__(errno.EINVAL, "not a regular file")
+        self.mode = mode
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """Open a regular file to read it. Neither a named pipe nor a device can hold us up, or is as much as opened, unless
-    somebody puts it there just now; nor would it be read then.
+    """Open a regular file to read it. Neither a named pipe nor a device is opened, which by itself could hold us up or, as with a
+    watchdog, have the host started anew: not even one that somebody puts there just now.
 
     Returns:
         The descriptor, which is the caller's to close.
     Raises:
-        OSError: it can't be opened, or isn't a regular file.
+        NotRegularError: it isn't a regular file.
+        OSError: it can't be opened.
         ValueError: no file can have that name.
     """
-    _check(os.stat(path))  # noqa: PTH116 (pathlib is slow to import)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        _check(os.fstat(place))
+        descriptor = _open(f"/proc/self/fd/{place}")
+        if descriptor is not None:
+            return descriptor
+    finally:
+        os.close(place)
+    descriptor = os.open(path, FLAGS)  # There is no /proc here.
     try:
         _check(os.fstat(descriptor))
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _open(path: str) -> int | None:
+    try:
+        return os.open(path, FLAGS)
+    except FileNotFoundError:
+        return None
 
 
 def read_start(path: str | os.PathLike[str], most: int) -> bytes:
@@ -41,4 +67,4 @@ def read_start(path: str | os.PathLike[str], most: int) -> bytes:
 
 def _check(facts: os.stat_result) -> None:
     if not stat.S_ISREG(facts.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file")
+        raise NotRegularError(facts.st_mode)
