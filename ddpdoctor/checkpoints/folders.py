@@ -14,7 +14,7 @@ import msgspec
 from ddpdoctor.checkpoints.kinds.own_files import is_own
 from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of
 from ddpdoctor.checkpoints.rank_files import rank_files
-from ddpdoctor.probes.files import read_start
+from ddpdoctor.regular_files import read_start
 
 __all__ = ["expand", "index_names", "rank_files", "shards_of"]
 

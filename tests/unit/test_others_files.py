@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor import regular_files as files
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import Place, Process
 from ddpdoctor.jobs import flight_recorder
@@ -23,7 +24,7 @@ from ddpdoctor.jobs.mapped_nccl import mapped_nccl
 from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.logs.reading import read_logs
 from ddpdoctor.ownership import who_misleads
-from ddpdoctor.probes import environment, files
+from ddpdoctor.probes import environment
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, opened
 from ddpdoctor.probes.proc import Proc

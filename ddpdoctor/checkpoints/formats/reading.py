@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Damaged, NotACheckpoint, Refused
-from ddpdoctor.probes.files import NotRegularError, open_regular
+from ddpdoctor.regular_files import NotRegularError, open_regular
 
 PIECE = 1 << 20
 """Bytes read at a time where much is read."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.probes.files import open_regular
+from ddpdoctor.regular_files import open_regular
 
 HEAD = 4096
 """Bytes at the front of a file that are looked at first."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ddpdoctor.checkpoints.kinds.own_files import recognise_own
 from ddpdoctor.checkpoints.kinds.recognised import BUSY, Glance, Recognised, mode_of, quoted
-from ddpdoctor.probes.files import NotRegularError
+from ddpdoctor.regular_files import NotRegularError
 
 LEGACY = Recognised(kind="legacy", called="a PyTorch checkpoint (format before torch 1.6)")
 _MAGIC = 0x1950A86A20F9469CFC6C

@@ -32,7 +32,7 @@ from ddpdoctor.checkpoints.writing.undo_words import (
     refused_for,
     stuck,
 )
-from ddpdoctor.probes.files import open_regular
+from ddpdoctor.regular_files import open_regular
 from ddpdoctor.wording import plural
 
 

@@ -14,7 +14,7 @@ from ddpdoctor.checkpoints.kinds.recognised import quoted
 from ddpdoctor.checkpoints.writing import journal
 from ddpdoctor.checkpoints.writing.holding import Held, opened_folder
 from ddpdoctor.checkpoints.writing.journal import State, undo_file
-from ddpdoctor.probes.files import open_regular
+from ddpdoctor.regular_files import open_regular
 from ddpdoctor.wording import human
 
 A_COPY = "Write a new file instead: add -o and its name to the same command"
