@@ -83,11 +83,14 @@ def refuse_others_python(path: str, chosen_by: str) -> None:
     """
     try:
         identity = identity_for(code_of(path))
-        again = shlex.join(["ddpdoctor", *sys.argv[1:]])
+        # Neither sudo nor a login keeps the setting that led there.
+        named = () if chosen_by == "--python" else ("--python", path)
+        again = shlex.join(["ddpdoctor", *sys.argv[1:], *named])
         words = (
             ""
             if identity is None
-            else f"it, or what it loads, belongs to {identity.name}. Run it as {identity.name}:\n  {sudo(identity)} {again}"
+            else f"it, or what it loads, belongs to {identity.name}. Run it as {identity.name}:\n  {sudo(identity)} {again}\n"
+            f"Or, if nobody else uses this host, as in many containers:\n  {shlex.join(['ddpdoctor', OPTION, *sys.argv[1:]])}"
         )
     except NotRunError as error:
         words = str(error)

@@ -69,7 +69,8 @@ def test_roots_settings_that_are_secret_dont_reach_her(hers: Path, shared: Path,
 def test_commands_that_train_are_left_to_her(hers: Path, shared: Path, eve: User, command: list[str]) -> None:
     done = ddpdoctor(*command, environ={"VIRTUAL_ENV": str(hers)})
     assert done.returncode == 2
-    assert f"sudo -H -u {eve.name} ddpdoctor {' '.join(command)}" in done.stderr
+    assert f"sudo -H -u {eve.name} ddpdoctor {' '.join(command)} --python {hers}/bin/python\n" in done.stderr
+    assert f"  ddpdoctor --as-root {' '.join(command)}\n" in done.stderr
     assert ran_as(shared) == set()
 
 
