@@ -14,6 +14,9 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 ROOT: Final = 0
+EVERYBODY: Final = "everybody"
+FIRST_GROUP_OF_USERS: Final = 100
+"""Groups below are the system's own, as Debian's staff, which may write to /usr/local: nobody's first one."""
 MAX_LINKS: Final = 40
 """Symbolic links on one way, as in the kernel."""
 
@@ -160,7 +163,7 @@ def foothold_of_file(file: int, path: str, trusted: Collection[int] | None = Non
 
 def who_misleads(file: int, path: str | os.PathLike[str]) -> Foothold | None:
     """Find out whether somebody else has led root to a file that they may not read, as by a link to a secret of root's; None
-    if not. What anybody may read, and what is theirs, is no secret.
+    if not. What anybody may read where it lies, and what is theirs, is no secret.
 
     Args:
         file: opened at that path.
@@ -168,7 +171,7 @@ def who_misleads(file: int, path: str | os.PathLike[str]) -> Foothold | None:
     if os.geteuid() != ROOT:
         return None
     status = os.fstat(file)
-    if status.st_mode & stat.S_IROTH or not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(status.st_mode) or (status.st_mode & stat.S_IROTH and _is_reached_by_all(file)):
         return None
     try:
         found = foothold_on(path, (ROOT,))
@@ -178,6 +181,15 @@ def who_misleads(file: int, path: str | os.PathLike[str]) -> Foothold | None:
         return None
     is_theirs = status.st_uid != ROOT if found.writers else status.st_uid == found.uid
     return None if is_theirs else found
+
+
+def _is_reached_by_all(file: int) -> bool:
+    """Whether all folders on the way to an open file may be entered by everybody."""
+    try:
+        path = Path(os.readlink(f"/proc/self/fd/{file}"))  # noqa: PTH115
+        return all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
+    except OSError:
+        return False
 
 
 def _parts(path: str) -> list[str]:
@@ -210,7 +222,7 @@ def _foothold_of(
     if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX and is_sticky_safe):
         return None
     if mode & stat.S_IWOTH and not stat.S_ISCHR(mode):
-        return Foothold(path, uid, "everybody")
+        return Foothold(path, uid, EVERYBODY)
     if mode & stat.S_IWGRP and (others := _others_of_group(path if file is None else file, status, trusted)):
         return Foothold(path, uid, others)
     return None
@@ -228,6 +240,8 @@ def _others_of_group(file: int | str, status: os.stat_result, trusted: frozenset
         group = grp.getgrgid(gid)
     except KeyError:
         return f"the group {gid}"
+    if gid < FIRST_GROUP_OF_USERS and not group.gr_mem:
+        return ""
     for uid in trusted:
         try:
             user = pwd.getpwuid(uid)

@@ -14,6 +14,7 @@ import msgspec
 from ddpdoctor.checkpoints.kinds.own_files import is_own
 from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of
 from ddpdoctor.checkpoints.rank_files import rank_files
+from ddpdoctor.regular_files import read_start
 
 __all__ = ["expand", "index_names", "rank_files", "shards_of"]
 
@@ -129,11 +130,7 @@ def _begins_as_checkpoint(path: Path) -> bool:
     from ddpdoctor.checkpoints.kinds.recognition import is_legacy
 
     try:
-        # Neither a pipe nor a device is opened: their reader may wait for ever.
-        if not path.is_file():
-            return False
-        with path.open("rb", buffering=0) as file:
-            head = file.read(64)
+        head = read_start(path, 64)
     except OSError:
         return False
     return head.startswith(b"PK\3\4") or is_legacy(head)

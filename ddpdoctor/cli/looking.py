@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpdoctor.cli.progress import StatusLine
+from ddpdoctor.ownership import ROOT
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.patient.asking import ask
 from ddpdoctor.probes.patient.choice import choose_python
-from ddpdoctor.probes.run_as import OPTION, NotRunError, identity_for, remarks, sudo
+from ddpdoctor.probes.run_as import OPTION, NotRunError, code_of, identity_for, remarks, sudo
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.snapshot import Snapshot
@@ -68,9 +69,10 @@ def begin(
 
 
 def say_as_whom(path: str, chosen_by: str) -> None:
-    """Tell root where the environment has led to what others could have put there, and what is done about it."""
+    """Tell where the environment, or the working folder, has led to what others could have put there, and what is done about it."""
+    otherwise = f" ({OPTION} before the command runs everything as root.)" if os.geteuid() == ROOT else ""
     for remark in remarks(path, chosen_by, os.environ):
-        typer.echo(f"ddpdoctor: {remark}. ({OPTION} before the command runs everything as root.)", err=True)
+        typer.echo(f"ddpdoctor: {remark}.{otherwise}", err=True)
 
 
 def refuse_others_python(path: str, chosen_by: str) -> None:
@@ -80,12 +82,15 @@ def refuse_others_python(path: str, chosen_by: str) -> None:
         typer.Exit: with the command to run instead.
     """
     try:
-        identity = identity_for([path])
-        again = shlex.join(["ddpdoctor", *sys.argv[1:]])
+        identity = identity_for(code_of(path))
+        # Neither sudo nor a login keeps the setting that led there.
+        named = () if chosen_by == "--python" else ("--python", path)
+        again = shlex.join(["ddpdoctor", *sys.argv[1:], *named])
         words = (
             ""
             if identity is None
-            else f"it belongs to {identity.name}. Run it as {identity.name}:\n  {sudo(identity)} {again}"
+            else f"it, or what it loads, belongs to {identity.name}. Run it as {identity.name}:\n  {sudo(identity)} {again}\n"
+            f"Or, if nobody else uses this host, as in many containers:\n  {shlex.join(['ddpdoctor', OPTION, *sys.argv[1:]])}"
         )
     except NotRunError as error:
         words = str(error)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ddpdoctor.jobs.plain_pickles import LARGEST
 from ddpdoctor.ownership import who_misleads
-from ddpdoctor.probes.files import isdir
+from ddpdoctor.probes.files import isdir, open_regular
 
 MOST_LISTED = 50_000
 """Names that are looked at in one place."""
@@ -116,9 +116,8 @@ def contents(path: str) -> Contents:
         NotRead: it isn't one, is empty or too large, or may not be read.
     """
     try:
-        # Before it is opened: opening may already do something to a device, or to who waits at the other end of a FIFO.
         _check(Path(path).stat())
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
         with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor is no path)
             facts = os.fstat(descriptor)
             _check(facts)

@@ -23,6 +23,7 @@ from ddpdoctor.logs.scanning import BLOCK, FileScan
 from ddpdoctor.logs.vocabulary import Vocabulary
 from ddpdoctor.logs.wanted import vocabulary as usual_vocabulary
 from ddpdoctor.ownership import who_misleads
+from ddpdoctor.probes.files import NotRegularError, open_regular, read_start
 
 STDIN: Final = "-"
 NO_TEXT: Final = "this is no text, and so no log"
@@ -59,7 +60,7 @@ def read_logs(
             continue
         found = next(of_others)
         for name in found.files:
-            _read_file(name, words, gathered, progress, places[str(name)])
+            _read_file(name, words, gathered, progress, places[str(name)], is_named=name == Path(path))
         gathered.files += [LogFile(name=name, problem=why) for name, why in found.problems]
         gathered.notes += found.notes
     return gathered.log()
@@ -99,11 +100,14 @@ def read_stream(
     )
 
 
-def _read_file(path: Path, vocabulary: Vocabulary, gathered: Gathered, progress: Progress, place: Place) -> None:
+def _read_file(
+    path: Path, vocabulary: Vocabulary, gathered: Gathered, progress: Progress, place: Place, *, is_named: bool
+) -> None:
+    """is_named: on the command line, where it may be a pipe; else it lies in a folder that was."""
     try:
         if path.suffix in SOURCES:
             raise OSError(0, SOURCE)
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb", buffering=0) if is_named else os.fdopen(open_regular(path), "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if stat.S_ISCHR(status.st_mode) and not file.isatty() and status.st_rdev != os.stat(os.devnull).st_rdev:  # noqa: PTH116
                 raise OSError(0, DEVICE)
@@ -123,12 +127,12 @@ def _may_be_log(path: Path) -> bool:
     if path.suffix in SOURCES:
         return False
     try:
-        # Opening a pipe that nobody writes would wait for ever.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
-            sample = file.read(SAMPLE) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+        sample = read_start(path, SAMPLE)
+    except NotRegularError:
+        return False
     except OSError:
         return True
-    return sample is not None and (sample.startswith(GZIP) or bool(encoding_of(sample)) or is_text(sample))
+    return sample.startswith(GZIP) or bool(encoding_of(sample)) or is_text(sample)
 
 
 class _Counted:

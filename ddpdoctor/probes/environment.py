@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import re
-import stat
 import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -18,6 +17,7 @@ from ddpdoctor.facts.environment import Environment, IgnoredLine, Setting, Unrea
 from ddpdoctor.knowledge.known_settings import known_settings, read_by_nothing
 from ddpdoctor.ownership import who_misleads
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import open_regular
 from ddpdoctor.redaction import REDACTED, is_secret_name, legible, redact_facts, redact_text
 
 T = TypeVar("T")
@@ -143,14 +143,12 @@ def _content(context: Context, path: str) -> bytes | Unknown:
     """The file's bytes; only so many, and never of something that blocks, like a named pipe."""
     try:
         place = context.path(path) if path.startswith("/") else context.path(f"{os.getcwd()}/{path}")  # noqa: PTH109
-        descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if path == "/dev/null":
+            return b""
+        descriptor = open_regular(place)
     except (OSError, ValueError) as error:
         return Unknown(getattr(error, "strerror", None) or str(error))
     try:
-        if path == "/dev/null":
-            return b""
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return Unknown("not a regular file")
         if foothold := who_misleads(descriptor, place):
             return Unknown(f"not for everybody's eyes, and {foothold.words}")
         content = os.read(descriptor, MAX_FILE + 1)

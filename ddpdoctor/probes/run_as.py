@@ -11,9 +11,10 @@ import os
 import pwd
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from ddpdoctor.ownership import ROOT, Foothold, foothold_on, user_name
+from ddpdoctor.ownership import EVERYBODY, ROOT, Foothold, foothold_on, user_name, writers_of_folder
 from ddpdoctor.redaction import is_secret_name, redact_text
 
 OPTION: Final = "--as-root"
@@ -21,9 +22,19 @@ PATH_LIST: Final = re.compile(r"PATH$|^LD_(?:PRELOAD|AUDIT)$")
 """Names of settings that hold lists of folders or files, of which relative and empty ones count from the working folder."""
 NO_GROUP: Final = 65534
 NO_HOME: Final = "/"
+_PACKAGES: Final = "lib*/python3*/site-packages"
+LOADED: Final = (
+    "pyvenv.cfg",
+    "lib*/python3*",
+    *("local/lib/python3*/dist-packages", "lib/python3/dist-packages"),  # Debian's
+    *(f"{_PACKAGES}{name}" for name in ("", "/*.pth", "/sitecustomize*", "/usercustomize*", "/torch")),
+)
+"""What an interpreter loads, below its prefix."""
 OF_A_SESSION: Final = re.compile(r"^(?:SUDO_|SSH_|XDG_|DBUS_|GPG_|KRB5)|^(?:MAIL|XAUTHORITY|DISPLAY|OLDPWD)$")
 """Settings of a login, which are of no use to another user."""
 LEADS_TO_CODE: Final = re.compile(r"^(?:LD_|PYTHON|NCCL_|CUDA_|HOME$)")
+
+NOT_IMPORTED: Final = "nothing is imported from this folder, since others could have put modules here"
 
 _SEPARATORS: Final = re.compile(r"[:;,=\s]+")
 _FOLDERS: Final = re.compile("[:;]")
@@ -106,7 +117,30 @@ def identity_for(code: Iterable[str | os.PathLike[str]]) -> Identity | None:
     return identity_of(found.uid)
 
 
+def code_of(python: str) -> tuple[str, ...]:
+    """An interpreter, and what it loads from its environment, and from the one that this was made from, before it is asked
+    anything, and torch: each may be another user's where the interpreter is root's."""
+    if not os.path.isabs(python):  # noqa: PTH117 (There is no such command on PATH.)
+        return (python,)
+    # Not resolved: a virtual environment is found by the link that its interpreter is.
+    prefixes = dict.fromkeys(Path(path).parent.parent for path in (python, os.path.realpath(python)))
+    return (python, *(os.fspath(found) for prefix in prefixes for name in LOADED for found in _found(prefix, name)))
+
+
+def _found(prefix: Path, pattern: str) -> list[Path]:
+    try:
+        return list(prefix.glob(pattern))
+    except OSError:  # It may not be looked into; then nothing can be run there either.
+        return []
+
+
 def _foothold(path: str, *trusted: int) -> Foothold | None:
+    """For a folder also who may put new names there, be it a sticky one, as /tmp: modules and libraries are found by name."""
+    found = _foothold_on_way(path, *trusted)
+    return found or (writers_of_folder(path, trusted) if os.path.isdir(path) else None)  # noqa: PTH112 (also of a name that is none)
+
+
+def _foothold_on_way(path: str, *trusted: int) -> Foothold | None:
     try:
         return foothold_on(path, trusted, may_be_missing=True)
     except NotADirectoryError:
@@ -130,18 +164,17 @@ def sudo(identity: Identity) -> str:
 
 
 def remarks(python: str, chosen_by: str, environ: Mapping[str, str]) -> list[str]:
-    """What root is to know of what the environment has led to: sentences, none where all of it is root's."""
+    """What is to be known of what the environment has led to: sentences, none where all of it is root's, or the user's own."""
     if not is_wary():
-        return []
+        return [NOT_IMPORTED] if working_folder_for(None) and not _is_gone() else []
     try:
-        identity = identity_for([python])
+        identity = identity_for(code_of(python))
     except NotRunError as error:
         return [f"{chosen_by} led to {python}: {error}"]
     found = []
     if identity is not None:
-        found.append(
-            f"{chosen_by} led to {python}, which belongs to {identity.name}: it is run as {identity.name}, not as root"
-        )
+        which = "which belongs to" if _foothold(python) else "which loads what belongs to"
+        found.append(f"{chosen_by} led to {python}, {which} {identity.name}: it is run as {identity.name}, not as root")
     trusted = (identity.uid,) if identity else ()
     left_out = dict.fromkeys(
         setting.words
@@ -152,7 +185,7 @@ def remarks(python: str, chosen_by: str, environ: Mapping[str, str]) -> list[str
         whom = f"what runs as root or {identity.name}" if identity else "what runs as root"
         found.append(f"left out of the settings of {whom}, though a job would have them: {', '.join(left_out)}")
     if working_folder_for(identity) and not _is_gone():
-        found.append("nothing is imported from this folder, since others could have put modules here")
+        found.append(NOT_IMPORTED)
     return found
 
 
@@ -208,17 +241,27 @@ def _suspect(name: str, part: str, is_list: bool, trusted: Sequence[int]) -> Foo
     is_elsewhere = name == "PATH" or not is_list or (name in ("LD_PRELOAD", "LD_AUDIT") and "/" not in part)
     if is_elsewhere and not part.startswith("/"):
         return None
+    is_looked_in = is_list or LEADS_TO_CODE.search(name) is not None
+    find = _foothold if is_looked_in else _foothold_on_way
     try:
-        return _foothold(part or ".", *trusted)
+        return find(part or ".", *trusted)
     except (NotRunError, ValueError):
         return Foothold(part, -1, "users that can't be found out")
 
 
 def working_folder_for(identity: Identity | None) -> str | None:
-    """The folder to run in: None for the current one, / where others could have put something there."""
-    if not is_wary():
+    """The folder to run in: None for the current one, / where others could have put something there.
+
+    For root whoever could; for an ordinary user everybody and its owner. Those of a group that share a folder run each other's
+    code there anyway.
+    """
+    if _Trust.everybody:
         return None
     try:
-        return "/" if _foothold(".", *((identity.uid,) if identity else ())) else None
+        if os.geteuid() != ROOT:
+            found = writers_of_folder(".")
+            return "/" if found and found.writers in ("", EVERYBODY) else None
+        trusted = (identity.uid,) if identity else ()
+        return "/" if _foothold(".", *trusted) else None
     except (NotRunError, OSError):
         return "/"

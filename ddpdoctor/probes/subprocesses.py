@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -170,32 +171,46 @@ class Started:
         """Waits until it has ended, or kills it and all that it started once the time is up."""
         if self._failure:
             return Ended(failed_to_start=self._failure)
-        try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
+        if not self._has_ended(seconds):
             self.kill()
             return self._ended(timed_out=True)
-        _alive.discard(self)
-        return self._ended(returncode=code)
+        return self._ended(timed_out=False)
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Whether it has within that time. It is not collected: until then no other process, or group, can get its number."""
+        until, pause = time.monotonic() + seconds, 0.0005
+        try:
+            while not os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+                if (left := until - time.monotonic()) <= 0:
+                    return False
+                pause = min(2 * pause, left, 0.05)
+                time.sleep(pause)
+        except ChildProcessError:
+            pass  # It was killed meanwhile.
+        return True
 
     def kill(self) -> None:
         """Ends it and its children."""
         if self._failure:
             return
         _alive.discard(self)
+        if self._process.returncode is not None:
+            return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         # One in an uninterruptible system call can't be ended by anybody, so don't wait long for it.
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
 
-    def _ended(self, *, returncode: int | None = None, timed_out: bool = False) -> Ended:
+    def _ended(self, *, timed_out: bool) -> Ended:
         for reader in self._readers:
             # A grandchild may hold the pipe open after the child has gone.
             reader.join(0.5)
         if any(reader.is_alive() for reader in self._readers):
             self.kill()
-        return Ended(self._output.get("stdout", b""), self._output.get("stderr", b""), returncode, timed_out=timed_out)
+        _alive.discard(self)
+        code = None if timed_out else self._process.wait()
+        return Ended(self._output.get("stdout", b""), self._output.get("stderr", b""), code, timed_out=timed_out)
 
 
 def start(

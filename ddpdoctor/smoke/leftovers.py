@@ -68,21 +68,39 @@ class Traces:
         until = time.monotonic() + ENDING_SECONDS
         while left := self._processes():
             for pid in left:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+                self._kill(pid)
             if time.monotonic() > until:
                 return left
             time.sleep(0.01)
         return []
 
+    def _kill(self, pid: int) -> None:
+        """By a pidfd, and looked at once more: its number may be another process's since it was found."""
+        with suppress(OSError):
+            try:
+                pidfd = os.pidfd_open(pid)
+            except (AttributeError, OSError) as error:
+                # Older kernels have none (ENOSYS).
+                if not isinstance(error, ProcessLookupError) and self._is_ours(pid):
+                    os.kill(pid, signal.SIGKILL)
+                return
+            try:
+                if self._is_ours(pid):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            finally:
+                os.close(pidfd)
+
     def _processes(self) -> list[int]:
+        return [pid for pid in all_pids() if self._is_ours(pid)]
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether it is this user's, and our folder is named in its settings, which anybody could name in theirs."""
         mark = b"TMPDIR=" + os.fsencode(self._folder)
-        found = []
-        for pid in all_pids():
-            with suppress(OSError):
-                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    found.append(pid)
-        return found
+        process = Path(f"/proc/{pid}")
+        try:
+            return process.stat().st_uid == os.geteuid() and mark in (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
 
     def _free_memory(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Of what is new and used by nobody what our processes had mapped is removed. Names of that which stays nevertheless;

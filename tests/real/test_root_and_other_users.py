@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def test_roots_settings_that_are_secret_dont_reach_her(hers: Path, shared: Path,
 def test_commands_that_train_are_left_to_her(hers: Path, shared: Path, eve: User, command: list[str]) -> None:
     done = ddpdoctor(*command, environ={"VIRTUAL_ENV": str(hers)})
     assert done.returncode == 2
-    assert f"sudo -H -u {eve.name} ddpdoctor {' '.join(command)}" in done.stderr
+    assert f"sudo -H -u {eve.name} ddpdoctor {' '.join(command)} --python {hers}/bin/python\n" in done.stderr
+    assert f"  ddpdoctor --as-root {' '.join(command)}\n" in done.stderr
     assert ran_as(shared) == set()
 
 
@@ -81,6 +83,30 @@ def test_an_environment_that_everybody_may_write_is_not_run(hers: Path, shared: 
     assert ran_as(shared) == set()
     assert "may be written by everybody" in str(snapshot["patient"])
     assert "--as-root" in said
+
+
+@pytest.mark.parametrize("sticky", [0, 0o1000])
+def test_roots_environment_into_which_everybody_may_put_packages_is_not_run(
+    shared: Path, eve: User, sticky: int
+) -> None:
+    """Her .pth is run when the interpreter starts; all else is root's."""
+    folder = shared / "roots"
+    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", folder], check=True)
+    site = folder / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    site.chmod(0o777 | sticky)
+    mark = f"import os; open('{shared}/ran-as-%d' % os.geteuid(), 'a').close()"
+    eve.does(f'echo "{mark}" > {site}/mark.pth')
+    snapshot, said = facts_of("snapshot", "--python", str(folder))
+    assert ran_as(shared) == set()
+    assert f"{site} may be written by everybody" in said
+    assert "may be written by everybody" in str(snapshot["patient"])
+    assert ddpdoctor("smoke", "--python", str(folder)).returncode == 2
+    assert ran_as(shared) == set()
+    # What is hers there alone is run as her.
+    site.chmod(0o755)
+    snapshot, said = facts_of("snapshot", "--python", str(folder))
+    assert ran_as(shared) == {eve.uid}
+    assert f"which loads what belongs to {eve.name}" in said
 
 
 def test_a_torch_in_her_folder_is_told_and_not_run(shared: Path, eve: User) -> None:
@@ -100,6 +126,37 @@ def test_a_package_of_torchs_name_in_her_folder_is_not_run_either(shared: Path, 
     report, _ = facts_of("check", "--json", "--python", sys.executable, cwd=folder)
     assert ran_as(shared) == set()
     assert "torch-shadowed" in {finding["slug"] for finding in report["findings"]}
+
+
+@pytest.mark.parametrize("in_package", [False, True])
+def test_modules_in_a_sticky_folder_are_run_by_nobody(shared: Path, ada: User, eve: User, in_package: bool) -> None:
+    """As in /tmp, where everybody may put new names, and in a folder of hers that ada looks at."""
+    hers = shared / "hers"
+    mark = f"import os; open('{shared}/ran-as-%d' % os.geteuid(), 'a').close()"
+    names = "torch/__init__" if in_package else "numpy sympy typing_extensions"
+    eve.does(
+        f"mkdir {hers}; chmod 755 {hers}\n"
+        f"for folder in {shared} {hers}; do for name in {names}; do\n"
+        f'  mkdir -p $(dirname $folder/$name); echo "{mark}" > $folder/$name.py\n'
+        "done; done"
+    )
+    for folder in (shared, hers):
+        _, said = facts_of("check", "--json", "--python", sys.executable, cwd=folder)
+        assert "nothing is imported from this folder" in said
+        done = ada.ddpdoctor("check", "--json", cwd=folder)
+        assert "nothing is imported from this folder, since others could have put modules here.\n" in done.stderr
+        assert ran_as(shared) == set()
+        assert ("torch-shadowed" in {one["slug"] for one in json.loads(done.stdout)["findings"]}) == in_package
+
+
+def test_an_ordinary_users_own_folders_and_her_groups_are_imported_from(shared: Path, ada: User) -> None:
+    for mode in ("700", "755", "775"):
+        mark = f"open('{shared}/ran-as-%d' % __import__('os').geteuid(), 'a').close()"
+        ada.does(f'mkdir -p {shared}/adas; chmod {mode} {shared}/adas; echo "{mark}" > {shared}/adas/numpy.py')
+        done = ada.ddpdoctor("check", "--json", cwd=shared / "adas")
+        assert done.stderr == ""
+        assert ran_as(shared) == {ada.uid}
+        (shared / f"ran-as-{ada.uid}").unlink()
 
 
 def test_her_home_and_pythonpath_are_left_out(shared: Path, eve: User) -> None:

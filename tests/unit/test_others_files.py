@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor import regular_files as files
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import Place, Process
 from ddpdoctor.jobs import flight_recorder
@@ -29,6 +30,7 @@ from ddpdoctor.probes.elf import NotElf, opened
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.running.diagnosing import _redirected
 from ddpdoctor.running.supervising import Ended
+from tests.command import ddpdoctor
 from tests.other_users import User, python_for_all
 
 pytestmark = pytest.mark.root
@@ -246,3 +248,53 @@ def test_who_misleads(shared: Path, ada: User, eve: User, secret: Path) -> None:
     (shared / "for-all/link").symlink_to(secret)
     assert misled(shared / "for-all/private") == ""
     assert misled(shared / "for-all/link") == f"{shared}/for-all may be written by everybody"
+    # Readable to all by its own mode, in a folder that nobody else may enter.
+    (secret.parent / "notes").write_text("x")
+    eve.does(f"ln -s {secret.parent}/notes {shared}/hers/notes; ln -s /etc/hostname {shared}/hers/no-secret")
+    assert misled(shared / "hers/notes") == f"{shared}/hers belongs to ddpdoctor-eve"
+    assert misled(shared / "hers/no-secret") == ""
+
+
+@contextmanager
+def waiting_writer(user: User, pipe: Path) -> Iterator[Path]:
+    """A pipe of that user's; the file is there once somebody has opened the pipe."""
+    opened_it = pipe.with_name("opened")
+    user.does(f"mkfifo {pipe}")
+    script = f": > {pipe}; touch {opened_it}"
+    process = subprocess.Popen(["sh", "-c", script], user=user.uid, group=user.gid, extra_groups=[])
+    try:
+        yield opened_it
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("command", [["diagnose-log", "."], ["fix-checkpoint", "a.pt"], ["check", "--checkpoint", "."]])
+def test_what_is_no_file_is_not_as_much_as_opened(shared: Path, eve: User, command: list[str]) -> None:
+    """To open some devices is to do something, as to start a watchdog. A pipe tells that it was opened."""
+    hers = shared / "hers"
+    eve.does(f"mkdir {hers}; echo > {hers}/a.pt.ddpdoctor-undo")
+    with waiting_writer(eve, hers / "pipe") as opened_it:
+        eve.does(f"ln -s pipe {hers}/a.pt; ln -s pipe {hers}/a.log; ln -s pipe {hers}/config.json")
+        done = ddpdoctor(*command, cwd=hers)
+        assert "Traceback" not in done.stderr
+        assert not opened_it.exists()
+
+
+def test_what_becomes_a_pipe_just_now_is_not_opened(shared: Path, eve: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    hers = shared / "hers"
+    eve.does(f"mkdir {hers}; echo 'RuntimeError: hers' > {hers}/0.log")
+    with waiting_writer(eve, hers / "pipe") as opened_it:
+        real, looks = files._check, []
+
+        def check_and_swap(facts: os.stat_result) -> None:
+            real(facts)
+            looks.append(facts)
+            eve.does(f"ln -sf pipe {hers}/0.log")
+
+        monkeypatch.setattr(files, "_check", check_and_swap)
+        assert files.read_start(hers / "0.log", 100) == b"RuntimeError: hers\n"
+        assert looks
+        found = read_logs([str(hers)], stdin=io.BytesIO())
+        assert "hers\n" not in repr(found)
+        assert not opened_it.exists()

@@ -101,6 +101,23 @@ def test_a_folder_of_hers_is_no_place_to_start_from(shared: Path, eve: User, mon
     assert clean_environ(with_relative)[0] == {"LD_LIBRARY_PATH": "/usr/lib"}
 
 
+def test_a_sticky_folder_is_no_place_to_look_for_code_in(
+    shared: Path, eve: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody may put new names there."""
+    eve.does(f"echo 'raise SystemExit(\"hers\")' > {shared}/json.py")
+    monkeypatch.chdir(shared)
+    assert run([sys.executable, "-c", "import json, os; print(os.getcwd())"], 10).stdout == b"/\n"
+    environ = {
+        "LD_LIBRARY_PATH": f"/usr/lib:{shared}",
+        "PYTHONPATH": str(shared),
+        "PYTHONUSERBASE": str(shared),
+        "HOME": str(shared),
+        "TMPDIR": str(shared),
+    }
+    assert clean_environ(environ)[0] == {"LD_LIBRARY_PATH": "/usr/lib", "HOME": "/root", "TMPDIR": str(shared)}
+
+
 def test_nothing_changes_for_what_is_roots() -> None:
     environ = dict(os.environ)
     assert identity_for([sys.executable, "/usr/bin/env"]) is None

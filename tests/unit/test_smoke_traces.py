@@ -34,6 +34,7 @@ from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.running import FOLDER
 from ddpdoctor.smoke.stacks import crash_of, frames_of, process_state, spied_frames
 from ddpdoctor.smoke.watching import Watch
+from tests.other_users import User
 from tests.real.running_jobs import wait_until
 
 # --- stacks ---------------------------------------------------------------------------------------------------------------
@@ -210,6 +211,40 @@ def test_a_process_of_the_run_is_ended_wherever_it_has_gone(short_path: Path) ->
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             ours.kill()
             another.kill()
+
+
+def test_a_number_that_is_another_process_by_now_is_not_killed(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was ours when all were looked at."""
+    another = subprocess.Popen(["sleep", "60"])
+    traces = Traces(os.fspath(short_path))
+    looks = iter([[another.pid], []])
+    monkeypatch.setattr(traces, "_processes", lambda: next(looks))
+    try:
+        traces.clear_up()
+        assert another.poll() is None
+    finally:
+        another.kill()
+        another.wait()
+
+
+@pytest.mark.root
+def test_a_process_of_hers_that_names_our_folder_is_none_of_ours(short_path: Path, eve: User) -> None:
+    hers = subprocess.Popen(
+        ["/bin/sleep", "60"],
+        env={"TMPDIR": os.fspath(short_path)},
+        user=eve.uid,
+        group=eve.gid,
+        extra_groups=[],
+        cwd="/",
+    )
+    try:
+        assert Traces(os.fspath(short_path)).clear_up().processes == ()
+        assert hers.poll() is None
+    finally:
+        hers.kill()
+        hers.wait()
 
 
 def test_shared_memory_that_is_ours_is_removed_and_what_only_looks_so_is_told(short_path: Path) -> None:

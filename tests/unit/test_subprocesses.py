@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from ddpdoctor.probes.subprocesses import MAX_OUTPUT, run, start
 
@@ -105,3 +107,15 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_no_group_is_killed_whose_number_another_could_have_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has ended, and what it left behind, in a session of its own, holds the pipes."""
+    collected = []
+
+    def killpg(pid: int, number: int) -> None:
+        collected.append(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    assert run(["/bin/sh", "-c", "setsid sleep 3 & exit 3"], 10).returncode == 3
+    assert collected == [False]

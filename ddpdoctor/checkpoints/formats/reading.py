@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Damaged, NotACheckpoint, Refused
+from ddpdoctor.regular_files import NotRegularError, open_regular
 
 PIECE = 1 << 20
 """Bytes read at a time where much is read."""
@@ -22,15 +22,13 @@ class Source:
         """Raises Refused if it can't be opened, NotACheckpoint if it is a folder, a pipe or a device."""
         self.path = path
         try:
-            # Without O_NONBLOCK, opening a pipe would wait for its writer.
-            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self.fd = open_regular(path)
+        except NotRegularError:
+            raise NotACheckpoint(f"{path} is not a regular file") from None
         except OSError as error:
             raise unopened(path, error) from None
         self.status = os.fstat(self.fd)
         self.size = self.status.st_size
-        if not stat.S_ISREG(self.status.st_mode):
-            self.close()
-            raise NotACheckpoint(f"{path} is not a regular file")
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`.

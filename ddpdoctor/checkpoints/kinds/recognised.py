@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 import msgspec
 
 from ddpdoctor.facts.remedies import Remedy, commands_of
+from ddpdoctor.regular_files import open_regular
 from ddpdoctor.text import masked
 
 HEAD = 4096
@@ -51,14 +51,12 @@ class Glance:
     """A regular file, opened for reading, and its first bytes. Reads by position, and less than asked where it ends."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError. A pipe put in the file's place since it was looked at is opened without waiting for it."""
+        """Raises OSError; NotRegularError for a pipe or device, also one put in the file's place since it was looked at."""
         self.path = path
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        self.fd = open_regular(path)
         try:
-            status = os.fstat(self.fd)
-            self.size = status.st_size
-            self.regular = stat.S_ISREG(status.st_mode)
-            self.head = self.read(0, HEAD) if self.regular else b""
+            self.size = os.fstat(self.fd).st_size
+            self.head = self.read(0, HEAD)
         except OSError:
             os.close(self.fd)
             raise

@@ -15,6 +15,7 @@ from pathlib import Path
 from ddpdoctor.checkpoints.kinds.own_files import recognise_own
 from ddpdoctor.checkpoints.kinds.recognised import BUSY, Glance, Recognised, mode_of
 from ddpdoctor.facts.remedies import remedy
+from ddpdoctor.regular_files import NotRegularError
 
 LEGACY = Recognised(kind="legacy", called="a PyTorch checkpoint (format before torch 1.6)")
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -42,9 +43,9 @@ def recognise(path: Path) -> Recognised:
         return own
     try:
         with Glance(path) as glance:
-            if not glance.regular:
-                return _not_a_file(path, os.fstat(glance.fd).st_mode)
             return _with_download(path, _content(glance))
+    except NotRegularError as error:
+        return _not_a_file(path, error.mode)
     except OSError as error:
         return _unreadable(path, error)
 

@@ -32,6 +32,7 @@ from ddpdoctor.checkpoints.writing.undo_words import (
     refused_for,
     stuck,
 )
+from ddpdoctor.regular_files import open_regular
 from ddpdoctor.wording import plural
 
 
@@ -155,9 +156,10 @@ def _unsettled(path: Path, folder: int) -> Ending | None:
     """What there is to be done, without touching anything."""
     if not any(_exists(folder, path.name + suffix) for suffix in (journal.SUFFIX, journal.DRAFT_SUFFIX)):
         return None
-    with _looked_at(path, folder) as file:
-        if not stat.S_ISREG(os.fstat(file.file).st_mode):
+    with suppress(OSError):
+        if not stat.S_ISREG(os.stat(path.name, dir_fd=folder).st_mode):
             return None  # What it is, is said later.
+    with _looked_at(path, folder) as file:
         records = journal.read(file)
         found = ending_of(records[-1].stage, _state(path, file.file, records[-1])) if records else None
         return NEVER_BEGUN if found is None and journal.has_draft(file) else found
@@ -167,7 +169,7 @@ def _unsettled(path: Path, folder: int) -> Ending | None:
 def _looked_at(path: Path, folder: int) -> Iterator[Held]:
     """The checkpoint, open for reading."""
     try:
-        file = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        file = open_regular(f"/proc/self/fd/{folder}/{path.name}")
     except FileNotFoundError:
         raise gone(path, folder) from None
     except OSError as error:

@@ -13,6 +13,7 @@ from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Stal
 from ddpdoctor.checkpoints.writing import journal
 from ddpdoctor.checkpoints.writing.holding import Held, opened_folder
 from ddpdoctor.checkpoints.writing.journal import State, undo_file
+from ddpdoctor.regular_files import open_regular
 from ddpdoctor.shell import quoted
 from ddpdoctor.wording import human
 
@@ -167,7 +168,7 @@ def _renamed(path: Path, folder: int) -> Iterator[str]:
 
 @contextmanager
 def _opened(name: str, folder: int) -> Iterator[int]:
-    file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    file = open_regular(f"/proc/self/fd/{folder}/{name}")
     try:
         yield file
     finally:

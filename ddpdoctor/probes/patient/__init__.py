@@ -7,7 +7,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.library_search import patients_libstdcxx
 from ddpdoctor.probes.patient.asking import ask, maybe, why_silent
-from ddpdoctor.probes.run_as import identity_for
+from ddpdoctor.probes.run_as import code_of, identity_for
 
 
 def probe(context: Context) -> Patient | Unknown:
@@ -29,7 +29,7 @@ def probe(context: Context) -> Patient | Unknown:
     return Patient(
         python=context.python,
         chosen_by=context.chosen_by,
-        asked_as=identity.name if (identity := identity_for([context.python])) else "",
+        asked_as=identity.name if (identity := identity_for(code_of(context.python))) else "",
         version=told["version"],
         implementation=told["implementation"],
         prefix=told["prefix"],

@@ -14,7 +14,7 @@ import msgspec
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.run_as import NotRunError, identity_for
+from ddpdoctor.probes.run_as import NotRunError, code_of, identity_for
 from ddpdoctor.probes.subprocesses import Ended, Started, start
 from ddpdoctor.text import masked
 
@@ -75,8 +75,9 @@ def _ask(context: Context, mode: Mode, seconds: float) -> Answer:
     unusable = _unusable(context.python)
     if unusable is not None:
         return unusable
+    code = code_of(context.python)
     try:
-        identity = identity_for([context.python])
+        identity = identity_for(code)
     except NotRunError as error:
         return Answer("not-run", str(error))
     words = secrets.token_hex(16), secrets.token_hex(16)
@@ -84,7 +85,10 @@ def _ask(context: Context, mode: Mode, seconds: float) -> Answer:
     # Another user may not be allowed to read our files.
     script, stdin = (os.fspath(INQUIRY), b"") if identity is None else ("-", INQUIRY.read_bytes())
     started = start(
-        [context.python, script, mode, *words, str(seconds), _working_folder()], environ=context.environ, stdin=stdin
+        [context.python, script, mode, *words, str(seconds), _working_folder()],
+        environ=context.environ,
+        stdin=stdin,
+        loads=code,
     )
     if mode == "torch":
         interpreter = ask(context, "interpreter")
