@@ -40,6 +40,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str
     def seen(self, field: str, text: object = None) -> Evidence:
         """The evidence that field gives: its value (or `text`, the value as a person reads it) and its source."""
         value = getattr(self, field) if text is None else text
+        if isinstance(value, Unknown):
+            value = f"unknown ({value.reason})"
         label = field.replace("_", " ")
         return Evidence(f"{label}: {value}", sources(type(self)).get(field, ""))
 
