@@ -172,6 +172,8 @@ def ckpt_device_pin(
         crowding = [one for one in shared if all(index(pin.device) is not None for pin in one.pinned)]
         if crowding and plan.nproc > 1:
             yield crowded(crowding, torch, count, plan, gpus, environment)
+        elif crowding and plan.source != "--nproc":
+            known(gpus)  # There may be several, with a rank each.
     all_read(checkpoints)
 
 

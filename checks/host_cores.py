@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -37,34 +38,39 @@ class Share(msgspec.Struct, frozen=True):
     evidence: tuple[Evidence, ...]
 
 
-def share_of(machine: Machine, cgroup: Maybe[Cgroup], environment: Maybe[Environment], plan: Plan) -> Share:
-    """What one rank gets of the cores that this process may use.
+def share_of(machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Maybe[Environment], plan: Plan) -> Share:
+    """What one rank gets of the cores that this process may use: at most so many where not all that bounds them is known.
 
     Raises:
         NotKnown: nobody said how many there are.
     """
-    usable = known(machine.usable_cores)
-    evidence = [told(machine, "usable_cores", f"cores that this process may use: {usable}")]
-    own = _is_bound(usable, machine, environment)
-    job = float(usable * plan.nproc if own else usable)
+    evidence = []
+    own, job = False, math.inf
+    if isinstance(machine, Machine) and isinstance(usable := machine.usable_cores, int):
+        evidence = [told(machine, "usable_cores", f"cores that this process may use: {usable}")]
+        own = _is_bound(usable, machine, environment)
+        job = float(usable * plan.nproc if own else usable)
     if isinstance(cgroup, Cgroup):
-        if isinstance(cgroup.cpuset_cores, int) and not own:
+        if isinstance(cgroup.cpuset_cores, int) and not own and job < math.inf:
             job = min(job, cgroup.cpuset_cores)
         if isinstance(cgroup.cpu_limit, (int, float)) and cgroup.cpu_limit < job:
             job = cgroup.cpu_limit
             evidence.append(told(cgroup, "cpu_limit", f"limit of the container or job: {_cores(cgroup.cpu_limit)}"))
-    total = machine.logical_cores
-    limited = isinstance(total, int) and job < total
+    if job == math.inf:
+        known(known(machine).usable_cores)
+    total = machine.logical_cores if isinstance(machine, Machine) else None
+    limited = job < total if isinstance(total, int) else isinstance(cgroup, Cgroup) and job == cgroup.cpu_limit
     evidence.append(planned(plan))
     return Share(job / plan.nproc, job, own, limited, tuple(evidence))
 
 
-def _quota_is_known(cgroup: Maybe[Cgroup]) -> None:
+def _bounds_are_known(machine: Maybe[Machine], cgroup: Maybe[Cgroup]) -> None:
     """Before a check calls the cores enough.
 
     Raises:
-        NotKnown: there may be a quota that couldn't be read.
+        NotKnown: there may be fewer cores, or a quota that couldn't be read.
     """
+    known(known(machine).usable_cores)
     known(known(cgroup).cpu_limit)
 
 
@@ -88,7 +94,11 @@ TIMED_OUT = r"^RuntimeError: DataLoader timed out after (?P<seconds>[\d.]+) seco
 
 @check("cgroup-cpu-limit", severity=WARN)
 def cgroup_cpu_limit(
-    machine: Machine, cgroup: Cgroup, container: Maybe[Container], environment: Maybe[Environment], plan: Plan
+    machine: Maybe[Machine],
+    cgroup: Maybe[Cgroup],
+    container: Maybe[Container],
+    environment: Maybe[Environment],
+    plan: Plan,
 ) -> Iterator[Finding]:
     """This container or job may use fewer cores than it has ranks.
 
@@ -104,16 +114,17 @@ def cgroup_cpu_limit(
     Docker: `--cpus`, `--cpuset-cpus`. Kubernetes: `resources.limits.cpu`. Slurm: `--cpus-per-task` in sbatch and srun.
     """
     share = share_of(machine, cgroup, environment, plan)
+    total = machine.logical_cores if isinstance(machine, Machine) else machine
+    of_all = "" if isinstance(total, Unknown) else f", though the machine has {total}"
     if share.limited and share.cores < 1:
         yield Finding(
-            summary=f"{plural(plan.nproc, 'rank')} {'gets' if plan.nproc == 1 else 'share'} only {_cores(share.job)}, though the "
-            f"machine has {known(machine.logical_cores)}",
+            summary=f"{plural(plan.nproc, 'rank')} {'gets' if plan.nproc == 1 else 'share'} only {_cores(share.job)}{of_all}",
             evidence=share.evidence,
             fixes=(_more_cores(container, environment, plan),),
         )
     else:
-        _quota_is_known(cgroup)
-        known(machine.logical_cores)
+        _bounds_are_known(machine, cgroup)
+        known(total)
 
 
 def _more_cores(container: Maybe[Container], environment: Maybe[Environment], plan: Plan) -> Fix:
@@ -143,7 +154,7 @@ def _more_cores(container: Maybe[Container], environment: Maybe[Environment], pl
     ),
 )
 def omp_threads(
-    machine: Machine, cgroup: Maybe[Cgroup], environment: Environment, plan: Plan, processes: Maybe[Processes]
+    machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Environment, plan: Plan, processes: Maybe[Processes]
 ) -> Iterator[Finding]:
     """The ranks start more OpenMP threads than there are cores.
 
@@ -168,7 +179,7 @@ def omp_threads(
         threads, said = number(value) or 0, f"OMP_NUM_THREADS={value}"
     else:
         requires(_other_launcher(environment), "OMP_NUM_THREADS is not set, and torchrun sets it to 1 itself")
-        threads, said = known(machine.usable_cores), "OMP_NUM_THREADS is not set"
+        threads, said = known(known(machine).usable_cores), "OMP_NUM_THREADS is not set"
     if threads > max(1.0, share.cores):
         good = max(1, int(share.cores))
         yield Finding(
@@ -178,7 +189,7 @@ def omp_threads(
             fixes=(Fix("Divide the cores between the ranks", (f"export OMP_NUM_THREADS={good}",), appliable=True),),
         )
     else:
-        _quota_is_known(cgroup)
+        _bounds_are_known(machine, cgroup)
         known(processes)
 
 
@@ -268,7 +279,7 @@ def _other_launcher(environment: Environment) -> bool:
     ),
 )
 def dataloader_oversubscribed(
-    machine: Machine, cgroup: Maybe[Cgroup], environment: Maybe[Environment], gpus: Maybe[Gpus], plan: Plan
+    machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Maybe[Environment], gpus: Maybe[Gpus], plan: Plan
 ) -> Iterator[Finding]:
     """There are too few cores for DataLoader workers.
 
@@ -286,7 +297,7 @@ def dataloader_oversubscribed(
     share = share_of(machine, cgroup, environment, plan)
     requires(share.cores >= 1 or not share.limited, "there are fewer cores than ranks: see cgroup-cpu-limit")
     if share.cores >= 2:
-        _quota_is_known(cgroup)
+        _bounds_are_known(machine, cgroup)
         return
     has_gpus = isinstance(gpus, Gpus) and bool(gpus.devices)
     workers = max(0, int(share.cores) - 1)

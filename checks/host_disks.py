@@ -144,7 +144,7 @@ def disk_full(disks: Disks) -> Iterator[Finding]:
             yield _short_of("inodes", scarce, f"{scarce[0].inodes_free} of {scarce[0].inodes_total} inodes free", disks)
     for disk in disks.folders:
         if not disk.writable and disk.purpose in ("working folder", "temporary files", "Triton cache"):
-            yield _not_writable(disk)
+            yield _not_writable(disk, disks)
 
 
 def _counts_inodes(disk: Disk) -> bool:
@@ -193,27 +193,35 @@ MOVES = {
 
 
 def _with_room(short: Disk, disks: Disks) -> Disk | None:
-    """The working folder or the home, where it has the room that this one lacks, and inodes."""
-    for one in disks.folders:
-        elsewhere = (one.mount, one.total) != (short.mount, short.total) and one.writable
+    """The working folder or the home, where it has the room that this one lacks, and inodes; for what can't be written to at
+    all, the folder for temporary files, too."""
+    purposes = ("working folder", "home", *(() if short.writable else ("temporary files",)))
+    for one in sorted(disks.folders, key=lambda disk: disk.purpose == "temporary files"):
+        elsewhere = one.writable and (not short.writable or (one.mount, one.total) != (short.mount, short.total))
         inodes = not _counts_inodes(one) or one.inodes_free >= 10 * INODES_WANTED
         # What it lacks it shall have twice: its own purpose needs room, too.
         room = one.free >= 2 * max(_floors(short)[1], _floors(one)[1])
-        if one.purpose in ("working folder", "home") and elsewhere and inodes and room:
+        if one.purpose in purposes and elsewhere and inodes and room:
             return one
     return None
 
 
-def _not_writable(disk: Disk) -> Finding:
+def _not_writable(disk: Disk, others: Disks) -> Finding:
     why = "is mounted read-only" if disk.read_only_mount else "does not belong to this user"
     variable = {"temporary files": "TMPDIR", "Triton cache": "TRITON_CACHE_DIR"}.get(disk.purpose)
-    if variable:
+    roomy = _with_room(disk, others)
+    if variable and roomy:
+        name = "tmp" if variable == "TMPDIR" else "triton"
+        folder = shlex.quote(f"{roomy.path.rstrip('/')}/{name}")
         fix = Fix(
-            f"Set {variable} to a folder that you may write to",
-            (f'mkdir -p "$PWD/tmp" && export {variable}="$PWD/tmp"',),
+            f"Let {variable} lead to a folder that you may write to, {human(roomy.free)} free",
+            (f"mkdir -p {folder} && export {variable}={folder}",),
         )
+    elif variable:
+        fix = Fix(f"Set {variable} to a folder that you may write to: none of those looked at here is one with room")
     else:
-        fix = Fix("Start training in a folder that you may write to, or tell your program to write its files to one")
+        text = "Start training in a folder that you may write to, or tell your program to write its files to one"
+        fix = Fix(text, (f"cd {shlex.quote(roomy.path)}",) if roomy else ())
     severity: Severity = INFO if disk.purpose == "Triton cache" else WARN
     return Finding(
         summary=f"This user can't write to {disk.path} ({disk.purpose})"[:160],
@@ -323,6 +331,13 @@ def working_folder_gone(disks: Disks) -> Iterator[Finding]:
         evidence=(told(disks, "removed", f"{disks.removed} was deleted"),),
         fixes=(
             Fix("If there is a new folder of that name, enter it", ('cd "$PWD"',)),
-            Fix("Otherwise go to a folder that exists", ("cd ~",)),
+            _elsewhere(disks),
         ),
     )
+
+
+def _elsewhere(disks: Disks) -> Fix:
+    homes = [one for one in disks.folders if one.purpose == "home"]
+    if disks.unanswered or any(not one.writable for one in homes):
+        return Fix("Otherwise go to a folder that exists and that you may write to")
+    return Fix("Otherwise go to a folder that exists", ("cd ~",))

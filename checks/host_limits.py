@@ -183,14 +183,16 @@ def nofile_limit(
     Raise the soft limit to the hard one in the script that starts training: `ulimit -n $(ulimit -Hn)`. Or hand tensors
     over by name: `torch.multiprocessing.set_sharing_strategy("file_system")`.
     """
-    soft, hard = known(limits.nofile_soft), known(limits.nofile_hard)
+    soft, hard = known(limits.nofile_soft), limits.nofile_hard
     named = None if isinstance(environment, Unknown) else launchers.number(environment.get("WORLD_SIZE"))
     world = max(plan.nproc, named or 0)
     wanted = max(_nofile_floor(world), NOFILE_WANTED if world >= 4 else 0)
     if soft == -1 or soft >= wanted:
         return
     sharing = Fix("Or hand tensors over by name: `torch.multiprocessing.set_sharing_strategy('file_system')`")
-    if hard == -1 or hard >= wanted:
+    if isinstance(hard, Unknown):
+        raise_it = Fix("Raise it in the shell or script that starts training", ("ulimit -n $(ulimit -Hn)",))
+    elif hard == -1 or hard >= wanted:
         raised = 65536 if hard == -1 else min(hard, 65536)
         raise_it = Fix("Raise it in the shell or script that starts training", (f"ulimit -n {raised}",), appliable=True)
     elif isinstance(container, Container) and container.runtime is not None:
@@ -205,7 +207,17 @@ def nofile_limit(
         summary=f"A process may open only {soft} files; {plural(world, 'rank')} with DataLoader workers may need {wanted}",
         evidence=(
             told(limits, "nofile_soft", f"open files (`ulimit -n`): {soft}"),
-            told(limits, "nofile_hard", f"open files at most (`ulimit -Hn`): {'unlimited' if hard == -1 else hard}"),
+            *(
+                ()
+                if isinstance(hard, Unknown)
+                else (
+                    told(
+                        limits,
+                        "nofile_hard",
+                        f"open files at most (`ulimit -Hn`): {'unlimited' if hard == -1 else hard}",
+                    ),
+                )
+            ),
             planned(plan),
         ),
         fixes=(raise_it, sharing),
@@ -248,7 +260,7 @@ THREADS_WANTED = 200
         ),
     ),
 )
-def pids_limit(cgroup: Cgroup, limits: Limits, machine: Maybe[Machine], plan: Plan) -> Iterator[Finding]:
+def pids_limit(cgroup: Maybe[Cgroup], limits: Limits, machine: Maybe[Machine], plan: Plan) -> Iterator[Finding]:
     """Too few processes and threads are allowed for these ranks.
 
     ## What breaks
@@ -263,11 +275,9 @@ def pids_limit(cgroup: Cgroup, limits: Limits, machine: Maybe[Machine], plan: Pl
     Docker and Podman: `--pids-limit=-1`. Kubernetes: the node's podPidsLimit. Login nodes: run in a job instead. Fewer
     threads: `OMP_NUM_THREADS=1`, fewer DataLoader workers.
     """
-    limit = known(cgroup.pids_limit)
-    if limit is not None and limit >= plan.nproc * THREADS_WANTED:
-        known(cgroup.pids_used)
-    used = cgroup.pids_used if isinstance(cgroup.pids_used, int) else 0
-    if limit is not None and limit - used < plan.nproc * THREADS_WANTED:
+    limit = cgroup.pids_limit if isinstance(cgroup, Cgroup) else cgroup
+    used = cgroup.pids_used if isinstance(cgroup, Cgroup) and isinstance(cgroup.pids_used, int) else 0
+    if isinstance(cgroup, Cgroup) and isinstance(limit, int) and limit - used < plan.nproc * THREADS_WANTED:
         yield Finding(
             summary=f"Only {limit - used} more processes and threads are allowed here; {plural(plan.nproc, 'rank')} may need "
             f"{plan.nproc * THREADS_WANTED}",
@@ -294,3 +304,5 @@ def pids_limit(cgroup: Cgroup, limits: Limits, machine: Maybe[Machine], plan: Pl
             ),
             fixes=(Fix("Raise the limit as far as it goes", ("ulimit -u $(ulimit -Hu)",), appliable=True),),
         )
+    elif known(limit) is not None:
+        known(known(cgroup).pids_used)

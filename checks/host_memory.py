@@ -222,15 +222,16 @@ def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Find
     See who holds it: `ps -eo rss,user,pid,comm --sort=-rss | head`. Fewer ranks, fewer DataLoader workers, weights loaded
     by `torch.load(..., mmap=True)`. `ulimit -v` must say "unlimited".
     """
-    available, total = known(machine.memory_available), known(machine.memory_total)
+    available = known(machine.memory_available)
+    of_all = "" if isinstance(machine.memory_total, Unknown) else f" of {human(machine.memory_total)}"
     floor, wanted = _need(gpus, plan)
     if available < wanted:
         yield Finding(
-            summary=f"Only {human(available)} of {human(total)} of memory is free; {plural(plan.nproc, 'rank')} may need "
+            summary=f"Only {human(available)}{of_all} of memory is free; {plural(plan.nproc, 'rank')} may need "
             f"{human(wanted)}",
             evidence=(
                 machine.seen("memory_available", human(available)),
-                machine.seen("memory_total", human(total)),
+                *([] if not of_all else [machine.seen("memory_total", human(known(machine.memory_total)))]),
                 planned(plan),
             ),
             fixes=(Fix("See who holds the memory, and stop what is yours, or start fewer ranks", (BIGGEST,)),),

@@ -140,30 +140,32 @@ def shm_too_small(
         )
         return
     if shared_memory.writable is False:
-        yield Finding(
-            summary="This user may not write to /dev/shm: NCCL and DataLoader workers can't share memory",
-            evidence=(told(shared_memory, "writable", "/dev/shm is not writable"),),
-            fixes=(
-                by_root(
-                    "Give it its usual permissions",
-                    ("sudo chmod 1777 /dev/shm",),
-                ),
-            ),
-        )
+        yield _not_writable(shared_memory, container)
         return
-    size, free = known(shared_memory.size), known(shared_memory.free)
+    size = shared_memory.size
     wanted = plan.nproc * SHM_LOADER
+    # What is free is at most the whole.
+    free = size if isinstance(size, int) and size < wanted and isinstance(shared_memory.free, Unknown) else None
+    free = known(shared_memory.free) if free is None else free
     if free >= wanted:
         known(shared_memory.writable)
         return
     one_host_nccl = plan.nproc > 1 and not (isinstance(gpus, Gpus) and not gpus.devices)
     severity = FAIL if one_host_nccl and free < plan.nproc * SHM_NCCL else WARN
     evidence = (
-        told(shared_memory, "size", f"size of /dev/shm: {human(size)}"),
-        told(shared_memory, "free", f"free in /dev/shm: {human(free)}"),
+        *([told(shared_memory, "size", f"size of /dev/shm: {human(size)}")] if isinstance(size, int) else []),
+        *([told(shared_memory, "free", f"free in /dev/shm: {human(free)}")] if shared_memory.free == free else []),
         planned(plan),
     )
-    if size < wanted:
+    if isinstance(size, Unknown):
+        yield Finding(
+            summary=f"/dev/shm has only {human(free)} free; {plural(plan.nproc, 'rank')} may need {human(wanted)}",
+            cause="How large it is in all could not be read.",
+            evidence=evidence,
+            fixes=(Fix("See how large it is, and what fills it", ("df -h /dev/shm", "ls -lhS /dev/shm | head -n 20")),),
+            severity=severity,
+        )
+    elif size < wanted:
         yield Finding(
             summary=f"/dev/shm has only {human(size)}; {plural(plan.nproc, 'rank')} with DataLoader workers may need {human(wanted)}",
             evidence=evidence,
@@ -180,6 +182,31 @@ def shm_too_small(
             fixes=(Fix("See what fills it, and remove what no job needs", ("ls -lhS /dev/shm | head -n 20",)),),
             severity=severity,
         )
+
+
+def _not_writable(shared_memory: SharedMemory, container: Maybe[Container]) -> Finding:
+    if shared_memory.read_only:
+        reason, fixes = "/dev/shm is mounted read-only", _mounted_writable(container)
+    else:
+        reason = "/dev/shm is not writable"
+        fixes = (by_root("Give it its usual permissions", ("sudo chmod 1777 /dev/shm",)),)
+    return Finding(
+        summary="This user may not write to /dev/shm: NCCL and DataLoader workers can't share memory",
+        cause=f"{reason}." if shared_memory.read_only else "",
+        evidence=(told(shared_memory, "read_only" if shared_memory.read_only else "writable", reason),),
+        fixes=fixes,
+    )
+
+
+def _mounted_writable(container: Maybe[Container]) -> tuple[Fix, ...]:
+    runtime = container.runtime if isinstance(container, Container) else None
+    if runtime in ("docker", "podman", "containerd"):
+        return (Fix("Start the container without `:ro` on /dev/shm, or with `--ipc=host`, or with `--shm-size=16g`"),)
+    if runtime == "kubernetes":
+        return (Fix("Take `readOnly: true` from the `volumeMounts` entry of /dev/shm in the pod"),)
+    if runtime is not None:
+        return (Fix("Start the container with the host's /dev/shm mounted writable into it (`--bind /dev/shm`)"),)
+    return (by_root("Mount it writable", ("sudo mount -o remount,rw /dev/shm",)),)
 
 
 def _enough(machine: Maybe[Machine], plan: Plan) -> int:

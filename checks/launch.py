@@ -180,7 +180,7 @@ def rank_0_elsewhere(environment: Environment, network: Network, container: Mayb
     if is_here(master, network) or no_family_in_common(master, network):
         return
     neighbour = any(in_a_subnet_of(one, network.interfaces) for one in master.addresses)
-    if not neighbour and (isinstance(container, Unknown) or container.runtime is not None):
+    if not neighbour and known(container).runtime is not None:
         return
     way = way_to_the_others(network)
     own = address_of(way, network) if way else None
@@ -267,7 +267,8 @@ def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Itera
     rank = number(environment.get("LOCAL_RANK"))
     listing = environment.get("CUDA_VISIBLE_DEVICES")
     visible = len([one for one in listing.split(",") if one.strip()])
-    if rank is None or isinstance(gpus, Unknown) or not gpus.devices or visible < 2 or rank < visible:
+    no_gpus = not isinstance(gpus, Unknown) and not gpus.devices
+    if rank is None or no_gpus or visible < 2 or rank < visible:
         return
     yield Finding(
         summary=f"LOCAL_RANK is {rank}, but CUDA_VISIBLE_DEVICES leaves {plural(visible, 'GPU')}: cuda:{rank} doesn't exist",
@@ -407,10 +408,13 @@ GPU_REQUESTS = (
 
 def no_gpus_requested(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
     """Only where the node has GPUs and the job sees none: without Slurm's device control a job sees them all."""
-    if isinstance(gpus, Unknown) or isinstance(pci, Unknown) or gpus.devices or not pci.nvidia_gpus:
-        return
     if set(GPU_REQUESTS) & names(environment):
         return
+    if not isinstance(gpus, Unknown) and gpus.devices:
+        return
+    if not isinstance(pci, Unknown) and not pci.nvidia_gpus:
+        return
+    pci, gpus = known(pci), known(gpus)
     count = len(pci.nvidia_gpus)
     yield Finding(
         summary=f"This node has {plural(count, 'GPU')}, but the Slurm job asked for none and sees none",

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 
-from ddpdoctor.facts.base import Maybe, known
+from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.fleet import Cell, Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
@@ -348,7 +348,10 @@ def ipv6_mismatch(
     Use an IPv4 address for MASTER_ADDR, and `NCCL_SOCKET_FAMILY=AF_INET`.
     """
     yield from _family_of_nccl(network, environment, nccl)
+    unknown: Unknown | None = None
     for name, resolution in named_hosts(environment, network).items():
+        if isinstance(resolution, Unknown):
+            unknown = resolution
         if not isinstance(resolution, Resolution) or is_here(resolution, network):
             continue
         if no_family_in_common(resolution, network):
@@ -363,6 +366,10 @@ def ipv6_mismatch(
         yield from _families_of_fleet(network, fleet, meeting)
     else:
         yield from _family_of_gloo(network, environment, nccl)
+        if isinstance(network.master, Unknown):
+            unknown = network.master
+    known(unknown)
+    known(meeting)
 
 
 def _family_of_nccl(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import difflib
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.facts.base import Maybe, known
+from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
@@ -46,7 +46,8 @@ def has_nccl(nccl: Nccl, torch: Maybe[Torch]) -> bool:
 
 def needs_nccl(nccl: Nccl, torch: Maybe[Torch]) -> None:
     """Ends the check where no NCCL will run."""
-    requires(has_nccl(nccl, torch), NO_NCCL)
+    if nccl.library is None:
+        requires(has_nccl(nccl, known(torch)), NO_NCCL)
 
 
 def _family_is_to_blame(nccl: Nccl, network: Network, environment: Environment) -> bool:
@@ -258,7 +259,7 @@ def _missing_names(
         ),
     ),
 )
-def loopback_ifname(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
+def loopback_ifname(network: Network, environment: Environment, nccl: Maybe[Nccl]) -> Iterator[Finding]:
     """A setting ties the job to the loopback interface, and the job has several nodes.
 
     ## What breaks
@@ -274,10 +275,15 @@ def loopback_ifname(network: Network, environment: Environment, nccl: Nccl) -> I
     requires(nccl_value or gloo_value, "neither NCCL_SOCKET_IFNAME nor GLOO_SOCKET_IFNAME is set")
     sign = several_nodes(environment, network)
     requires(sign, ONE_NODE)
-    taken = {
-        "NCCL_SOCKET_IFNAME": nccl.interface if nccl_ifname_counts(nccl_value) else None,
-        "GLOO_SOCKET_IFNAME": nccl.gloo_interface if gloo_value else None,
+    # A setting that is an interface's whole name decides where nobody could ask the library.
+    taken: dict[str, Maybe[str | None]] = {
+        "NCCL_SOCKET_IFNAME": nccl_value.removeprefix("=") if nccl_ifname_counts(nccl_value) else None,
+        "GLOO_SOCKET_IFNAME": gloo_value or None,
     }
+    if isinstance(nccl, Nccl):
+        taken["NCCL_SOCKET_IFNAME"] = nccl.interface if nccl_ifname_counts(nccl_value) else None
+        if isinstance(nccl.gloo_interface, str | None):
+            taken["GLOO_SOCKET_IFNAME"] = nccl.gloo_interface if gloo_value else None
     for variable, name in taken.items():
         found = named(name, network) if isinstance(name, str) else None
         if found and found.loopback:
@@ -286,6 +292,8 @@ def loopback_ifname(network: Network, environment: Environment, nccl: Nccl) -> I
                 evidence=(setting(environment, variable), intent(sign)),
                 fixes=_name_it(network, variable, ""),
             )
+    if nccl_value or (isinstance(nccl, Unknown) and named(gloo_value, network) is None):
+        known(nccl)
 
 
 @check(

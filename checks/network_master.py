@@ -228,7 +228,9 @@ def master_addr_unreachable(
     elif network.master_route_error:
         yield _no_route(variable, master, network, environment)
     elif isinstance(meeting, Meeting) and meeting.hosts_the_store and fleet.absent:
-        yield from _shut_here(meeting, network, firewall)
+        yield from _shut_here(meeting, network, known(firewall))
+    else:
+        known(meeting)
 
 
 def _no_route(variable: str, master: Resolution, network: Network, environment: Environment) -> Finding:

@@ -100,6 +100,7 @@ def port_in_use(
     not_listened = meets if meets and meets.listen_error else None
     on_one_node = not several_nodes(environment, network)
     for port, severity, name in _ports_that_matter(network, environment):
+        # Only who tried it knows of a port that can't be listened on although it is free.
         if not_listened and not_listened.port == port and port not in (*taken, *network.forbidden_ports):
             yield _not_listened(not_listened, f"port {port}", name, patient)
         if port in network.forbidden_ports:
@@ -128,6 +129,7 @@ def port_in_use(
             ),
             severity=severity,
         )
+    known(meeting)
 
 
 def _left_over(holder: Listener, processes: Maybe[Processes], gpus: Maybe[Gpus]) -> Leftover | None:

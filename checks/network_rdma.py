@@ -324,8 +324,8 @@ def _index(environment: Environment, nccl: Maybe[Nccl]) -> tuple[int | None, str
     text = environment.get("NCCL_IB_GID_INDEX").strip()
     if text.isdecimal():
         return int(text), f"NCCL_IB_GID_INDEX={text}"
-    version = nccl.version if isinstance(nccl, Nccl) else None
-    if text in ("", "-1") and isinstance(version, str) and older(version, CHOOSES_BY_ITSELF):
+    version = known(known(nccl).version) if text in ("", "-1") else None
+    if version and older(version, CHOOSES_BY_ITSELF):
         return 0, f"NCCL {version} takes row 0 where NCCL_IB_GID_INDEX isn't set"
     return None, ""
 

@@ -123,16 +123,18 @@ def nccl_wrong_interface(
     requires(taken, "NCCL finds no interface")
     assert taken is not None
     found = named(taken, network)
-    way = way_to_the_others(network)
+    way = _way_known(network)
     requires(way and found, "no route leads out of this host")
     assert way is not None
     assert found is not None
     if taken == way or found.loopback:
+        known(network.interface_to_master)
         return
     sign = several_nodes(environment, network)
     told = nccl_ifname_counts(environment.get("NCCL_SOCKET_IFNAME"))
     internal = _internal(found, nccl.answer_address or nccl.predicted_address)
     if not internal and (told or taken.startswith("ib") or not _leads_to_master(way, network) or not sign):
+        known(network.interface_to_master)
         return
     address = nccl.answer_address or nccl.predicted_address
     towards = "MASTER_ADDR is reached by" if _leads_to_master(way, network) else "the default route goes over"
@@ -144,6 +146,17 @@ def nccl_wrong_interface(
         fixes=(_towards(way, network),),
         severity=INFO if not sign else FAIL if internal else WARN,
     )
+
+
+def _way_known(network: Network) -> str | None:
+    """The interface that leads to the others; None: no route does.
+
+    Raises:
+        NotKnown: the routes could not be read.
+    """
+    if way := way_to_the_others(network):
+        return way
+    return known(network.interface_to_master) or known(network.default_interface)
 
 
 class _Presence(NamedTuple):
@@ -262,7 +275,7 @@ def gloo_wrong_interface(
     taken, address = known(nccl.gloo_interface), nccl.gloo_address
     requires(taken and address, "gloo finds no address")
     assert taken is not None
-    found, way = named(taken, network), way_to_the_others(network)
+    found, way = named(taken, network), _way_known(network)
     requires(found and way, "no route leads out of this host")
     assert found is not None
     assert way is not None
@@ -270,6 +283,8 @@ def gloo_wrong_interface(
     foreign = nccl.gloo_reason == FELL_BACK and isinstance(own, Resolution) and bool(own.addresses)
     # A hostname that doesn't resolve, or resolves to the loopback, has a check of its own.
     if taken == way or (found.loopback and not foreign) or (not found.loopback and not _internal(found, address)):
+        if found.loopback and nccl.gloo_reason == FELL_BACK:
+            known(own)
         return
     why = "no address of the hostname is this host's" if foreign else f"an address of {taken}, which leads elsewhere"
     yield Finding(

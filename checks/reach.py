@@ -337,7 +337,8 @@ class _View:
             return (Evidence("no rule on its input or output", "packet filter"),)
         if way is Way.OUTBOUND:
             return (Evidence(f"filters what is sent: {listed(filters.output_chains)}", filters.tool),)
-        blocked = listed(filters.blocked[:3]) or f"policy {filters.input_policy}"
+        policy = filters.input_policy
+        blocked = listed(filters.blocked[:3]) or f"policy {'unknown' if isinstance(policy, Unknown) else policy}"
         label = "drops or rejects" if filters.drops_new else "filters what comes in"
         return (Evidence(f"{label}: {blocked}", filters.tool),)
 

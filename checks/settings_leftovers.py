@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from ddpdoctor.checks.settings import evidence_of, quoted, take_away
-from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.base import Maybe, known
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.pci import Pci
@@ -105,8 +105,7 @@ def conflicts(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Conflict]
             yield one, other, why, severity
     hip = environment.setting("HIP_VISIBLE_DEVICES")
     cuda = environment.setting("CUDA_VISIBLE_DEVICES")
-    amd = not isinstance(gpus, Unknown) and gpus.vendor == "amd"
-    if hip and cuda and amd and hip.value.replace(" ", "") != cuda.value.replace(" ", ""):
+    if hip and cuda and hip.value.replace(" ", "") != cuda.value.replace(" ", "") and known(gpus).vendor == "amd":
         yield hip, cuda, "HIP reads both, and they don't agree", WARN
 
 

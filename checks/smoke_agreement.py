@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.checks.hang_calls import different_calls
-from ddpdoctor.facts.base import Maybe
+from ddpdoctor.facts.base import Maybe, known
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, Ending, Smoke, State
@@ -78,6 +78,7 @@ def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
     if isinstance(hang, Hang) and hang.asked:
         yield from different_calls(hang)
         return
+    known(hang)
     found = blame_for(smoke, Kind.DIFFERENT_CALLS)
     if found is None:
         requires(any(one.called for one in smoke.ranks), "no collective was run")

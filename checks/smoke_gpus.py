@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
@@ -71,7 +71,7 @@ def _before_the_start(
     smoke: Smoke, gpus: Maybe[Gpus], environment: Maybe[Environment], machine: Maybe[Machine]
 ) -> Iterator[Finding]:
     """NCCL was asked for, and there is nothing that it could run on."""
-    requires(not isinstance(gpus, Unknown), "the GPUs could not be asked")
+    gpus = known(gpus)
     if isinstance(gpus, Unknown) or visible_gpus(gpus, environment):
         return
     # ROCm's own way to an AMD GPU under WSL is nothing that is looked for.

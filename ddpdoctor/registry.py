@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from ddpdoctor.facts.base import NotKnown, Unknown
+from ddpdoctor.facts.base import Facts, NotKnown, NotLearned, Unknown
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.findings import Evidence, Finding, Severity
@@ -70,11 +70,11 @@ class Check:
         return found[1].strip() if found else ""
 
     @cached_property
-    def needs(self) -> dict[str, bool]:
-        """Parameter name to "must be known": False where the check takes `Unknown` itself."""
+    def needs(self) -> dict[str, type[Facts] | None]:
+        """Parameter name to the group that must be known as soon as it decides: None where the check takes `Unknown`."""
         hints = get_type_hints(self.predicate)
         names = inspect.signature(self.predicate).parameters
-        return {name: Unknown not in get_args(hints[name]) for name in names}
+        return {name: None if Unknown in get_args(hints[name]) else hints[name] for name in names}
 
     @property
     def groups(self) -> set[str]:
@@ -258,11 +258,9 @@ def _judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
     findings: list[Finding] = []
     try:
         arguments: dict[str, Any] = {}
-        for name, must_be_known in one.needs.items():
+        for name, group in one.needs.items():
             value = plan if name == "plan" else getattr(snapshot, name)
-            if must_be_known and isinstance(value, Unknown):
-                raise NotKnown(value.reason)
-            arguments[name] = value
+            arguments[name] = NotLearned(group, value.reason) if group and isinstance(value, Unknown) else value
         findings.extend(_short_enough(found) for found in one.predicate(**arguments))
     except NotKnown as missing:
         return Result(one, tuple(findings), NotTested(Why.UNKNOWN, str(missing)))

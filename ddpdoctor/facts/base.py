@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -28,12 +28,20 @@ class Source(msgspec.Struct, frozen=True):
     text: str
 
 
+class Otherwise(msgspec.Struct, frozen=True):
+    """What to go on with where the whole group is unknown, for a field that decides nothing: fixes need a name for it."""
+
+    value: Any
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
     """Base of the groups. A subclass's fields are `Annotated[type, Source(...)]`; its docstring names the units."""
 
     def seen(self, field: str, text: object = None) -> Evidence:
         """The evidence that field gives: its value (or `text`, the value as a person reads it) and its source."""
         value = getattr(self, field) if text is None else text
+        if isinstance(value, Unknown):
+            value = f"unknown ({value.reason})"
         label = field.replace("_", " ")
         return Evidence(f"{label}: {value}", sources(type(self)).get(field, ""))
 
@@ -49,6 +57,41 @@ def sources(group: type[Facts]) -> dict[str, str]:
         for extra in get_args(hint)[1:]
         if isinstance(extra, Source)
     }
+
+
+@cache
+def _without(group: type[Facts]) -> dict[str, Any]:
+    """Field name to what stands for it where the group is unknown: `Otherwise.value`, or `Unknown` itself for a `Maybe`."""
+    standing: dict[str, Any] = {}
+    for name, hint in get_type_hints(group, include_extras=True).items():
+        kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        if Unknown in get_args(kind):
+            standing[name] = Unknown
+        for extra in extras:
+            if isinstance(extra, Otherwise):
+                standing[name] = extra.value
+    return standing
+
+
+class NotLearned:
+    """Stands for a group of facts that is unknown: only a check that gets to a fact which decides ends for want of it."""
+
+    def __init__(self, group: type[Facts], reason: str) -> None:
+        self._group = group
+        self._reason = reason
+
+    def seen(self, field: str, text: object = None) -> Evidence:
+        """The evidence of a field that only words rest on."""
+        return Evidence(f"{field.replace('_', ' ')}: {getattr(self, field) if text is None else text}")
+
+    def __contains__(self, name: object) -> bool:
+        raise NotKnown(self._reason)
+
+    def __getattr__(self, name: str) -> Any:
+        standing = _without(self._group).get(name, NotKnown)
+        if standing is NotKnown:
+            raise NotKnown(self._reason)
+        return Unknown(self._reason) if standing is Unknown else standing
 
 
 class NotKnown(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ddpdoctor.facts.base import Facts, Maybe, Source
+from ddpdoctor.facts.base import Facts, Maybe, Otherwise, Source
 
 
 class Patient(Facts, frozen=True, kw_only=True):
@@ -13,9 +13,9 @@ class Patient(Facts, frozen=True, kw_only=True):
     state: "ok", or "missing", "not-executable", "too-old", "not-python", "hangs", "dies".
     """
 
-    python: Annotated[str, Source("--python, the active environment, our own, or PATH")]
+    python: Annotated[str, Source("--python, the active environment, our own, or PATH"), Otherwise("python")]
     """Path as it is to be typed in a command."""
-    chosen_by: Annotated[str, Source("command line and environment")]
+    chosen_by: Annotated[str, Source("command line and environment"), Otherwise("not known")]
     """"--python", "VIRTUAL_ENV", "CONDA_PREFIX", "our own interpreter", "PATH"."""
     asked_as: Annotated[str, Source("owner of its files")] = ""
     """The user as whom root ran it; "" where it ran as who asked."""
@@ -28,7 +28,7 @@ class Patient(Facts, frozen=True, kw_only=True):
     prefix: Annotated[str, Source("sys.prefix")] = ""
     environment_kind: Annotated[str, Source("pyvenv.cfg, conda-meta")] = ""
     """"venv", "conda", "system"."""
-    externally_managed: Annotated[bool, Source("EXTERNALLY-MANAGED marker")] = False
+    externally_managed: Annotated[bool, Source("EXTERNALLY-MANAGED marker"), Otherwise(False)] = False
     """True where plain pip install is refused (PEP 668)."""
     pip_version: Annotated[Maybe[str | None], Source("pip's metadata in the patient")] = None
     """None: no pip there."""

@@ -31,6 +31,8 @@ class SharedMemory(Facts, frozen=True, kw_only=True):
     size: Annotated[Maybe[int], Source("statvfs of /dev/shm")]
     free: Annotated[Maybe[int], Source("statvfs of /dev/shm")]
     writable: Annotated[Maybe[bool], Source("access of /dev/shm")] = True
+    read_only: Annotated[bool, Source("statvfs of /dev/shm")] = False
+    """Mounted so: then no permission lets anybody write to it."""
     stale: Annotated[Maybe[tuple[str, ...]], Source("/dev/shm/{nccl-,torch_,psm_,sem.mp-}*, /proc/*/maps")] = ()
     """Paths of segments that no process is seen to map or to have open any more; those of users whose processes can't be seen are
     left out. Segments are what NCCL, torch and Python's multiprocessing name so (see knowledge/segment_names.py)."""

@@ -14,12 +14,12 @@ from ddpdoctor.facts.visible import VisibleGpu
 
 def on_the_cpu(smoke: Maybe[Smoke]) -> bool:
     """Whether the planned ranks are those of a smoke training over gloo."""
-    return isinstance(smoke, Smoke) and smoke.backend == "gloo"
+    return not isinstance(smoke, Unknown) and smoke.backend == "gloo"
 
 
 def on_the_gpus(smoke: Maybe[Smoke]) -> bool:
     """Whether they are those of one over NCCL."""
-    return isinstance(smoke, Smoke) and smoke.backend == "nccl"
+    return not isinstance(smoke, Unknown) and smoke.backend == "nccl"
 
 
 def lacks_nccl(torch: Maybe[Torch]) -> bool:

@@ -42,6 +42,7 @@ def probe(context: Context) -> SharedMemory | Unknown:
         size=state.f_blocks * state.f_frsize,
         free=state.f_bavail * state.f_frsize,
         writable=os.access(folder, os.W_OK | os.X_OK),
+        read_only=bool(state.f_flag & os.ST_RDONLY),
         stale=looked if isinstance(looked, Unknown) else tuple(one.path for one in segments),
         stale_size=sum(one.size for one in segments),
         segments=segments,

@@ -210,3 +210,16 @@ def test_fixture_of_a_list_may_become_unknown() -> None:
     unknown = {"type": "unknown", "reason": "no"}
     assert lay_over([1, 2], unknown) == unknown
     assert lay_over([1, 2], {"0": 5}) == [5, 2]
+
+
+def test_no_chmod_of_what_is_mounted_read_only() -> None:
+    (finding,) = judge(HOSTS / "shm-too-small" / "sick-read-only.json", "shm-too-small").findings
+    assert [one.commands for one in finding.fixes] == [("sudo mount -o remount,rw /dev/shm",)]
+    (finding,) = judge(HOSTS / "shm-too-small" / "sick-not-writable.json", "shm-too-small").findings
+    assert [one.commands for one in finding.fixes] == [("sudo chmod 1777 /dev/shm",)]
+
+
+def test_no_folder_is_advised_that_cannot_be_written_to() -> None:
+    result = judge(HOSTS / "disk-full" / "sick-read-only-tmp-and-working-folder.json", "disk-full")
+    commands = [command for finding in result.findings for fix in finding.fixes for command in fix.commands]
+    assert commands == ["cd /root", "mkdir -p /root/tmp && export TMPDIR=/root/tmp"]

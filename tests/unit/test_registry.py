@@ -23,7 +23,7 @@ def judged(predicate: registry.Predicate, snapshot: Snapshot) -> registry.Result
 
 def test_a_check_whose_facts_are_unknown_is_not_tested() -> None:
     def predicate(shared_memory: SharedMemory) -> Iterator[Finding]:
-        yield Finding("never reached")
+        yield Finding(f"never reached: {shared_memory.exists}")
 
     result = judged(predicate, Snapshot(shared_memory=Unknown("/dev/shm: Permission denied")))
     assert result.not_tested is not None
