@@ -12,7 +12,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
 from ddpdoctor.facts.hang import Frame
-from ddpdoctor.facts.processes import Identity, Place, Process, Processes, Role
+from ddpdoctor.facts.processes import Identity, Place, Process, Processes, Role, ThreadActivity
 
 ME, SOMEBODY = 1000, 1001
 OWN_NAMESPACE = "pid:[4026531836]"
@@ -125,10 +125,28 @@ class Host:
             "place": place,
             "settings": settings,
             "marks": RANK_MARKS,
-            "recent_switches": 52,
+            **self.polling(),
             "stack": self.dice.choice(COLLECTIVES),
         }
         return self.add(**{**plain, "command": "python train.py", "threads": 5, **facts})
+
+    def polling(self) -> dict[str, Any]:
+        """What the threads of its process groups do while it waits: a loop of gloo's for each, perhaps NCCL's watchdogs beside
+        them, and a few wake-ups of others."""
+        loops, watchdogs = self.dice.choice([(1, 0), (1, 0), (3, 0), (8, 0), (1, 1), (1, 6)])
+        threads = [
+            *(
+                ThreadActivity(name="gloo_tcp_loop", switches=self.dice.randint(45, 52), cpu=0.002)
+                for _ in range(loops)
+            ),
+            *(ThreadActivity(name="pt_nccl_watchdg", switches=5, cpu=0.001) for _ in range(watchdogs)),
+        ]
+        rest = self.dice.randint(0, 2) + 2 * watchdogs
+        return {
+            "recent_threads": tuple(threads),
+            "recent_switches": sum(one.switches for one in threads) + rest,
+            "recent_cpu": round(sum(one.cpu for one in threads), 3),
+        }
 
     def worker(self, **facts: Any) -> Process:
         return self.add(**{"role": Role.WORKER, "name": "pt_data_worker", "command": "python train.py", **facts})
@@ -223,7 +241,10 @@ ALIVE: Sequence[dict[str, Any]] = (
     {"state": "R"},
     {"state": "D"},
     {"recent_bytes": 4096},
-    {"recent_switches": 400},
+    {"recent_switches": 4000},
+    {"recent_threads": (ThreadActivity(name="gloo_tcp_loop", switches=300),), "recent_switches": 300},
+    {"recent_threads": (ThreadActivity(name="pt_nccl_watchdg", switches=5, cpu=0.1),), "recent_cpu": 0.1},
+    {"recent_threads": (ThreadActivity(name="upload", switches=30),), "recent_switches": 30},
     {"writes_to": ("/data/checkpoints/step-1000.pt",)},
 )
 

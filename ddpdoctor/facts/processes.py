@@ -51,6 +51,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
+class ThreadActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """What one thread did while its process was watched. cpu: cores, 1.0 is one core."""
+
+    name: str
+    switches: int
+    """How often it gave up the processor."""
+    cpu: float = 0.0
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One process, as /proc tells of it. Memory in bytes, times in seconds. What this user may not see is `Unknown`."""
 
@@ -80,6 +89,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that it read and wrote (rchar + wchar) meanwhile."""
     recent_switches: Maybe[int] = NOT_LOOKED_INTO
     """How often its threads gave up the processor meanwhile, by themselves or not."""
+    recent_threads: tuple[ThreadActivity, ...] = ()
+    """Of these the threads by the names of a process group or a GPU (see marks), each by itself."""
     memory: int = 0
     """Resident."""
     waits_in: str = ""

@@ -10,6 +10,8 @@ slowly. It says so first by the marker "rank-N.there" ("worker.stuck" from the D
 batches are fewer). Other markers: "rank-N.pid" (its pid), "rank-N.training" (the first step is done), "rank-N.step" (the
 last step done), "rank-N.done".
 
+RUNNING_JOB_GROUPS=3 among the settings gives each rank three more process groups, RUNNING_JOB_STEPS the number of steps.
+
 `by_hand(..., real=False)` and `launched(...)` start plain Pythons without torch, with a rank's settings, that only sleep: for
 what is read from /proc alone.
 """

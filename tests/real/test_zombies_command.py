@@ -178,6 +178,33 @@ def test_a_rank_in_a_shell_that_torchrun_started_is_an_orphan(tmp_path: Path) ->
             assert "still there" in one["doubts"][0]
 
 
+def test_ranks_of_several_process_groups_are_as_dead_as_others(tmp_path: Path) -> None:
+    """Each group has a loop that wakes up a hundred times a second. Those that no launcher is known of are named."""
+    groups = {**RANK_0_KEEPS_THE_STORE, "RUNNING_JOB_GROUPS": "12"}
+    with (
+        own_pids() as host,
+        torchrun(tmp_path, does={0: ("alone", 1)}, prefix=host.prefix, settings=groups, flags=C10D) as job,
+        by_hand(tmp_path, does={0: ("alone", 1)}, prefix=[*host.prefix, "setsid", "--fork"], settings=groups) as alone,
+    ):
+        for one in (job, alone):
+            one.wait_for("rank-0.there")
+            one.wait_for("rank-1.finishing")
+        ranks = [job.pid(0), job.pid(1)]
+        kill_launcher(job)
+        host.proven(*ranks)
+        named = {one["pid"]: one for one in host.leftovers()}
+        for pid in (alone.pid(0), alone.pid(1)):
+            assert named[pid]["certainty"] == "doubt"
+            assert (
+                "nothing tells that a launcher had started it: it may have been started by hand" in named[pid]["doubts"]
+            )
+            assert not any("woke up" in text or "cores" in text for text in named[pid]["doubts"])
+        ended = host.ddpdoctor("zombies", "--kill", "--yes", *map(str, ranks))
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert not any(host.alive(pid) for pid in ranks)
+        assert all(host.alive(pid) for pid in (alone.pid(0), alone.pid(1)))
+
+
 def test_a_zombie_names_the_parent_that_does_not_collect_it(tmp_path: Path) -> None:
     """The launcher waits for rank 0 alone."""
     with launched(tmp_path, 2) as job:

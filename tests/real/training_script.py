@@ -79,6 +79,9 @@ class Training:
         self.rank = rank
         self.dist = dist
         dist.init_process_group("gloo")
+        self.groups = [dist.new_group(backend="gloo") for _ in range(int(os.environ.get("RUNNING_JOB_GROUPS", "0")))]
+        for group in self.groups:
+            dist.all_reduce(torch.ones(1), group=group)
         self.model = torch.nn.Linear(4, 4)
         if os.environ.get("RUNNING_JOB_DDP"):
             self.model = torch.nn.parallel.DistributedDataParallel(self.model)
