@@ -225,9 +225,9 @@ class Proc:
             threads=threads,
         )
 
-    def transferred(self, pid: int) -> int | Unknown:
-        """Bytes that it has read and written so far, in whatever way."""
-        content = self.read(f"{pid}/io", 1024)
+    def transferred(self, pid: int, thread: int = 0) -> int | Unknown:
+        """Bytes that it, or one of its threads, has read and written so far, in whatever way."""
+        content = self.read(f"{pid}/task/{thread}/io" if thread else f"{pid}/io", 1024)
         if isinstance(content, Unknown):
             return content
         fields = dict(line.split(b": ") for line in content.splitlines() if b": " in line)

@@ -111,6 +111,9 @@ class Training:
         mark(f"rank-{self.rank}.finishing")
         self.dist.barrier()
 
+    def pause(self):
+        time.sleep(float(os.environ.get(f"RUNNING_JOB_PAUSE_{self.rank}", PAUSE)))
+
     def act(self):
         """What this rank was told to do now."""
         does, rank = self.order, self.rank
@@ -147,7 +150,7 @@ class Training:
             if step == 0:
                 mark(f"rank-{self.rank}.training")
             mark(f"rank-{self.rank}.step", step)
-            time.sleep(PAUSE)
+            self.pause()
         self.finish()
 
 
