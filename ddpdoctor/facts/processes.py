@@ -107,6 +107,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """None where it is no rank, or nobody says which."""
     settings: Maybe[tuple[Setting, ...]] = NOT_LOOKED_INTO
     """Of its environment, as of its exec, what matters to training; a rank that was forked shows its parent's."""
+    has_torch: Maybe[bool] = NOT_LOOKED_INTO
+    """It has mapped torch's libraries, or NCCL."""
     devices: Maybe[tuple[int, ...]] = NOT_LOOKED_INTO
     """N of each /dev/nvidiaN that it has open."""
     listens: Maybe[tuple[int, ...]] = NOT_LOOKED_INTO

@@ -86,6 +86,9 @@ class Describer:
             role=role,
             place=place,
             settings=self._known_settings(one.environ, own=own) if isinstance(one.environ, bytes) else one.environ,
+            has_torch=opened.shared_memory
+            if isinstance(opened.shared_memory, Unknown)
+            else opened.programme == "torch",
             devices=opened.devices,
             listens=self._listens(pid, opened),
             shared_memory=opened.shared_memory,
