@@ -94,6 +94,7 @@ def uneven_inputs(hang: Hang) -> Iterator[Finding]:
                 "Or let ranks that are done take part in the steps of the others: with model.join(): around the loop (not with FSDP)"
             ),
         ),
+        severity=severity_of(found, hang),
         rank=first.number,
     )
 
@@ -128,6 +129,7 @@ def different_calls(hang: Hang) -> Iterator[Finding]:
             ),
             *record_next_time(hang),
         ),
+        severity=severity_of(found, hang),
         rank=found.ranks[0],
     )  # fmt: skip
 
@@ -235,6 +237,7 @@ def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
         cause=_why_behind(found, hang),
         evidence=evidence_of(found, hang),
         fixes=_after_the_last_call(found, hang),
+        severity=severity_of(found, hang),
         rank=_first_known(record, hang),
     )
 
@@ -431,6 +434,7 @@ def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
         cause=f"NCCL's watchdog struck. {not_known(found, hang)}".strip(),
         evidence=evidence_of(found, hang),
         fixes=fixes,
+        severity=severity_of(found, hang),
         rank=_first_known(record, hang) if record.sign is Sign.BEHIND else None,
     )
 

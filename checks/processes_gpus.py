@@ -18,6 +18,7 @@ from ddpdoctor.knowledge.gpu_holders import (
     Held,
     all_told,
     for_this_job,
+    held_by_nobody,
     holdings,
     in_this_job,
     left_on_gpus,
@@ -38,7 +39,7 @@ from ddpdoctor.knowledge.jobs import jobs_of
 from ddpdoctor.knowledge.leftovers import Kind, Leftover
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.root import by_root, on_the_host
-from ddpdoctor.knowledge.unowned_memory import RESERVE, unowned
+from ddpdoctor.knowledge.unowned_memory import unowned
 from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import human, listed, plural
 
@@ -272,8 +273,7 @@ def gpu_memory_unowned(
     bad = [(one, size) for one in ours if isinstance(size := rest[one.index], int) and size]
     if bad:
         yield _unowned(bad, processes, container)
-    gone = [one for one in holdings(gpus, processes) if one.gpu in ours and one.memory >= RESERVE and not one.process]
-    if not processes.unseen and (gone := [one for one in gone if one.holder.pid]):
+    if gone := [one for one in held_by_nobody(gpus, processes) if one.gpu in ours]:
         yield _gone(gone)
     for size in rest.values():
         known(size)

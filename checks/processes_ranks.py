@@ -68,11 +68,17 @@ def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:
         summary=f"{capital(named)} {state} without {owner}, and {keeps}"[:160],
         cause=why_left(first),
         evidence=tuple(
-            Evidence(f"{left.what[:200]}; {age(left.age or 0.0)} old, of {left.owner}", "/proc") for left in group[:8]
+            Evidence(f"{left.what[:200]}; {age(left.age or 0.0)} old, of {left.owner}{_but(left)}", "/proc")
+            for left in group[:8]
         ),
         fixes=(end_leftovers(group),),
         severity=FAIL if first.proven else WARN,
     )
+
+
+def _but(left: Leftover) -> str:
+    """Why it isn't certain: the parent, say, that may have started it."""
+    return f"; but {left.doubts[0]}" if left.doubts else ""
 
 
 def _by_hand(job: Job, ranks: Sequence[Process]) -> Finding:

@@ -56,7 +56,7 @@ def private_folder(environ: Mapping[str, str], needs: Needs) -> Folder:
         NoFolderError: in none, or this process may write no file that is large enough.
     """
     reasons: list[str] = []
-    for place in dict.fromkeys(_places(environ)):
+    for place in dict.fromkeys(temporary_places(environ)):
         try:
             return Folder(_made(place, needs), "; ".join(reasons))
         except OSError as error:
@@ -69,7 +69,8 @@ def private_folder(environ: Mapping[str, str], needs: Needs) -> Folder:
     raise NoFolderError(f"no place for temporary files: {'; '.join(reasons)}")
 
 
-def _places(environ: Mapping[str, str]) -> Iterator[str]:
+def temporary_places(environ: Mapping[str, str]) -> Iterator[str]:
+    """Where such a folder may lie, the best first."""
     for name in ("TMPDIR", "TEMP", "TMP"):
         if environ.get(name):
             yield os.fspath(Path(environ[name]).absolute())

@@ -116,14 +116,16 @@ def watched(
     waits_in: str = "futex_do_wait",
     cores: float = 0.003,
     moved: int = 0,
+    wakes: int = 0,
     between: float = BETWEEN,
     source: str = "py-spy",
 ) -> Watched:
-    """Two looks at a process; at one stack in both, if only one is given. cores, moved: what it did in between."""
+    """Two looks at a process; at one stack in both, if only one is given. cores, moved: what it did in between; wakes: how often its
+    main thread woke up."""
     first, last = (stacks[0], stacks[-1]) if stacks else ((), ())
     look = Look(
         frames=first, source=source if stacks else "not permitted", state=state, waits_in=waits_in, cpu_seconds=9.0,
-        switches=2000, transferred=52_000_000,
+        switches=2000, transferred=52_000_000, main_wakes=700, other_wakes=90,
     )  # fmt: skip
     again = msgspec.structs.replace(
         look,
@@ -132,6 +134,7 @@ def watched(
         cpu_seconds=9.0 + cores * between,
         switches=2500,
         transferred=52_000_000 + moved,
+        main_wakes=700 + wakes,
     )
     return Watched(pid=pid, looks=(look, again))
 

@@ -12,7 +12,7 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
 from ddpdoctor.facts.hang import Frame
-from ddpdoctor.facts.processes import Identity, Place, Process, Processes, Role
+from ddpdoctor.facts.processes import Identity, Place, Process, Processes, Role, ThreadActivity
 
 ME, SOMEBODY = 1000, 1001
 OWN_NAMESPACE = "pid:[4026531836]"
@@ -57,6 +57,8 @@ class Host:
         self.dead: set[Identity] = set()
         self.clear: set[Identity] = set()
         """Of the dead those that nothing hides."""
+        self.named: set[Identity] = set()
+        """What may be left over, and must not be passed over in silence."""
         self.namespace = OWN_NAMESPACE
         self.container = ""
         self.unseen = ""
@@ -125,10 +127,28 @@ class Host:
             "place": place,
             "settings": settings,
             "marks": RANK_MARKS,
-            "recent_switches": 52,
+            **self.polling(),
             "stack": self.dice.choice(COLLECTIVES),
         }
         return self.add(**{**plain, "command": "python train.py", "threads": 5, **facts})
+
+    def polling(self) -> dict[str, Any]:
+        """What the threads of its process groups do while it waits: a loop of gloo's for each, perhaps NCCL's watchdogs beside
+        them, and a few wake-ups of others."""
+        loops, watchdogs = self.dice.choice([(1, 0), (1, 0), (3, 0), (8, 0), (1, 1), (1, 6)])
+        threads = [
+            *(
+                ThreadActivity(name="gloo_tcp_loop", switches=self.dice.randint(45, 52), cpu=0.002)
+                for _ in range(loops)
+            ),
+            *(ThreadActivity(name="pt_nccl_watchdg", switches=5, cpu=0.001) for _ in range(watchdogs)),
+        ]
+        rest = self.dice.randint(0, 2) + 2 * watchdogs
+        return {
+            "recent_threads": tuple(threads),
+            "recent_switches": sum(one.switches for one in threads) + rest,
+            "recent_cpu": round(sum(one.cpu for one in threads), 3),
+        }
 
     def worker(self, **facts: Any) -> Process:
         return self.add(**{"role": Role.WORKER, "name": "pt_data_worker", "command": "python train.py", **facts})
@@ -223,7 +243,10 @@ ALIVE: Sequence[dict[str, Any]] = (
     {"state": "R"},
     {"state": "D"},
     {"recent_bytes": 4096},
-    {"recent_switches": 400},
+    {"recent_switches": 4000},
+    {"recent_threads": (ThreadActivity(name="gloo_tcp_loop", switches=300),), "recent_switches": 300},
+    {"recent_threads": (ThreadActivity(name="pt_nccl_watchdg", switches=5, cpu=0.1),), "recent_cpu": 0.1},
+    {"recent_threads": (ThreadActivity(name="upload", switches=30),), "recent_switches": 30},
     {"writes_to": ("/data/checkpoints/step-1000.pt",)},
 )
 
@@ -433,11 +456,79 @@ def half_told(host: Host) -> None:
     host.worker(**facts)
 
 
+SUBREAPERS: Sequence[dict[str, Any]] = (
+    {"name": "slurmstepd", "role": Role.LAUNCHER, "command": "slurmstepd: [4711.0]", "executable": "/usr/sbin/slurmstepd", "uid": 0},
+    {"name": "containerd-shim", "command": "containerd-shim-runc-v2 -id c0ffee", "executable": "/usr/bin/containerd-shim-runc-v2", "uid": 0},
+    {"name": "conmon", "command": "conmon --api-version 1", "executable": "/usr/bin/conmon"},
+    {"name": "raylet", "command": "raylet --store_socket_name=x", "executable": "/opt/ray/raylet"},
+    {"name": "python", "command": "python supervise.py", "executable": "/usr/bin/python3.11", "has_torch": False},
+    {"name": "tmux: server", "command": "tmux", "executable": "/usr/bin/tmux"},
+)  # fmt: skip
+"""Those who adopt orphans, and may start ranks as well."""
+
+
+def subreaper(host: Host) -> Process:
+    return host.add(**host.dice.choice(SUBREAPERS), age=90_000.0)
+
+
+def below_a_subreaper(host: Host) -> None:
+    """Healthy: with torchrun, a script that calls it, or a shell in between; a worker beside its rank."""
+    parent = subreaper(host)
+    for _ in range(host.dice.randint(0, 2)):
+        parent = host.add(name="bash", executable="/usr/bin/bash", parent=parent.pid, age=80_000.0)
+    if host.dice.random() < 0.7:
+        launcher = _launcher(host, parent=parent.pid, age=70_000.0)
+    else:
+        has_torch = host.dice.choice([True, Unknown("permission denied")])
+        launcher = host.add(parent=parent.pid, command="python elastic.py", has_torch=has_torch, age=70_000.0)
+    count = host.dice.randint(1, 4)
+    for number in range(count):
+        one = host.rank(number, count, parent=launcher.pid, age=60_000.0)
+        host.worker(parent=one.pid, age=3_000.0, group=one.pid, session=one.pid)
+
+
+def adopted_by_a_subreaper(host: Host) -> None:
+    """torchrun was killed, and whoever adopted its ranks may as well have started them: each is named, and none is proven."""
+    parent = subreaper(host)
+    count = host.dice.randint(1, 4)
+    for number in range(count):
+        busy: dict[str, Any] = {"recent_cpu": 1.0, "state": "R"} if host.dice.random() < 0.3 else {}
+        one = host.rank(number, count, parent=parent.pid, age=60_000.0, **busy)
+        host.worker(parent=one.pid, age=3_000.0, group=one.pid, session=one.pid)
+        host.named.add(one.identity)
+
+
+def spawned_and_adopted_by_a_subreaper(host: Host) -> None:
+    """The script that called mp.spawn, or forked its ranks, was killed, or a rank that had workers."""
+    parent = subreaper(host)
+    gone = host.pid()
+    command, source = host.dice.choice(
+        [
+            (
+                "python -c 'from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)'",
+                "RANK",
+            ),
+            ("python train.py", "the order in which its parent started them"),
+        ]
+    )
+    group = host.dice.choice([gone, parent.group])
+    for number in range(2):
+        place = Place(rank=number, world_size=2, local_rank=number, local_world_size=2, source=source)
+        one = host.rank(
+            number, 2, elastic=False, parent=parent.pid, group=group, session=group, place=place, command=command
+        )
+        host.named.add(one.identity)
+    worker = host.worker(parent=parent.pid, group=gone, session=gone)
+    host.named.add(worker.identity)
+
+
+UNDER_SUBREAPERS: Sequence[Filler] = (adopted_by_a_subreaper, spawned_and_adopted_by_a_subreaper)
+
 INNOCENT: Sequence[Filler] = (
     healthy_torchrun, healthy_other_launcher, by_hand, waits_for_a_slow_peer, by_hand_across_hosts, orphaned_but_alive, orphaned_and_quiet,
     detached_server, in_a_shell_of_torchruns, orphan_with_a_living_worker, kernels_run, attended, notebook, graphics, mps, daemons, somebody_elses, in_a_container,
     young, a_first_process_that_starts_ranks, a_parent_that_adopts_nobody, user_service, reused_pid, helped_by_a_child,
-    parted_job, hidden_mates, bare, forked_from_a_living_rank, half_told,
+    parted_job, hidden_mates, bare, forked_from_a_living_rank, half_told, below_a_subreaper, *UNDER_SUBREAPERS,
 )  # fmt: skip
 
 

@@ -56,6 +56,9 @@ def jobs(
     it reads the stacks of one job's ranks while they run on; --dumps alone works
     after a job has died, too.
 
+    A rank that only stays where it is may have a slow step: --hang warns of it,
+    and fails it where nothing of the job moved for --seconds 30 or longer.
+
     Exit code: 0 nothing failed, 1 something did (or warned, with --strict), 2
     wrong usage, no such job, or the processes could not be seen.
     """

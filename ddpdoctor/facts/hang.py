@@ -6,7 +6,11 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.facts.base import Facts, Source
+from ddpdoctor.facts.base import Facts, Maybe, Source, Unknown
+
+NOT_COUNTED = Unknown("it was not counted")
+NOT_FOUND = "no process on this host is this rank"
+"""Why a rank is gone that no process ever was while it was looked for: it may not have been started."""
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -32,10 +36,15 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     waits_in: str = ""
     """wchan."""
     cpu_seconds: float = 0.0
+    """Since its start; without that of the threads which poll for a process group."""
     switches: int = 0
     """Voluntary and other context switches of all its threads since its start."""
+    main_wakes: Maybe[int] = NOT_COUNTED
+    """Voluntary context switches of its main thread since its start: how often it has waited, and gone on."""
+    other_wakes: Maybe[int] = NOT_COUNTED
+    """Context switches of its other threads since their start, without those of the threads which poll for a process group."""
     transferred: int = 0
-    """rchar + wchar since its start."""
+    """rchar + wchar since its start, without what the store's server and NCCL's watchdog say to each other."""
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,6 +51,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
+class ThreadActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """What one thread did while its process was watched. cpu: cores, 1.0 is one core."""
+
+    name: str
+    switches: int
+    """How often it gave up the processor."""
+    cpu: float = 0.0
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One process, as /proc tells of it. Memory in bytes, times in seconds. What this user may not see is `Unknown`."""
 
@@ -80,6 +89,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that it read and wrote (rchar + wchar) meanwhile."""
     recent_switches: Maybe[int] = NOT_LOOKED_INTO
     """How often its threads gave up the processor meanwhile, by themselves or not."""
+    recent_threads: tuple[ThreadActivity, ...] = ()
+    """Of these the threads by the names of a process group or a GPU (see marks), each by itself."""
     memory: int = 0
     """Resident."""
     waits_in: str = ""
@@ -96,6 +107,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """None where it is no rank, or nobody says which."""
     settings: Maybe[tuple[Setting, ...]] = NOT_LOOKED_INTO
     """Of its environment, as of its exec, what matters to training; a rank that was forked shows its parent's."""
+    has_torch: Maybe[bool] = NOT_LOOKED_INTO
+    """It has mapped torch's libraries, or NCCL."""
     devices: Maybe[tuple[int, ...]] = NOT_LOOKED_INTO
     """N of each /dev/nvidiaN that it has open."""
     listens: Maybe[tuple[int, ...]] = NOT_LOOKED_INTO

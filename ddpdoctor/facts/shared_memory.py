@@ -22,6 +22,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     inode: int = 0
     wanted_by: str = ""
     """Who may still come for it, though it has it neither mapped nor open: "torch_shm_manager (pid 4711)"; "" where nobody may."""
+    by_smoke: bool = False
+    """A run of `ddpdoctor smoke` of this user's had it, by its own notes, and was killed with all that belonged to it."""
 
 
 class SharedMemory(Facts, frozen=True, kw_only=True):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.hang import Frame, Look
+from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.facts.hang import NOT_COUNTED, Frame, Look
 from ddpdoctor.facts.processes import Identity
+from ddpdoctor.knowledge.signs_of_life import polling_rate
 from ddpdoctor.probes.patient.asking import printable
 from ddpdoctor.probes.proc import Proc
 
 ENDED = frozenset("ZX")
+HEARTBEATS: Final = ("pt_tcpstore", "pt_nccl_")
+"""Threads that talk to each other once a second all the while, whatever the job does: NCCL's watchdogs ask the store."""
 
 
 class Glance(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +26,8 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
     waits_in: str = ""
     cpu_seconds: float = 0.0
     switches: int = 0
+    main_wakes: Maybe[int] = NOT_COUNTED
+    other_wakes: Maybe[int] = NOT_COUNTED
     transferred: int = 0
     tracer: int = 0
 
@@ -42,6 +48,8 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
             waits_in=self.waits_in,
             cpu_seconds=round(self.cpu_seconds, 3),
             switches=self.switches,
+            main_wakes=self.main_wakes,
+            other_wakes=self.other_wakes,
             transferred=self.transferred,
         )
 
@@ -56,15 +64,26 @@ def glance(one: Identity, proc: Proc) -> Glance | None:
     spent = proc.spent(one.pid)
     if isinstance(spent, Unknown):
         return None
-    tracer = proc.status(one.pid).get("TracerPid", "0")
+    status = proc.status(one.pid)
+    tracer, wakes = status.get("TracerPid", "0"), status.get("voluntary_ctxt_switches", "")
+    names = dict(proc.thread_names(one.pid))
+    others = {thread: spent.threads[thread] for thread in spent.threads if not polling_rate(names.get(thread, ""))}
+    said = sum(_transferred(one.pid, thread, proc) for thread, name in names.items() if name.startswith(HEARTBEATS))
     return Glance(
         state=stat.state,
         waits_in=_waits_in(one.pid, proc),
-        cpu_seconds=spent.cpu,
+        cpu_seconds=sum(cpu for cpu, _ in others.values()),
         switches=spent.switches,
-        transferred=0 if isinstance(spent.transferred, Unknown) else spent.transferred,
+        main_wakes=int(wakes) if wakes.isdecimal() else NOT_COUNTED,
+        other_wakes=sum(switches for thread, (_, switches) in others.items() if thread != one.pid),
+        transferred=0 if isinstance(spent.transferred, Unknown) else max(0, spent.transferred - said),
         tracer=int(tracer) if tracer.isdecimal() else 0,
     )
+
+
+def _transferred(pid: int, thread: int, proc: Proc) -> int:
+    bytes_of_thread = proc.transferred(pid, thread)
+    return 0 if isinstance(bytes_of_thread, Unknown) else bytes_of_thread
 
 
 def _waits_in(pid: int, proc: Proc) -> str:

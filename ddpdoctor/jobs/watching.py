@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.hang import Frame, Hang, Look, Watched, WatchedRank
+from ddpdoctor.facts.hang import NOT_FOUND, Frame, Hang, Look, Watched, WatchedRank
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.jobs.glances import ENDED, Glance, glance
 from ddpdoctor.jobs.permission import Missed, hidden_places, hidden_stacks, powers
@@ -18,9 +18,10 @@ from ddpdoctor.jobs.sampling import Sampled, sample
 from ddpdoctor.jobs.spying import Spied, spy
 from ddpdoctor.knowledge.hang_company import worker_idle
 from ddpdoctor.knowledge.hang_places import pythons
+from ddpdoctor.knowledge.job_remarks import SETTLED_SECONDS
 from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.wording import plural
+from ddpdoctor.wording import plural, ranks_named
 
 SECONDS: Final = 3
 MOST_WORKERS: Final = 256
@@ -61,7 +62,8 @@ async def watch(job: Job, processes: Processes, host: str, seconds: int = SECOND
         )
         for one in ranked
     ]
-    ranks += [WatchedRank(rank=rank, host=host, gone="no process on this host is this rank") for rank in job.missing]
+    settled = min((one.age for one in job.ranks), default=0.0) >= SETTLED_SECONDS
+    ranks += [WatchedRank(rank=rank, host=host, gone=NOT_FOUND) for rank in job.missing if settled]
     missed = [
         Missed(rank=of_rank[rank.pid], process=one, trouble=second.spied[one.pid].trouble, worker=one is not rank)
         for rank in ranked
@@ -73,6 +75,7 @@ async def watch(job: Job, processes: Processes, host: str, seconds: int = SECOND
         *hidden_stacks(missed, mine, job.name),
         *hidden_places([one for one in job.ranks if one.place is None], mine, job.name),
         *([f"{plural(left_out, 'DataLoader worker')} more were not looked at."] if left_out else []),
+        *([_on_the_way(job)] if job.missing and not settled else []),
         *([f"{processes.unseen[:1].upper()}{processes.unseen[1:]}."] if processes.unseen else []),
     ]
     return Hang(
@@ -84,6 +87,11 @@ async def watch(job: Job, processes: Processes, host: str, seconds: int = SECOND
         between=round(second.seconds - first.seconds, 3),
         hidden=tuple(hidden),
     )
+
+
+def _on_the_way(job: Job) -> str:
+    named = ranks_named(job.missing)
+    return f"{named[:1].upper()}{named[1:]} of this job may be about to start: the youngest rank is less than {SETTLED_SECONDS:.0f} s old."
 
 
 def _cut(workers: dict[int, list[Process]]) -> int:

@@ -15,7 +15,7 @@ from ddpdoctor.knowledge.jobs import ELASTIC_RUN, Job, jobs_of, setting
 from ddpdoctor.knowledge.leftovers import Kind, Leftover, left_by_processes
 from ddpdoctor.knowledge.own_gpu import own_gpu
 from ddpdoctor.knowledge.signs_of_life import signs_of_life
-from ddpdoctor.knowledge.unowned_memory import unowned
+from ddpdoctor.knowledge.unowned_memory import RESERVE, unowned
 from ddpdoctor.wording import human
 
 ENDED = ("Z", "X")
@@ -51,6 +51,16 @@ def holdings(gpus: Gpus, processes: Processes) -> tuple[Held, ...]:
         for gpu in gpus.answering
         if not isinstance(gpu.holders, Unknown)
         for one in gpu.holders
+    )
+
+
+def held_by_nobody(gpus: Gpus, processes: Processes) -> tuple[Held, ...]:
+    """What NVML says that processes hold which this host doesn't have: the driver could not take it back, or they are just ending.
+    Empty where not all processes can be seen."""
+    if processes.unseen:
+        return ()
+    return tuple(
+        one for one in holdings(gpus, processes) if one.holder.pid and not one.process and one.memory >= RESERVE
     )
 
 

@@ -104,7 +104,8 @@ def _stand(rank: WatchedRank, hang: Hang) -> Stand:
         here = rank.gone or watched is not None
         return Stand(rank, Standing.GONE if here else Standing.UNSEEN, nowhere)
     place = place_of(watched.last)
-    if watched.last.state in ("T", "t"):
+    if watched.last.state == "T" or {one.state for one in watched.looks} == {"t"}:
+        # Whoever traces a process stops it for moments: a debugger holds it all the while.
         return Stand(rank, Standing.STOPPED, place)
     if len(watched.looks) < 2:
         return Stand(rank, Standing.UNSEEN, place)

@@ -7,7 +7,8 @@ from typing import Final
 from ddpdoctor.facts.base import NotKnown
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.findings import FAIL, WARN, Severity
-from ddpdoctor.knowledge.hang_company import CHECKPOINTS, Stand, worker_idle
+from ddpdoctor.knowledge.hang_company import CHECKPOINTS, Stand, Standing, worker_idle
+from ddpdoctor.knowledge.hang_movement import movements
 from ddpdoctor.knowledge.hang_places import Where
 from ddpdoctor.knowledge.hang_recorded import record_of
 from ddpdoctor.knowledge.hang_verdict import Kind, Verdict, verdict_of
@@ -18,40 +19,61 @@ STILLNESS: Final = frozenset({
     Kind.KERNEL, Kind.LOADER, Kind.LOCK, Kind.SLOW_0, Kind.BUSY, Kind.RENDEZVOUS, Kind.EXIT, Kind.STALLED,
 })  # fmt: skip
 """What is only told from ranks that didn't go on while they were watched."""
-SOCKET_WAITS: Final = (
+WAITS_FOR_OTHERS: Final = (
     "sk_", "tcp_", "inet_", "wait_woken", "__skb_wait_for_more_packets", "unix_stream", "do_poll", "poll_schedule", "do_sys_poll",
-    "do_select", "ep_poll", "do_epoll_wait",
+    "do_select", "ep_poll", "do_epoll_wait", "pipe_read", "anon_pipe_read", "pipe_write", "anon_pipe_write", "do_wait",
+    "flock_lock", "locks_lock", "fcntl_setlk",
 )  # fmt: skip
-"""Beginnings of the kernel functions in which a process sends, receives or waits for that."""
-WAITS_FOR_OWN: Final = (Where.LOADER, Where.LOCK, Where.CHILD)
-"""Where a rank waits for its own threads and processes, by a pipe or socket perhaps: what these do is what counts."""
+"""Beginnings of the kernel functions in which a process waits for others that aren't watched: it sends or receives, or another
+process is to write, to end, or to let a file's lock go."""
+OTHERS_WORK: Final = (*CHECKPOINTS, Where.REMOTE, Where.CHILD, Where.COMPILING)
+"""Where the work is another process's or host's, or goes over a socket in a library's thread."""
+NOBODY_CAN: Final = (Kind.STOPPED, Kind.INPUT)
+"""Nothing else is needed to say that it won't go on by itself."""
 
 
 def rests_on_stillness(found: Verdict) -> bool:
     """Whether nothing else speaks for it. A rank that is stopped, gone, or in another collective won't come by waiting."""
-    if found.kind is Kind.CRASHED:
+    if found.kind in (Kind.CRASHED, Kind.RENDEZVOUS) and _gone(found):
         return not found.waiting  # The others may not need it any more.
     return found.kind in STILLNESS and not (found.kind is Kind.LOADER and all(map(_no_worker_can, found.culprits)))
 
 
+def is_definite(found: Verdict, hang: Hang) -> bool:
+    """Whether it is so whatever moves: a rank that can't go on, or that is gone while others wait for it; or dumps alone speak."""
+    if not hang.between or found.kind in NOBODY_CAN or (_gone(found) and found.waiting):
+        return True
+    return found.kind is Kind.LOADER and not rests_on_stillness(found)
+
+
 def severity_of(found: Verdict, hang: Hang) -> Severity:
-    """FAIL only of what waiting can't mend: definite evidence, or ranks that were still for long and would have shown if they
-    had moved."""
-    if not rests_on_stillness(found):
+    """FAIL only of what waiting can't mend: definite evidence, or ranks of which nothing moved all the while, and that would have
+    shown if it had."""
+    if is_definite(found, hang):
         return FAIL
-    if found.moving or any(map(_may_move_unseen, found.culprits)):
+    if found.moving or movements(hang) or any(map(_may_move_unseen, found.culprits)):
         return WARN
+    everybody = 0 < hang.world_size <= len(hang.ranks)
     record = found.record or record_of(hang)
+    if found.kind is Kind.RENDEZVOUS and not everybody and not found.waiting:
+        return WARN  # Another host's rank may still prepare its data.
+    if not rests_on_stillness(found) and (record is not None or (everybody and "nccl" not in hang.backend)):
+        # Over NCCL a call may wait for what was called long before.
+        return FAIL
     return FAIL if hang.between >= LONG or (record is not None and record.waited >= LONG) else WARN
 
 
+def _gone(found: Verdict) -> bool:
+    return bool(found.culprits) and all(one.standing is Standing.GONE for one in found.culprits)
+
+
 def longer_may_tell(hang: Hang) -> bool:
-    """Whether to look longer could tell more: not where the evidence is definite."""
+    """Whether to look longer could tell more: not of what is a failure by now."""
     try:
         found = verdict_of(hang)
     except NotKnown:
         return True
-    return found is None or rests_on_stillness(found)
+    return found is None or severity_of(found, hang) is not FAIL
 
 
 def _no_worker_can(stand: Stand) -> bool:
@@ -63,9 +85,9 @@ def _no_worker_can(stand: Stand) -> bool:
 
 
 def _may_move_unseen(stand: Stand) -> bool:
-    """What goes over sockets is in none of the kernel's figures of a process; a checkpoint may go over one in a library's thread."""
-    if stand.place.where in (*CHECKPOINTS, Where.REMOTE):
+    """What others do for it is in none of the kernel's figures of a process, nor what goes over sockets."""
+    if stand.place.where in OTHERS_WORK:
         return True
-    own = () if stand.place.meets or stand.place.where in WAITS_FOR_OWN else (stand.rank.watched,)
+    own = () if stand.place.meets or stand.place.where is Where.LOADER else (stand.rank.watched,)
     watched = [*own, *(one for one in stand.rank.workers if not worker_idle(one))]
-    return any(look.waits_in.startswith(SOCKET_WAITS) for one in watched if one for look in one.looks)
+    return any(look.waits_in.startswith(WAITS_FOR_OTHERS) for one in watched if one for look in one.looks)

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.base import NotKnown
-from ddpdoctor.facts.hang import Hang
+from ddpdoctor.facts.hang import NOT_FOUND, Hang
 from ddpdoctor.knowledge.hang_company import CHECKPOINTS, Stand, Standing, having, stands_of, worker_idle, worker_moves
 from ddpdoctor.knowledge.hang_places import FORWARD, Place, Where
 from ddpdoctor.knowledge.hang_recorded import Record, Sign, behind, counts_move, not_dumped, record_of
@@ -153,7 +153,7 @@ def _who_can_do_nothing(stands: Sequence[Stand]) -> Verdict | None:
         return Verdict(kind=Kind.STOPPED, culprits=stopped, waiting=waiting, unseen=unseen)
     sure = having(stands, Standing.WAITS)
     if gone and sure:
-        # One that the others still expect may never have been started; a zombie was.
+        # One that the others still expect may never have been started, unless it was seen.
         expected = all(one.place.where is Where.GROUP for one in sure) and not any(_ended(one) for one in gone)
         kind = Kind.RENDEZVOUS if expected else Kind.CRASHED
         return Verdict(kind=kind, culprits=gone, waiting=waiting, unseen=unseen)
@@ -168,7 +168,7 @@ def _who_can_do_nothing(stands: Sequence[Stand]) -> Verdict | None:
 
 
 def _ended(stand: Stand) -> bool:
-    return stand.rank.gone.startswith(("Z", "X")) or stand.rank.watched is not None
+    return stand.rank.gone != NOT_FOUND
 
 
 # --- who waits for whom -------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.findings import Evidence
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.hang_company import Stand, Standing, bytes_moved, cores_used, worker_idle
+from ddpdoctor.knowledge.hang_movement import movements
+from ddpdoctor.knowledge.hang_patience import is_definite
 from ddpdoctor.knowledge.hang_places import Place, Where, pythons, torchs, worker_place
 from ddpdoctor.knowledge.hang_recorded import Record
 from ddpdoctor.knowledge.hang_verdict import ITS_DUMP, Verdict
@@ -130,10 +132,21 @@ def evidence_of(found: Verdict, hang: Hang) -> tuple[Evidence, ...]:
         seen.append(told(hang, "ranks", what_they_do(found.waiting, hang)))
     if found.record:
         seen += of_record(found.record, hang)
+    if slow := slowly(found, hang):
+        seen.append(told(hang, "ranks", slow))
     unknown = not_known(found, hang)
     if unknown:
         seen.append(Evidence(unknown, "what could be seen"))
     return tuple(seen)
+
+
+def slowly(found: Verdict, hang: Hang) -> str:
+    """What moved, so that the job may only be slow; "" where nothing did, or it makes no difference."""
+    moved = () if is_definite(found, hang) else movements(hang)
+    if not moved:
+        return ""
+    more = f"; and {plural(len(moved) - MOST_SHOWN, 'more rank')}" if len(moved) > MOST_SHOWN else ""
+    return f"it goes on, slowly perhaps: within {hang.between:.1f} s {'; '.join(moved[:MOST_SHOWN])}{more}"
 
 
 def _of_ranks(stands: Sequence[Stand], hang: Hang) -> list[Evidence]:

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
+from ddpdoctor.knowledge.gpu_holders import Held, held_by_nobody
 from ddpdoctor.knowledge.leftovers import Certainty, Kind, Leftover
 from ddpdoctor.knowledge.unowned_memory import unowned
 
 
 def left_memory(gpus: Gpus, processes: Maybe[Processes]) -> Iterator[Leftover]:
-    """One a GPU on which more is used than all who are listed hold."""
+    """One a GPU on which more is used than all who are listed hold, and one a holder that this host doesn't have."""
     for gpu in gpus.devices:
         size = unowned(gpu)
         if isinstance(size, Unknown) or not size:
@@ -27,6 +28,23 @@ def left_memory(gpus: Gpus, processes: Maybe[Processes]) -> Iterator[Leftover]:
             size=size,
             gpus=(gpu.index,),
         )
+
+    if isinstance(processes, Processes):
+        yield from (_of_nobody(one) for one in held_by_nobody(gpus, processes))
+
+
+def _of_nobody(held: Held) -> Leftover:
+    gpu = held.gpu
+    return Leftover(
+        kind=Kind.MEMORY,
+        certainty=Certainty.DOUBT,
+        what=f"GPU {gpu.index}" + (f" ({gpu.name})" if gpu.name else ""),
+        why=f"pid {held.holder.pid} holds it by the driver's account, and is no process of this host",
+        doubts=("the process may just have ended; else it was killed, and the driver could not take its memory back",),
+        command="ddpdoctor check --select gpu-memory-unowned",
+        size=held.memory,
+        gpus=(gpu.index,),
+    )
 
 
 def _who(processes: Maybe[Processes]) -> str:

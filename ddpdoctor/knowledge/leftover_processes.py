@@ -40,7 +40,7 @@ def left_processes(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Leftover
             continue
         if one.state == "Z" and not one.ended_threads:
             yield from _ended(one, scene)
-        elif (scene.adopted(one) or (one.role is Role.RANK and scene.orphaned(one))) and _thought_dead(one, scene):
+        elif scene.lost_its_parent(one) and _thought_dead(one, scene):
             yield _leftover(one, scene)
 
 
@@ -48,7 +48,7 @@ def _thought_dead(process: Process, scene: Scene) -> bool:
     """Whether it is worth a word: an orphan of a run. One that works and was perhaps started by hand is none."""
     busy = any(signs_of_life(process, scene.processes.watched))
     if process.role is Role.RANK:
-        return bool(setting(process, ELASTIC_RUN)) or not busy
+        return bool(setting(process, ELASTIC_RUN)) or scene.lost(process) or not busy
     if process.role in (Role.WORKER, Role.HELPER):
         return process.age >= LEAST_AGE
     return (
@@ -300,6 +300,8 @@ def _why(process: Process, scene: Scene) -> str:
         job = scene.job(process)
         missing = _missing(process, job) if job else ()
         gone = f", as {_are(missing)} {ranks_named(missing)}" if missing else ""
+        if scene.lost(process):
+            return f"torchrun, which started it by its settings, is none of its parents{gone}{idle}"
         return f"torchrun, which started it, is gone{gone}{idle}"
     return f"whoever started it is gone{idle}"
 

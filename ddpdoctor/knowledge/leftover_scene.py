@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -16,6 +17,13 @@ INITS: Final = frozenset(
 """Programs that are a system's or a container's first process, adopt orphans, and start no rank themselves."""
 INTERPRETERS: Final = ("python", "pypy", "ipython", "jupyter", "conda", "ray", "java", "node", "perl", "ruby", "bash", "sh", "dash", "zsh", "ksh", "fish", "tcsh", "csh", "ash", "busybox")  # fmt: skip
 """Programs that may have started a rank themselves, also as a container's first process."""
+SHELLS: Final = frozenset({"bash", "sh", "dash", "zsh", "ksh", "fish", "tcsh", "csh", "ash", "busybox"})
+"""Give the programs of a pipeline the process group of its first one."""
+STEP_LAUNCHERS: Final = ("slurm", "srun", "mpi", "orte", "prte", "prun", "hydra", "jsrun", "aprun", "palsd")
+"""Beginnings of the names of launchers that start torchrun, or ranks that know nothing of it."""
+SPAWNED: Final = "from multiprocessing.spawn import spawn_main"
+_PYTHON_COMMAND: Final = re.compile(r"(?:\S*/)?(?:python|pypy)[\d.]*t? \S")
+"""A command line as Python was given it, and no title that a program has written there."""
 
 
 class Scene:
@@ -71,21 +79,57 @@ class Scene:
         parent = self.parent(process)
         if parent is None:
             return process.parent == 1
-        return parent.role is Role.OTHER and (parent.pid == 1 or _user_manager(parent))
+        return parent.role is Role.OTHER and (parent.pid == 1 or _user_manager(parent) or _init_of_a_container(parent))
+
+    def lost(self, process: Process) -> bool:
+        """Whether who started it is gone, though its parent is no init: a subreaper adopted it (slurmstepd, a container's shim, Ray,
+        a supervisor), which nothing in /proc tells. It lacks the launcher that it must have had."""
+        parent = self.parent(process)
+        if parent is None or self.adopted(process):
+            return False
+        if process.group and parent.group and process.group not in (process.pid, parent.group):
+            # What a process starts has its group, or one of its own.
+            return not _is_shell(parent)
+        if SPAWNED in process.command:
+            return not _may_start_ranks(parent)
+        if process.forked or process.role is Role.WORKER:
+            return _of_another_program(process, parent)
+        return process.role is Role.RANK and bool(setting(process, ELASTIC_RUN)) and self._lacks_torchrun(process)
+
+    def _lacks_torchrun(self, rank: Process) -> bool:
+        """A shell adopts nobody: a rank in one was started there, but for that which torchrun had started."""
+        top = self._outermost(rank)
+        parent = self.parent(top)
+        if parent is None or self.adopted(top) or _is_shell(parent):
+            return False
+        return not any(_may_be_torchrun(one, rank) for one in self.ancestors(top))
+
+    def _outermost(self, rank: Process) -> Process:
+        """The rank, or the shell in which torchrun had started it: `torchrun --no-python ./train.sh`."""
+        top = rank
+        for parent in self.ancestors(rank):
+            if self.adopted(top) or not _wraps(parent, top):
+                break
+            top = parent
+        return top
+
+    def lost_its_parent(self, process: Process) -> bool:
+        """By whatever of these."""
+        return self.adopted(process) or self.lost(process) or (process.role is Role.RANK and self.orphaned(process))
 
     def orphaned(self, process: Process) -> bool:
-        """It was adopted, or the shell was in which torchrun had started it: `torchrun --no-python ./train.sh`."""
-        one = process
-        for parent in self.ancestors(process):
-            if self.adopted(one) or not _wraps(parent, one):
-                break
-            one = parent
-        return self.adopted(one)
+        """It was adopted, or the shell was in which torchrun had started it."""
+        return self.adopted(self._outermost(process))
 
     def not_adopted(self, process: Process) -> Iterator[str]:
         """Why its parent may have started it after all, so that it is no orphan."""
         parent = self.parent(process)
-        if parent is not None and not self.adopted(process):
+        if parent is not None and self.lost(process):
+            yield (
+                f"its parent, {parent.name} (pid {parent.pid}), is not known to be an init: it may have adopted it as an orphan, or"
+                " have started it"
+            )
+        elif parent is not None and not self.adopted(process):
             yield f"{parent.name} (pid {parent.pid}), which started it, is still there, and may have more to do"
         elif parent is None:
             yield "its parent can't be looked into"
@@ -111,6 +155,42 @@ def _wraps(parent: Process, child: Process) -> bool:
         and parent.session == child.session
         and parent.start <= child.start
     )
+
+
+def _is_shell(process: Process) -> bool:
+    """A script that is run by its path has the script's name."""
+    program = "" if isinstance(process.executable, Unknown) else _base(process.executable)
+    return process.name in SHELLS or program in SHELLS
+
+
+def _may_be_torchrun(above: Process, rank: Process) -> bool:
+    """Whether that ancestor may be what started the rank: torchrun, or a script that calls it."""
+    if above.role is Role.LAUNCHER:
+        return not above.name.startswith(STEP_LAUNCHERS)
+    return above.role is Role.RANK or _may_start_ranks(above)
+
+
+def _may_start_ranks(process: Process) -> bool:
+    """Whether it is a Python with torch in it, as far as can be told: who calls elastic_launch() or mp.spawn() has that."""
+    python = isinstance(process.executable, Unknown) or _base(process.executable).startswith(("python", "pypy"))
+    return python and process.has_torch is not False and bool(_PYTHON_COMMAND.match(process.command))
+
+
+def _of_another_program(child: Process, parent: Process) -> bool:
+    """Whether a process that was forked can't have been forked from its parent: both have the command line that they were started
+    with, and it isn't the same."""
+    if isinstance(parent.executable, str) and not _base(parent.executable).startswith(("python", "pypy")):
+        return True
+    return (
+        bool(_PYTHON_COMMAND.match(child.command))
+        and bool(_PYTHON_COMMAND.match(parent.command))
+        and child.command != parent.command
+    )
+
+
+def _init_of_a_container(process: Process) -> bool:
+    """As it is seen from outside of that container."""
+    return process.pid_inside == 1 and process.name in INITS
 
 
 def _user_manager(process: Process) -> bool:

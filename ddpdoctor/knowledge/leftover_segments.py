@@ -13,6 +13,7 @@ from ddpdoctor.shell import quoted
 from ddpdoctor.wording import plural
 
 WHY = "no process has it mapped or open"
+BY_SMOKE = ", and an earlier `ddpdoctor smoke` that was killed had made it"
 WHY_SEEN = "no process that can be seen has it mapped or open"
 
 
@@ -32,7 +33,7 @@ def left_segments(shared_memory: SharedMemory, processes: Maybe[Processes]) -> I
             kind=Kind.SEGMENT,
             certainty=certainty,
             what=path,
-            why=WHY_SEEN if shared_memory.closed else WHY,
+            why=(WHY_SEEN if shared_memory.closed else WHY) + (BY_SMOKE if segment.by_smoke else ""),
             doubts=doubts,
             command="" if certainty is Certainty.NOT_OURS else f"rm -f {quoted(path)}",
             owner=segment.user,
@@ -66,7 +67,7 @@ def _doubts(segment: Segment, shared_memory: SharedMemory, processes: Maybe[Proc
     maker = maker_of(name)
     if maker is None:
         yield "its name is none that NCCL, torch or Python gives"
-    elif maker in (Maker.MEMORY, Maker.SEMAPHORE):
+    elif maker in (Maker.MEMORY, Maker.SEMAPHORE) and not segment.by_smoke:
         yield "Python keeps it for whoever knows its name, and a program may have left it there on purpose"
     elif may_be_chosen(name):
         yield "somebody may have chosen its name"

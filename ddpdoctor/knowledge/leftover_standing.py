@@ -29,7 +29,7 @@ def whose_stacks(processes: Processes) -> tuple[Process, ...]:
     return tuple(
         rank
         for job in jobs_of(processes)
-        if any(scene.orphaned(one) and not any(signs_of_life(one, processes.watched)) for one in job.ranks)
+        if any(scene.lost_its_parent(one) and not any(signs_of_life(one, processes.watched)) for one in job.ranks)
         for rank in job.ranks
         if rank.state not in ENDED and not rank.ours
     )

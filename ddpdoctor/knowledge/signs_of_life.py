@@ -11,16 +11,22 @@ from ddpdoctor.facts.processes import Process
 from ddpdoctor.wording import human, listed, plural
 
 IDLE_CORES: Final = 0.02
-"""A rank that waits in a gloo collective for ever was measured at 0.002 to 0.004 cores."""
+"""A rank that waits in a gloo collective for ever was measured at less than 0.001 cores, and 0.002 for each gloo loop."""
 TICK: Final = 0.011
 """Seconds: the processor's time is counted in hundredths, so one may have been there before."""
 LEAST_WATCHED: Final = 0.2
 """Seconds. Who was watched for less may just have been between two steps."""
 
 WAKE_UPS: Final = 5.0
-"""A second, of a process all of whose threads wait for ever: none, as measured."""
-WAKE_UPS_OF: Final = {"gloo_tcp_loop": 120.0, "pt_nccl_": 25.0, "cuda-": 25.0}
-"""More for each thread of such a name: gloo's loop looks every 10 ms whether it is to end, NCCL's watchdog every 100 ms."""
+"""A second, of all threads of a process together that wait for ever: none, as measured. Those that poll are counted by themselves."""
+POLLING: Final = {"gloo_tcp_loop": 120.0, "pt_nccl_": 25.0, "NCCL": 25.0, "cuda-": 25.0}
+"""Beginnings of the names of threads that look again and again whether there is anything to do, and how often a second each may:
+gloo's loop every 10 ms (measured), NCCL's watchdog every 100 ms. A rank has one for each of its process groups."""
+NCCL_GROUP: Final = "pt_nccl_watchdg"
+"""There is one for each process group of NCCL's."""
+UNNAMED_OF_NCCL: Final = 5.0
+"""More wake-ups a second for each of those: NCCL's own threads, which bear no name unless NCCL_SET_THREAD_NAME is set, look twice a
+second (src/proxy.cc of NCCL; not measured)."""
 
 STATES: Final = {
     "R": "it runs at this moment",
@@ -35,11 +41,11 @@ def signs_of_life(process: Process, watched: float) -> Iterator[str]:
     """What it was seen to do during those seconds, in words."""
     if process.state in STATES:
         yield STATES[process.state]
-    if isinstance(process.recent_cpu, float | int) and _busy(process.recent_cpu, watched):
+    if isinstance(process.recent_cpu, float | int) and _computes(process, process.recent_cpu, watched):
         yield f"it uses {process.recent_cpu:.2f} cores"
     if isinstance(process.recent_bytes, int) and process.recent_bytes > 0:
         yield f"it read or wrote {human(process.recent_bytes)} in {watched:.1f} s"
-    if isinstance(process.recent_switches, int) and process.recent_switches > _switches(process, watched):
+    if isinstance(process.recent_switches, int) and _awake(process, process.recent_switches, watched):
         yield f"its threads woke up {plural(process.recent_switches, 'time')} in {watched:.1f} s"
     if isinstance(process.writes_to, tuple) and process.writes_to:
         yield f"it has {listed(process.writes_to, 2)} open for writing"
@@ -88,16 +94,30 @@ def worked_between(earlier: Process, later: Process, seconds: float) -> bool:
     """Whether it used the processor between two looks that far apart. A start that differs is another process: it counts as alive."""
     if earlier.identity != later.identity or seconds <= 0:
         return True
-    return _busy((later.cpu_seconds - earlier.cpu_seconds) / seconds, seconds)
+    polling = sum(thread.cpu for thread in later.recent_threads if polling_rate(thread.name))
+    return _busy((later.cpu_seconds - earlier.cpu_seconds) / seconds - polling, seconds)
 
 
 def _busy(cores: float, seconds: float) -> bool:
     return cores * seconds > max(IDLE_CORES * seconds, TICK)
 
 
-def _switches(process: Process, watched: float) -> float:
-    allowed = WAKE_UPS + sum(
-        rate for name, rate in WAKE_UPS_OF.items() for mark in process.marks if mark.startswith(name)
-    )
-    # Two more: whoever watches it may have woken it up.
-    return allowed * watched + 2
+def polling_rate(thread: str) -> float:
+    """How often a second a thread of that name may wake up without having anything to do; 0.0 of one that is not known to poll."""
+    return next((rate for name, rate in POLLING.items() if thread.startswith(name)), 0.0)
+
+
+def _computes(process: Process, cores: float, watched: float) -> bool:
+    """Whether one of its threads that poll uses more than polling takes, or all the others together do anything."""
+    polling = [thread.cpu for thread in process.recent_threads if polling_rate(thread.name)]
+    return _busy(cores - sum(polling), watched) or any(_busy(used, watched) for used in polling)
+
+
+def _awake(process: Process, switches: int, watched: float) -> bool:
+    """The same of how often they wake up. Two more each: whoever watches it may have woken it up."""
+    polling = [thread for thread in process.recent_threads if polling_rate(thread.name)]
+    if any(thread.switches > polling_rate(thread.name) * watched + 2 for thread in polling):
+        return True
+    groups = sum(thread.name.startswith(NCCL_GROUP) for thread in polling)
+    rest = switches - sum(thread.switches for thread in polling)
+    return rest > (WAKE_UPS + UNNAMED_OF_NCCL * groups) * watched + 2

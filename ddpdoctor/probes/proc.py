@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -62,12 +62,13 @@ class Stat(msgspec.Struct, frozen=True):
 class Spent(msgspec.Struct, frozen=True):
     """What a process has used since its start. cpu: seconds, of the threads that it has now. process_cpu: seconds of all that
     it ever had, in whole ticks. switches: how often the threads that it has now were let onto a processor. transferred: bytes
-    (rchar + wchar), or why that isn't known."""
+    (rchar + wchar), or why that isn't known. threads: of each that it has now, by its id, seconds of cpu and switches."""
 
     cpu: float
     process_cpu: float
     switches: int
     transferred: int | Unknown
+    threads: Mapping[int, tuple[float, int]] = {}
 
 
 class Proc:
@@ -178,9 +179,13 @@ class Proc:
     def thread_names(self, pid: int) -> Iterator[tuple[int, str]]:
         """(id, name) of each of its threads."""
         for thread in self.threads(pid):
-            name = self.read(f"{pid}/task/{thread}/comm", 64)
-            if isinstance(name, bytes):
-                yield thread, name.decode("utf-8", "replace").strip("\n")
+            if name := self.thread_name(pid, thread):
+                yield thread, name
+
+    def thread_name(self, pid: int, thread: int) -> str:
+        """ "" where it is gone."""
+        name = self.read(f"{pid}/task/{thread}/comm", 64)
+        return name.decode("utf-8", "replace").strip("\n") if isinstance(name, bytes) else ""
 
     def descriptors(self, pid: int) -> list[tuple[int, str]] | Unknown:
         """(number, where it leads) of each file that it has open."""
@@ -206,18 +211,23 @@ class Proc:
         stat = self.stat(pid)
         if isinstance(stat, Unknown):
             return stat
-        nanoseconds = switches = 0
+        threads: dict[int, tuple[float, int]] = {}
         for thread in self.threads(pid):
             content = self.read(f"{pid}/task/{thread}/schedstat", 128)
             fields = content.split() if isinstance(content, bytes) else []
             if len(fields) == 3:
-                nanoseconds += int(fields[0])
-                switches += int(fields[2])
-        return Spent(nanoseconds / 1e9, stat.cpu / TICKS, switches, self.transferred(pid))
+                threads[thread] = int(fields[0]) / 1e9, int(fields[2])
+        return Spent(
+            cpu=sum(cpu for cpu, _ in threads.values()),
+            process_cpu=stat.cpu / TICKS,
+            switches=sum(switches for _, switches in threads.values()),
+            transferred=self.transferred(pid),
+            threads=threads,
+        )
 
-    def transferred(self, pid: int) -> int | Unknown:
-        """Bytes that it has read and written so far, in whatever way."""
-        content = self.read(f"{pid}/io", 1024)
+    def transferred(self, pid: int, thread: int = 0) -> int | Unknown:
+        """Bytes that it, or one of its threads, has read and written so far, in whatever way."""
+        content = self.read(f"{pid}/task/{thread}/io" if thread else f"{pid}/io", 1024)
         if isinstance(content, Unknown):
             return content
         fields = dict(line.split(b": ") for line in content.splitlines() if b": " in line)

@@ -6,20 +6,20 @@ import os
 import pwd
 import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 import msgspec
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Setting
-from ddpdoctor.facts.processes import Place, Process, Role
+from ddpdoctor.facts.processes import Place, Process, Role, ThreadActivity
 from ddpdoctor.knowledge.across_nodes import PROTOCOL, must_agree
 from ddpdoctor.probes.environment import NAMES, for_facts, matters
 from ddpdoctor.probes.proc import PAGE, TICKS, Proc, Spent, variables
 from ddpdoctor.probes.process_commands import programme
 from ddpdoctor.probes.process_details import Files, contained, files, listening_ports
-from ddpdoctor.probes.process_family import Seen
+from ddpdoctor.probes.process_family import GROUP_MARKS, OTHER_MARKS, Seen
 from ddpdoctor.redaction import legible, redact_text
 
 LONGEST_COMMAND = 1000
@@ -86,6 +86,9 @@ class Describer:
             role=role,
             place=place,
             settings=self._known_settings(one.environ, own=own) if isinstance(one.environ, bytes) else one.environ,
+            has_torch=opened.shared_memory
+            if isinstance(opened.shared_memory, Unknown)
+            else opened.programme == "torch",
             devices=opened.devices,
             listens=self._listens(pid, opened),
             shared_memory=opened.shared_memory,
@@ -140,7 +143,7 @@ class Describer:
         return "" if isinstance(link, Unknown) else link
 
 
-def watched(one: Process, before: Spent | Unknown, after: Spent | Unknown, seconds: float) -> Process:
+def watched(one: Process, before: Spent | Unknown, after: Spent | Unknown, seconds: float, proc: Proc) -> Process:
     """The process with what it did in those seconds."""
     if isinstance(before, Unknown) or isinstance(after, Unknown):
         why = before if isinstance(before, Unknown) else after
@@ -158,7 +161,20 @@ def watched(one: Process, before: Spent | Unknown, after: Spent | Unknown, secon
         recent_cpu=round(cpu / seconds, 3),
         recent_bytes=moved,
         recent_switches=max(0, after.switches - before.switches),
+        recent_threads=tuple(_marked_threads(one.pid, before, after, seconds, proc)),
     )
+
+
+def _marked_threads(pid: int, before: Spent, after: Spent, seconds: float, proc: Proc) -> Iterator[ThreadActivity]:
+    """The threads of process groups that woke up meanwhile. Names are asked of those alone: a rank may have hundreds of threads."""
+    for thread, (cpu, switches) in after.threads.items():
+        cpu_before, switches_before = before.threads.get(thread, (0.0, 0))
+        if thread == pid or switches <= switches_before:
+            continue
+        name = proc.thread_name(pid, thread)
+        if name.startswith(GROUP_MARKS + OTHER_MARKS):
+            cores = round(max(0.0, cpu - cpu_before) / seconds, 4)
+            yield ThreadActivity(name=legible(name), switches=switches - switches_before, cpu=cores)
 
 
 def _first_number(text: str) -> int:

@@ -67,7 +67,7 @@ class _Look:
         after = {pid: self._spent(pid) for pid in before if pid in facts}
         collected = {pid for pid in ended - found.keys() if self._proc.stat(pid) != family.seen[pid].stat}
         listed = [
-            watched(one, before[pid], after[pid], seconds) if pid in after else one
+            watched(one, before[pid], after[pid], seconds, self._proc) if pid in after else one
             for pid, one in facts.items()
             if pid not in collected
         ]

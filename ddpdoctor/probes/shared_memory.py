@@ -16,6 +16,7 @@ from ddpdoctor.knowledge.segment_names import MODE, maker_of
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
 from ddpdoctor.probes.segment_owners import keepers, last_used, pids_anywhere, wanted_by
 from ddpdoctor.probes.segment_users import look_for_users
+from ddpdoctor.probes.smoke_notes import dead_runs
 from ddpdoctor.wording import plural
 
 SETTLED = 60.0
@@ -78,6 +79,7 @@ def _stale(context: Context, folder: Path) -> Stale | Unknown:
 def segments_of(context: Context, stale: Mapping[str, os.stat_result]) -> Iterator[Segment]:
     """What is known of each of these, by name."""
     known, pids = (keepers(context), pids_anywhere(context)) if stale else ((), frozenset())
+    smokes = {key: name for run in dead_runs(context.environ) for key, name in run.noted.items()} if stale else {}
     now = time.time()
     for name, state in sorted(stale.items()):
         yield Segment(
@@ -89,6 +91,7 @@ def segments_of(context: Context, stale: Mapping[str, os.stat_result]) -> Iterat
             device=state.st_dev,
             inode=state.st_ino,
             wanted_by=wanted_by(name, state, known, pids),
+            by_smoke=smokes.get((state.st_dev, state.st_ino)) == name and state.st_uid == os.geteuid(),
         )
 
 

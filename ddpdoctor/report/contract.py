@@ -93,7 +93,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     netcheck on node 0 there are also its `nodes`, those that are `absent`, the `strangers` that knocked
     and were refused, its `phases`, the `matrix`, and the `seconds` from the last join to the verdict. On another node the
     findings are its own, the verdict that of all nodes. Of smoke there is `smoke`: each rank stage by stage, and how fast it
-    went; where the training failed, the findings of the whole check on this host come with those of the training."""
+    went; where the training failed, the findings of the whole check on this host come with those of the training. Of zombies
+    there are the `leftovers`: what earlier runs left behind, what is proven first; what of it is still there is among the
+    `findings`, too, by the slug of the check that says the same of a host; `not_seen`: where more may be left over, and why
+    nobody could look there; with --kill `freed`: what is free again, in words."""
 
     schema: Literal[1] = 1
     version: str = __version__
@@ -118,11 +121,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[ReportedJob, ...] | UnsetType = UNSET
     """Of jobs: the training jobs of this host, the oldest first; empty where none was found."""
     leftovers: tuple[ReportedLeftover, ...] | UnsetType = UNSET
-    """Of zombies: what earlier runs left behind, what is proven first."""
+    """Of zombies."""
     not_seen: tuple[str, ...] | UnsetType = UNSET
-    """Of zombies: where more may be left over, and why nobody could look there."""
+    """Of zombies."""
     freed: tuple[str, ...] | UnsetType = UNSET
-    """Of zombies --kill: what is free again, in words."""
+    """Of zombies --kill."""
     hang: Hang | UnsetType = UNSET
     """Of jobs --hang: where each rank stood, and what the flight recorders say."""
     log: ReportedLog | UnsetType = UNSET

@@ -21,6 +21,7 @@ from ddpdoctor.knowledge.hang_company import (
     worker_idle,
     worker_moves,
 )
+from ddpdoctor.knowledge.hang_movement import movements
 from ddpdoctor.knowledge.hang_patience import LONG, longer_may_tell
 from ddpdoctor.knowledge.hang_places import Place, Where, pythons, torchs, worker_place
 from ddpdoctor.knowledge.hang_recorded import not_dumped
@@ -322,7 +323,7 @@ def _place_of_worker(worker: Watched) -> str:
 
 
 def advice(examination: Examination) -> str:
-    """What to try where not all ranks move, and only their stillness speaks for a hang."""
+    """What to try where not all ranks move, and it is no failure yet; and how scripts learn of it."""
     hang = hang_of(examination)
     stands = stands_of(hang)
     if not stands or all(map(moves, stands)) or not longer_may_tell(hang):
@@ -330,7 +331,12 @@ def advice(examination: Examination) -> str:
     if not any(one.rank.watched and one.rank.watched.last.frames for one in stands):
         return ""
     seconds = min(MOST_SECONDS, max(round(LONG), LONGER * round(hang.between)))
-    return f"A step may take longer than that; to look longer: ddpdoctor jobs --hang {hang.job} --seconds {seconds}"
+    command = f"ddpdoctor jobs --hang {hang.job} --seconds {seconds}"
+    if examination.verdict is not Verdict.WARN:
+        return f"A step may take longer than that; to look longer: {command}"
+    return (
+        f"A slow step looks the same: exit code 0, or 1 with --strict. If still for {LONG:.0f} s, it fails: {command}"
+    )
 
 
 def outcome(examination: Examination) -> str:
@@ -343,5 +349,7 @@ def outcome(examination: Examination) -> str:
     hang = hang_of(examination)
     if any(map(moves, stands_of(hang))):
         return "Some of its ranks work, others wait or are still"
+    if examination.verdict is not Verdict.FAIL and movements(hang):
+        return f"This job is slow, as far as {hang.between:.1f} s tell: something of it moved"
     still = f"did not go on within {hang.between:.1f} s" if hang.between else "did not go on, by its dumps"
     return f"This job {still}" if examination.verdict is Verdict.FAIL else f"This job {still}; it may hang"

@@ -12,10 +12,14 @@ from ddpdoctor.treatments.ending import Ending, Fate
 
 
 class ReportedLeftover(msgspec.Struct, frozen=True, kw_only=True):
-    """doubts: why it isn't certain, or whose it is; empty where it is proven. pid: null where it is no process, and then
-    path is that of a segment in /dev/shm, or "" where GPU memory has no owner. start: clock ticks since boot; with the pid it
-    names one process for ever. children: pids of those that end with it. size: of the segment or of the memory without
-    an owner. With --kill fate says what became of it, and reason why."""
+    """kind: what sort of thing it is. certainty: whether it is surely left over, and the caller's to end. what: its name for
+    people; why: what speaks for its being left over; doubts: why it isn't certain, or whose it is; empty where it is proven.
+    command: what ends it, or in doubt looks at it; "" where it is not the caller's. owner: the user's name; age: since it was
+    started or made. pid: null where it is no process, and then path is that of a segment in /dev/shm, or "" where GPU memory has
+    no owner. start: clock ticks since boot; with the pid it names one process for ever. children: pids of those that end with it.
+    size: of the segment or of the memory without an owner. memory: resident, with its children's. gpus: NVML's index of those that
+    it holds, and gpu_memory how much; ports: those on which it listens; segments: paths in /dev/shm that it has mapped or open.
+    With --kill fate says what became of it, and reason why."""
 
     kind: Kind
     certainty: Certainty

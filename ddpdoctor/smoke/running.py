@@ -16,7 +16,9 @@ from ddpdoctor.deadlines import within
 from ddpdoctor.facts.smoke import Leftovers, RankRun
 from ddpdoctor.netcheck.messages import ENOUGH
 from ddpdoctor.private_folders import Folder, Needs, NoFolderError, private_folder
+from ddpdoctor.probes.smoke_notes import PREFIX
 from ddpdoctor.smoke import outcome
+from ddpdoctor.smoke.earlier import clear_up_earlier
 from ddpdoctor.smoke.heard import Heard
 from ddpdoctor.smoke.keeping import Keeper
 from ddpdoctor.smoke.leftovers import Traces
@@ -42,7 +44,7 @@ BACKLOG_SECONDS: Final = 3.0
 PATIENCE: Final = 3600.0
 
 FOLDER: Final = Needs(
-    prefix="ddpdoctor-smoke-",
+    prefix=PREFIX,
     room_bytes=1 << 20,
     max_path_length=(75, "its path is too long for the sockets of multiprocessing"),
 )
@@ -103,6 +105,7 @@ class _Run:
         self._mapped: set[int] = set()
 
     async def run(self) -> Ran:
+        clear_up_earlier(self._environ)
         try:
             folder = private_folder(self._environ, FOLDER)
         except NoFolderError as error:

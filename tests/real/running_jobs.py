@@ -10,6 +10,9 @@ slowly. It says so first by the marker "rank-N.there" ("worker.stuck" from the D
 batches are fewer). Other markers: "rank-N.pid" (its pid), "rank-N.training" (the first step is done), "rank-N.step" (the
 last step done), "rank-N.done".
 
+RUNNING_JOB_GROUPS=3 among the settings gives each rank three more process groups, RUNNING_JOB_STEPS the number of steps,
+RUNNING_JOB_PAUSE_1=8 makes every step of rank 1 eight seconds long.
+
 `by_hand(..., real=False)` and `launched(...)` start plain Pythons without torch, with a rank's settings, that only sleep: for
 what is read from /proc alone.
 """
@@ -218,11 +221,12 @@ def started_by_itself(
     method: str = "spawn",
     does: Does | None = None,
     settings: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[RunningJob]:
     """A script that starts its own ranks. method: "spawn" (torch.multiprocessing.spawn), "fork" or "forkserver"; the pid of
     what the ranks were forked from is the script's but for "forkserver"."""
     with _job(folder) as job:
-        job.start([sys.executable, "train.py", method, str(ranks)], _settings(job, does, settings))
+        job.start([sys.executable, "train.py", method, str(ranks)], _settings(job, does, settings), prefix)
         yield job
 
 

@@ -219,6 +219,30 @@ def test_which_job_is_meant(tmp_path: Path) -> None:
     assert ran.returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("pause", "seconds"), [(0.5, 3), (4, 5), pytest.param(8, 30, marks=pytest.mark.thorough), pytest.param(20, 45, marks=pytest.mark.thorough)]
+)  # fmt: skip
+def test_slow_steps_are_no_failure_however_long_it_is_watched(tmp_path: Path, pause: float, seconds: int) -> None:
+    """One rank works for seconds, then comes a small all_reduce: what moved is told."""
+    with torchrun(tmp_path, settings={"RUNNING_JOB_PAUSE_1": str(pause)}) as job:
+        job.wait_until_training(0, 1)
+        told = looked(job, seconds=seconds)
+        assert told["verdict"] != "fail", told
+        if told["findings"] and seconds > pause:
+            assert "it goes on, slowly perhaps" in str(told["findings"][0]["evidence"])
+
+
+def test_a_hang_that_a_person_is_sure_of_is_for_scripts_to_ask_for(stuck: RunningJob) -> None:
+    """A warning at first, exit code 1 with --strict, and the way to be sure stands below it."""
+    for more, code in (((), 0), (("--strict",), 1)):
+        doctor = command("jobs", "--hang", str(stuck.pid(0)), "--seconds", "1", *more)
+        ran = subprocess.run(doctor, env=plain_environ(), capture_output=True, text=True, timeout=90, check=False)
+        assert ran.returncode == code, ran.stdout
+        said = " ".join(ran.stdout.split())
+        assert f"ddpdoctor jobs --hang {stuck.process.pid} --seconds 30" in said
+        assert "exit code 0, or 1 with --strict" in said
+
+
 # --- further shapes ---------------------------------------------------------------------------------------------------------
 
 

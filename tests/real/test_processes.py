@@ -283,6 +283,7 @@ def test_segment_and_its_holder(tmp_path: Path) -> None:
 
 AS_NOBODY = """
 import os, sys, msgspec
+import ddpdoctor.jobs.spying
 from ddpdoctor.probes import gpus, processes
 from ddpdoctor.probes.context import Context
 os.setgroups([])

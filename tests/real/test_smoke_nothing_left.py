@@ -131,6 +131,45 @@ def test_nothing_is_left_when_the_doctor_is_ended(short_path: Path) -> None:
             job.doctor.communicate()
 
 
+@pytest.mark.slow
+def test_what_a_run_left_that_was_killed_as_a_whole_goes_with_the_next(short_path: Path) -> None:
+    """As by scancel, or a cgroup's out-of-memory kill: the tracker of the semaphores dies as well."""
+    job = Job(short_path / "all")
+    another = Path("/dev/shm/sem.mp-" + job.estate.mark[:8])
+    try:
+        wait_for(job.waits, 60)
+        notes = job.estate.folder.glob
+        wait_for(
+            lambda: any(
+                "sem.mp-" in (said := one.read_text()) and job.shared.name in said for one in notes("*/.shared-memory")
+            ),
+            20,
+        )
+        another.touch(mode=0o600)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in job.estate.pids():
+                os.kill(pid, number)
+        job.doctor.communicate(timeout=30)
+        wait_for(lambda: not job.estate.pids(), 20)
+        left = job.estate.left()
+        assert any("sem.mp-" in name for name in left["shared memory"])  # type: ignore[attr-defined]
+        assert left["files"]
+        environ = job.estate.environ
+        subprocess.run(
+            command("smoke", "--nproc", "2", "--backend", "gloo", "--stages", STAGES),
+            env=environ,
+            check=True,
+            timeout=120,
+        )
+        assert job.estate.left() == {}
+        assert another.exists(), "nobody noted it"
+    finally:
+        another.unlink(missing_ok=True)
+        job.shared.unlink(missing_ok=True)
+        job.doctor.kill()
+        job.doctor.communicate()
+
+
 class Stopped:
     """`ddpdoctor smoke` that its rank 1 stops with SIGSTOP as soon as it has a thread of that name."""
 

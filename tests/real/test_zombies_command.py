@@ -14,8 +14,8 @@ import pytest
 
 from tests.command import command, ddpdoctor
 from tests.real.closed_loop import USER
-from tests.real.own_pids import OwnPids, kill_launcher, own_pids
-from tests.real.running_jobs import RunningJob, by_hand, launched, torchrun, wait_until
+from tests.real.own_pids import SUBREAPER, OwnPids, kill_launcher, own_pids
+from tests.real.running_jobs import RunningJob, by_hand, launched, started_by_itself, torchrun, wait_until
 
 pytestmark = [
     pytest.mark.root,
@@ -176,6 +176,77 @@ def test_a_rank_in_a_shell_that_torchrun_started_is_an_orphan(tmp_path: Path) ->
             assert one["certainty"] == "doubt"
             assert "train.sh (pid" in one["doubts"][0]
             assert "still there" in one["doubts"][0]
+
+
+def test_ranks_of_several_process_groups_are_as_dead_as_others(tmp_path: Path) -> None:
+    """Each group has a loop that wakes up a hundred times a second. Those that no launcher is known of are named."""
+    groups = {**RANK_0_KEEPS_THE_STORE, "RUNNING_JOB_GROUPS": "12"}
+    with (
+        own_pids() as host,
+        torchrun(tmp_path, does={0: ("alone", 1)}, prefix=host.prefix, settings=groups, flags=C10D) as job,
+        by_hand(tmp_path, does={0: ("alone", 1)}, prefix=[*host.prefix, "setsid", "--fork"], settings=groups) as alone,
+    ):
+        for one in (job, alone):
+            one.wait_for("rank-0.there")
+            one.wait_for("rank-1.finishing")
+        ranks = [job.pid(0), job.pid(1)]
+        kill_launcher(job)
+        host.proven(*ranks)
+        named = {one["pid"]: one for one in host.leftovers()}
+        for pid in (alone.pid(0), alone.pid(1)):
+            assert named[pid]["certainty"] == "doubt"
+            assert (
+                "nothing tells that a launcher had started it: it may have been started by hand" in named[pid]["doubts"]
+            )
+            assert not any("woke up" in text or "cores" in text for text in named[pid]["doubts"])
+        ended = host.ddpdoctor("zombies", "--kill", "--yes", *map(str, ranks))
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert not any(host.alive(pid) for pid in ranks)
+        assert all(host.alive(pid) for pid in (alone.pid(0), alone.pid(1)))
+
+
+def test_ranks_that_a_subreaper_adopted_are_named_and_never_ended(tmp_path: Path) -> None:
+    """Nothing tells it from a launcher but that it is no torchrun."""
+    with own_pids() as host:
+        prefix = [*host.prefix, sys.executable, "-c", SUBREAPER]
+        with torchrun(
+            tmp_path, does={0: ("alone", 1)}, prefix=prefix, settings=RANK_0_KEEPS_THE_STORE, flags=C10D
+        ) as job:
+            job.wait_for("rank-0.there")
+            job.wait_for("rank-1.finishing")
+            ranks = [job.pid(0), job.pid(1)]
+            before = host.ddpdoctor("zombies")
+            assert before.returncode == 0, before.stdout
+            kill_launcher(job)
+            after = host.ddpdoctor("zombies", "--kill", "--yes", "--json")
+            assert after.returncode == 1, after.stdout
+            told = {one["pid"]: one for one in json.loads(after.stdout)["leftovers"]}
+            parent = host.run("ps", "-o", "ppid=", "-p", str(ranks[0])).stdout.strip()
+            assert parent != "1"
+            for pid in ranks:
+                assert told[pid]["certainty"] == "doubt"
+                assert f"(pid {parent}), is not known to be an init" in told[pid]["doubts"][0]
+            assert all(host.alive(pid) for pid in ranks)
+            overview = json.loads(host.ddpdoctor("jobs", "--json").stdout)
+            assert overview["verdict"] == "warn"
+            assert [one["remarks"] for one in overview["jobs"][0]["ranks"]] == [["orphaned"]] * 2
+            assert host.ddpdoctor("jobs", "--strict").returncode == 1
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_ranks_of_a_script_whose_orphans_a_subreaper_adopted(tmp_path: Path, method: str) -> None:
+    with own_pids() as host:
+        prefix = [*host.prefix, sys.executable, "-c", SUBREAPER]
+        with started_by_itself(tmp_path, method=method, does={0: ("alone", 1)}, prefix=prefix) as job:
+            job.wait_for("rank-0.there")
+            job.wait_for("rank-1.finishing")
+            ranks = [job.pid(0), job.pid(1)]
+            assert host.ddpdoctor("zombies").returncode == 0
+            host.run("kill", "-9", job.wait_for("parent.pid"))
+            told = {one["pid"]: one for one in host.leftovers()}
+            for pid in ranks:
+                assert told[pid]["certainty"] == "doubt"
+                assert "is not known to be an init" in told[pid]["doubts"][0]
 
 
 def test_a_zombie_names_the_parent_that_does_not_collect_it(tmp_path: Path) -> None:

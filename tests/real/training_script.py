@@ -79,6 +79,9 @@ class Training:
         self.rank = rank
         self.dist = dist
         dist.init_process_group("gloo")
+        self.groups = [dist.new_group(backend="gloo") for _ in range(int(os.environ.get("RUNNING_JOB_GROUPS", "0")))]
+        for group in self.groups:
+            dist.all_reduce(torch.ones(1), group=group)
         self.model = torch.nn.Linear(4, 4)
         if os.environ.get("RUNNING_JOB_DDP"):
             self.model = torch.nn.parallel.DistributedDataParallel(self.model)
@@ -107,6 +110,9 @@ class Training:
     def finish(self):
         mark(f"rank-{self.rank}.finishing")
         self.dist.barrier()
+
+    def pause(self):
+        time.sleep(float(os.environ.get(f"RUNNING_JOB_PAUSE_{self.rank}", PAUSE)))
 
     def act(self):
         """What this rank was told to do now."""
@@ -144,7 +150,7 @@ class Training:
             if step == 0:
                 mark(f"rank-{self.rank}.training")
             mark(f"rank-{self.rank}.step", step)
-            time.sleep(PAUSE)
+            self.pause()
         self.finish()
 
 

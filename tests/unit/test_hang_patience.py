@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from ddpdoctor.facts.hang import WatchedRank
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.facts.hang import NOT_FOUND, WatchedRank
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import FAIL, WARN, Severity
 from ddpdoctor.jobs.judging import judge_hang
+from ddpdoctor.report.hang_words import outcome
 from tests.hangs import (
     GETS_ITEM,
     call,
@@ -71,6 +74,83 @@ def test_what_rests_on_stillness_fails_once_it_was_watched_for_long(
 )
 def test_what_waiting_can_t_mend_fails_at_once(ranks: tuple[WatchedRank, ...], slug: str) -> None:
     assert judged(*ranks, between=3.1) == [(slug, FAIL)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slug", "said"),
+    [
+        ((rank(0, collective(), moved=40), SLEEPS), "rank-busy-outside-collectives", "rank 0: moved 40 B"),
+        ((rank(0, collective(), wakes=1), SLEEPS), "rank-busy-outside-collectives", "rank 0: its main thread woke up 1 time"),
+        ((WAITS, rank(1, own("fetch", 31), waits_in="hrtimer_nanosleep", wakes=3)), "rank-busy-outside-collectives", "rank 1: its main thread woke up 3 times"),
+        ((WAITS, SLEEPS, rank(2, own("other", 9), cores=0.4)), "rank-busy-outside-collectives", "rank 2: used 0.4 cores"),
+        ((rank(0, collective(), wakes=2), rank(1, collective("barrier", 50))), "collective-desync", "rank 0: its main thread woke up 2 times"),
+        ((rank(0, destroying()), rank(1, destroying(), moved=9)), "exit-hang", "rank 1: moved 9 B"),
+    ],
+)  # fmt: skip
+def test_whatever_moved_makes_it_slow_and_no_failure(ranks: tuple[WatchedRank, ...], slug: str, said: str) -> None:
+    assert judged(*ranks, between=60.0) == [(slug, WARN)]
+    looked = judge_hang(Snapshot(host="node01"), hang(*ranks, between=60.0))
+    [(_, _, finding)] = looked.findings
+    assert f"it goes on, slowly perhaps: within 60.0 s {said}" in [one.text for one in finding.evidence]
+    told = (
+        "Some of its ranks work"
+        if "cores" in said
+        else "This job is slow, as far as 60.0 s tell: something of it moved"
+    )
+    assert outcome(looked).startswith(told)
+
+
+@pytest.mark.parametrize("waits_in", ["do_wait", "anon_pipe_read", "flock_lock_inode_wait", "sk_wait_data"])
+def test_who_waits_for_somebody_that_is_not_watched_may_go_on(waits_in: str) -> None:
+    assert judged(WAITS, rank(1, own("convert", 31), waits_in=waits_in), between=60.0) == [
+        ("rank-busy-outside-collectives", WARN)
+    ]
+
+
+def test_a_wait_for_its_own_threads_is_no_stillness_while_these_work() -> None:
+    still = rank(1, own("upload", 31), waits_in="futex_do_wait")
+    assert judged(WAITS, still, between=60.0) == [("rank-busy-outside-collectives", FAIL)]
+    assert still.watched is not None
+    first, last = still.watched.looks
+    uploads = msgspec.structs.replace(last, other_wakes=130)
+    at_work = msgspec.structs.replace(still, watched=msgspec.structs.replace(still.watched, looks=(first, uploads)))
+    assert judged(WAITS, at_work, between=60.0) == [("rank-busy-outside-collectives", WARN)]
+
+
+def test_what_was_not_counted_is_not_still() -> None:
+    looks = tuple(msgspec.structs.replace(one, main_wakes=Unknown("no")) for one in SLEEPS.watched.looks)  # type: ignore[union-attr]
+    unknown = msgspec.structs.replace(SLEEPS, watched=msgspec.structs.replace(SLEEPS.watched, looks=looks))  # type: ignore[type-var]
+    assert judged(WAITS, unknown, between=60.0) == [("rank-busy-outside-collectives", WARN)]
+
+
+def test_different_calls_are_certain_only_where_all_ranks_are_seen_and_return_when_they_are_done() -> None:
+    apart = (WAITS, rank(1, collective("barrier", 50)))
+    assert judged(*apart, between=3.1) == [("collective-desync", FAIL)]
+    for unsure in ({"world_size": 4}, {"backend": "nccl"}):
+        assert judged(*apart, between=3.1, **unsure) == [("collective-desync", WARN)]
+        assert judged(*apart, between=30.1, **unsure) == [("collective-desync", FAIL)]
+
+
+def test_a_rank_that_is_traced_for_a_moment_is_not_stopped() -> None:
+    held = rank(1, own("fetch", 31), state="t")
+    assert judged(WAITS, held, between=3.1) == [("rank-stopped", FAIL)]
+    first = msgspec.structs.replace(held.watched.looks[0], state="S")  # type: ignore[union-attr]
+    looks = (first, *held.watched.looks[1:])  # type: ignore[union-attr]
+    once = msgspec.structs.replace(held, watched=msgspec.structs.replace(held.watched, looks=looks))  # type: ignore[type-var]
+    assert judged(WAITS, once, between=3.1) == [("rank-busy-outside-collectives", WARN)]
+
+
+@pytest.mark.parametrize("gone", [NOT_FOUND, "no such process", "Z: it has ended, and its parent has not taken note"])
+def test_a_rank_that_is_gone_fails_at_once_wherever_the_others_wait_for_it(gone: str) -> None:
+    """At the rendezvous, too, where they wait for its key in the store."""
+    slug = "rendezvous-waiting" if gone == NOT_FOUND else "peer-rank-crashed"
+    assert judged(rank(0, rendezvous(), wakes=300), rank(1, gone=gone), between=3.1) == [(slug, FAIL)]
+
+
+def test_ranks_that_wait_at_the_rendezvous_for_other_hosts_are_early() -> None:
+    assert judged(rank(0, rendezvous()), rank(1, rendezvous()), between=60.0, world_size=4) == [
+        ("rendezvous-waiting", WARN)
+    ]
 
 
 @pytest.mark.parametrize(("waited", "severity"), [(5, WARN), (600, FAIL)])

@@ -147,6 +147,9 @@ def test_a_line_a_finding() -> None:
     lines = shown(examined(still(0, collective()), still(1, own("load", 31))), quiet=True).splitlines()
     assert lines[0].startswith("WARN  rank-busy-outside-collectives: rank 1 ")
     assert "WARN  This job did not go on within 5.0 s; it may hang." in lines
+    assert " ".join(lines[-2:]) == (
+        "A slow step looks the same: exit code 0, or 1 with --strict. If still for 30 s, it fails: ddpdoctor jobs --hang 3990 --seconds 50"
+    )
     assert len(lines) == 5
 
 
@@ -183,7 +186,7 @@ def test_where_no_check_is_sure_a_longer_look_is_advised() -> None:
     assert "--seconds 50" in shown(examined(still(0, collective()), still(1, own("load", 31))))
     longer = examined(still(0, collective()), still(1, own("load", 31)), between=31.0)
     assert longer.verdict is Verdict.FAIL
-    assert "--seconds 310" in shown(longer)
+    assert "--seconds" not in shown(longer), "it can't get any surer"
     apart = examined(still(0, collective()), still(1, collective("barrier", 50)))
     assert apart.verdict is Verdict.FAIL
     assert "--seconds" not in shown(apart), "ranks in different collectives don't come together by waiting"

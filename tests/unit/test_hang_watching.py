@@ -50,6 +50,7 @@ def process(pid: int, rank: int | None, **more: object) -> Process:
         "pid": pid,
         "start": getattr(stat, "start", 1),
         "parent": 1,
+        "age": 60.0,
         "role": Role.RANK,
         "place": None if rank is None else Place(rank=rank, world_size=2, source="RANK"),
     }

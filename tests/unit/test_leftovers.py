@@ -10,14 +10,19 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.base import NotKnown, Unknown
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Holder
+from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.knowledge.leftover_blind_spots import blind_spots
 from ddpdoctor.knowledge.leftovers import Certainty, Kind, leftovers_of
 from ddpdoctor.registry import find_check
 from ddpdoctor.report.screen import Screen
 from ddpdoctor.report.zombies_terminal import show_leftovers
+from tests.fixture_hosts import HEALTHY, healthy_facts, to_snapshot
 from tests.process_trees import ME, Host
 
+HEALTHY_HOST = sorted(path.stem for path in HEALTHY.glob("*.json"))[0]
 ROOM = SharedMemory(size=1 << 30, free=1 << 30)
 
 
@@ -65,6 +70,31 @@ def test_memory_that_nobody_owns_is_named_and_nothing_is_ended_for_it() -> None:
     held = msgspec.structs.replace(gpus, devices=(first, *gpus.devices[1:]))
     (one,) = leftovers_of(processes, held, ROOM)
     assert (one.kind, one.certainty, one.size) == (Kind.MEMORY, Certainty.DOUBT, 30 << 30)
+
+
+@pytest.mark.parametrize("pid", [99_999, 0])
+def test_a_holder_that_this_host_does_not_have_is_named_as_check_names_it(pid: int) -> None:
+    """NVML lists a pid, and nobody has it: killed, and the driver kept its memory. Without a pid nothing can be said."""
+    host = Host(Random(1))
+    host.holders[2].append(Holder(pid=pid, memory=30 << 30))
+    processes, gpus = host.facts()
+    found = leftovers_of(processes, gpus, ROOM)
+    machine = to_snapshot(healthy_facts(HEALTHY_HOST)).machine
+    assert isinstance(machine, Machine)
+    environment = Environment(settings=())
+    said = list(find_check("gpu-memory-unowned").predicate(gpus, processes, environment, Unknown("none"), machine))
+    assert len(found) == len(said) == (1 if pid else 0)
+    if pid:
+        assert (found[0].kind, found[0].certainty, found[0].size, found[0].gpus) == (
+            Kind.MEMORY,
+            Certainty.DOUBT,
+            30 << 30,
+            (2,),
+        )
+        assert f"pid {pid} " in found[0].why
+        assert f"Pid {pid} " in said[0].summary
+        host.unseen = "hidepid"
+        assert not leftovers_of(*host.facts(), ROOM)
 
 
 def test_a_terminal_is_not_steered_by_a_command() -> None:

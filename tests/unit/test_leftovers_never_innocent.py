@@ -7,7 +7,16 @@ from random import Random
 import pytest
 
 from ddpdoctor.knowledge.leftovers import Leftover, left_by_processes
-from tests.process_trees import DEAD, INNOCENT, Filler, Host, random_host, with_less_told
+from tests.process_trees import (
+    DEAD,
+    INNOCENT,
+    UNDER_SUBREAPERS,
+    Filler,
+    Host,
+    below_a_subreaper,
+    random_host,
+    with_less_told,
+)
 
 
 def proven(host: Host) -> list[Leftover]:
@@ -50,6 +59,27 @@ def test_each_innocent_by_itself(fill: Filler) -> None:
         fill(host)
         assert not host.dead
         assert not proven(host), f"seed {seed}"
+
+
+@pytest.mark.parametrize("fill", UNDER_SUBREAPERS)
+def test_an_orphan_is_named_whoever_adopted_it(fill: Filler) -> None:
+    """With the parent's name and pid, and as a doubt alone."""
+    for seed in range(60):
+        host = Host(Random(seed))
+        fill(host)
+        parents = {one.identity: one.parent for one in host.processes}
+        found = {one.identity: one for one in left_by_processes(*host.facts()) if one.identity}
+        assert host.named <= found.keys(), f"seed {seed}"
+        for identity in host.named:
+            assert not found[identity].proven
+            assert f"(pid {parents[identity]}), is not known to be an init" in found[identity].doubts[0]
+
+
+def test_a_healthy_job_below_a_subreaper_is_not_even_in_doubt() -> None:
+    for seed in range(60):
+        host = Host(Random(seed))
+        below_a_subreaper(host)
+        assert not list(left_by_processes(*host.facts())), f"seed {seed}"
 
 
 @pytest.mark.parametrize("fill", DEAD)

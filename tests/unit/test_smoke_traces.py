@@ -150,7 +150,7 @@ def test_a_full_disk_is_found_by_writing_and_nothing_is_left_on_it(
         raise full
 
     monkeypatch.setattr(Path, "write_bytes", write)
-    monkeypatch.setattr(private_folders, "_places", lambda environ: iter([os.fspath(short_path)]))
+    monkeypatch.setattr(private_folders, "temporary_places", lambda environ: iter([os.fspath(short_path)]))
     with pytest.raises(NoFolderError, match=f"{short_path}: No space left on device"):
         private_folder({}, FOLDER)
     assert list(short_path.iterdir()) == []
