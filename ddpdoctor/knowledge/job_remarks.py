@@ -10,7 +10,7 @@ from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.findings import FAIL, INFO, WARN
 from ddpdoctor.knowledge.job_gpu_remarks import gpu_remarks
 from ddpdoctor.knowledge.job_words import ENDED, Oddity, Remark, places, who
-from ddpdoctor.knowledge.jobs import Job, by_hand
+from ddpdoctor.knowledge.jobs import Job, by_hand, perhaps_of_several_runs
 from ddpdoctor.knowledge.leftovers import Kind, left_by_processes
 from ddpdoctor.wording import listed, plural, ranks_named
 
@@ -51,9 +51,20 @@ def _missing(job: Job) -> Iterator[Remark]:
 
 
 def _doubled(job: Job) -> Iterator[Remark]:
+    unclear = perhaps_of_several_runs(job)
     for rank in job.doubled:
         alike = [one for one in job.ranks if one.place and one.place.rank == rank and one.state not in ENDED]
         if len(alike) > 1 and not any(one.forked for one in alike):
+            if rank in unclear:
+                yield Remark(
+                    Oddity.SEVERAL_RUNS,
+                    INFO,
+                    ranks=(rank,),
+                    pids=tuple(one.pid for one in alike),
+                    text=f"pids {listed(one.pid for one in alike)} are each rank {rank}: perhaps of several runs that were "
+                    "started together; where they meet can't be seen, so which ranks are one job can't be told",
+                )
+                continue
             yield Remark(
                 Oddity.DOUBLED,
                 FAIL,

@@ -23,6 +23,7 @@ class Oddity(str, Enum):
 
     MISSING = "missing"
     DOUBLED = "doubled"
+    SEVERAL_RUNS = "several runs?"
     DEAD = "dead"
     ENDING = "ending"
     STOPPED = "stopped"
