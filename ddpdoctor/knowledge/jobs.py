@@ -76,6 +76,17 @@ def by_hand(rank: Process) -> bool:
     return rank.place is None or rank.place.source in _TOLD_BY_NOBODY
 
 
+_OF_A_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURM_PROCID", ELASTIC_RUN, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def lone_setting(rank: Process) -> str:
+    """ "LOCAL_RANK=0" where a rank was started with that and nothing else that a launch sets: left in the shell, as it seems.
+    Lightning then takes it that somebody else starts the other ranks."""
+    value = setting(rank, "LOCAL_RANK")
+    alone = bool(value) and not rank.forked and not any(setting(rank, name) for name in _OF_A_LAUNCH)
+    return f"LOCAL_RANK={value}" if alone else ""
+
+
 def ancestors(process: Process, processes: Processes) -> Iterator[Process]:
     """Its parent, that one's, and so on, as far as they are listed."""
     seen = {process.pid}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from tests.command import ddpdoctor, plain_environ
 from tests.free_ports import free_port
 from tests.real.framework_jobs import BY_ARGUMENTS, LIGHTNING, job_of, pids_of
+from tests.real.running_jobs import start_time, wait_until
 
 OF_JOBS = ("job-settings-differ", "rank-not-running", "orphaned-rank", "omp-threads")
 """Checks that judge running jobs; other tests' jobs run beside ours."""
@@ -46,6 +48,35 @@ def test_two_healthy_runs_of_lightning_from_one_script(tmp_path: Path) -> None:
         assert about(report, pids) == []
         done = ddpdoctor("check", "--quick", "--json", "--select", ",".join(OF_JOBS), environ=plain_environ())
         assert about(json.loads(done.stdout), pids) == []
+
+
+def test_local_rank_left_in_the_shell(tmp_path: Path) -> None:
+    """Lightning starts no other ranks, and waits for them; how many there should be, nothing outside says."""
+    with job_of(tmp_path, LIGHTNING, 'exec "$python" train.py', {"LOCAL_RANK": "0"}) as job:
+        pid = int(job.wait_for("rank-0.pid"))
+        wait_until(lambda: "pt_tcpstore" in threads_of(pid), job.output())
+        wait_until(lambda: age(pid) > 11)
+        report = jobs(str(pid))
+        (summary,) = about(report, [pid])
+        assert "alone" in summary
+        assert report["jobs"][0]["world_size"] is None
+        hang = jobs("--hang", str(pid))
+        (waiting,) = [one for one in hang["findings"] if one["slug"] == "rendezvous-waiting"]
+        assert "all ranks are there" not in waiting["summary"]
+        assert "LOCAL_RANK=0" in waiting["cause"]
+        assert ["unset LOCAL_RANK"] in [fix["commands"] for fix in waiting["fixes"]]
+        done = ddpdoctor("check", "--quick", "--json", environ={**plain_environ(), "LOCAL_RANK": "0"})
+        found = json.loads(done.stdout)
+        assert "rank-leftover" in [one["slug"] for one in found["findings"]]
+        assert about(found, [pid])
+
+
+def threads_of(pid: int) -> str:
+    return " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm"))
+
+
+def age(pid: int) -> float:
+    return float(Path("/proc/uptime").read_text().split()[0]) - start_time(pid) / os.sysconf("SC_CLK_TCK")
 
 
 def test_two_runs_whose_scripts_say_where_they_meet(tmp_path: Path) -> None:
