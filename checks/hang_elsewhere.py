@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.hang import Hang, Watched
+from ddpdoctor.facts.processes import Processes
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.knowledge.hang_company import Stand, Standing, worker_idle
 from ddpdoctor.knowledge.hang_fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
@@ -12,6 +14,7 @@ from ddpdoctor.knowledge.hang_patience import severity_of
 from ddpdoctor.knowledge.hang_places import Where, worker_place
 from ddpdoctor.knowledge.hang_verdict import Kind, verdict_for
 from ddpdoctor.knowledge.hang_words import evidence_of, file_line, named, not_known, timeout_words, waiting_words, where
+from ddpdoctor.knowledge.jobs import lone_setting
 from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import listed, plural
@@ -251,7 +254,7 @@ def _between(moving: bool) -> str:
 
 
 @check("rendezvous-waiting", severity=FAIL)
-def rendezvous_waiting(hang: Hang) -> Iterator[Finding]:
+def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Finding]:
     """Ranks wait in init_process_group for others that are not there.
 
     ## What breaks
@@ -271,15 +274,19 @@ def rendezvous_waiting(hang: Hang) -> Iterator[Finding]:
         return
     late = found.culprits if found.waiting else ()
     missing = not_known(found, hang)
+    left = _left_in_the_shell(found.culprits, processes)
     if late:
         summary = f"{_not_there(late, hang)}{waiting_words(found, hang)}"
     else:
-        summary = f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} in {where(found.culprits[0].place)}: {_who_is_missing(missing)}"
+        summary = f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} in {where(found.culprits[0].place)}: {_who_is_missing(missing, hang)}"
     yield Finding(
         summary=short(summary),
-        cause=missing or timeout_words(hang),
+        cause=f"{left} was set where it was started, and no launcher set it: Lightning then starts no other ranks, and waits."
+        if left
+        else missing or timeout_words(hang),
         evidence=evidence_of(found, hang),
         fixes=(
+            *((Fix("Start it again from a shell without that setting", ("unset LOCAL_RANK",)),) if left else ()),
             *(_bring_them(late, hang) if late else ()),
             *look_on_other_hosts(hang),
             Fix(
@@ -294,6 +301,15 @@ def rendezvous_waiting(hang: Hang) -> Iterator[Finding]:
         severity=INFO if late and found.moving else severity_of(found, hang),
         rank=found.culprits[0].number,
     )
+
+
+def _left_in_the_shell(culprits: Sequence[Stand], processes: Maybe[Processes]) -> str:
+    """ "LOCAL_RANK=0", where the only rank there is was started with that alone."""
+    if len(culprits) != 1 or isinstance(processes, Unknown):
+        return ""
+    watched = culprits[0].rank.watched
+    process = processes.get(watched.pid) if watched else None
+    return lone_setting(process) if process else ""
 
 
 def _not_there(late: Sequence[Stand], hang: Hang) -> str:
@@ -312,5 +328,9 @@ def _bring_them(late: Sequence[Stand], hang: Hang) -> tuple[Fix, ...]:
     return read_the_code([frame], f"See what comes before init_process_group at {file_line(frame)}")
 
 
-def _who_is_missing(missing: str) -> str:
-    return missing.rstrip(".") if missing else "all ranks are there, and don't get through to each other"
+def _who_is_missing(missing: str, hang: Hang) -> str:
+    if missing:
+        return missing.rstrip(".")
+    if not hang.world_size:
+        return "for others, and how many these are is not known"
+    return "all ranks are there, and don't get through to each other"

@@ -19,7 +19,7 @@ from ddpdoctor.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.gpu_holders import ENDED, own_jobs
 from ddpdoctor.knowledge.job_words import who
-from ddpdoctor.knowledge.jobs import setting
+from ddpdoctor.knowledge.jobs import BY_LIGHTNING, setting
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import plural
@@ -230,11 +230,14 @@ def _running(processes: Processes) -> Iterator[Finding]:
 
 
 def _threads_of(rank: Process, cores: int) -> int:
-    """OpenMP's, of one rank; 0 where that can't be told: a forked one shows its parent's settings."""
+    """OpenMP's, of one rank; 0 where that can't be told: a forked one shows its parent's settings, and Lightning divides the
+    cores between the ranks that it starts."""
     if isinstance(rank.settings, Unknown) or rank.forked:
         return 0
     value = setting(rank, "OMP_NUM_THREADS").split(",")[0].strip()
-    return (number(value) or 0) if value else cores
+    if value:
+        return number(value) or 0
+    return 0 if rank.place and rank.place.source in BY_LIGHTNING else cores
 
 
 def _too_many(ranks: int, threads: int, cores: str) -> str:

@@ -78,17 +78,19 @@ def torchelastic_leftover(environment: Environment) -> Iterator[Finding]:
 
 @check("rank-leftover", severity=INFO)
 def rank_leftover(environment: Environment, container: Maybe[Container]) -> Iterator[Finding]:
-    """RANK and WORLD_SIZE are set here although no launcher started this shell.
+    """RANK and WORLD_SIZE, or LOCAL_RANK alone, are set here although no launcher started this shell.
 
     ## What breaks
-    A plain `python train.py` thinks that it is one of many ranks and waits for the others.
+    A plain `python train.py` thinks that it is one of many ranks and waits for the others. Where it finds a LOCAL_RANK, Lightning
+    starts no other ranks: the first waits for them until the timeout.
 
     ## Why
     They were exported by hand or in a start-up file. torchrun overrides them; everything else believes them.
 
     ## Fix
-    `unset RANK WORLD_SIZE`, unless you start each rank by hand and mean it.
+    `unset RANK WORLD_SIZE LOCAL_RANK`, unless you start each rank by hand and mean it.
     """
+    yield from _local_rank_alone(environment, container)
     requires("RANK" in environment and "WORLD_SIZE" in environment, NO_LAUNCHER)
     launch = current_launch(environment)
     assert launch is not None
@@ -103,3 +105,20 @@ def rank_leftover(environment: Environment, container: Maybe[Container]) -> Iter
             evidence=shown(environment, *ENV_INIT),
             fixes=(Fix("Unset them, unless you start every rank by hand", (unset(environment, *ENV_INIT),)),),
         )
+
+
+def _local_rank_alone(environment: Environment, container: Maybe[Container]) -> Iterator[Finding]:
+    """Every launcher that sets it sets more."""
+    others = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
+    if not environment.get("LOCAL_RANK") or any(name in environment for name in others):
+        return
+    if current_launch(environment) is not None or (isinstance(container, Container) and container.runtime is not None):
+        return
+    yield Finding(
+        summary=f"LOCAL_RANK={environment.get('LOCAL_RANK')[:20]} is set, and nothing else that a launcher would set",
+        cause="Started without a launcher, Lightning then takes it that somebody else starts the other ranks, and waits for them; "
+        "scripts that read it take this for one of several ranks.",
+        evidence=shown(environment, "LOCAL_RANK"),
+        fixes=(Fix("Unset it", (unset(environment, "LOCAL_RANK"),), appliable=True),),
+        severity=WARN,
+    )

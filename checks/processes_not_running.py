@@ -34,10 +34,11 @@ def rank_not_running(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Findin
     that ended before the others may have had fewer batches, or have returned early. A stopped one got SIGSTOP, or Ctrl-Z in its
     terminal. Doubled ranks come from two launches on one port, or from a loop that exports the same RANK twice. Of a Python
     that has ended, and that its parent has not collected, it can't be told any more whether it was a rank: it is only named.
+    Lightning starts no further ranks where it finds a LOCAL_RANK, and waits for those that somebody else is to start.
 
     ## Fix
     `ddpdoctor jobs --hang PID` says where the others wait. `kill -CONT PID` continues a stopped rank, if nobody stopped it on
-    purpose. A job that lost a rank can't go on: end it, and start it again from its last checkpoint.
+    purpose. A job that lost a rank can't go on: end it, and start it again from its last checkpoint. A rank that is alone because LOCAL_RANK was left in its shell: `unset LOCAL_RANK`, and start again.
     """
     jobs = own_jobs(processes)
     ended = list(_uncollected(processes, gpus))
@@ -111,6 +112,8 @@ def _fixes(job: Job, remark: Remark) -> Iterator[Fix]:
         yield Fix("Continue it, if nobody stopped it on purpose", (f"kill -CONT {pids}",))
     elif remark.oddity is Oddity.TRACED:
         yield Fix("Nothing, if you debug it; else see who does", (see,))
+    elif remark.oddity is Oddity.ALONE:
+        yield Fix("End it, and start it again from a shell without that setting", (f"kill {pids}", "unset LOCAL_RANK"))
     elif remark.oddity is Oddity.DOUBLED:
         yield Fix("See which of them belongs to this run, and end the other", (see,))
     else:

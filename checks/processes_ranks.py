@@ -11,9 +11,9 @@ from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.gpu_holders import left_on_gpus, own_jobs, works
 from ddpdoctor.knowledge.gpu_holders_words import age, alike, capital, end_leftovers, may_be_by_hand, why_left
-from ddpdoctor.knowledge.job_settings import Difference, differences
+from ddpdoctor.knowledge.job_settings import Difference, comparable, differences
 from ddpdoctor.knowledge.job_words import who
-from ddpdoctor.knowledge.jobs import Job, jobs_of
+from ddpdoctor.knowledge.jobs import Job, jobs_of, perhaps_of_several_runs
 from ddpdoctor.knowledge.leftovers import Kind, Leftover, left_by_processes
 from ddpdoctor.registry import check, requires
 from ddpdoctor.wording import human, listed, plural, ranks_named
@@ -120,18 +120,18 @@ def job_settings_differ(processes: Processes) -> Iterator[Finding]:
     jobs = [job for job in own_jobs(processes) if len(job.ranks) > 1]
     requires(jobs, "no training job of several ranks runs on this host")
     closed: list[Process] = []
+    compared = False
     for job in jobs:
-        seen = [one for one in job.ranks if not isinstance(one.settings, Unknown) and not one.forked]
+        if perhaps_of_several_runs(job):
+            continue
+        seen = comparable(job.ranks)
+        compared |= len(seen) > 1
         closed += [one for one in job.ranks if isinstance(one.settings, Unknown) and one.state != "Z"]
-        # What forked ranks set after the fork, nobody can see: all show their parent's.
         if len(seen) > 1 and (found := differences(seen)):
             yield _differ(job, found)
     if closed:
         raise NotKnown(f"the settings of {who(closed[:4])} can't be read")
-    requires(
-        any(not one.forked for job in jobs for one in job.ranks),
-        "the ranks were forked, and show their parent's settings",
-    )
+    requires(compared, "the ranks set for themselves, or were forked with, what can't be seen from outside")
 
 
 def _differ(job: Job, found: Sequence[Difference]) -> Finding:

@@ -105,7 +105,8 @@ def _overview(job: str | None, *, as_json: bool) -> Overview:
     from ddpdoctor.probes.context import Context
 
     checks = checks_of_jobs()
-    snapshot = look(Context(sys.executable, "ddpdoctor", quick=True), groups_of(checks))
+    asked = int(job) if job and job.strip().isascii() and job.strip().isdecimal() else 0
+    snapshot = look(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of(checks))
     try:
         return overview(snapshot, checks, job)
     except UnknownJobError as error:

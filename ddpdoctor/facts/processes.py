@@ -113,6 +113,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """N of each /dev/nvidiaN that it has open."""
     listens: Maybe[tuple[int, ...]] = NOT_LOOKED_INTO
     """TCP ports on which it listens."""
+    connected: Maybe[tuple[int, ...]] = NOT_LOOKED_INTO
+    """Pids of the ranks of this host to which it has a TCP connection."""
     shared_memory: Maybe[tuple[str, ...]] = NOT_LOOKED_INTO
     """Paths of files in /dev/shm that it has mapped or open; "PATH (deleted)" where there is none by that name any more."""
     writes_to: Maybe[tuple[str, ...]] = NOT_LOOKED_INTO

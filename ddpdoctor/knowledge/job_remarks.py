@@ -10,7 +10,7 @@ from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.findings import FAIL, INFO, WARN
 from ddpdoctor.knowledge.job_gpu_remarks import gpu_remarks
 from ddpdoctor.knowledge.job_words import ENDED, Oddity, Remark, places, who
-from ddpdoctor.knowledge.jobs import Job, by_hand
+from ddpdoctor.knowledge.jobs import Job, by_hand, lone_setting, perhaps_of_several_runs
 from ddpdoctor.knowledge.leftovers import Kind, left_by_processes
 from ddpdoctor.wording import listed, plural, ranks_named
 
@@ -32,6 +32,7 @@ def remarks_on(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> tuple[Remar
 
 def _not_running(job: Job) -> Iterator[Remark]:
     yield from _missing(job)
+    yield from _alone(job)
     yield from _doubled(job)
     yield from _ended(job)
     yield from _stopped(job)
@@ -50,10 +51,38 @@ def _missing(job: Job) -> Iterator[Remark]:
         )
 
 
+def _alone(job: Job) -> Iterator[Remark]:
+    """One that keeps a store for others, and has been started as if a launcher had started these."""
+    first = job.ranks[0]
+    waits = len(job.ranks) == 1 and job.world_size is None and not job.launchers
+    left = lone_setting(first)
+    if waits and left and first.age >= SETTLED_SECONDS and first.state not in ENDED:
+        yield Remark(
+            Oddity.ALONE,
+            WARN,
+            ranks=places([first]),
+            pids=(first.pid,),
+            text=f"{who([first])} is alone, and keeps a store for others: {left} was set where it was started, and no launcher "
+            "set it, so Lightning starts no other ranks and waits for them",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
 def _doubled(job: Job) -> Iterator[Remark]:
+    unclear = perhaps_of_several_runs(job)
     for rank in job.doubled:
         alike = [one for one in job.ranks if one.place and one.place.rank == rank and one.state not in ENDED]
         if len(alike) > 1 and not any(one.forked for one in alike):
+            if rank in unclear:
+                yield Remark(
+                    Oddity.SEVERAL_RUNS,
+                    INFO,
+                    ranks=(rank,),
+                    pids=tuple(one.pid for one in alike),
+                    text=f"pids {listed(one.pid for one in alike)} are each rank {rank}: perhaps of several runs that were "
+                    "started together; where they meet can't be seen, so which ranks are one job can't be told",
+                )
+                continue
             yield Remark(
                 Oddity.DOUBLED,
                 FAIL,

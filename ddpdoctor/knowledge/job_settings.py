@@ -56,8 +56,25 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return self.name not in ("WORLD_SIZE", "TORCHELASTIC_RUN_ID", *VISIBLE)
 
 
+def comparable(ranks: Sequence[Process]) -> list[Process]:
+    """Those of one job that still have what they were started with, as far as that can be seen.
+
+    What a forked rank sets after the fork, nobody can see: all show their parent's. A rank that started others (Lightning's
+    first) set for itself what it gave them. A process that wrote its title over its environment shows none.
+    """
+    starters = {rank.parent for rank in ranks}
+    return [
+        rank
+        for rank in ranks
+        if not isinstance(rank.settings, Unknown) and rank.settings and not rank.forked and rank.pid not in starters
+    ]
+
+
 def differences(ranks: Sequence[Process]) -> tuple[Difference, ...]:
-    """Between ranks whose settings are known, those that matter most first."""
+    """Between ranks whose settings are known, those that matter most first.
+
+    A meeting point that a rank was not started with it has set itself, or it could not train: that is unknown, not different.
+    """
     own = {
         place: {one.name: one.value for one in rank.settings if one.origin == "environment"}
         for place, rank in enumerate(ranks)
@@ -65,7 +82,9 @@ def differences(ranks: Sequence[Process]) -> tuple[Difference, ...]:
     }
     found = []
     for name in sorted({name for settings in own.values() for name in settings}):
-        values = {place: settings.get(name) for place, settings in own.items()}
+        values = {
+            place: settings.get(name) for place, settings in own.items() if name in settings or name not in MEETING
+        }
         if (why := _matters(name)) and _unlike(name, values):
             found.append(
                 Difference(

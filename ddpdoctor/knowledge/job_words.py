@@ -23,6 +23,8 @@ class Oddity(str, Enum):
 
     MISSING = "missing"
     DOUBLED = "doubled"
+    SEVERAL_RUNS = "several runs?"
+    ALONE = "alone"
     DEAD = "dead"
     ENDING = "ending"
     STOPPED = "stopped"
@@ -35,7 +37,7 @@ class Oddity(str, Enum):
     ON_CPU = "on CPU"
 
 
-NOT_RUNNING = (Oddity.MISSING, Oddity.DOUBLED, Oddity.DEAD, Oddity.ENDING, Oddity.STOPPED, Oddity.TRACED)
+NOT_RUNNING = (Oddity.MISSING, Oddity.ALONE, Oddity.DOUBLED, Oddity.DEAD, Oddity.ENDING, Oddity.STOPPED, Oddity.TRACED)
 """What keeps a rank from its work, or the others from theirs."""
 
 

@@ -62,6 +62,9 @@ def setting(process: Process, name: str) -> str:
     return next((one.value for one in process.settings if one.name == name), "")
 
 
+BY_LIGHTNING = ("LOCAL_RANK", "its children's LOCAL_RANK")
+"""Sources of a place that Lightning gave, whose first rank starts the others."""
+
 _TOLD_BY_NOBODY = ("RANK", "--rank", "its children's LOCAL_RANK")
 """Sources of a place that a user may have set without any launcher."""
 
@@ -71,6 +74,17 @@ def by_hand(rank: Process) -> bool:
     if isinstance(rank.settings, Unknown) or setting(rank, ELASTIC_RUN):
         return False
     return rank.place is None or rank.place.source in _TOLD_BY_NOBODY
+
+
+_OF_A_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURM_PROCID", ELASTIC_RUN, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def lone_setting(rank: Process) -> str:
+    """ "LOCAL_RANK=0" where a rank was started with that and nothing else that a launch sets: left in the shell, as it seems.
+    Lightning then takes it that somebody else starts the other ranks."""
+    value = setting(rank, "LOCAL_RANK")
+    alone = bool(value) and not rank.forked and not any(setting(rank, name) for name in _OF_A_LAUNCH)
+    return f"LOCAL_RANK={value}" if alone else ""
 
 
 def ancestors(process: Process, processes: Processes) -> Iterator[Process]:
@@ -89,12 +103,17 @@ def jobs_of(processes: Processes) -> tuple[Job, ...]:
     by_pid = {one.pid: one for one in processes.listed}
     parts: dict[tuple[object, ...], _Part] = {}
     siblings = _siblings(processes)
-    for one in processes.listed:
-        if one.role is not Role.RANK:
-            continue
-        launcher, first = _started_by(one, by_pid)
-        key = (launcher.identity,) if launcher else _meeting_point(siblings.get(first.pid, first))
-        parts.setdefault(key, _Part(launcher)).ranks.append(one)
+    started = {one.pid: _started_by(one, by_pid) for one in processes.listed if one.role is Role.RANK}
+    starters = {first.pid for pid, (_, first) in started.items() if first.pid != pid}
+    for pid, (launcher, first) in started.items():
+        key: tuple[object, ...]
+        if launcher:
+            key = (launcher.identity,)
+        elif first.pid in starters:
+            key = (first.identity,)
+        else:
+            key = _meeting_point(siblings.get(first.pid, first))
+        parts.setdefault(key, _Part(launcher)).ranks.append(by_pid[pid])
     whole = [piece for part in parts.values() for piece in part.runs()]
     jobs = [_job(pieces, processes) for pieces in _joined(whole)]
     return tuple(sorted(jobs, key=lambda job: (min(one.start for one in job.ranks), job.name)))
@@ -117,10 +136,30 @@ class _Part:
         return max((one.place.world_size or 0 for one in self.ranks if one.place), default=0) or None
 
     def runs(self) -> Sequence[_Part]:
-        """One by one where several runs met at the same point one after the other: each has all the ranks that the others
-        have, began when the one before it was complete, and began at once. Else, doubled or not, it is one."""
-        if self.launcher:
-            return self._by_port()
+        """One by one where their sockets or ports tell them apart, or several runs met at the same point one after the other:
+        each has all the ranks that the others have, began when the one before it was complete, and began at once. Else,
+        doubled or not, it is one."""
+        for apart in (self._by_sockets(), self._by_port() if self.launcher else self._by_time()):
+            if len(apart) > 1:
+                return apart
+        return [self]
+
+    def _by_sockets(self) -> Sequence[_Part]:
+        """Those that are connected with each other, where else ranks would be doubled, or nobody says which they are."""
+        told = [one for one in self.ranks if one.place]
+        if told and len(self.places) == len(told):
+            return [self]
+        circles = circles_of(self.ranks)
+        if len(circles) < 2 or any(len(circle) < 2 for circle in circles):
+            return [self]
+        parts = [_Part(self.launcher, named_by_launcher=False) for _ in circles]
+        for part, circle in zip(parts, circles, strict=True):
+            part.ranks += circle
+        complete = all(len(part.places) == sum(one.place is not None for one in part.ranks) for part in parts)
+        return parts if complete else [self]
+
+    def _by_time(self) -> Sequence[_Part]:
+        """One after the other at the same point."""
         runs: list[_Part] = []
         for one in sorted(self.ranks, key=lambda one: (one.start, one.pid)):
             if one.place is None or not runs or one.place.rank in runs[-1].places:
@@ -164,6 +203,40 @@ def _siblings(processes: Processes) -> Mapping[int, Process]:
     ranks = [one for one in processes.listed if one.role is Role.RANK and one.parent > 1]
     readable = {one.parent: one for one in ranks if not isinstance(one.settings, Unknown)}
     return {one.pid: readable[one.parent] for one in ranks if one.state == "Z" and one.parent in readable}
+
+
+def circles_of(ranks: Sequence[Process]) -> list[list[Process]]:
+    """The ranks that are connected with each other, through others as well, or were started by one of them."""
+    circles: list[list[Process]] = []
+    for rank in ranks:
+        met = [circle for circle in circles if any(_met(rank, other) for other in circle)]
+        circles = [circle for circle in circles if circle not in met]
+        circles.append([*(one for circle in met for one in circle), rank])
+    return sorted(circles, key=lambda circle: min((one.start, one.pid) for one in circle))
+
+
+def _met(rank: Process, other: Process) -> bool:
+    return (
+        (not isinstance(rank.connected, Unknown) and other.pid in rank.connected)
+        or (not isinstance(other.connected, Unknown) and rank.pid in other.connected)
+        or rank.pid == other.parent != 1
+        or other.pid == rank.parent != 1
+    )
+
+
+def perhaps_of_several_runs(job: Job) -> tuple[int, ...]:
+    """The doubled ranks that are neither connected nor were told to meet at one place: which of them belong together can't be
+    told."""
+    if not job.doubled:
+        return ()
+    circle_of = {one.pid: number for number, circle in enumerate(circles_of(job.ranks)) for one in circle}
+    unclear = []
+    for rank in job.doubled:
+        alike = [one for one in job.ranks if one.place and one.place.rank == rank]
+        connected = len({circle_of[one.pid] for one in alike}) == 1
+        if not connected and not all(setting(one, "MASTER_PORT") for one in alike):
+            unclear.append(rank)
+    return tuple(unclear)
 
 
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "SLURM_JOB_ID", "SLURM_STEP_ID", "WORLD_SIZE")

@@ -15,6 +15,8 @@ from ddpdoctor.redaction import legible
 GROUP_MARKS = ("pt_gloo", "gloo_", "pt_nccl", "NCCL", "nccl")
 """How the names of those threads begin that a process group starts."""
 OTHER_MARKS = ("pt_tcpstore", "cuda")
+STORE_MARKS = {"pt_tcpstore_uv", "pt_tcpstore"}
+"""Threads of one that keeps the store where ranks meet."""
 
 _RANK_SETTINGS = (b"RANK=", b"SLURM_PROCID=")
 """In the names of all variables that give a rank."""
@@ -84,7 +86,9 @@ class Seen:
     @cached_property
     def place(self) -> Place | None:
         """By its settings, or where it has none and is in a process group by its arguments."""
-        if self.has_rank_settings and (told := place_by_settings(self.variables)):
+        if self.has_rank_settings and (
+            told := place_by_settings(self.variables, alone=bool(STORE_MARKS & {*self.marks}))
+        ):
             return told
         return place_by_arguments(self.words) if self.in_group else None
 
@@ -98,15 +102,19 @@ class Seen:
         return self.in_group and self.by_multiprocessing
 
 
-def place_by_settings(settings: Mapping[str, str]) -> Place | None:
-    """Who the settings say that a process is: torchrun before MPI before RANK, which is what torch reads, before Slurm."""
+def place_by_settings(settings: Mapping[str, str], *, alone: bool = False) -> Place | None:
+    """Who the settings say that a process is: torchrun before MPI before RANK, which is what torch reads, before Slurm.
+
+    Args:
+        alone: it keeps a store for others, so that a LOCAL_RANK without a WORLD_SIZE makes it a rank, too.
+    """
     told = [one for one in launches(settings) if one.rank is not None]
     order = ("torchrun", "Open MPI", "MVAPICH", "Intel MPI", "PMI", "settings", "Slurm")
     if told:
         return _place(min(told, key=lambda one: order.index(one.launcher)))
     # Lightning sets no RANK. Of further nodes it can't be told: that takes how many ranks each node has.
     local, node = number(settings.get("LOCAL_RANK", "")), number(settings.get("NODE_RANK", "0"))
-    if local is None or node != 0 or "WORLD_SIZE" not in settings:
+    if local is None or node != 0 or not ("WORLD_SIZE" in settings or alone):
         return None
     size = number(settings.get("WORLD_SIZE", ""))
     return Place(rank=local, world_size=size, local_rank=local, node_rank=0, source="LOCAL_RANK")

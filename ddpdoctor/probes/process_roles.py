@@ -10,8 +10,9 @@ import msgspec
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import Place, Role
+from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.probes import process_commands as commands
-from ddpdoctor.probes.process_family import Family, Seen
+from ddpdoctor.probes.process_family import STORE_MARKS, Family, Seen
 
 DATA_WORKER = "pt_data_worker"
 """How torch calls the main thread of a DataLoader's worker, since 2.6."""
@@ -277,7 +278,10 @@ def _asked_for(family: Family, found: Roles, asked: int) -> None:
     ]
     if outermost:
         first = min(outermost, key=lambda member: (member.stat.start, member.stat.pid))
-        found[first.stat.pid] = Role.RANK, Place(rank=0, world_size=1, source=BY_NAME)
+        # A store is kept for others, and how many these are, nobody says.
+        local = number(first.variables.get("LOCAL_RANK", ""))
+        size = 1 if local is None and not first.in_group and not STORE_MARKS & {*first.marks} else None
+        found[first.stat.pid] = Role.RANK, Place(rank=local or 0, world_size=size, source=BY_NAME)
 
 
 def _workers(family: Family, found: Roles) -> None:

@@ -11,6 +11,7 @@ from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
 from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, TICKS, Proc, Spent, Stat
 from ddpdoctor.probes.process_commands import names_python
+from ddpdoctor.probes.process_connections import with_connections
 from ddpdoctor.probes.process_details import Files
 from ddpdoctor.probes.process_facts import Describer, user_name, watched
 from ddpdoctor.probes.process_family import Family, Seen
@@ -72,7 +73,7 @@ class _Look:
             if pid not in collected
         ]
         return Processes(
-            listed=tuple(sorted(listed, key=lambda one: one.pid)),
+            listed=tuple(sorted(with_connections(self._proc, listed, self._holders.files), key=lambda one: one.pid)),
             count=len(family.seen),
             closed=sum(
                 isinstance(one.environ, Unknown) and one.environ.reason.endswith(DENIED) for one in family.seen.values()

@@ -52,6 +52,19 @@ def test_doubled() -> None:
     assert (one.oddity, one.ranks, one.pids, one.severity) == (Oddity.DOUBLED, (3,), (4723, 9000), FAIL)
 
 
+def test_perhaps_several_runs() -> None:
+    """Nobody says where they meet, and no socket tells: it is said, and nothing is advised."""
+    ranks = [
+        rank(number, 2, pid=pid, settings=(Setting("RANK", str(number)), Setting("WORLD_SIZE", "2")))
+        for pid, number in ((20, 0), (21, 0), (22, 1), (23, 1))
+    ]
+    found = remarks(*ranks)
+    assert [(one.oddity, one.ranks, one.severity) for one in found if one.oddity.value != "by hand"] == [
+        (Oddity.SEVERAL_RUNS, (0,), INFO),
+        (Oddity.SEVERAL_RUNS, (1,), INFO),
+    ]
+
+
 @pytest.mark.parametrize(
     "twin",
     [

@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.processes import Place, Process, Processes, Role
-from ddpdoctor.knowledge.jobs import Job, jobs_of
+from ddpdoctor.knowledge.jobs import Job, jobs_of, perhaps_of_several_runs
 
 ORDER = "the order in which its parent started them"
 
@@ -191,6 +191,47 @@ def test_without_a_meeting_point() -> None:
         "20": [20, 21],
         "22": [22],
     }
+
+
+NOBODY_SAYS_WHERE: dict[str, Any] = {"MASTER_ADDR": None, "MASTER_PORT": None}
+
+
+def test_two_runs_of_lightning_from_one_shell() -> None:
+    """Each rank 0 has started its own rank 1."""
+    firsts = [rank(pid, 0, parent=5, source="its children's LOCAL_RANK", **NOBODY_SAYS_WHERE) for pid in (10, 11)]
+    seconds = [rank(20 + at, 1, parent=10 + at, source="LOCAL_RANK", MASTER_PORT=29500 + at) for at in range(2)]
+    assert named(*firsts, *seconds) == {"10": [10, 20], "11": [11, 21]}
+    # The same below one step of Slurm.
+    assert named(launcher(4), other(5, 4), *with_sockets((10, 20), (11, 21), of=[*firsts, *seconds])) == {
+        "10": [10, 20],
+        "11": [11, 21],
+    }
+
+
+def with_sockets(*circles: tuple[int, ...], of: list[Process]) -> list[Process]:
+    """Those of a circle are connected with its first."""
+    heads = {pid: circle[0] for circle in circles for pid in circle}
+    return [
+        msgspec.structs.replace(one, connected=() if heads[one.pid] == one.pid else (heads[one.pid],)) for one in of
+    ]
+
+
+def test_runs_from_one_shell_are_told_apart_by_their_sockets() -> None:
+    ranks = [rank(20 + at, at // 2, parent=5, **NOBODY_SAYS_WHERE) for at in range(4)]
+    assert named(*with_sockets((20, 22), (21, 23), of=ranks)) == {"20": [20, 22], "21": [21, 23]}
+    placeless = [msgspec.structs.replace(one, place=None) for one in ranks]
+    assert named(*with_sockets((20, 22), (21, 23), of=placeless)) == {"20": [20, 22], "21": [21, 23]}
+    # One rank 1 too many, and all of them have met.
+    (doubled,) = jobs(*with_sockets((20, 22, 23), of=[ranks[0], *ranks[2:]]))
+    assert doubled.doubled == (1,)
+    assert perhaps_of_several_runs(doubled) == ()
+
+
+def test_where_sockets_can_t_be_seen_it_is_not_told_which_ranks_are_one_job() -> None:
+    (job,) = jobs(*(rank(20 + at, at // 2, parent=5, **NOBODY_SAYS_WHERE) for at in range(4)))
+    assert perhaps_of_several_runs(job) == (0, 1)
+    (told,) = jobs(*(rank(20 + at, 0, 8) for at in range(4)))
+    assert perhaps_of_several_runs(told) == ()
 
 
 def test_missing() -> None:

@@ -15,7 +15,7 @@ from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.processes import Place, Process, Processes, Role
 from ddpdoctor.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.knowledge.gpu_holders import holdings, main_gpu, process_of
-from ddpdoctor.knowledge.job_settings import differences
+from ddpdoctor.knowledge.job_settings import comparable, differences
 from ddpdoctor.knowledge.unowned_memory import unowned
 from ddpdoctor.registry import Result, Why, all_checks, diagnose, find_check
 from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, lay_over, read_fixture, to_snapshot
@@ -271,6 +271,16 @@ def test_whose_memory_it_is_can_t_always_be_told(facts: dict[str, Any]) -> None:
 def test_settings_in_which_ranks_may_not_differ(name: str, values: tuple[str | None, ...], differs: bool) -> None:
     ranks = [a_rank(10 + at, at, {name: value} if value else {}) for at, value in enumerate(values)]
     assert [one.name for one in differences(ranks)] == ([name] if differs else [])
+
+
+def test_what_a_rank_set_for_itself_is_unknown_and_not_different() -> None:
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "3"}
+    first, *others = [a_rank(10 + at, at, meeting if at else {"NCCL_ALGO": "Ring"}) for at in range(3)]
+    assert [one.name for one in differences([first, *others])] == ["NCCL_ALGO"], "no meeting point of its own"
+    started = [msgspec.structs.replace(one, parent=first.pid) for one in others]
+    assert comparable([first, *started]) == started
+    retitled = msgspec.structs.replace(first, settings=())
+    assert comparable([retitled, *others]) == others
 
 
 def test_ranks_that_differ_are_told_with_their_values() -> None:

@@ -1,0 +1,95 @@
+"""What is said of trainings by Lightning and accelerate, healthy and not, started as their users start them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tests.command import ddpdoctor, plain_environ
+from tests.free_ports import free_port
+from tests.real.framework_jobs import BY_ARGUMENTS, LIGHTNING, job_of, pids_of
+from tests.real.running_jobs import start_time, wait_until
+
+OF_JOBS = ("job-settings-differ", "rank-not-running", "orphaned-rank", "omp-threads")
+"""Checks that judge running jobs; other tests' jobs run beside ours."""
+
+
+def jobs(*arguments: str) -> dict[str, Any]:
+    done = ddpdoctor("jobs", "--json", *arguments, environ=plain_environ())
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def jobs_with(report: dict[str, Any], pids: list[int]) -> list[list[int]]:
+    """The ranks' pids of each job that has one of these."""
+    found = [[rank["process"]["pid"] for rank in job["ranks"]] for job in report["jobs"]]
+    return sorted(one for one in found if set(one) & set(pids))
+
+
+def about(report: dict[str, Any], pids: list[int]) -> list[str]:
+    """Summaries of the findings that name one of them."""
+    return [
+        one["summary"]
+        for one in report["findings"]
+        if one["slug"] in OF_JOBS and any(str(pid) in json.dumps(one) for pid in pids)
+    ]
+
+
+def test_two_healthy_runs_of_lightning_from_one_script(tmp_path: Path) -> None:
+    """The first process of each sets for itself where the ranks meet; both runs have the same parent and settings."""
+    with job_of(tmp_path, LIGHTNING, '"$python" train.py a & "$python" train.py b & wait') as job:
+        runs = pids_of(job, ["a", "b"])
+        pids = [pid for run in runs for pid in run]
+        report = jobs()
+        assert jobs_with(report, pids) == sorted(runs)
+        assert about(report, pids) == []
+        done = ddpdoctor("check", "--quick", "--json", "--select", ",".join(OF_JOBS), environ=plain_environ())
+        assert about(json.loads(done.stdout), pids) == []
+
+
+def test_local_rank_left_in_the_shell(tmp_path: Path) -> None:
+    """Lightning starts no other ranks, and waits for them; how many there should be, nothing outside says."""
+    with job_of(tmp_path, LIGHTNING, 'exec "$python" train.py', {"LOCAL_RANK": "0"}) as job:
+        pid = int(job.wait_for("rank-0.pid"))
+        wait_until(lambda: "pt_tcpstore" in threads_of(pid), job.output())
+        wait_until(lambda: age(pid) > 11)
+        report = jobs(str(pid))
+        (summary,) = about(report, [pid])
+        assert "alone" in summary
+        assert report["jobs"][0]["world_size"] is None
+        hang = jobs("--hang", str(pid))
+        (waiting,) = [one for one in hang["findings"] if one["slug"] == "rendezvous-waiting"]
+        assert "all ranks are there" not in waiting["summary"]
+        assert "LOCAL_RANK=0" in waiting["cause"]
+        assert ["unset LOCAL_RANK"] in [fix["commands"] for fix in waiting["fixes"]]
+        done = ddpdoctor("check", "--quick", "--json", environ={**plain_environ(), "LOCAL_RANK": "0"})
+        found = json.loads(done.stdout)
+        assert "rank-leftover" in [one["slug"] for one in found["findings"]]
+        assert about(found, [pid])
+
+
+def threads_of(pid: int) -> str:
+    return " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm"))
+
+
+def age(pid: int) -> float:
+    return float(Path("/proc/uptime").read_text().split()[0]) - start_time(pid) / os.sysconf("SC_CLK_TCK")
+
+
+def test_two_runs_whose_scripts_say_where_they_meet(tmp_path: Path) -> None:
+    """Settings and parent are the same: only the sockets tell whose each rank is."""
+    one, other = free_port(), free_port()
+    starts = [
+        f'RANK={rank} WORLD_SIZE=2 "$python" train.py {run} {port} &'
+        for rank in range(2)
+        for run, port in (("a", one), ("b", other))
+    ]
+    with job_of(tmp_path, BY_ARGUMENTS, "\n".join([*starts, "wait"])) as job:
+        runs = pids_of(job, ["a", "b"])
+        pids = [pid for run in runs for pid in run]
+        report = jobs()
+        assert jobs_with(report, pids) == sorted(runs)
+        assert about(report, pids) == []
