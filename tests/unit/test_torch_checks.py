@@ -440,7 +440,7 @@ def test_libcuda_that_a_container_was_not_given() -> None:
     ("host", "library", "command"),
     [
         ("h100x8-container", "libgomp.so.1", "sudo apt-get install libgomp1"),
-        ("h100x8-container", "libfoo.so.2", "apt-file search -- libfoo.so.2"),
+        ("h100x8-container", "libfoo.so.2", "apt-file search libfoo.so.2"),
         ("h100x8-container", "libiomp5.so", "/usr/bin/python3 -m pip install intel-openmp"),
         (
             "h100x8-bare-metal",
