@@ -18,7 +18,13 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.debugging_settings import dangerous, dangerous_here
 from ddpdoctor.knowledge.evidence import told, torch_version
-from ddpdoctor.knowledge.known_settings import KnownSetting, in_a_known_family, known_settings, read_by_nothing
+from ddpdoctor.knowledge.known_settings import (
+    KnownSetting,
+    in_a_known_family,
+    known_settings,
+    one_slip_from,
+    read_by_nothing,
+)
 from ddpdoctor.knowledge.root import NEEDS_ROOT
 from ddpdoctor.registry import LogSign, check, requires
 from ddpdoctor.wording import dotted, listed
@@ -97,6 +103,8 @@ def setting_misspelt(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci
         nothing = read_by_nothing().get(one.name)
         if nothing is not None and not nothing.harmless:
             yield misspelt(one, nothing.meant, nothing.why, gpus, pci)
+        elif nothing is None and one.name not in known_settings() and (meant := one_slip_from(one.name)):
+            yield misspelt(one, meant, "", gpus, pci)
         elif nothing is None and one.name not in known_settings() and in_a_known_family(one.name):
             strange.append(one)
     for one in strange[:MOST_COMPARED]:

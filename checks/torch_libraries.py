@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.base import NotKnown, Unknown, known
 from ddpdoctor.facts.libraries import Libraries, Library
@@ -28,7 +28,7 @@ from ddpdoctor.knowledge.cuda_stack import (
 )
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
-from ddpdoctor.knowledge.wheels import numbers, older, same_version
+from ddpdoctor.knowledge.wheels import index_options, numbers, older, same_version
 from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import dotted, in_patient, listed, pip_install, plural
 
@@ -319,22 +319,27 @@ def ld_library_path_shadow(
 
 @check("cuda-libs-mixed", severity=WARN)
 def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Iterator[Finding]:
-    """The CUDA packages in this environment are not those that torch requires.
+    """The CUDA packages in this environment, or others that torch pins, are not those that torch requires.
 
     ## What breaks
-    Undefined symbols at import, crashes in cuBLAS or cuDNN, or nothing until the day that one of them is used.
+    Undefined symbols at import, crashes in cuBLAS or cuDNN, an import of triton that fails in torch.compile, or nothing until the
+    day that one of them is used.
 
     ## Why
-    Another package was installed later and moved a library that torch pins; or it brought the libraries of another CUDA
-    major, some of which unpack to the same folder (cuDNN, cuSPARSELt, NVSHMEM).
+    Another package was installed later and moved a library that torch pins, as triton and NCCL; or it brought the libraries of
+    another CUDA major, some of which unpack to the same folder (cuDNN, cuSPARSELt, NVSHMEM).
 
     ## Fix
     Install the pinned versions again, or better: a fresh environment with torch first.
     """
-    needs_cuda_build(torch)
-    required = [one for one in pins(packages, patient) if not one.package.startswith("nvidia-nccl")]
-    requires([one for one in required if one.installed], "torch's CUDA libraries don't come from pip packages")
-    wrong = [one for one in required if not one.fits and not _newer_cudnn(one)]
+    requires(torch.installed, "torch is not installed")
+    if torch.impostor:
+        raise NotKnown(f"torch is hidden by {torch.impostor}")
+    required = pins(packages, patient)
+    requires([one for one in required if one.installed], "torch pins no pip package that is installed here")
+    # Where several packages of NCCL overwrite each other, nccl-duplicate-pip speaks.
+    several = {package.name for group in together(packages, r"nvidia-nccl-cu\d+") for package in group}
+    wrong = [one for one in required if not one.fits and not _newer_and_served(one) and one.package not in several]
     severity = FAIL if import_broken(torch) else WARN
     if wrong:
         is_where = listed(
@@ -342,7 +347,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
         )
         more = f" and {len(wrong) - 2} more" if len(wrong) > 2 else ""
         yield Finding(
-            summary=f"{plural(len(wrong), 'CUDA package')} in {'a version' if len(wrong) == 1 else 'versions'} that torch doesn't want: {is_where}{more}"[
+            summary=f"{plural(len(wrong), 'package')} in {'a version' if len(wrong) == 1 else 'versions'} that torch doesn't want: {is_where}{more}"[
                 :160
             ],
             severity=severity,
@@ -350,7 +355,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
                 told(packages, "installed", f"{one.package} {one.installed}; torch requires {one.wanted}")
                 for one in wrong
             ),
-            fixes=(Fix("Install the versions that torch requires", (reinstall(patient, *wrong),)),),
+            fixes=(Fix("Install the versions that torch requires", _reinstalled(torch, patient, wrong)),),
         )
     unread = any(one.startswith("cuda-toolkit") for package in packages.named("torch")[:1] for one in package.requires)
     for group in together(packages, r"nvidia-cudnn-cu\d+") + together(packages, r"nvidia-(cusparselt|nvshmem)-cu\d+"):
@@ -378,9 +383,19 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
         raise NotKnown("what cuda-toolkit requires for torch was not read")
 
 
-def _newer_cudnn(pin: Pin) -> bool:
-    """A newer cuDNN of the same major serves torch as well, and is often installed on purpose."""
-    if not pin.package.startswith("nvidia-cudnn") or not pin.installed or not pin.exact:
+def _reinstalled(torch: Torch, patient: Patient, wrong: Sequence[Pin]) -> tuple[str, ...]:
+    """Some packages lie only where torch's own build came from."""
+    elsewhere = tuple(one for one in wrong if one.package.startswith(("pytorch-triton", "triton-")))
+    usual = tuple(one for one in wrong if one not in elsewhere)
+    commands = [reinstall(patient, *usual)] if usual else []
+    if elsewhere:
+        commands.append(f"{reinstall(patient, *elsewhere)} {shlex.join(index_options(torch.version or ''))}".rstrip())
+    return tuple(commands)
+
+
+def _newer_and_served(pin: Pin) -> bool:
+    """A newer cuDNN or NCCL of the same major serves torch as well, and is often installed on purpose."""
+    if not pin.package.startswith(("nvidia-cudnn", "nvidia-nccl")) or not pin.installed or not pin.exact:
         return False
     same_major = numbers(pin.installed)[0] == numbers(pin.exact)[0]
     return same_major and older(pin.exact, pin.installed)

@@ -56,28 +56,30 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 def pins(packages: Packages, patient: Patient) -> tuple[Pin, ...]:
-    """The nvidia-* packages that the installed torch requires, also by way of cuda-toolkit's extras."""
-    return tuple(dict.fromkeys(_pins(packages, patient, "torch", "")))
+    """The packages that the installed torch requires in an exact version, and all nvidia-*; also by way of extras, as of
+    cuda-toolkit's."""
+    return tuple(dict.fromkeys(_pins(packages, patient, "torch", "", set())))
 
 
-def _pins(packages: Packages, patient: Patient, name: str, extra: str) -> Iterator[Pin]:
+def _pins(packages: Packages, patient: Patient, name: str, extra: str, followed: set[tuple[str, str]]) -> Iterator[Pin]:
+    if (name, extra) in followed:
+        return
+    followed.add((name, extra))
     for one in packages.named(name)[:1]:
         for text in one.requires:
             requirement = _requirement(text)
             if requirement is None:
                 continue
-            required = canonicalize_name(requirement.name)
-            if not required.startswith(("cuda-toolkit", "nvidia-")):
-                continue
             if requirement.marker and not requirement.marker.evaluate(_environment(patient, extra)):
                 continue
-            if required == "cuda-toolkit" and name == "torch":
-                for part in sorted(requirement.extras):
-                    yield from _pins(packages, patient, required, part)
-            elif required.startswith("nvidia-"):
+            required = canonicalize_name(requirement.name)
+            exact = any(part.operator in ("==", "===") for part in requirement.specifier)
+            if required != name and (exact or required.startswith("nvidia-")):
                 installed = packages.version(required)
                 fits = installed is None or requirement.specifier.contains(installed, prereleases=True)
                 yield Pin(required, str(requirement.specifier), installed, fits)
+            for part in sorted(requirement.extras):
+                yield from _pins(packages, patient, required, part, followed)
 
 
 @cache
@@ -99,6 +101,10 @@ def _environment(patient: Patient, extra: str) -> dict[str, str]:
         "python_version": ".".join(patient.version.split(".")[:2]) or "3.11",
         "python_full_version": patient.version or "3.11.0",
         "implementation_name": patient.implementation or "cpython",
+        "platform_python_implementation": {"pypy": "PyPy"}.get(patient.implementation, "CPython"),
+        "platform_release": "",
+        "platform_version": "",
+        "implementation_version": patient.version or "3.11.0",
         "extra": extra,
     }
 

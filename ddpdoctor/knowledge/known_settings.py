@@ -160,3 +160,51 @@ def read_by_a_plugin(name: str) -> bool:
 def in_a_known_family(name: str) -> bool:
     """Whether a variable of that name would be in the table if anything read it."""
     return name.startswith(FAMILIES) and not read_by_a_plugin(name)
+
+
+SHORTEST_COMPARED = 8
+"""Characters of a name that others' names are compared with: a slip makes another word of a shorter one (RANK, BANK)."""
+
+OTHERS_PREFIXES = (
+    "HCCL_", "MCCL_", "RCCL_", "XCCL_", "UCCL_", "ACCL_", "TCCL_", "PCCL_", "BCCL_", "MSCCL_",
+    "KMP_", "GOMP_", "OMPI_", "PMI_", "PMIX_", "MPI_", "I_MPI_", "MV2_", "SLURM_", "OLD_", "SAVED_",
+)  # fmt: skip
+"""Whose own names may be one letter away from known ones: other makers' collective libraries (Huawei's HCCL, MetaX' MCCL ...),
+whose settings are called like NCCL's, launchers, and scripts that keep an earlier value."""
+
+
+def one_slip_from(name: str) -> str:
+    """The known name that this one becomes by mending one slip, "" if there is none.
+
+    A slip is a character too many, too few or another one, two that changed places, or small letters; anywhere in the name.
+    """
+    if name in known_settings() or name in read_by_nothing() or name.startswith(OTHERS_PREFIXES):
+        return ""
+    if name != name.upper():
+        # Scripts keep what they work out in small letters (master_addr); no other program's begin as these do.
+        right = name.upper()
+        return right if right in known_settings() and right.startswith(FAMILIES) else ""
+    # An underscore or a number at an end is put there on purpose: what was set before, or that of another job.
+    if name.strip("_0123456789") in known_settings():
+        return ""
+    return next((right for right in _compared(len(name)) if _is_one_slip(name, right)), "")
+
+
+@cache
+def _compared(length: int) -> tuple[str, ...]:
+    """Known names of about that length with which others' are compared."""
+    return tuple(
+        name
+        for name in known_settings()
+        if abs(len(name) - length) <= 1 and len(name) >= SHORTEST_COMPARED and "_" in name and name == name.upper()
+    )
+
+
+def _is_one_slip(name: str, right: str) -> bool:
+    start = 0
+    while start < min(len(name), len(right)) and name[start] == right[start]:
+        start += 1
+    name, right = name[start:], right[start:]
+    while name and right and name[-1] == right[-1]:
+        name, right = name[:-1], right[:-1]
+    return (len(name) <= 1 and len(right) <= 1) or (len(name) == 2 and name == right[::-1])

@@ -14,7 +14,7 @@ import msgspec
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Environment, IgnoredLine, Setting, UnreadableFile
-from ddpdoctor.knowledge.known_settings import known_settings, read_by_nothing
+from ddpdoctor.knowledge.known_settings import known_settings, one_slip_from, read_by_nothing
 from ddpdoctor.ownership import who_misleads
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import open_regular
@@ -74,7 +74,13 @@ def probe(context: Context) -> Environment:
 
 def matters(name: str) -> bool:
     """Whether a variable of that name has a say in training."""
-    return name.startswith(PREFIXES) or name in NAMES or name in known_settings() or name in read_by_nothing()
+    return (
+        name.startswith(PREFIXES)
+        or name in NAMES
+        or name in known_settings()
+        or name in read_by_nothing()
+        or bool(one_slip_from(name))
+    )
 
 
 def for_facts(settings: Iterable[Setting]) -> Iterable[Setting]:

@@ -283,6 +283,19 @@ def test_packages_are_those_that_the_metadata_names(tmp_path: Path) -> None:
     assert inside["torch"].requires == ('nvidia-nccl-cu13==2.28.9; platform_system == "Linux"',)
 
 
+def test_what_torch_pins_exactly_is_looked_for_under_any_name(tmp_path: Path) -> None:
+    python = bare_venv(tmp_path / "venv")
+    (site,) = patient(python).site_packages
+    required = "Requires-Dist: sympy==1.13.1\nRequires-Dist: jinja2\nRequires-Dist: networkx (>=2)"
+    write_distribution(Path(site), "torch", "2.6.0", required)
+    write_distribution(Path(site), "sympy", "1.14.0", "", "uv\n")
+    write_distribution(Path(site), "networkx", "3.0", "")
+    found = packages.probe(Context(python))
+    assert isinstance(found, Packages)
+    assert [one.requires for one in found.named("torch")] == [("sympy==1.13.1",)]
+    assert (found.version("sympy"), found.version("networkx")) == ("1.14.0", None)
+
+
 def write_distribution(
     site: Path,
     name: str,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,9 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Severity
-from ddpdoctor.knowledge.known_settings import known_settings
+from ddpdoctor.knowledge.known_settings import known_settings, one_slip_from, read_by_nothing
+from ddpdoctor.probes import environment
+from ddpdoctor.probes.context import Context
 from ddpdoctor.registry import Result, diagnose, find_check
 from tests.fixture_hosts import HOSTS, judge
 from tests.unit.test_known_settings import valid_value
@@ -204,6 +208,78 @@ def test_rank_0_runs_where_master_addr_points(fixture: str, severity: Severity) 
     (finding,) = judge(path, "launcher-env-inconsistent").findings
     assert finding.severity is severity
     assert [fix.commands for fix in finding.fixes] == [("export MASTER_ADDR=10.0.0.11",), ("export RANK=8",)]
+
+
+def slips(name: str) -> set[str]:
+    """The name with one slip in it, at each of its places."""
+    found = set()
+    for place in range(len(name)):
+        before, letter, after = name[:place], name[place], name[place + 1 :]
+        found |= {before + after, before + after[:1] + letter + after[1:]}
+        found |= {before + other + after for other in "QZ"} | {
+            before + other + letter + after for other in ("Q", letter)
+        }
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_DEBUG",
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+        "TORCH_DISTRIBUTED_DEBUG",
+        "TORCH_NCCL_BLOCKING_WAIT",
+        "GLOO_SOCKET_IFNAME",
+        "OMP_NUM_THREADS",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_LAUNCH_BLOCKING",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LD_LIBRARY_PATH",
+        "MKL_NUM_THREADS",
+        "TORCHELASTIC_RUN_ID",
+    ],
+)
+def test_one_slip_is_named_wherever_it_is(name: str) -> None:
+    tried = 0
+    for slip in sorted(slips(name) - set(known_settings()) - set(read_by_nothing())):
+        taken = environment.probe(Context(sys.executable, environ={slip: "1", "PATH": "/usr/bin"}))
+        assert isinstance(taken, Environment)
+        assert slip in taken, f"{slip} isn't among the facts"
+        (finding,) = judged("setting-misspelt", Setting(slip, "1")).findings
+        assert slip in finding.summary
+        assert one_slip_from(slip), slip
+        tried += 1
+    assert tried > 5 * len(name) - 5
+
+
+@pytest.mark.parametrize(
+    ("slip", "name"),
+    [
+        ("NCLL_DEBUG", "NCCL_DEBUG"),
+        ("CCL_DEBUG", "NCCL_DEBUG"),
+        ("nccl_debug", "NCCL_DEBUG"),
+        ("TROCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT"),
+        ("OPM_NUM_THREADS", "OMP_NUM_THREADS"),
+        ("CUDA_VISBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+        ("MASTR_ADDR", "MASTER_ADDR"),
+        ("WORLDSIZE", "WORLD_SIZE"),
+    ],
+)
+def test_the_right_name_is_told(slip: str, name: str) -> None:
+    (finding,) = judged("setting-misspelt", Setting(slip, "1")).findings
+    assert f"the right name is {name}" in finding.summary
+
+
+def test_other_programs_variables_are_silent() -> None:
+    text = (HOSTS.parent / "other_programs_variables.txt").read_text()
+    names = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len(names) > 2500
+    assert [name for name in names if one_slip_from(name)] == []
+    assert not judged("setting-misspelt", *(Setting(name, "1") for name in names)).findings
 
 
 def test_a_misspelt_name_is_set_right_unless_that_does_harm() -> None:

@@ -294,12 +294,56 @@ def test_pins_follow_cuda_toolkit_by_its_extras() -> None:
     )
     found = {one.package: one for one in pins(packages, a_patient())}
     assert len(found) == len(pins(packages, a_patient()))
-    assert set(found) == {"nvidia-cublas", "nvidia-cuda-runtime", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"}
+    assert set(found) - {"triton", "cuda-toolkit"} == {
+        "nvidia-cublas",
+        "nvidia-cuda-runtime",
+        "nvidia-cudnn-cu13",
+        "nvidia-nccl-cu13",
+    }
     assert found["nvidia-cublas"].fits
     assert found["nvidia-cublas"].exact == ""
     assert not found["nvidia-nccl-cu13"].fits
     assert found["nvidia-nccl-cu13"].exact == "2.29.7"
     assert found["nvidia-cudnn-cu13"].installed is None
+
+
+@pytest.mark.parametrize("host", ["a100-mig", "h100x8-bare-metal", "rtx4090x2-workstation", "mi300x8-rocm"])
+def test_each_library_that_torch_pins_is_compared(host: str) -> None:
+    """One package of another version at a time, whatever it is."""
+    snapshot = to_snapshot(healthy_facts(host))
+    packages = snapshot.packages
+    assert isinstance(packages, Packages)
+    assert isinstance(snapshot.patient, Patient)
+    exact = [one for one in pins(packages, snapshot.patient) if one.wanted.startswith("==") and one.installed]
+    assert "triton" in " ".join(one.package for one in exact)
+    for pin in exact:
+        others = tuple(
+            msgspec.structs.replace(one, version="0.0.1") if one.name == pin.package else one
+            for one in packages.installed
+        )
+        changed = msgspec.structs.replace(snapshot, packages=msgspec.structs.replace(packages, installed=others))
+        (result,) = diagnose(changed, plan_for(changed), [find_check("cuda-libs-mixed")])
+        assert [pin.package in one.summary for one in result.findings] == [True], (pin, result)
+        assert any(f"{pin.package}{pin.wanted}" in one for one in result.findings[0].fixes[0].commands)
+
+
+def test_pins_of_any_name_and_of_extras_of_extras() -> None:
+    torch = Package(name="torch", version="2.6.0", requires=("sympy==1.13.1", "cuda-toolkit[all]==13.0.3", "networkx"))
+    toolkit = Package(
+        name="cuda-toolkit",
+        version="13.0.3",
+        requires=(
+            'cuda-toolkit[cublas,all]; extra == "all"',
+            'nvidia-cublas==13.1.*; extra == "cublas"',
+            'nvidia-cufft==1; extra == "cufft"',
+        ),
+    )
+    found = pins(installed(torch, toolkit, Package(name="sympy", version="1.14.0")), a_patient())
+    assert [(one.package, one.fits) for one in found] == [
+        ("sympy", False),
+        ("cuda-toolkit", True),
+        ("nvidia-cublas", True),
+    ]
 
 
 def test_pins_are_the_patients_and_not_ours() -> None:

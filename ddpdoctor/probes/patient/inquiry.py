@@ -194,6 +194,20 @@ def pip_version(packages):
 
 def distributions(path):
     """Those that matter, in the order of the path. Only their own metadata is opened: environments hold hundreds."""
+    found = found_on(path, MATTERS.fullmatch)
+    # What torch pins exactly differs from release to release.
+    pinned = {
+        normalised(re.match(r"[\w.-]*", text).group())
+        for package in found
+        if package["name"] == "torch"
+        for text in package["requires"]
+    }
+    others = {name for name in pinned if not MATTERS.fullmatch(name)}
+    return found + (found_on(path, others.__contains__) if others else [])
+
+
+def found_on(path, is_wanted):
+    """Distributions whose normalised name is wanted, in the order of the path."""
     found = []
     for folder in dict.fromkeys(path):
         if folder.endswith(".egg"):
@@ -207,7 +221,7 @@ def distributions(path):
             entries = [(name, os.path.join(folder, name)) for name in names if name.endswith("-info")]
         for name, place in entries:
             match = FOLDER_NAME.match(name)
-            if match and MATTERS.fullmatch(normalised(match.group(1))):
+            if match and is_wanted(normalised(match.group(1))):
                 package = distribution(place, folder, match.group(1), match.group(2) or "")
                 if package not in found:
                     found.append(package)
@@ -235,7 +249,11 @@ def distribution(place, folder, name, version):
         "name": normalised(name),
         "version": versions[0] if versions else version,
         "location": folder,
-        "requires": [one for one, its in zip(required, names) if MATTERS.fullmatch(normalised(its))],
+        "requires": [
+            one
+            for one, its in zip(required, names)
+            if MATTERS.fullmatch(normalised(its)) or (normalised(name) == "torch" and "==" in one.partition(";")[0])
+        ],
         "installer": read(os.path.join(place, "INSTALLER")).strip().lower(),
     }
 
