@@ -100,6 +100,7 @@ def _remedies(path: Path, error: CheckpointError) -> tuple[Remedy, ...]:
 def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Part]) -> CheckpointFile:
     """The facts of a checkpoint that was read."""
     from ddpdoctor.checkpoints.folders import rank_files
+    from ddpdoctor.checkpoints.loaders import loader_of
     from ddpdoctor.knowledge.pickle_globals import weights_only_blockers
 
     found = [one for part in parts for one in walk(part.program.root)]
@@ -121,7 +122,12 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Par
         device_texts=tuple(dict.fromkeys(_device_texts(others))),
         code_devices=tuple(_code_devices(layout)),
         rank_files=rank_files(path),
+        loader=loader_of(path, _top_keys(parts)),
     )
+
+
+def _top_keys(parts: list[Part]) -> set[str]:
+    return {pair.key.value for part in parts for pair in pairs(part.program.root) if isinstance(pair.key, Text)}
 
 
 def _size(path: Path) -> int:
