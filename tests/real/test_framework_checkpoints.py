@@ -78,6 +78,10 @@ def test_lightnings_checkpoint_is_resumed_on_a_host_without_that_gpu(tmp_path: P
     found = findings(path)
     assert found["ckpt-device-pin"]["severity"] == "warn"
     assert "Lightning" in found["ckpt-device-pin"]["cause"]
+    assert "begin with layer." in found["ckpt-module-prefix"]["summary"]
+    assert found["ckpt-module-prefix"]["severity"] == "info"
+    (strip,) = found["ckpt-module-prefix"]["fixes"][0]["commands"]
+    assert "--strip-prefix layer." in strip
     trainer(2).fit(Model(), data, ckpt_path=path)
 
 
