@@ -16,6 +16,7 @@ from ddpdoctor.knowledge.checkpoint_files import (
     NOT_TO_BE_LOADED,
     all_read,
     is_dangerous,
+    is_let_pass,
     loading,
     readable,
     seen,
@@ -229,7 +230,11 @@ def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator
     dangerous = [one for one in checkpoints.files if is_dangerous(one)]
     if dangerous:
         yield hostile(dangerous)
-    blocked = [one for one in files if one.kind in PICKLES and one.weights_only_blockers and one not in dangerous]
+    blocked = [
+        one
+        for one in files
+        if one.kind in PICKLES and one.weights_only_blockers and one not in dangerous and not is_let_pass(one)
+    ]
     if blocked:
         torch = known(torch)
         requires(torch.installed, "torch is not installed")
@@ -283,7 +288,8 @@ def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
         summary=f"{subject(files)}: torch.load of torch {torch.version} stops at {listed((name[:40] for name in blockers), 3)}"[
             :160
         ],
-        cause="Since torch 2.6 torch.load calls nothing but a short list of torch's own functions unless it is told otherwise.",
+        cause="Since torch 2.6 torch.load calls nothing but a short list of torch's own functions unless it is told otherwise."
+        + (f" {files[0].loader}, which loads it at a resume, stops there, too." if files[0].loader else ""),
         evidence=(
             *seen(files, (f"outside of that list: {listed(one.weights_only_blockers, 8)}" for one in files)),
             torch_version(torch),

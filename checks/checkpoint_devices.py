@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.environment import Environment
@@ -18,6 +20,7 @@ from ddpdoctor.knowledge.checkpoint_files import (
     NOT_TO_BE_LOADED,
     all_read,
     is_dangerous,
+    is_mapped,
     loading,
     paths,
     pins_of,
@@ -162,13 +165,15 @@ def ckpt_device_pin(
         torch = known(torch)
         count = gpus_for_torch(torch, gpus, environment)
         unloadable = [one for one in pinned if missing([pin.device for pin in one.pinned], count, machine)]
-        if unloadable:
-            yield cannot_load(unloadable, torch, count, machine)
+        if stopping := [one for one in unloadable if not is_mapped(one)]:
+            yield cannot_load(stopping, torch, count, machine)
+        if mapped := [one for one in unloadable if is_mapped(one)]:
+            yield loaded_elsewhere(mapped, torch, count, machine)
         loadable = [one for one in pinned if one not in unloadable]
         if extended := [one for one in loadable if extensions(one, torch)]:
             yield wants_extension(extended, torch)
         # Of files that each rank wrote for itself, each is loaded by one rank, and mostly on the device that it names.
-        shared = [one for one in loadable if not one.rank_files]
+        shared = [one for one in loadable if not one.rank_files and not is_mapped(one)]
         crowding = [one for one in shared if all(index(pin.device) is not None for pin in one.pinned)]
         if crowding and plan.nproc > 1:
             yield crowded(crowding, torch, count, plan, gpus, environment)
@@ -187,6 +192,19 @@ def cannot_load(files: Sequence[CheckpointFile], torch: Torch, count: int, machi
         cause="torch.load restores each tensor to the device that it was saved from, and stops where that doesn't exist.",
         evidence=(*seen(files, map(pins_of, files)), *usable(torch, count)),
         fixes=unpin(files),
+    )
+
+
+def loaded_elsewhere(files: Sequence[CheckpointFile], torch: Torch, count: int, machine: Maybe[Machine]) -> Finding:
+    """Nothing stops at a resume by the framework that wrote them."""
+    stops = cannot_load(files, torch, count, machine)
+    loaders = listed(dict.fromkeys(one.loader for one in files))
+    return msgspec.structs.replace(
+        stops,
+        cause=f"A torch.load of your own stops there without map_location. At a resume {loaders} "
+        f"{'loads' if len({one.loader for one in files}) == 1 else 'load'} {verb(files, 'it', 'them')}"
+        f"{'' if loaders == 'nobody' else ', with map_location, and does not stop'}.",
+        severity=WARN,
     )
 
 

@@ -12,7 +12,7 @@ from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints, Key
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.knowledge.checkpoint_files import all_read, paths, readable, seen, subject
+from ddpdoctor.knowledge.checkpoint_files import RANDOM_NUMBERS, all_read, paths, readable, seen, subject
 from ddpdoctor.knowledge.launchers import current_launch, several_nodes
 from ddpdoctor.knowledge.wrappers import prefix_parts, writers
 from ddpdoctor.registry import LogSign, Role, check
@@ -249,7 +249,8 @@ def of_other_ranks(ranks: RankFiles, one: CheckpointFile, world: World, plan: Pl
     nodes, rest = divmod(wrote, plan.nproc)
     # Nobody says over how many nodes the job is to run, and there is a number that fits.
     may_fit = not world.certain and nodes > 1 and rest == 0
-    severity: Severity = INFO if may_fit else FAIL if is_optimizer_state(ranks) else WARN
+    random = ranks.pattern.startswith(RANDOM_NUMBERS)
+    severity: Severity = INFO if may_fit or random else FAIL if is_optimizer_state(ranks) else WARN
     if may_fit:
         fixes = [Fix(f"Resume it on {nodes} nodes with {plural(plan.nproc, 'rank')} each")]
     else:
@@ -260,7 +261,10 @@ def of_other_ranks(ranks: RankFiles, one: CheckpointFile, world: World, plan: Pl
         summary=f"{ranks.pattern} is of {plural(wrote, 'rank')}, and {world.size} {'is' if world.size == 1 else 'are'} planned"[
             :160
         ],
-        cause="Every rank wrote its own share, and another number of ranks would need other shares.",
+        cause="These are the ranks' random numbers: the model and its optimizer are whole. A rank without such a file goes on with "
+        "other random numbers."
+        if random
+        else "Every rank wrote its own share, and another number of ranks would need other shares.",
         evidence=(
             Evidence(f"{one.path}: {ranks.pattern} of {wrote} ranks", PICKLE),
             Evidence(f"ranks planned: {world.size}", world.source),

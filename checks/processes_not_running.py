@@ -12,7 +12,7 @@ from ddpdoctor.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.gpu_holders import left_on_gpus, own_jobs
 from ddpdoctor.knowledge.job_remarks import remarks_on
 from ddpdoctor.knowledge.job_words import NOT_RUNNING, Oddity, Remark
-from ddpdoctor.knowledge.jobs import Job, jobs_of
+from ddpdoctor.knowledge.jobs import Job, asked_for, jobs_of
 from ddpdoctor.knowledge.leftovers import Certainty, Kind, left_by_processes
 from ddpdoctor.registry import check, requires
 from ddpdoctor.wording import listed, plural, ranks_named
@@ -112,6 +112,12 @@ def _fixes(job: Job, remark: Remark) -> Iterator[Fix]:
         yield Fix("Continue it, if nobody stopped it on purpose", (f"kill -CONT {pids}",))
     elif remark.oddity is Oddity.TRACED:
         yield Fix("Nothing, if you debug it; else see who does", (see,))
+    elif remark.oddity is Oddity.FEWER:
+        asked = asked_for(job.launcher.command) if job.launcher else None
+        yield Fix(
+            "Start it with torch's own launcher, which heeds the number on CPUs, too: accelerate's scripts run under it unchanged",
+            (f"torchrun --nproc-per-node={asked} train.py",),
+        )
     elif remark.oddity is Oddity.ALONE:
         yield Fix("End it, and start it again from a shell without that setting", (f"kill {pids}", "unset LOCAL_RANK"))
     elif remark.oddity is Oddity.DOUBLED:

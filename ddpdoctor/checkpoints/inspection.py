@@ -100,8 +100,10 @@ def _remedies(path: Path, error: CheckpointError) -> tuple[Remedy, ...]:
 def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Part]) -> CheckpointFile:
     """The facts of a checkpoint that was read."""
     from ddpdoctor.checkpoints.folders import rank_files
+    from ddpdoctor.checkpoints.loaders import LIGHTNING, loader_of
     from ddpdoctor.knowledge.pickle_globals import weights_only_blockers
 
+    loader = loader_of(path, _top_keys(parts))
     found = [one for part in parts for one in walk(part.program.root)]
     others = [one for one in found if one.node.__class__ is not PlainTensor]
     names = {name: None for part in parts for name in part.program.globals}
@@ -115,13 +117,18 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Par
         pins=_pins(parts),
         globals=tuple(one for one in _foreign(names) if recognised.kind != "torchscript" or _imported(one)),
         weights_only_blockers=() if recognised.kind == "torchscript" else tuple(blockers),
-        prefixes=tuple(_prefixes(others)),
+        prefixes=tuple(_prefixes(others, held=loader == LIGHTNING)),
         whole_module=_whole_module(others) if recognised.kind != "torchscript" else "",
         rng_states=tuple(_rng_states(parts, found)),
         device_texts=tuple(dict.fromkeys(_device_texts(others))),
         code_devices=tuple(_code_devices(layout)),
         rank_files=rank_files(path),
+        loader=loader,
     )
+
+
+def _top_keys(parts: list[Part]) -> set[str]:
+    return {pair.key.value for part in parts for pair in pairs(part.program.root) if isinstance(pair.key, Text)}
 
 
 def _size(path: Path) -> int:
@@ -170,13 +177,17 @@ def _imported(one: GlobalName) -> bool:
     return one.dangerous and not one.name.startswith("__torch__.")
 
 
-def _prefixes(found: list[Found]) -> Iterator[KeyPrefix]:
+def _prefixes(found: list[Found], *, held: bool) -> Iterator[KeyPrefix]:
+    """held: the model itself may be held by another, whose name for it then stands before all keys, too, as with Lightning."""
     for one in found:
         if not is_state_dict(one.node):
             continue
         prefix = ""
         while longer := [prefix + wrapper for wrapper in WRAPPERS if has_prefix(one.node, prefix + wrapper)]:
             prefix = longer[0]
+        if held and len(pairs(one.node)) > 1:
+            name = pairs(one.node)[0].key.value[len(prefix) :].partition(".")[0]
+            prefix += f"{name}." if has_prefix(one.node, f"{prefix}{name}.") else ""
         if prefix:
             yield KeyPrefix(where=one.where, prefix=prefix, keys=len(pairs(one.node)))
 

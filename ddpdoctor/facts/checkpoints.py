@@ -90,6 +90,8 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
     code_devices: tuple[str, ...] = ()
     """TorchScript only: device literals in the code, "code/__torch__.py:12: cuda:0"."""
     rank_files: tuple[RankFiles, ...] = ()
+    loader: str = ""
+    """The framework that loads it at a resume: "Lightning", "accelerate", "transformers' Trainer"; "nobody", or "" where nothing tells."""
 
     @property
     def commands(self) -> tuple[str, ...]:

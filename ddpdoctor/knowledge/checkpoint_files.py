@@ -48,6 +48,33 @@ def is_dangerous(one: CheckpointFile) -> bool:
     return any(name.dangerous for name in one.globals)
 
 
+RANDOM_NUMBERS = ("rng_state", "random_states_")
+"""How the files with random numbers of transformers' Trainer and of accelerate begin."""
+_NOT_MAPPED = (*RANDOM_NUMBERS, "scheduler", "sampler", "scaler")
+"""What these two load without map_location; there are no tensors of a device in it, as a rule."""
+_ALLOWED = ("numpy.", "_codecs.encode")
+"""What these two allow when they load random numbers."""
+
+
+def is_of_random_numbers(one: CheckpointFile) -> bool:
+    return short(one.path).startswith(RANDOM_NUMBERS)
+
+
+def is_mapped(one: CheckpointFile) -> bool:
+    """Whether who loads it at a resume says where to: a device that isn't there stops nobody but a torch.load of one's own."""
+    if one.loader in ("Lightning", "nobody"):
+        return True
+    return bool(one.loader) and not short(one.path).startswith(_NOT_MAPPED)
+
+
+def is_let_pass(one: CheckpointFile) -> bool:
+    """Whether who loads it at a resume allows what is in it, or nobody loads it."""
+    if one.loader == "nobody":
+        return True
+    random = one.loader not in ("", "Lightning") and is_of_random_numbers(one)
+    return random and all(name.startswith(_ALLOWED) for name in one.weights_only_blockers)
+
+
 NOT_TO_BE_LOADED = Fix("Do not load it at all, on any machine and with any option: see ckpt-weights-only")
 
 

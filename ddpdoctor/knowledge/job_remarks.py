@@ -10,7 +10,7 @@ from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.findings import FAIL, INFO, WARN
 from ddpdoctor.knowledge.job_gpu_remarks import gpu_remarks
 from ddpdoctor.knowledge.job_words import ENDED, Oddity, Remark, places, who
-from ddpdoctor.knowledge.jobs import Job, by_hand, lone_setting, perhaps_of_several_runs
+from ddpdoctor.knowledge.jobs import Job, asked_for, by_hand, lone_setting, perhaps_of_several_runs
 from ddpdoctor.knowledge.leftovers import Kind, left_by_processes
 from ddpdoctor.wording import listed, plural, ranks_named
 
@@ -33,6 +33,7 @@ def remarks_on(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> tuple[Remar
 def _not_running(job: Job) -> Iterator[Remark]:
     yield from _missing(job)
     yield from _alone(job)
+    yield from _fewer(job)
     yield from _doubled(job)
     yield from _ended(job)
     yield from _stopped(job)
@@ -64,6 +65,21 @@ def _alone(job: Job) -> Iterator[Remark]:
             pids=(first.pid,),
             text=f"{who([first])} is alone, and keeps a store for others: {left} was set where it was started, and no launcher "
             "set it, so Lightning starts no other ranks and waits for them",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
+def _fewer(job: Job) -> Iterator[Remark]:
+    """accelerate heeds --num_processes on several GPUs alone: with --cpu it starts one process, without a word."""
+    asked = asked_for(job.launcher.command) if job.launcher else None
+    if asked and job.world_size and asked > job.world_size and not job.missing:
+        yield Remark(
+            Oddity.FEWER,
+            WARN,
+            ranks=places(job.ranks),
+            pids=tuple(one.pid for one in job.ranks),
+            text=f"{plural(asked, 'process', 'processes')} were asked for (--num_processes), and accelerate started "
+            f"{job.world_size}, {who(job.ranks)}: it starts several on GPUs alone",
             told_by=(STATES_TOLD_BY,),
         )
 

@@ -25,6 +25,7 @@ class Oddity(str, Enum):
     DOUBLED = "doubled"
     SEVERAL_RUNS = "several runs?"
     ALONE = "alone"
+    FEWER = "fewer than asked for"
     DEAD = "dead"
     ENDING = "ending"
     STOPPED = "stopped"
@@ -37,7 +38,16 @@ class Oddity(str, Enum):
     ON_CPU = "on CPU"
 
 
-NOT_RUNNING = (Oddity.MISSING, Oddity.ALONE, Oddity.DOUBLED, Oddity.DEAD, Oddity.ENDING, Oddity.STOPPED, Oddity.TRACED)
+NOT_RUNNING = (
+    Oddity.MISSING,
+    Oddity.FEWER,
+    Oddity.ALONE,
+    Oddity.DOUBLED,
+    Oddity.DEAD,
+    Oddity.ENDING,
+    Oddity.STOPPED,
+    Oddity.TRACED,
+)
 """What keeps a rank from its work, or the others from theirs."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -74,6 +75,15 @@ def by_hand(rank: Process) -> bool:
     if isinstance(rank.settings, Unknown) or setting(rank, ELASTIC_RUN):
         return False
     return rank.place is None or rank.place.source in _TOLD_BY_NOBODY
+
+
+_PROCESSES = re.compile(r"\baccelerate\b.* --num[_-]processes[= ]'?(\d{1,6})'?(?!\S)")
+
+
+def asked_for(command: str) -> int | None:
+    """The number of ranks that accelerate's command line asks for, on all its machines; None where it doesn't say."""
+    found = _PROCESSES.search(command)
+    return int(found[1]) if found else None
 
 
 _OF_A_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURM_PROCID", ELASTIC_RUN, "OMPI_COMM_WORLD_RANK", "PMI_RANK")

@@ -29,6 +29,7 @@ _WHOLE: Final = re.compile(r'"[^"]*"(?:, "[^"]*")*\.?\s*$')
 _WRAPPED: Final = re.compile(r"Error\(s\) in loading state_dict for (?:(?:Distributed)?DataParallel|OptimizedModule):")
 """Of a model with the prefix: where only one of the lists is there, all other keys fit."""
 _WRAPPERS: Final = re.compile(r"^(?:module\.|_orig_mod\.|_forward_module\.|_fsdp_wrapped_module\.)+")
+_HELD: Final = re.compile(r"(?:(?:module|model|net|network|_orig_mod|_forward_module|_fsdp_wrapped_module)\.)+$")
 MANY: Final = 8
 """Keys of one part of a model that are as good as keys of several parts: a part alone may have moved within the model."""
 TRIED: Final = 3
@@ -109,7 +110,9 @@ def _prefix(long: Sequence[str], short: Sequence[str], *, cut: bool) -> str:
     for prefix in dict.fromkeys(key[:end] for key, end in parts if key[end:] in short):
         same = _without(prefix, long) & set(short)
         several = len({key.partition(".")[0] for key in same}) > 1
-        if len(same) > least and (several or len(same) >= MANY):
+        # All keys of both lists: the model, however small, held as model or net, and no part of it that has moved.
+        held = not cut and len(same) == len(long) == len(short) > 1 and _HELD.match(prefix)
+        if held or (len(same) > least and (several or len(same) >= MANY)):
             return prefix
     return ""
 

@@ -18,5 +18,8 @@ def prefix_parts(prefix: str) -> list[str]:
 
 
 def writers(prefix: str) -> str:
-    """Who put a prefix there, of one wrapper or of several; as it stands in the file where we don't know."""
-    return listed(dict.fromkeys(WRITERS.get(part, part) for part in prefix_parts(prefix)))
+    """Who put a prefix there, of one wrapper or of several; what isn't one is the name under which another module
+    holds the model, as with Lightning."""
+    return listed(
+        dict.fromkeys(WRITERS.get(part, f"a module that holds it as {part[:-1]}") for part in prefix_parts(prefix))
+    )

@@ -95,6 +95,12 @@ def is_launcher(words: tuple[str, ...]) -> bool:
     return what.startswith("-m ") or name in LAUNCHING_PROGRAMS
 
 
+def is_accelerate(words: Sequence[str]) -> bool:
+    """Whether that is accelerate's launcher, which starts a single process itself, and gives that no rank."""
+    what = programme(words)[0]
+    return what.startswith("-m accelerate") or _name(what) in ("accelerate", "accelerate-launch")
+
+
 def is_helper(words: Sequence[str]) -> bool:
     """multiprocessing's resource tracker and fork server, torch's compile workers."""
     return any(word.startswith(_HELPERS) or _COMPILE_WORKER in word for word in words[1:6])

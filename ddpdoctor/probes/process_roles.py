@@ -19,6 +19,7 @@ DATA_WORKER = "pt_data_worker"
 BY_ORDER = "the order in which its parent started them"
 BY_CHILDREN = "its children's LOCAL_RANK"
 BY_NAME = "nobody but who asked for it"
+BY_ITSELF = "its launcher, which started no other"
 
 MAX_WRAPPERS = 64
 """Processes between a launcher and what it has started in the end, or between that and its workers."""
@@ -45,6 +46,7 @@ def roles(family: Family, asked: int = 0) -> Roles:
     _ranks_without_settings(family, found)
     _unreadable_ranks(family, found)
     _dead_among_siblings(family, found)
+    _only_one_of_a_launcher(family, found)
     _asked_for(family, found, asked)
     _workers(family, found)
     return found
@@ -250,6 +252,17 @@ def _filled(places: list[Place | None]) -> list[Place | None]:
 
 def _by_order(first: int, local: int, world_size: int | None, here: int) -> Place:
     return Place(rank=first + local, world_size=world_size, local_rank=local, local_world_size=here, source=BY_ORDER)
+
+
+def _only_one_of_a_launcher(family: Family, found: Roles) -> None:
+    """What accelerate starts without torchrun's agent, a single process, has none of a rank's settings, and is the whole job."""
+    for pid in [pid for pid, (role, _) in found.items() if role is Role.LAUNCHER]:
+        children = [child for child in family.children(pid) if child.python and not commands.is_tool(child.words)]
+        if not commands.is_accelerate(family.seen[pid].words) or len(children) != 1:
+            continue
+        (child,) = children
+        if _role(child, found) is Role.OTHER and "ACCELERATE_MIXED_PRECISION" in child.variables:
+            found[child.stat.pid] = Role.RANK, Place(rank=0, world_size=1, source=BY_ITSELF)
 
 
 def _asked_for(family: Family, found: Roles, asked: int) -> None:

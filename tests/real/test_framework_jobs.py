@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.command import ddpdoctor, plain_environ
 from tests.free_ports import free_port
-from tests.real.framework_jobs import BY_ARGUMENTS, LIGHTNING, job_of, pids_of
+from tests.real.framework_jobs import ACCELERATE, BY_ARGUMENTS, LIGHTNING, job_of, pids_of
 from tests.real.running_jobs import start_time, wait_until
 
 OF_JOBS = ("job-settings-differ", "rank-not-running", "orphaned-rank", "omp-threads")
@@ -69,6 +69,26 @@ def test_local_rank_left_in_the_shell(tmp_path: Path) -> None:
         found = json.loads(done.stdout)
         assert "rank-leftover" in [one["slug"] for one in found["findings"]]
         assert about(found, [pid])
+
+
+def test_accelerate_that_starts_one_process_of_two(tmp_path: Path) -> None:
+    with job_of(tmp_path, ACCELERATE, 'exec "$bin/accelerate" launch --num_processes 2 --cpu train.py') as job:
+        job.wait_for("rank-0.training")
+        launcher, rank = job.process.pid, job.pid(0)
+        report = jobs(str(launcher))
+        assert jobs_with(report, [rank]) == [[rank]]
+        (summary,) = about(report, [rank])
+        assert "fewer than asked for" in summary
+        (finding,) = [one for one in report["findings"] if one["summary"] == summary]
+        assert finding["fixes"][0]["commands"] == ["torchrun --nproc-per-node=2 train.py"]
+
+
+def test_accelerate_that_starts_the_one_process_that_it_is_told_to(tmp_path: Path) -> None:
+    with job_of(tmp_path, ACCELERATE, 'exec "$bin/accelerate" launch --num_processes 1 --cpu train.py') as job:
+        job.wait_for("rank-0.training")
+        report = jobs()
+        assert jobs_with(report, [job.pid(0)]) == [[job.pid(0)]]
+        assert about(report, [job.pid(0)]) == []
 
 
 def threads_of(pid: int) -> str:

@@ -257,6 +257,44 @@ def test_ranks_that_wrote_and_ranks_that_are_planned(
         assert severity(result) is expected
 
 
+def test_random_numbers_are_no_shares_of_the_model() -> None:
+    other = judged("ckpt-world-size-mismatch", a_file(rank_files=[{"pattern": "random_states_*.pkl", "world_size": 3}]))
+    assert severity(other) is INFO
+    assert "share" not in other.findings[0].cause
+
+
+@pytest.mark.parametrize(
+    ("name", "loader", "stops"),
+    [
+        ("optimizer.pt", "", True),
+        ("optimizer.pt", "transformers' Trainer", False),
+        ("rng_state.pth", "transformers' Trainer", True),
+        ("random_states_0.pkl", "accelerate", True),
+        ("last.ckpt", "Lightning", False),
+        ("training_args.bin", "nobody", False),
+    ],
+)
+def test_who_loads_a_pinned_file_at_a_resume_decides(name: str, loader: str, stops: bool) -> None:
+    result = judged("ckpt-device-pin", a_file(name, **pinned("cuda:9"), loader=loader))
+    assert severity(result) is (FAIL if stops else WARN)
+
+
+@pytest.mark.parametrize(
+    ("name", "loader", "blocker", "told"),
+    [
+        ("rng_state.pth", "", "numpy.core.multiarray._reconstruct", True),
+        ("rng_state.pth", "transformers' Trainer", "numpy.core.multiarray._reconstruct", False),
+        ("random_states_0.pkl", "accelerate", "argparse.Namespace", True),
+        ("last.ckpt", "Lightning", "argparse.Namespace", True),
+        ("training_args.bin", "nobody", "transformers.training_args.TrainingArguments", False),
+    ],
+)
+def test_who_loads_a_file_with_classes_at_a_resume_decides(name: str, loader: str, blocker: str, told: bool) -> None:
+    result = judged("ckpt-weights-only", a_file(name, weights_only_blockers=[blocker], loader=loader))
+    assert bool(result.findings) is told
+    assert all(loader in one.cause for one in result.findings)
+
+
 def test_lost_random_numbers_stop_no_job() -> None:
     lost = {"pattern": "rng_state_*.pth", "world_size": 8, "missing": [3]}
     assert severity(judged("ckpt-world-size-mismatch", a_file(rank_files=[lost]))) is WARN

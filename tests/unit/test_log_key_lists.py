@@ -105,6 +105,15 @@ def test_whatever_stands_before_the_same_keys_is_the_prefix(prefix: str, end: st
         assert told.words == {name: prefix}
 
 
+@pytest.mark.parametrize("prefix", ["model.", "net.", "module.model."])
+def test_a_small_model_that_another_holds_has_its_prefix(prefix: str) -> None:
+    """As Lightning's module holds it: all keys of both lists, and not a part that has moved."""
+    keys = "layer.weight layer.bias"
+    found = with_lists_compared([*listed(MISSING, keys, 8), *listed(UNEXPECTED, before(prefix, keys), 9)])
+    (told,) = [one for one in found if one.slug == PREFIX]
+    assert told.words == {"saved_prefix": prefix}
+
+
 def test_wrappers_in_another_order_are_told_both() -> None:
     lists = listed(MISSING, before("_orig_mod.module."), 8), listed(UNEXPECTED, before("module._orig_mod."), 9)
     (told,) = [one for one in with_lists_compared([one for each in lists for one in each]) if one.slug == PREFIX]

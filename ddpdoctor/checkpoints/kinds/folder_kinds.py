@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddpdoctor.checkpoints.kinds.dcp import is_dcp, recognise_dcp
 from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of
+from ddpdoctor.checkpoints.loaders import of_names
 from ddpdoctor.facts.remedies import remedy
 from ddpdoctor.wording import listed, plural
 
@@ -122,6 +123,10 @@ def _layout(entries: dict[str, bool]) -> str:
 
 
 def _called(entries: dict[str, bool]) -> str:
+    if framework := of_names(entries):
+        ranks = sum(bool(re.match(r"(?:rng_state|random_states)_\d+\.p", name)) for name in entries)
+        of_ranks = f" and {plural(ranks, 'rank')}" if ranks else ""
+        return f"a checkpoint of {framework}{of_ranks},"
     return {"hf-folder": "a Hugging Face model", "megatron-folder": "a Megatron checkpoint"}.get(
         _layout(entries), "a folder"
     )
