@@ -43,5 +43,7 @@ class SharedMemory(Facts, frozen=True, kw_only=True):
         tuple[Segment, ...], Source("/dev/shm/{nccl-,torch_,psm_,sem.mp-}*, /proc/*/{maps,cmdline}")
     ] = ()
     """Those of `stale`, with their owners."""
+    left_out: Annotated[tuple[str, ...], Source("/dev/shm")] = ()
+    """A sentence for each user who has more segments than are looked at."""
     closed: Annotated[int, Source("/proc/*/{maps,fd}")] = 0
     """Processes that this user may not look into: any of them may use any of `stale`."""

@@ -36,5 +36,7 @@ def _found(processes: Maybe[Processes], gpus: Maybe[Gpus], shared_memory: Maybe[
                 yield f"GPU {gpu.index}: whether memory without an owner is in use isn't known: {rest.reason}"
     if isinstance(shared_memory, Unknown):
         yield f"/dev/shm: not seen: {shared_memory.reason}"
-    elif isinstance(shared_memory.stale, Unknown):
+        return
+    if isinstance(shared_memory.stale, Unknown):
         yield f"/dev/shm: {shared_memory.stale.reason}"
+    yield from (f"/dev/shm: {one}" for one in shared_memory.left_out)

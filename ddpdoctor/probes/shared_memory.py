@@ -7,6 +7,7 @@ import pwd
 import stat
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from ddpdoctor.probes.segment_users import look_for_users
 from ddpdoctor.probes.smoke_notes import dead_runs
 from ddpdoctor.wording import plural
 
+MAX_SEGMENTS_OF_A_USER = 10_000
+"""That are looked at: whoever leaves more hides his own alone."""
 SETTLED = 60.0
 """Seconds: a younger segment may belong to a job that is just starting and has not mapped it yet."""
 
@@ -36,24 +39,25 @@ def probe(context: Context) -> SharedMemory | Unknown:
         return SharedMemory(exists=False, size=0, free=0, writable=False)
     except OSError as error:
         return Unknown(f"/dev/shm: {error.strerror}")
-    looked = _stale(context, folder)
+    segments, left_out = _segments(folder)
+    looked = _stale(context, segments)
     stale, closed = ({}, 0) if isinstance(looked, Unknown) else looked
-    segments = tuple(segments_of(context, stale))
+    listed = tuple(segments_of(context, stale))
     return SharedMemory(
         size=state.f_blocks * state.f_frsize,
         free=state.f_bavail * state.f_frsize,
         writable=os.access(folder, os.W_OK | os.X_OK),
         read_only=bool(state.f_flag & os.ST_RDONLY),
-        stale=looked if isinstance(looked, Unknown) else tuple(one.path for one in segments),
-        stale_size=sum(one.size for one in segments),
-        segments=segments,
+        stale=looked if isinstance(looked, Unknown) else tuple(one.path for one in listed),
+        stale_size=sum(one.size for one in listed),
+        segments=listed,
+        left_out=left_out,
         closed=closed,
     )
 
 
-def _stale(context: Context, folder: Path) -> Stale | Unknown:
+def _stale(context: Context, segments: Mapping[str, os.stat_result]) -> Stale | Unknown:
     """The segments that nobody is seen to use; Unknown where those who may use them can't be seen."""
-    segments = _segments(folder)
     if not segments:
         return {}, 0
     try:
@@ -106,9 +110,10 @@ def _others(count: int) -> str:
     return f"other users, whose processes can't be looked into, own {plural(count, 'segment')} in /dev/shm"
 
 
-def _segments(folder: Path) -> dict[str, os.stat_result]:
-    """What looks in every respect as its makers leave it: whatever else lies there is none of ours."""
-    found = {}
+def _segments(folder: Path) -> tuple[dict[str, os.stat_result], tuple[str, ...]]:
+    """What looks in every respect as its makers leave it: whatever else lies there is none of ours. And what was left out of it."""
+    found: dict[str, os.stat_result] = {}
+    count: Counter[int] = Counter()
     newest = time.time() - SETTLED
     try:
         with os.scandir(folder) as entries:
@@ -117,7 +122,13 @@ def _segments(folder: Path) -> dict[str, os.stat_result]:
                     state = entry.stat(follow_symlinks=False)
                     made_so = stat.S_ISREG(state.st_mode) and stat.S_IMODE(state.st_mode) == MODE
                     if made_so and state.st_nlink == 1 and last_used(state) < newest:
-                        found[entry.name] = state
+                        count[state.st_uid] += 1
+                        if count[state.st_uid] <= MAX_SEGMENTS_OF_A_USER:
+                            found[entry.name] = state
     except OSError:
-        return found  # Gone in between, or not ours to list.
-    return found
+        pass  # Gone in between, or not ours to list.
+    return found, tuple(
+        f"{many - MAX_SEGMENTS_OF_A_USER:,} more segments of {user_name(uid)} lie in /dev/shm than are looked at"
+        for uid, many in sorted(count.items())
+        if many > MAX_SEGMENTS_OF_A_USER
+    )

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
@@ -78,7 +78,7 @@ def started(user: User, words: Sequence[str], environ: Mapping[str, str], says: 
 
 def crowd(
     user: User, count: int, environ: Mapping[str, str], *, threads: int = 0, files: int = 0, deep: bool = False
-) -> object:
+) -> AbstractContextManager[int]:
     """So many Pythons, each the child of one or of the one before it."""
     words = [python_for_all()[0], "-c", CROWD, *map(str, (count, threads, files, int(deep)))]
     return started(user, words, environ, "ready")
@@ -110,8 +110,9 @@ def is_seen_whole(pid: int, found: Processes) -> bool:
     )
 
 
-def of(user: User, found: Processes) -> list[Process]:
-    return [one for one in found.listed if one.uid == user.uid]
+def of(crowd: int, found: Processes) -> list[Process]:
+    """Its processes, which have a session of their own."""
+    return [one for one in found.listed if one.session == crowd]
 
 
 @pytest.mark.parametrize("sign", ["+", "a.", "(a", "%-", "://a", "token="])
@@ -128,12 +129,12 @@ def test_settings_that_would_take_a_pattern_for_ever(sign: str, eve: User, innoc
 @pytest.mark.parametrize("deep", [False, True])
 def test_more_processes_than_anybody_has(deep: bool, eve: User, innocent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_shares, "MAX_PROCESSES_OF_A_USER", 100)
-    with crowd(eve, 300, RANK, threads=1, deep=deep):
+    with crowd(eve, 300, RANK, threads=1, deep=deep) as hers:
         found = look()
     assert is_seen_whole(innocent, found)
     (spared,) = [one for one in found.spared if one.uid == eve.uid]
     assert spared.count >= 200
-    assert 0 < len(of(eve, found)) <= 100
+    assert 0 < len(of(hers, found)) <= 100
     assert any(eve.name in one for one in blind_spots(found, Unknown("no GPU"), Unknown("not asked")))
 
 
@@ -143,23 +144,25 @@ def test_more_in_environments_than_is_kept(eve: User, innocent: int, monkeypatch
         found = look()
     assert is_seen_whole(innocent, found)
     (spared,) = [one for one in found.spared if one.uid == eve.uid]
-    assert 10 <= spared.count <= 21
+    assert spared.count >= 10
 
 
 def test_more_settings_than_anybody_has(eve: User, innocent: int) -> None:
-    with crowd(eve, 2, RANK | {f"SLURM_{number}": "x" for number in range(5000)}, threads=1):
+    with crowd(eve, 2, RANK | {f"SLURM_{number}": "x" for number in range(5000)}, threads=1) as hers:
         found = look()
     assert is_seen_whole(innocent, found)
-    assert {isinstance(one.settings, Unknown) and "more than 500" in one.settings.reason for one in of(eve, found)} == {
-        True
-    }
+    assert {
+        isinstance(one.settings, Unknown) and "more than 500" in one.settings.reason for one in of(hers, found)
+    } == {True}
 
 
 def test_one_environment_without_an_end(eve: User, innocent: int) -> None:
-    with crowd(eve, 1, RANK | {f"X{number}": "x" * 120_000 for number in range(12)}, threads=1):
+    with crowd(eve, 1, RANK | {f"X{number}": "x" * 120_000 for number in range(12)}, threads=1) as hers:
         found = look()
     assert is_seen_whole(innocent, found)
-    assert all(isinstance(one.settings, Unknown) and "more than 1 MiB" in one.settings.reason for one in of(eve, found))
+    assert all(
+        isinstance(one.settings, Unknown) and "more than 1 MiB" in one.settings.reason for one in of(hers, found)
+    )
 
 
 def test_time_that_her_processes_take(eve: User, innocent: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,10 +175,10 @@ def test_time_that_her_processes_take(eve: User, innocent: int, monkeypatch: pyt
 
 def test_open_files_without_an_end(eve: User, innocent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddpdoctor.probes.proc.MAX_DESCRIPTORS", 500)
-    with crowd(eve, 0, RANK, threads=1, files=600):
+    with crowd(eve, 0, RANK, threads=1, files=600) as hers:
         found = look()
     assert is_seen_whole(innocent, found)
-    assert any(isinstance(one.devices, Unknown) and "open files" in one.devices.reason for one in of(eve, found))
+    assert any(isinstance(one.devices, Unknown) and "open files" in one.devices.reason for one in of(hers, found))
 
 
 @pytest.mark.parametrize(

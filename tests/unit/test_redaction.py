@@ -249,9 +249,9 @@ def test_time_grows_with_the_length_only(piece: str) -> None:
         text = (piece * (size // len(piece) + 1))[:size]
         best = float("inf")
         for _ in range(2):
-            start = time.perf_counter()
+            start = time.process_time()
             redact_text(text)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
         return best
 
     assert seconds(128 * 1024) < 80 * seconds(8 * 1024) + 0.05
@@ -260,10 +260,10 @@ def test_time_grows_with_the_length_only(piece: str) -> None:
 def test_a_megabyte_of_log_takes_little_more_than_looking_at_its_words() -> None:
     text = ("\n".join(LEGIBLE) + "\n") * 800
     assert len(text) > 1_000_000
-    start = time.perf_counter()
+    start = time.process_time()
     words = sum(1 for _ in re.finditer(r"[\w.-]+", text))
-    scan = time.perf_counter() - start
-    start = time.perf_counter()
+    scan = time.process_time() - start
+    start = time.process_time()
     assert redact_text(text) == text
     assert words
-    assert time.perf_counter() - start < 40 * scan
+    assert time.process_time() - start < 40 * scan

@@ -18,9 +18,11 @@ import pytest
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.shared_memory import SharedMemory
+from ddpdoctor.knowledge.leftover_blind_spots import blind_spots
 from ddpdoctor.knowledge.segment_names import MODE, Maker, maker_of, maker_pid, may_be_chosen
 from ddpdoctor.probes import segment_users, shared_memory
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
+from tests.other_users import User
 from tests.segments import make, nccl_name
 
 NOBODY = 65534
@@ -278,3 +280,22 @@ def open_to_all(folder: Path) -> Iterator[None]:
     finally:
         for one, mode in zip(closed, modes, strict=True):
             one.chmod(mode)
+
+
+@pytest.mark.root
+def test_of_whoever_leaves_too_many_not_all_are_looked_at(
+    ada: User, eve: User, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "MAX_SEGMENTS_OF_A_USER", 50)
+    made_up(shared)
+    for folder in (shared / "dev", shared / "dev/shm"):
+        folder.chmod(0o1777)
+    eve.does("umask 077; for each in $(seq 80); do : > torch_999999_3999999999_$each; done", cwd=shared / "dev/shm")
+    ada.does("umask 077; : > torch_999998_3999999999_0", cwd=shared / "dev/shm")
+    found = look(shared)
+    assert isinstance(found.stale, tuple)
+    assert "/dev/shm/torch_999998_3999999999_0" in found.stale
+    assert len(found.stale) == 51
+    (left_out,) = found.left_out
+    assert left_out == f"30 more segments of {eve.name} lie in /dev/shm than are looked at"
+    assert f"/dev/shm: {left_out}" in blind_spots(Unknown("not asked"), Unknown("not asked"), found)
