@@ -46,5 +46,6 @@ def test_no_healthy_job_fails_in_a_thousand_watches() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(900)
 def test_no_healthy_job_fails_in_ten_thousand_watches() -> None:
     assert judge(range(250, 2750)).total() == 10_000
