@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 from ddpdoctor.facts.hang import Frame, Hang
@@ -29,7 +32,10 @@ def full_stacks(stands: Sequence[Stand], workers: Sequence[int] = ()) -> tuple[F
     """The whole stacks, those of C++ too."""
     pids = [one.pid for one in stands if one.pid][:MOST_LINES] + list(workers)[:MOST_LINES]
     text = "See the whole stacks, C++ included (this holds the process up for a second)"
-    return (Fix(text, tuple(f"py-spy dump --native --pid {pid}" for pid in pids)),) if pids else ()
+    # It comes with ddpdoctor's own environment, which under pipx is on nobody's PATH.
+    beside = Path(sys.executable).with_name("py-spy")
+    program = shlex.quote(os.fspath(beside)) if beside.is_file() else "py-spy"
+    return (Fix(text, tuple(f"{program} dump --native --pid {pid}" for pid in pids)),) if pids else ()
 
 
 def look_again(hang: Hang) -> str:
