@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 from ddpdoctor.facts.hang import Frame, Hang
@@ -28,14 +25,11 @@ def read_the_code(frames: Iterable[Frame | None], why: str) -> tuple[Fix, ...]:
     return (Fix(why, tuple(commands)),) if commands else (Fix(why),)
 
 
-def full_stacks(stands: Sequence[Stand], workers: Sequence[int] = ()) -> tuple[Fix, ...]:
+def full_stacks(hang: Hang, stands: Sequence[Stand], workers: Sequence[int] = ()) -> tuple[Fix, ...]:
     """The whole stacks, those of C++ too."""
     pids = [one.pid for one in stands if one.pid][:MOST_LINES] + list(workers)[:MOST_LINES]
     text = "See the whole stacks, C++ included (this holds the process up for a second)"
-    # It comes with ddpdoctor's own environment, which under pipx is on nobody's PATH.
-    beside = Path(sys.executable).with_name("py-spy")
-    program = shlex.quote(os.fspath(beside)) if beside.is_file() else "py-spy"
-    return (Fix(text, tuple(f"{program} dump --native --pid {pid}" for pid in pids)),) if pids else ()
+    return (Fix(text, tuple(f"{shlex.quote(hang.py_spy)} dump --native --pid {pid}" for pid in pids)),) if pids else ()
 
 
 def look_again(hang: Hang) -> str:

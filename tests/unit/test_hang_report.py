@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -217,11 +216,3 @@ def test_who_waits_for_a_rank_that_works_is_said_to() -> None:
         headline(examined(moving(0), still(1, collective())))
         == "1 of 2 ranks moves; rank 1 waits for rank 0, which works"
     )
-
-
-def test_py_spy_is_offered_where_it_lies() -> None:
-    """Under pipx ddpdoctor's own programs are on nobody's PATH."""
-    (fix,) = full_stacks([], [4711])
-    program, *arguments = fix.commands[0].split()
-    assert Path(program).is_file()
-    assert arguments == ["dump", "--native", "--pid", "4711"]
