@@ -9,6 +9,7 @@ from typing import Final
 
 from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.findings import FAIL, INFO, Finding, Fix
+from ddpdoctor.knowledge.log_frameworks import FIND_UNUSED, LIGHTNING, framework_of
 from ddpdoctor.knowledge.log_sightings import lines, said_by, sightings, word
 from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.registry import LogSign, Role, check
@@ -70,7 +71,9 @@ def unused_parameters(log: Log) -> Iterator[Finding]:
     ## Fix
     Remove or freeze (`requires_grad_(False)`) what is never used; where branches differ from step to step,
     `DDP(model, find_unused_parameters=True)`, without `static_graph=True`, which promises the same parameters in every step.
-    Lightning: `Trainer(strategy="ddp_find_unused_parameters_true")`. `TORCH_DISTRIBUTED_DEBUG=INFO` has torch name them.
+    Lightning: `Trainer(strategy="ddp_find_unused_parameters_true")`; transformers' Trainer:
+    `TrainingArguments(ddp_find_unused_parameters=True)`; accelerate: `DistributedDataParallelKwargs` in `kwargs_handlers`.
+    `TORCH_DISTRIBUTED_DEBUG=INFO` has torch name them.
     """
     seen = sightings(log, "unused-parameters")
     if not seen:
@@ -78,6 +81,7 @@ def unused_parameters(log: Log) -> Iterator[Finding]:
     if word(seen, "static"):
         yield _other_graph(log, seen)
         return
+    framework = LIGHTNING if any("LightningModule" in one.sign for one in seen) else framework_of(log)
     names, indices = word(seen, "names"), word(seen, "indices").strip()
     which = f": {names}" if names else f": numbers {indices} of model.parameters()" if indices else ""
     naming = Fix("See their names in the next run", ("export TORCH_DISTRIBUTED_DEBUG=INFO",))
@@ -86,11 +90,7 @@ def unused_parameters(log: Log) -> Iterator[Finding]:
         evidence=lines(log, seen),
         fixes=(
             Fix("Remove or freeze layers that are never used, and take all outputs of forward() into the loss"),
-            Fix(
-                'Where it differs from step to step which are used: Trainer(strategy="ddp_find_unused_parameters_true")'
-                if any("LightningModule" in one.sign for one in seen)
-                else "Where it differs from step to step which are used: DDP(model, find_unused_parameters=True)"
-            ),
+            Fix(f"Where it differs from step to step which are used: {FIND_UNUSED[framework]}"),
             *(() if names else (naming,)),
         ),
         rank=said_by(seen),
@@ -105,7 +105,7 @@ def _other_graph(log: Log, seen: Sequence[Sighting]) -> Finding:
         evidence=lines(log, seen),
         fixes=(
             Fix("Drop static_graph=True; find_unused_parameters=True beside it changes nothing"),
-            Fix("Without it, where some parameters are unused in some steps: DDP(model, find_unused_parameters=True)"),
+            Fix(f"Without it, where some parameters are unused in some steps: {FIND_UNUSED[framework_of(log)]}"),
             Fix(
                 "Or let all take part in every step: add 0.0 * output.sum() of the branch that wasn't taken to the loss"
             ),

@@ -247,7 +247,7 @@ def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
             *read_the_code(
                 (one.place.frame for one in found.culprits), f"Take out what asks at {lines_of(found.culprits)}"
             ),
-            *full_stacks(found.culprits),
+            *full_stacks(hang, found.culprits),
         ),
         rank=found.culprits[0].number,
     )

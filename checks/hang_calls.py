@@ -468,7 +468,7 @@ def exit_hang(hang: Hang) -> Iterator[Finding]:
                 (one.place.frame for one in found.culprits[:1]),
                 f"See what is still open at {lines_of(found.culprits) or 'the end'}: threads, pools, loaders, groups",
             ),
-            *full_stacks(found.culprits),
+            *full_stacks(hang, found.culprits),
             *look_on_other_hosts(hang),
         ),
         severity=severity_of(found, hang),

@@ -68,7 +68,7 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
                 if workers
                 else "Give what it waits for a timeout; with a worker the DataLoader has one: DataLoader(..., num_workers=1, timeout=120)"
             ),
-            *full_stacks(() if stuck else found.culprits, [one.pid for one in stuck]),
+            *full_stacks(hang, () if stuck else found.culprits, [one.pid for one in stuck]),
         ),
         severity=severity_of(found, hang),
         rank=first.number,
@@ -132,7 +132,7 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
         evidence=evidence_of(found, hang),
         fixes=(
             *read_the_code((one.place.frame for one in found.culprits), f"Look at {lines_of(found.culprits) or 'the stack'}: who is to let it go on?"),
-            *full_stacks(found.culprits),
+            *full_stacks(hang, found.culprits),
         ),
         severity=severity_of(found, hang),
         rank=found.culprits[0].number,
@@ -232,7 +232,7 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
                 (one.place.frame for one in found.culprits),
                 f"See why {named(found.culprits, hang)} {'is' if len(found.culprits) == 1 else 'are'} at {lines_of(found.culprits)}",
             ),
-            *full_stacks(found.culprits),
+            *full_stacks(hang, found.culprits),
         ),
         severity=severity_of(found, hang),
         rank=found.culprits[0].number,

@@ -180,6 +180,8 @@ class Hang(Facts, frozen=True, kw_only=True):
     counts: Annotated[tuple[RasCount, ...], Source("NCCL's RAS")] = ()
     ras: Annotated[str, Source("NCCL's RAS")] = ""
     """Why RAS was not asked, or has not answered; "" where it has."""
+    py_spy: Annotated[str, Source("ddpdoctor's own environment, PATH")] = "py-spy"
+    """The program by which stacks were read. Under pipx it is on nobody's PATH."""
     hidden: Annotated[tuple[str, ...], Source("py-spy, /proc")] = ()
     """What could not be seen, and why, in whole sentences."""
 

@@ -15,7 +15,7 @@ from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.jobs.glances import ENDED, Glance, glance
 from ddpdoctor.jobs.permission import Missed, hidden_places, hidden_stacks, powers
 from ddpdoctor.jobs.sampling import Sampled, sample
-from ddpdoctor.jobs.spying import Spied, spy
+from ddpdoctor.jobs.spying import Spied, py_spy, spy
 from ddpdoctor.knowledge.hang_company import worker_idle
 from ddpdoctor.knowledge.hang_places import pythons
 from ddpdoctor.knowledge.job_remarks import SETTLED_SECONDS
@@ -85,6 +85,7 @@ async def watch(job: Job, processes: Processes, host: str, seconds: int = SECOND
         groups=max((_groups_of(one.pid, proc) for one in job.ranks), default=0),
         ranks=tuple(sorted(ranks, key=lambda one: one.rank)),
         between=round(second.seconds - first.seconds, 3),
+        py_spy=py_spy() or "py-spy",
         hidden=tuple(hidden),
     )
 

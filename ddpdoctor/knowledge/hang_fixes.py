@@ -25,11 +25,11 @@ def read_the_code(frames: Iterable[Frame | None], why: str) -> tuple[Fix, ...]:
     return (Fix(why, tuple(commands)),) if commands else (Fix(why),)
 
 
-def full_stacks(stands: Sequence[Stand], workers: Sequence[int] = ()) -> tuple[Fix, ...]:
+def full_stacks(hang: Hang, stands: Sequence[Stand], workers: Sequence[int] = ()) -> tuple[Fix, ...]:
     """The whole stacks, those of C++ too."""
     pids = [one.pid for one in stands if one.pid][:MOST_LINES] + list(workers)[:MOST_LINES]
     text = "See the whole stacks, C++ included (this holds the process up for a second)"
-    return (Fix(text, tuple(f"py-spy dump --native --pid {pid}" for pid in pids)),) if pids else ()
+    return (Fix(text, tuple(f"{shlex.quote(hang.py_spy)} dump --native --pid {pid}" for pid in pids)),) if pids else ()
 
 
 def look_again(hang: Hang) -> str:

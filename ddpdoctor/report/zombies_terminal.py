@@ -79,7 +79,10 @@ def _show_doubts(screen: Screen, one: Leftover) -> None:
         screen.labelled("", one_line(f"But: {doubt}"), MARGIN, style="yellow")
     if len(one.doubts) > _MOST_DOUBTS:
         screen.labelled(
-            "", f"But: {len(one.doubts) - _MOST_DOUBTS} more reasons (--json tells them)", MARGIN, style="yellow"
+            "",
+            f"But: {plural(len(one.doubts) - _MOST_DOUBTS, 'more reason')} (--json tells them)",
+            MARGIN,
+            style="yellow",
         )
 
 

@@ -18,6 +18,7 @@ from ddpdoctor.facts.processes import Place, Process, Processes, Role
 from ddpdoctor.jobs import watching
 from ddpdoctor.jobs.sampling import Sampled
 from ddpdoctor.jobs.watching import backend_of, watch
+from ddpdoctor.knowledge.hang_fixes import full_stacks
 from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.probes.proc import Proc
 
@@ -74,6 +75,9 @@ def test_two_that_stay(asleep: list[subprocess.Popen[bytes]]) -> None:
         assert [look.source for look in one.watched.looks] == ["py-spy"] * 2
     assert 1.0 <= hang.between <= time.monotonic() - began
     assert (hang.paused, hang.hidden) == (0.0, ())
+    # Under pipx ddpdoctor's own programs are on nobody's PATH.
+    (offered,) = full_stacks(hang, [], [asleep[0].pid])
+    assert Path(offered.commands[0].split()[0]).is_file()
 
 
 def test_one_ends_in_between(asleep: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
