@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ import typer
 from ddpdoctor.cli.looking import CheckpointOption, PythonOption, begin, look
 
 if TYPE_CHECKING:
+    from ddpdoctor.cli.time_limit import TimeLimit
     from ddpdoctor.examination import Examination
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.probes.context import Context
@@ -80,20 +82,24 @@ def check(
             # No failure: a launcher would end rank 0 for it.
             typer.echo(silent, err=True)
             raise typer.Exit(0)
-    # Whether a selection needs torch is known only once the checks are loaded; the whole of them does.
-    context = None if snapshots or chosen else begin(python, quick=quick, checkpoints=checkpoints or ())
-    seen = _look_at_everything(context) if context and not ignored else None
-    checks = _selected(chosen, ignored)
-    if checkpoints and not any("checkpoints" in one.groups for one in checks):
-        raise typer.BadParameter("--select and --ignore leave no check that looks into the --checkpoint")
-    if snapshots:
-        taken, problems = _read(snapshots)
-    else:
-        context = context or _begin(python, quick, checkpoints or (), checks)
-        taken, problems = [seen or look(context, _groups(checks))], []
-    from ddpdoctor.examination import conclusion, examine
+    from ddpdoctor.cli.time_limit import TimeLimit
 
-    examinations = [examine(one, nproc, checks) for one in taken]
+    with nullcontext() if snapshots else TimeLimit("choosing the Python to look at") as limit:
+        # Whether a selection needs torch is known only once the checks are loaded; the whole of them does.
+        context = None if limit is None or chosen else begin(python, quick=quick, checkpoints=checkpoints or ())
+        seen = _look_at_everything(context, limit) if limit and context and not ignored else None
+        checks = _selected(chosen, ignored)
+        if checkpoints and not any("checkpoints" in one.groups for one in checks):
+            raise typer.BadParameter("--select and --ignore leave no check that looks into the --checkpoint")
+        if limit is None:
+            taken, problems = _read(snapshots or [])
+        else:
+            context = context or _begin(python, quick, checkpoints or (), checks)
+            taken, problems = [seen or look(context, _groups(checks), limit=limit)], []
+            limit.stage = "judging what was seen"
+        from ddpdoctor.examination import conclusion, examine
+
+        examinations = [examine(one, nproc, checks) for one in taken]
     if fixing:
         assert context is not None
         from ddpdoctor.cli.treating import treat
@@ -120,12 +126,12 @@ def check(
     raise typer.Exit(2 if problems and code == 0 else code)
 
 
-def _look_at_everything(context: Context) -> Snapshot:
+def _look_at_everything(context: Context, limit: TimeLimit) -> Snapshot:
     """A snapshot for all checks. They are loaded, and the report's modules, while the probes wait for programs to answer."""
     from ddpdoctor.facts.snapshot import GROUPS
 
     threading.Thread(target=_load_checks, daemon=True).start()
-    return look(context, GROUPS)
+    return look(context, GROUPS, limit=limit)
 
 
 def _load_checks() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -20,10 +21,12 @@ from ddpdoctor.probes.patient.choice import choose_python
 from ddpdoctor.probes.run_as import OPTION, NotRunError, code_of, identity_for, remarks, sudo
 
 if TYPE_CHECKING:
+    from ddpdoctor.cli.time_limit import TimeLimit
     from ddpdoctor.facts.snapshot import Snapshot
 
 
 IS_IT_PYTHON_SECONDS = 1.5
+WHOSE_SECONDS = 5.0
 
 PythonOption = Annotated[
     str | None,
@@ -61,11 +64,22 @@ def begin(
     if not all(one.strip() for one in checkpoints):
         raise typer.BadParameter("--checkpoint is empty; is the variable in it set?")
     path, chosen_by = choose_python(python, os.environ)
-    say_as_whom(path, chosen_by)
+    _say_as_whom_in_time(path, chosen_by)
     context = Context(path, chosen_by, quick=quick, environ={**os.environ, **settings}, checkpoints=tuple(checkpoints))
     if not quick:
         threading.Thread(target=ask, args=(context, "torch", patience), daemon=True).start()
     return context
+
+
+def _say_as_whom_in_time(path: str, chosen_by: str) -> None:
+    """The file system may not answer; then nothing of it is run either, as the probes will say."""
+    saying = threading.Thread(target=say_as_whom, args=(path, chosen_by), daemon=True)
+    saying.start()
+    saying.join(WHOSE_SECONDS)
+    if saying.is_alive():
+        typer.echo(
+            f"ddpdoctor: whose {path} is could not be found out: no answer within {WHOSE_SECONDS:.0f} s.", err=True
+        )
 
 
 def say_as_whom(path: str, chosen_by: str) -> None:
@@ -109,8 +123,15 @@ def refuse_what_is_no_python(python: str, path: str) -> None:
         raise typer.BadParameter(f"--python {python}: {no_python}{answer.detail}")
 
 
-def look(context: Context, groups: Iterable[str], known: str = "") -> Snapshot:
-    """Takes a snapshot of this host. known: what somebody at a terminal is to read meanwhile."""
+def look(context: Context, groups: Iterable[str], known: str = "", limit: TimeLimit | None = None) -> Snapshot:
+    """Take a snapshot of this host.
+
+    Args:
+        context: whose facts are wanted.
+        groups: which facts.
+        known: what somebody at a terminal is to read meanwhile.
+        limit: of the whole command, if it has one.
+    """
     # Here and not above: the import of torch shall be under way before the many modules of the probes are loaded.
     from ddpdoctor.facts.snapshot import EXPERIMENTS
     from ddpdoctor.probes.runner import take_snapshot
@@ -119,7 +140,10 @@ def look(context: Context, groups: Iterable[str], known: str = "") -> Snapshot:
     waiting = set(wanted)
     line = StatusLine(lambda seconds: f"{known}{_waited_for(sorted(waiting), seconds)}", delay=0.3)
     try:
-        return take_snapshot(context, wanted, done=waiting.discard)
+        until = math.inf
+        if limit:
+            until, limit.stage = limit.look_until, "looking at this host"
+        return take_snapshot(context, wanted, done=waiting.discard, until=until)
     finally:
         line.close()
 

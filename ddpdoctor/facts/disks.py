@@ -13,7 +13,7 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     """One folder that matters and the file system it lies on. Sizes in bytes."""
 
     purpose: str
-    """"working folder", "temporary files", "home", "torch cache", "Triton cache", "Hugging Face cache"."""
+    """"working folder", "Python's environment", "temporary files", "home", "torch cache", "Triton cache", "Hugging Face cache"."""
     path: str
     """The folder asked for; where it doesn't exist yet, the figures are those of its nearest existing parent."""
     file_system: str = ""

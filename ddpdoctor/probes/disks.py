@@ -57,6 +57,7 @@ def _folders(context: Context) -> list[tuple[str, str]]:
     found = []
     with suppress(OSError):  # Somebody removed it; then nothing can be said of its file system.
         found.append(("working folder", str(Path.cwd())))
+    found.append(("Python's environment", str(Path(context.python).parent)))
     found.append(("temporary files", environ.get("TMPDIR") or "/tmp"))
     home = environ.get("HOME") or str(Path("~").expanduser())
     cache = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"

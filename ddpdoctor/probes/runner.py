@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import socket
 import threading
 import time
@@ -24,13 +25,14 @@ DEADLINE = 20.0
 class _Running:
     """One probe in a thread of its own. A daemon thread: one that hangs in the kernel must not keep us from ending."""
 
-    def __init__(self, group: str, context: Context, done: Callable[[str], None]) -> None:
+    def __init__(self, group: str, context: Context, done: Callable[[str], None], until: float) -> None:
         self.result: Facts | Unknown | None = None
         self._group = group
         self._context = context
         self._done = done
         self._finished = threading.Event()
         self._started = time.monotonic()
+        self._until = until
         self._deadline = DEADLINE
         threading.Thread(target=self._run, name=f"probe {group}", daemon=True).start()
 
@@ -50,25 +52,36 @@ class _Running:
 
     def wait(self) -> Facts | Unknown:
         while not self._finished.is_set():
-            left = self._started + self._deadline - time.monotonic()
+            now = time.monotonic()
+            left = min(self._started + self._deadline, self._until) - now
             if left <= 0:
-                return Unknown(f"no answer within {self._deadline:.0f} s")
+                return Unknown(f"no answer within {min(self._deadline, now - self._started):.0f} s")
             self._finished.wait(min(left, 0.5))
         assert self.result is not None
         return self.result
 
 
 def take_snapshot(
-    context: Context, groups: Iterable[str] = GROUPS, done: Callable[[str], None] = lambda group: None
+    context: Context,
+    groups: Iterable[str] = GROUPS,
+    done: Callable[[str], None] = lambda group: None,
+    until: float = math.inf,
 ) -> Snapshot:
-    """Probes the host. `done(group)` is called, from any thread, as each probe ends."""
+    """Probe the host.
+
+    Args:
+        context: whose facts are wanted.
+        groups: which facts.
+        done: called with the group's name, from any thread, as each probe ends.
+        until: when to wait no longer, by the monotonic clock, even where probes may take longer by their own deadlines.
+    """
     running: dict[str, _Running] = {}
     lock = threading.Lock()
 
     def ask(group: str) -> Facts | Unknown:
         with lock:
             if group not in running:
-                running[group] = _Running(group, context, done)
+                running[group] = _Running(group, context, done, until)
         return running[group].wait()
 
     context.answered_by(ask)
@@ -78,7 +91,7 @@ def take_snapshot(
     )
     with lock:
         for group in wanted:
-            running.setdefault(group, _Running(group, context, done))
+            running.setdefault(group, _Running(group, context, done, until))
     facts: dict[str, Any] = {group: ask(group) for group in wanted}
     return redact_facts(
         Snapshot(

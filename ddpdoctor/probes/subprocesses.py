@@ -91,8 +91,13 @@ _door = _Door()
 def end_all() -> None:
     """As we end: kills whatever is still running, and starts nothing any more, so that nothing of ours outlives us."""
     _door.close()
-    for one in list(_alive):
-        one.kill()
+    left = list(_alive)
+    for one in left:
+        one.send_kill()
+    # One that hangs in the kernel holds us for as long as all together may.
+    until = time.monotonic() + _PATIENCE
+    for one in left:
+        one.reap(until - time.monotonic())
 
 
 class Started:
@@ -191,6 +196,11 @@ class Started:
 
     def kill(self) -> None:
         """Ends it and its children."""
+        self.send_kill()
+        self.reap(_PATIENCE)
+
+    def send_kill(self) -> None:
+        """Sends SIGKILL to it and its children."""
         if self._failure:
             return
         _alive.discard(self)
@@ -198,9 +208,12 @@ class Started:
             return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        # One in an uninterruptible system call can't be ended by anybody, so don't wait long for it.
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
+
+    def reap(self, seconds: float) -> None:
+        """Waits for its end. One in an uninterruptible system call can't be ended by anybody, so don't wait long for it."""
+        if not self._failure:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.0, seconds))
 
     def _ended(self, *, timed_out: bool) -> Ended:
         for reader in self._readers:

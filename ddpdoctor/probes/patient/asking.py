@@ -21,7 +21,7 @@ from ddpdoctor.text import masked
 Mode = Literal["interpreter", "torch"]
 
 INQUIRY = Path(__file__).with_name("inquiry.py")
-SECONDS = {"interpreter": 10.0, "torch": 60.0}
+SECONDS = {"interpreter": 10.0, "torch": 45.0}
 """How long each may take."""
 
 
