@@ -126,7 +126,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
 def test_check_ends_in_time_and_says_what_it_gave_up_on(ended: dict[str, Ended], name: str, gave_up_on: str) -> None:
     one = ended[name]
     assert one.seconds < LIMIT_SECONDS, one
-    assert one.code in (0, 1), one
+    # Where a third of the checks had no answer, that is no verdict.
+    assert one.code in (0, 1) or (one.code == 2 and "No verdict" in one.text), one
     assert gave_up_on in " ".join(one.text.split()), one.text
 
 
