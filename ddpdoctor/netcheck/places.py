@@ -60,6 +60,7 @@ def meeting_place(master: str | None, port: int | None, hosts: str, environ: Map
         host, own_port = split(endpoint, launchers.ENDPOINT)
         own_port = own_port or ENDPOINT_PORT
     elif first := _first(hosts):
+        _check_host(first, first, "the first of Slurm's list of nodes", in_brackets=False)
         host = first
     else:
         raise PlaceError(f"nothing says where the nodes meet: add {ADDRESS_FLAG} and the name or address of node 0")

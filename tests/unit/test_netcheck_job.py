@@ -6,7 +6,7 @@ import contextlib
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpdoctor.facts.meeting import Conflict
@@ -347,6 +347,7 @@ NUMBERS = st.one_of(st.none(), st.integers(-1, 5), st.integers())
     changes=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6),
     flags=st.builds(Flags, MASTERS, NUMBERS, NUMBERS, NUMBERS),
 )
+@example(base={}, changes={"SLURM_NODELIST": "$"}, flags=Flags(None, None, None, None))
 def test_whatever_is_set_it_is_a_job_that_can_be_or_a_sentence(
     base: dict[str, str], changes: dict[str, str], flags: Flags
 ) -> None:
