@@ -36,6 +36,14 @@ def with_advice(of: Check, finding: Finding, results: Iterable[Result]) -> Findi
     return msgspec.structs.replace(finding, fixes=fixes)
 
 
+def with_a_fix(of: Check, finding: Finding) -> Finding:
+    """The finding with what its check's page advises, where this host's facts led to no fix."""
+    if finding.fixes:
+        return finding
+    advice = " ".join(of.section("Fix").split()) or "See what is known of it"
+    return msgspec.structs.replace(finding, fixes=(Fix(advice, (f"ddpdoctor explain {of.slug}",)),))
+
+
 def _may_be(result: Result | None) -> bool:
     return result is None or result.not_tested is None or result.not_tested.why is not Why.NOT_APPLICABLE
 

@@ -7,7 +7,7 @@ from enum import Enum
 
 import msgspec
 
-from ddpdoctor.advice import with_advice
+from ddpdoctor.advice import with_a_fix, with_advice
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.snapshot import Snapshot
@@ -48,8 +48,8 @@ class Examination(msgspec.Struct, frozen=True):
         found = [
             (
                 result.check,
-                finding.severity or result.check.severity,
-                with_advice(result.check, finding, self.results),
+                severity := finding.severity or result.check.severity,
+                _advised(result.check, severity, with_advice(result.check, finding, self.results)),
             )
             for result in self.results
             for finding in result.findings
@@ -80,6 +80,10 @@ class Examination(msgspec.Struct, frozen=True):
             if severity in severities:
                 return verdict
         return Verdict.OK if self.passed or severities else Verdict.UNKNOWN
+
+
+def _advised(of: Check, severity: Severity, finding: Finding) -> Finding:
+    return with_a_fix(of, finding) if severity is Severity.FAIL else finding
 
 
 def examine(snapshot: Snapshot, nproc: int | None, checks: Iterable[Check]) -> Examination:

@@ -85,4 +85,7 @@ class Network(Facts, frozen=True, kw_only=True):
     reserved_ports: Annotated[Maybe[str], Source("net.ipv4.ip_local_reserved_ports")] = ""
     hosts_lines: Annotated[Maybe[tuple[str, ...]], Source("/etc/hosts")] = ()
     """Lines that name this host or MASTER_ADDR."""
+    met_at: Annotated[str, Source("who of the peers reached this host, in netcheck")] = ""
+    """The address of this host at which other nodes of the job met it; "" where nobody tried. On an isolated network, which has
+    no default route, the host itself can't tell it."""
     ipv6_disabled: Annotated[Maybe[bool], Source("net.ipv6.conf.all.disable_ipv6")] = False

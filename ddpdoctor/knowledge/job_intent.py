@@ -65,7 +65,10 @@ def means_each_node_itself(master: Resolution, network: Network) -> bool:
 
 
 def way_to_the_others(network: Network) -> str | None:
-    """The interface that leads to the other nodes: the one towards MASTER_ADDR, else the default route's."""
+    """The interface that leads to the other nodes: where they met this one, else towards MASTER_ADDR, else the default
+    route's."""
+    if network.met_at and (met_on := interface_with(network.met_at, network.interfaces)):
+        return met_on
     to_master = network.interface_to_master
     if isinstance(to_master, str) and not _loops(to_master, network):
         return to_master
@@ -78,8 +81,10 @@ def _loops(name: str, network: Network) -> bool:
 
 
 def own_address(network: Network) -> str | None:
-    """The address by which the other nodes would reach this one: on the way to them, else of the only interface that
-    has one for other hosts."""
+    """The address by which the other nodes would reach this one: where they met it, on the way to them, else of the only
+    interface that has one for other hosts."""
+    if network.met_at:
+        return network.met_at
     way = way_to_the_others(network)
     if way:
         return address_of(way, network)

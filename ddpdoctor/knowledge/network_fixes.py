@@ -45,7 +45,7 @@ def hosts_fix(network: Network) -> tuple[Fix, ...]:
     Other names on its lines (often "localhost") stay; a line that has none left goes. Written through a copy, since in containers the file is a mount.
     """
     way = way_to_the_others(network)
-    address = way and address_of(way, network)
+    address = network.met_at or (way and address_of(way, network))
     own = network.own_name
     if not (way and address) or (isinstance(own, Resolution) and own.addresses[:1] == (address,)):
         return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -9,11 +10,12 @@ import msgspec
 
 from ddpdoctor.examination import Examination, Verdict, examine, overall
 from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.fleet import Fleet, Passed, Phase
+from ddpdoctor.facts.fleet import Cell, Fleet, Passed, Phase
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Finding, Severity
 from ddpdoctor.knowledge.fleet_words import HUB_CONNECTION, NO_FLEET, ONE_SIDE, lost_phase, names
+from ddpdoctor.knowledge.interface_choice import as_address, interface_with
 from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.manifests import FAMILIES
 from ddpdoctor.netcheck.messages import Judged, Part
@@ -51,7 +53,24 @@ def with_fleet(snapshot: Snapshot, fleet: Fleet, node_rank: int) -> Snapshot:
     """The node's facts together with what all nodes found out, and which of them it is."""
     meeting = Meeting() if isinstance(snapshot.meeting, Unknown) else snapshot.meeting
     meeting = msgspec.structs.replace(meeting, node_rank=node_rank, joined=True)
-    return msgspec.structs.replace(snapshot, fleet=fleet, meeting=meeting)
+    network = snapshot.network
+    address = _met_at(fleet, node_rank)
+    is_outer = bool(address) and not as_address(address).is_loopback
+    if not isinstance(network, Unknown) and is_outer and interface_with(address, network.interfaces):
+        network = msgspec.structs.replace(network, met_at=address)
+    return msgspec.structs.replace(snapshot, fleet=fleet, meeting=meeting, network=network)
+
+
+def _met_at(fleet: Fleet, node_rank: int) -> str:
+    """The address at which most of its peers reached that node; "" where none did."""
+    place = next((at for at, node in enumerate(fleet.nodes) if node.rank == node_rank), None)
+    if place is None:
+        return ""
+    reached: Counter[str] = Counter()
+    for round_of_dialling in fleet.reach:
+        rows = (row for at, row in enumerate(round_of_dialling.rows) if at != place)
+        reached[round_of_dialling.addresses[place]] += sum(row[place] == Cell.OK.value for row in rows)
+    return next((address for address, peers in reached.most_common(1) if peers), "")
 
 
 def judged_phases(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Phase, ...]:
