@@ -15,6 +15,7 @@ from ddpdoctor.facts.libraries import Libraries
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import needs_certain_order, visible_gpus
 from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
@@ -29,6 +30,7 @@ from ddpdoctor.knowledge.nvidia import (
     driver_loaded,
     is_compat,
     nvidia_gpus,
+    own_gpus,
     shut_nodes,
 )
 from ddpdoctor.knowledge.root import by_root
@@ -365,9 +367,16 @@ def _for_these_gpus(
 
 @check("cuda-unavailable", severity=FAIL)
 def cuda_unavailable(
-    torch: Torch, gpus: Maybe[Gpus], driver: Driver, machine: Machine, patient: Patient, environment: Maybe[Environment]
+    torch: Torch,
+    gpus: Maybe[Gpus],
+    driver: Maybe[Driver],
+    machine: Maybe[Machine],
+    patient: Patient,
+    environment: Maybe[Environment],
+    pci: Maybe[Pci],
+    container: Maybe[Container],
 ) -> Iterator[Finding]:
-    """torch has CUDA, the driver shows GPUs, and yet torch can't use them.
+    """torch has CUDA, the driver or the bus shows GPUs, and yet torch can't use them.
 
     ## What breaks
     `torch.cuda.is_available()` is False, hangs or kills the process: training falls back to the processor or stops.
@@ -380,20 +389,27 @@ def cuda_unavailable(
     """
     cuda = needs_cuda_build(torch)
     if torch.cuda_error.startswith(IN_TORCH):
+        driver, machine = known(driver), known(machine)
         own = driver.cuda_end and (driver_loaded(driver) or machine.wsl)
         requires(not own, "CUDA itself can't start: see cuda-unknown-error")
         yield torch_cut_short(torch, driver, patient)
         return
-    gpus = known(gpus)
-    nvidia_gpus(gpus)
+    on_bus = () if isinstance(pci, Unknown) else own_gpus(pci)
+    answering = not isinstance(gpus, Unknown) and gpus.vendor == "nvidia" and bool(gpus.answering)
+    if not on_bus:
+        nvidia_gpus(known(gpus))
     if known(torch.cuda_available):
         return
-    requires(visible_gpus(gpus, environment), "no GPU is visible to torch")
+    if answering:
+        requires(visible_gpus(known(gpus), environment), "no GPU is visible to torch")
+    else:
+        requires(not _drivers_own_matter(driver, machine, container), "the driver itself doesn't work: see its checks")
     served = driver_cuda(driver, machine)
     requires(
         served is None or served[0] >= numbers(cuda)[0], "the driver is too old for this torch: see driver-too-old"
     )
-    if isinstance(driver.cuda_init, int):
+    others_can_tell = not isinstance(machine, Unknown) and not isinstance(container, Unknown)
+    if isinstance(driver, Driver) and isinstance(driver.cuda_init, int) and others_can_tell:
         other = {
             802: "fabric-manager-not-running",
             803: "cuda-compat-unsupported" if is_compat(str(driver.libcuda_path)) else "nvml-driver-mismatch",
@@ -401,20 +417,37 @@ def cuda_unavailable(
             999: "cuda-unknown-error",
         }
         requires(driver.cuda_init not in other, f"CUDA itself can't start: see {other.get(driver.cuda_init)}")
-    requires(not shut_nodes(driver), SHUT)
+        requires(not shut_nodes(driver), SHUT)
     message = (torch.cuda_error.strip().splitlines() or ["no reason given"])[-1].rstrip(".")
+    if answering:
+        gpus = known(gpus)
+        count, who = len(gpus.answering), "the driver"
+        shown = told(gpus, "devices", f"the driver shows {count} x {gpus.answering[0].name}")
+    else:
+        count, who = len(on_bus), "the PCI bus"
+        shown = told(
+            known(pci), "devices", f"{plural(count, 'NVIDIA GPU')} on the PCI bus, the first at {on_bus[0].address}"
+        )
     yield Finding(
-        summary=f"torch {torch.version} can't use the {plural(len(gpus.answering), 'GPU')} that the driver shows: {message}"[
-            :160
-        ],
+        summary=f"torch {torch.version} can't use the {plural(count, 'GPU')} that {who} shows: {message}"[:160],
         evidence=(
             told(torch, "cuda_available", "torch finds no GPU that it can use"),
             told(torch, "cuda_error", f"torch's message: {message}"),
-            cuda_start(driver),
-            told(gpus, "devices", f"the driver shows {len(gpus.answering)} x {gpus.answering[0].name}"),
+            *(() if isinstance(driver, Unknown) else (cuda_start(driver),)),
+            shown,
         ),
         fixes=(
             Fix("See the whole message", (in_patient(patient, "-c", "import torch; torch.cuda.init()"),)),
             Fix("Look for settings that lead CUDA astray", ("env | grep -E 'CUDA|NVIDIA|LD_'",)),
         ),
     )
+
+
+def _drivers_own_matter(driver: Maybe[Driver], machine: Maybe[Machine], container: Maybe[Container]) -> bool:
+    """Whether what is known of the driver suffices for its own checks to say why no GPU is there."""
+    if isinstance(driver, Unknown) or isinstance(machine, Unknown) or isinstance(container, Unknown):
+        return False
+    no_library = driver.libcuda_path is None
+    not_loaded = not isinstance(driver.kernel_version, Unknown) and not driver_loaded(driver) and not machine.wsl
+    no_management = not isinstance(driver.nvml_status, Unknown) and driver.nvml_status != 0
+    return no_library or not_loaded or no_management or bool(driver.nvml_end) or bool(shut_nodes(driver))

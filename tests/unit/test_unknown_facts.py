@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from ddpdoctor.examination import Verdict, examine
+from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
-from ddpdoctor.knowledge.nvidia import is_compat
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.nvidia import is_compat, own_gpus
 from ddpdoctor.registry import Why, all_checks, diagnose, find_check
-from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, judge, lay_over, read_fixture, to_snapshot
+from tests.fixture_hosts import (
+    HOSTS,
+    fixture_snapshot,
+    healthy_facts,
+    healthy_names,
+    judge,
+    lay_over,
+    read_fixture,
+    to_snapshot,
+)
 
 FAMILIES = ("torch", "driver", "gpu", "container", "checkpoint")
 SICK = [path for one in all_checks() if one.family in FAMILIES for path in sorted((HOSTS / one.slug).glob("sick-*"))]
@@ -116,3 +129,39 @@ def test_what_decides_and_is_unknown_is_said(name: str) -> None:
     result = judge(HOSTS / f"{name}.json", slug)
     assert result.not_tested
     assert result.not_tested.why is Why.UNKNOWN
+
+
+BLIND_TORCH = {"cuda_available": False, "device_count": 0, "cuda_error": ""}
+SHOWN_ON_THE_BUS = [name for name in healthy_names() if name.startswith(("h100x8", "rtx4090x2", "a100"))]
+DRIVERS_SICK = [path for path in SICK if find_check(path.parent.name).family in ("driver", "container", "gpu")]
+ASKED = ("gpus", "driver", "environment", "machine", "container", "kernel_log", "patient", "packages", "processes")
+
+
+def blind(facts: dict[str, Any]) -> Iterator[tuple[str, Snapshot]]:
+    """That host with a torch that can use none of its GPUs, and each one and two of its other groups unknown; with GPUs that
+    the driver doesn't list, too."""
+    facts = lay_over(facts, {"torch": BLIND_TORCH})
+    unlisted = {**facts, "gpus": {**facts["gpus"], "devices": [], "vendor": None}}
+    for host in (facts, unlisted) if facts["gpus"]["type"] != "unknown" else (facts,):
+        for count in range(3):
+            for groups in combinations(ASKED, count):
+                yield ", ".join(groups), to_snapshot(host | dict.fromkeys(groups, UNKNOWN))
+
+
+@pytest.mark.parametrize("name", SHOWN_ON_THE_BUS)
+def test_no_host_is_ok_whose_gpus_its_cuda_build_of_torch_cannot_use(name: str) -> None:
+    tried = 0
+    for groups, snapshot in blind(msgspec.to_builtins(to_snapshot(healthy_facts(name)))):
+        assert examine(snapshot, None, all_checks()).verdict is not Verdict.OK, groups
+        tried += 1
+    assert tried > 50
+
+
+@pytest.mark.parametrize("path", DRIVERS_SICK, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_nor_is_it_whatever_else_ails_it(path: Path) -> None:
+    snapshot = fixture_snapshot(read_fixture(path))
+    torch, pci = snapshot.torch, snapshot.pci
+    if not isinstance(torch, Torch) or not torch.cuda or not isinstance(pci, Pci) or not own_gpus(pci):
+        pytest.skip("no GPU on the bus, or no CUDA build of torch")
+    for groups, changed in blind(msgspec.to_builtins(snapshot)):
+        assert examine(changed, None, all_checks()).verdict is not Verdict.OK, groups
