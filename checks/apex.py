@@ -11,11 +11,11 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.patient import Patient
-from ddpdoctor.facts.toolchain import Toolchain
+from ddpdoctor.facts.toolchain import Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import needs_certain_order, visible_gpus
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.knowledge.building import build_commands, home_of, matching_nvcc, serves
+from ddpdoctor.knowledge.building import build_commands, gcc_limit, home_of, matching_nvcc, serves, too_new
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
@@ -56,12 +56,32 @@ def for_this_python(apex: Apex, patient: Patient) -> list[SharedObject]:
     return found
 
 
-def prescription_for(patient: Patient) -> Fix:
-    """The command that works out how to build Apex for this patient."""
+UNASKED = Unknown("not asked")
+
+
+def prescription_for(patient: Patient, torch: Maybe[Torch], nvcc: Maybe[Nvcc | None] = UNASKED) -> Fix:
+    """The command that works out how to build Apex for this patient, announced as what it will say.
+
+    Args:
+        patient: whose Apex it is.
+        torch: what it is to go with.
+        nvcc: that of torch's CUDA version, where it was looked for.
+    """
     named = ["--python", patient.python] if patient.chosen_by == "--python" else []
+    command = (shlex.join(["ddpdoctor", "explain", "apex", *named]),)
+    if isinstance(torch, Torch) and torch.installed and torch.hip is not None:
+        return Fix("Build AMD's fork of Apex, which goes with this torch for ROCm: this prints the commands", command)
+    if isinstance(torch, Torch) and torch.cpu_only:
+        return Fix(
+            "See what torch itself has in place of Apex, which has nothing to offer a torch without CUDA", command
+        )
+    if nvcc is None:
+        return Fix(
+            "See what is to be done before NVIDIA's Apex can be built here, and what torch has in its place", command
+        )
     return Fix(
-        "Build NVIDIA's Apex for this host: this prints the commands",
-        (shlex.join(["ddpdoctor", "explain", "apex", *named]),),
+        "Build NVIDIA's Apex, where this host has what that takes: this prints the commands, or what is lacking",
+        command,
     )
 
 
@@ -84,7 +104,7 @@ def where(apex: Apex) -> Evidence:
         ),
     ),
 )
-def apex_wrong_package(extensions: Extensions, patient: Patient) -> Iterator[Finding]:
+def apex_wrong_package(extensions: Extensions, patient: Patient, torch: Maybe[Torch]) -> Iterator[Finding]:
     """The package "apex" is not NVIDIA's.
 
     ## What breaks
@@ -109,7 +129,7 @@ def apex_wrong_package(extensions: Extensions, patient: Patient) -> Iterator[Fin
             evidence=(where(found[0]),),
             fixes=(
                 removal(patient),
-                prescription_for(patient),
+                prescription_for(patient, torch),
             ),
         )
 
@@ -189,7 +209,7 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, patient: Patient) -> 
             + [f"These get slower: {listed(slower)}."] * bool(slower)
         ),
         evidence=(where(apex), Evidence(f"compiled modules: {listed(sorted(present)) or 'none'}", apex.location)),
-        fixes=(prescription_for(patient),),
+        fixes=(prescription_for(patient, torch),),
     )
 
 
@@ -239,7 +259,7 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, patient: Patient) -
             ),
             fixes=(
                 removal(patient),
-                prescription_for(patient),
+                prescription_for(patient, torch),
             ),
         )
         return
@@ -289,7 +309,7 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient
             evidence=(Evidence(evidence, one.path), torch_version(torch)),
             fixes=(
                 removal(patient),
-                prescription_for(patient),
+                prescription_for(patient, torch),
             ),
         )
         return
@@ -337,7 +357,7 @@ def apex_arch_missing(
     ]
     if without:
         bad = [gpu for gpu in usable if any(gpu is other for other, _, _ in without)]
-        fixes = [prescription_for(patient)]
+        fixes = [prescription_for(patient, torch)]
         if len(bad) < len(usable):
             needs_certain_order(gpus, environment)
             # Each once, though a GPU may stand there for several slices.
@@ -452,6 +472,9 @@ def apex_build_isolation(
     pip = known(patient.pip_version)
     requires(pip, "there is no pip: see pip-missing")
     nvcc = matching_nvcc(toolchain, torch.cuda) if torch.cuda else None
+    limit = gcc_limit(nvcc) if nvcc else None
+    compilers = (toolchain.compiler, toolchain.nvcc_compiler)
+    refused = limit is not None and any(too_new(compiler, limit) for compiler in compilers)
     yield Finding(
         summary=f"A plain `pip install` of the Apex source in {toolchain.apex_source} fails, or builds no extensions"[
             :160
@@ -462,6 +485,6 @@ def apex_build_isolation(
             patient.seen("pip_version"),
         ),
         fixes=(Fix("Build it with these commands", build_commands(toolchain, patient, home_of(nvcc))),)
-        if nvcc
-        else (prescription_for(patient),),
+        if nvcc and not refused
+        else (prescription_for(patient, torch, nvcc),),
     )

@@ -98,3 +98,27 @@ def test_what_no_peer_reached_tells_nothing() -> None:
     network = with_fleet(snapshot, fleet, 0).network
     assert isinstance(network, Network)
     assert network.met_at == ""
+
+
+def apex_fixes(path: Path, torch: dict[str, Any]) -> list[str]:
+    fixture = read_fixture(path)
+    facts = msgspec.to_builtins(fixture_snapshot(fixture))
+    snapshot = to_snapshot(lay_over(facts, {"torch": torch}))
+    found = examine(snapshot, fixture.plan.get("nproc"), [find_check(path.parent.name)]).findings
+    return [
+        fix.text
+        for _, _, finding in found
+        for fix in finding.fixes
+        if any("explain apex" in one for one in fix.commands)
+    ]
+
+
+@pytest.mark.parametrize("slug", ["apex-wrong-package", "apex-build-isolation"])
+def test_no_build_of_apex_is_promised_that_explain_apex_denies(slug: str) -> None:
+    path = next(iter(sorted((HOSTS / slug).glob("sick-*.json"))))
+    without_cuda = apex_fixes(path, {"version": "2.13.0+cpu", "cuda": None, "hip": None})
+    assert without_cuda
+    assert all("nothing to offer a torch without CUDA" in one for one in without_cuda)
+    for_rocm = apex_fixes(path, {"version": "2.13.0+rocm7.0", "cuda": None, "hip": "7.0"})
+    assert for_rocm
+    assert all("AMD's fork" in one for one in for_rocm)
