@@ -199,13 +199,19 @@ def _started_by(rank: Process, by_pid: Mapping[int, Process]) -> tuple[Process |
     while one and one.pid not in seen:
         if one.role is Role.LAUNCHER:
             return one, first
-        if one.role is Role.RANK and rank.place and rank.place.source == "LOCAL_RANK":
-            first = one
-        elif one.role is Role.RANK and _meeting_point(one) != _meeting_point(rank):
-            break
+        if one.role is Role.RANK:
+            if first is rank and _by_lightning(rank, "LOCAL_RANK") and _by_lightning(one, *BY_LIGHTNING):
+                first = one
+            elif _meeting_point(one) != _meeting_point(rank):
+                # A notebook or a test that has a process group of its own, say.
+                break
         seen.add(one.pid)
         one = by_pid.get(one.parent)
     return None, first
+
+
+def _by_lightning(rank: Process, *sources: str) -> bool:
+    return rank.place is not None and rank.place.source in sources
 
 
 def _siblings(processes: Processes) -> Mapping[int, Process]:

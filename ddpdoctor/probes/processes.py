@@ -62,7 +62,7 @@ class _Look:
         self._holders.look_into_the_rest(family)
         ended = _uncollected(family, found)
         facts = self._described(family, found, ended)
-        if any(not process.ours for process in facts.values()):
+        if any(not process.ours or process.role is Role.RANK for process in facts.values()):
             time.sleep(max(0.0, first + BETWEEN - time.monotonic()))
         seconds = time.monotonic() - first
         after = {pid: self._spent(pid) for pid in before if pid in facts}

@@ -208,6 +208,14 @@ def test_two_runs_of_lightning_from_one_shell() -> None:
     }
 
 
+def test_runs_of_lightning_below_a_python_with_a_group_of_its_own() -> None:
+    """A notebook or a sweep agent that starts them is none of their ranks, nor is their rank 1 another's."""
+    agent = msgspec.structs.replace(rank(5, 0, 1, **NOBODY_SAYS_WHERE), place=None)
+    firsts = [rank(pid, 0, parent=5, source="its children's LOCAL_RANK", **NOBODY_SAYS_WHERE) for pid in (10, 11)]
+    seconds = [rank(20 + at, 1, parent=10 + at, source="LOCAL_RANK", MASTER_PORT=29500 + at) for at in range(2)]
+    assert named(agent, *firsts, *seconds) == {"5": [5], "10": [10, 20], "11": [11, 21]}
+
+
 def with_sockets(*circles: tuple[int, ...], of: list[Process]) -> list[Process]:
     """Those of a circle are connected with its first."""
     heads = {pid: circle[0] for circle in circles for pid in circle}
