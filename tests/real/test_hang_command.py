@@ -52,10 +52,13 @@ def assert_blamed(told: Mapping[str, Any], slug: str, rank: int) -> None:
 
 def test_a_healthy_job_moves_and_ends_its_training_unharmed(tmp_path: Path) -> None:
     """Looked at, and looked at by somebody who is stopped meanwhile."""
-    with torchrun(tmp_path, settings={"RUNNING_JOB_STEPS": "400"}) as job:
+    with torchrun(tmp_path, settings={"RUNNING_JOB_STEPS": "600"}) as job:
         job.wait_until_training(0, 1)
         before = job.step(0)
         told = looked(job)
+        assert told["verdict"] != "fail"
+        if told["verdict"] == "warn":  # On a busy machine it may not have got on meanwhile; not twice.
+            told = looked(job)
         assert (told["verdict"], slugs(told)) == ("ok", [])
         assert told["hang"]["backend"] == "gloo"
         assert all(one["watched"]["elsewhere"] > 2 for one in told["hang"]["ranks"])
@@ -64,7 +67,7 @@ def test_a_healthy_job_moves_and_ends_its_training_unharmed(tmp_path: Path) -> N
         job.wait_for("rank-0.done")
         job.wait_for("rank-1.done")
         assert job.process.wait(30) == 0
-        assert [job.step(rank) for rank in (0, 1)] == [399, 399]
+        assert [job.step(rank) for rank in (0, 1)] == [599, 599]
 
 
 def stop_while_it_looks(job: RunningJob) -> None:
