@@ -155,11 +155,11 @@ def _read(paths: Sequence[str]) -> Log:
 
 
 def _judged(log: Log, host: Snapshot | None, *, here: bool, python: str | None) -> LogJudgement:
-    from ddpdoctor.knowledge.log_settings import settings_to_add
+    from ddpdoctor.knowledge.log_settings import settings_of
     from ddpdoctor.logs.judging import groups_that_decide, judge_log
 
     if here and (groups := groups_that_decide(log)):
-        context = begin(python, quick=not {"torch", "libraries"} & groups, settings=settings_to_add(log, os.environ))
+        context = begin(python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ))
         host = look(context, groups | {"machine", "container"})
     return judge_log(log, host)
 

@@ -57,7 +57,8 @@ def begin(
 ) -> Context:
     """Chooses the patient and has it import torch at once: that takes longest, and all else happens meanwhile.
 
-    patience: seconds for that import, if not the usual ones. settings: to be looked at as if they were in the environment.
+    patience: seconds for that import, if not the usual ones. settings: to be looked at as if they were in the environment; with "" as if
+    they were not.
     """
     if python is not None and not python.strip():
         raise typer.BadParameter("--python is empty; is the variable in it set?")
@@ -65,7 +66,8 @@ def begin(
         raise typer.BadParameter("--checkpoint is empty; is the variable in it set?")
     path, chosen_by = choose_python(python, os.environ)
     _say_as_whom_in_time(path, chosen_by)
-    context = Context(path, chosen_by, quick=quick, environ={**os.environ, **settings}, checkpoints=tuple(checkpoints))
+    environ = {name: value for name, value in {**os.environ, **settings}.items() if value or name not in settings}
+    context = Context(path, chosen_by, quick=quick, environ=environ, checkpoints=tuple(checkpoints))
     if not quick:
         threading.Thread(target=ask, args=(context, "torch", patience), daemon=True).start()
     return context

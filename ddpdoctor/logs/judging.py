@@ -19,7 +19,9 @@ from ddpdoctor.knowledge.log_attempts import attempts_of
 from ddpdoctor.knowledge.log_deciding import deciding, nobody_listens
 from ddpdoctor.knowledge.log_failures import USER_ERROR
 from ddpdoctor.knowledge.log_illnesses import by_log_alone, check_of
+from ddpdoctor.knowledge.log_objects import other_than_named
 from ddpdoctor.knowledge.log_particulars import particulars
+from ddpdoctor.knowledge.log_settings import as_the_log_names, looked_at
 from ddpdoctor.knowledge.log_sightings import lines, named, own_line
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, Suspect, verdict_of
 from ddpdoctor.knowledge.smoke_words import short
@@ -142,12 +144,14 @@ def groups_that_decide(log: Log) -> set[str]:
 
 def confirm(verdict: LogVerdict, snapshot: Snapshot, *, watched: bool = False) -> tuple[Held, ...]:
     """What the facts of a host say of each suspect."""
-    known = [(one, check) for one in verdict.suspects if (check := check_of(one.slug))]
-    results = diagnose(snapshot, plan_for(snapshot, None), [check for _, check in known])
-    return tuple(
-        _held(one, result, _of_log(one, result, snapshot, watched), snapshot, _hosts(one, verdict, snapshot))
-        for (one, _), result in zip(known, results, strict=True)
-    )
+    helds = []
+    for one in verdict.suspects:
+        if check := check_of(one.slug):
+            facts = as_the_log_names(snapshot, one.sightings)
+            (result,) = diagnose(facts, plan_for(facts, None), [check])
+            of_log = _of_log(one, result, facts, watched)
+            helds.append(_held(one, result, of_log, facts, _hosts(one, verdict, snapshot)))
+    return tuple(helds)
 
 
 def _of_log(suspect: Suspect, result: Result, snapshot: Snapshot, watched: bool) -> Finding | None:
@@ -174,6 +178,9 @@ def _held(suspect: Suspect, result: Result, of_log: Finding | None, snapshot: Sn
     if found and other:
         words = f"{here} has it too: {found.summary}; but the log speaks of {other}"
         return Held(slug=slug, standing=Standing.NOT_TESTED, words=words, found=found)
+    if found and (object_named := other_than_named(found, suspect.sightings)):
+        words = f"{here} has this: {found.summary}; but the log speaks of {object_named}"
+        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words, found=found)
     if of_log:
         words = f"the log says {slug}, and so does {here}: {of_log.summary}"
         return Held(slug=slug, standing=Standing.CONFIRMED, words=words, found=of_log)
@@ -183,15 +190,18 @@ def _held(suspect: Suspect, result: Result, of_log: Finding | None, snapshot: Sn
     if other:
         words = f"the log speaks of {other}, and this is {here}: run it there"
         return Held(slug=slug, standing=Standing.NOT_TESTED, words=words)
+    looked = looked_at(snapshot, suspect.sightings)
     if result.not_tested:
-        return Held(slug=slug, standing=Standing.NOT_TESTED, words=result.not_tested.reason)
+        words = f"{result.not_tested.reason}; looked at {here}: {looked}" if looked else result.not_tested.reason
+        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words)
     if len(hosts) > 1:
         words = f"{here} shows no sign of it; the log speaks of {listed(hosts)}, and doesn't tell which of them it is"
         return Held(slug=slug, standing=Standing.NOT_TESTED, words=words)
     if result.check.groups <= INSTALLED and _ran_in(snapshot):
         words = f"nothing that is installed on {here} shows a sign of it"
         return Held(slug=slug, standing=Standing.CONTRADICTED, words=words)
-    words = f"{here} shows no sign of it now; it may have been otherwise while the run went on, or lie elsewhere"
+    seen = f": {looked}" if looked else ""
+    words = f"{here} shows no sign of it now{seen}; it may have been otherwise while the run went on, or lie elsewhere"
     return Held(slug=slug, standing=Standing.NOT_CONFIRMED, words=words)
 
 
