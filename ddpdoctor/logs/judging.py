@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.log import Log
+from ddpdoctor.facts.log import Log, Stack
 from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix, Severity
@@ -22,7 +22,7 @@ from ddpdoctor.knowledge.log_illnesses import by_log_alone, check_of
 from ddpdoctor.knowledge.log_objects import other_than_named
 from ddpdoctor.knowledge.log_particulars import particulars
 from ddpdoctor.knowledge.log_settings import as_the_log_names, looked_at
-from ddpdoctor.knowledge.log_sightings import lines, named, own_line
+from ddpdoctor.knowledge.log_sightings import lines, named, own_line, stack_lines
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, Suspect, verdict_of
 from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.logs.kills import of_this_log
@@ -43,6 +43,10 @@ VERDICTS: Final = {
 
 INSTALLED: Final = frozenset({"packages", "torch", "extensions", "patient"})
 """Facts that stay as they are: memory, disks, ports, processes, links, settings and even devices come and go, or are others elsewhere."""
+
+
+NEAR_STACK: Final = 60
+"""Lines between an error and the stack that its process then writes: C++ stacks, and what Python lists of modules."""
 
 
 class Standing(Enum):
@@ -124,6 +128,9 @@ def _told_apart(verdict: LogVerdict) -> list[Suspect]:
 def _with_own_line(opinion: Opinion, verdict: LogVerdict, log: Log) -> Opinion:
     """With the line of the script by which the failure that leads came to it."""
     raised, finding = verdict.raised, opinion.finding
+    if raised is None and (stack := _stack_near(opinion.suspect, log)):
+        evidence = (*stack_lines(log, stack), *finding.evidence)
+        return msgspec.structs.replace(opinion, finding=msgspec.structs.replace(finding, evidence=evidence))
     if raised is None or raised.own is None or opinion.check.slug == USER_ERROR:
         return opinion
     began, last = raised.began.number, raised.line.number
@@ -134,6 +141,17 @@ def _with_own_line(opinion: Opinion, verdict: LogVerdict, log: Log) -> Opinion:
     return msgspec.structs.replace(
         opinion, finding=msgspec.structs.replace(finding, evidence=(*place, *finding.evidence))
     )
+
+
+def _stack_near(suspect: Suspect, log: Log) -> Stack | None:
+    """The stack that the process wrote with those words, as it was aborted or crashed."""
+    for one in suspect.sightings:
+        for stack in log.stacks:
+            apart = stack.line.number - one.line.number
+            same = (stack.line.file, stack.line.rank) == (one.line.file, one.line.rank)
+            if same and -NEAR_STACK <= apart <= NEAR_STACK:
+                return stack
+    return None
 
 
 def groups_that_decide(log: Log) -> set[str]:
