@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ddpdoctor.cli.complaining import complain
 from ddpdoctor.cli.looking import PythonOption, begin, look
 from ddpdoctor.cli.progress import StatusLine
 from ddpdoctor.cli.stopping import Stopped
@@ -103,7 +104,7 @@ def _refuse(problems: Sequence[str], *, as_json: bool) -> NoReturn:
 
         print(to_json(refusal([one_line(one) for one in problems])))
     for one in problems:
-        print(one_line(one), file=sys.stderr)
+        complain(one_line(one))
     raise typer.Exit(2)
 
 
