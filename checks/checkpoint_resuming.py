@@ -89,7 +89,7 @@ def ckpt_module_prefix(checkpoints: Checkpoints) -> Iterator[Finding]:
     """
     by_prefix: dict[str, list[tuple[CheckpointFile, KeyPrefix]]] = {}
     for one in readable(checkpoints):
-        for prefix in one.prefixes:
+        for prefix in (each for each in one.prefixes if not each.may_be_models):
             by_prefix.setdefault(prefix.prefix, []).append((one, prefix))
     for name, found in by_prefix.items():
         yield prefixed(name, found)

@@ -24,6 +24,8 @@ FLOORS: dict[str, tuple[int, int]] = {
 }
 """Free bytes below which it fails, and warns. A checkpoint of a billion parameters with Adam takes 12 GB; a small one 5."""
 INODES_WANTED = 1000
+FRAMES_OF_A_CALL = 30
+"""Lines of a traceback, from a call's own to the error that it led to."""
 
 
 def _floors(disk: Disk) -> tuple[int, int]:
@@ -60,14 +62,6 @@ def _floors(disk: Disk) -> tuple[int, int]:
             source="torch 2.13.0: caffe2/serialize/inline_container.cc",
         ),
         LogSign(
-            "cannot be opened.",
-            why="torch.save could not make its file: the disk is full, or not writable, or there is no such folder",
-            role=Role.HINTS,
-            pattern=r"^RuntimeError: File .+ cannot be opened\.",
-            near="PyTorchFileWriter",
-            source="torch 1.13.1: caffe2/serialize/inline_container.cc; as reported in public",
-        ),
-        LogSign(
             "Disk quota exceeded",
             why="the quota of the user or the project is used up",
             source="made to happen with torch 2.13.0 and Python 3.11",
@@ -94,12 +88,6 @@ def _floors(disk: Disk) -> tuple[int, int]:
             source="kubernetes: pkg/kubelet/eviction/eviction_manager.go",
         ),
         LogSign(
-            "Read-only file system",
-            why="nothing can be written there",
-            pattern=r"(?:\[Errno 30\]|strerror:|failed with) Read-only file system",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
             "Input/output error",
             why="the disk or its server failed",
             pattern=r"(?:write\(\): fd \d+ failed with|strerror:) Input/output error",
@@ -114,7 +102,7 @@ def _floors(disk: Disk) -> tuple[int, int]:
     ),
 )
 def disk_full(disks: Disks) -> Iterator[Finding]:
-    """A file system that training writes to is full, or cannot be written to.
+    """A file system that training writes to is full.
 
     ## What breaks
     The checkpoint at the end of the first epoch is cut short, torch.compile cannot write its cache, or torchrun cannot
@@ -124,7 +112,6 @@ def disk_full(disks: Disks) -> Iterator[Finding]:
     The working folder, $TMPDIR, the home folder and the caches of torch, Triton and Hugging Face often lie on small or
     shared file systems. Besides bytes they can run out of inodes, one of which every file takes. A quota for your user or
     project doesn't show in these figures: ask `quota -s`, `lfs quota -h`, or your cluster's own command.
-    "cannot be opened" from torch.save may also mean that the file's folder isn't there.
 
     ## Fix
     Make room, keep fewer checkpoints, or move: `TMPDIR`, `HF_HOME`, `TORCH_HOME`, `TRITON_CACHE_DIR`.
@@ -134,7 +121,7 @@ def disk_full(disks: Disks) -> Iterator[Finding]:
     for disk in disks.folders:
         by_mount.setdefault((disk.mount or disk.path, disk.total), []).append(disk)
     for group in by_mount.values():
-        # Images (squashfs, snap) are full by nature; whether they can be written to is judged below.
+        # Images (squashfs, snap) are full by nature; folder-not-writable judges whether they can be written to.
         group = [one for one in group if one.total and not one.read_only_mount]
         short = [one for one in group if one.free < _floors(one)[1]]
         if short:
@@ -142,9 +129,6 @@ def disk_full(disks: Disks) -> Iterator[Finding]:
         scarce = [one for one in group if _counts_inodes(one) and one.inodes_free < INODES_WANTED]
         if scarce:
             yield _short_of("inodes", scarce, f"{scarce[0].inodes_free} of {scarce[0].inodes_total} inodes free", disks)
-    for disk in disks.folders:
-        if not disk.writable and disk.purpose in ("working folder", "temporary files", "Triton cache"):
-            yield _not_writable(disk, disks)
 
 
 def _counts_inodes(disk: Disk) -> bool:
@@ -234,6 +218,62 @@ def _not_writable(disk: Disk, others: Disks) -> Finding:
 
 def _seen(disk: Disk, figures: str) -> Evidence:
     return Evidence(f"{disk.purpose} {disk.path} ({disk.file_system or 'file system'}): {figures}", "statvfs")
+
+
+@check(
+    "folder-not-writable",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Read-only file system",
+            why="nothing can be written there",
+            pattern=r"(?:\[Errno 30\]|strerror:|failed with) Read-only file system",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "open file failed with strerror: Permission denied",
+            why="torch.save may not make its file there",
+            source="made to happen with torch 2.13.0: caffe2/serialize/inline_container.cc",
+        ),
+        *(
+            LogSign(
+                "[Errno 13] Permission denied: ",
+                why=f"the call before it, {call}...), writes",
+                pattern=r"Permission denied: b?['\"](?!/dev/|/proc/|/sys/)",
+                near=call,
+                within=FRAMES_OF_A_CALL,
+                source="Python 3.11: Objects/exceptions.c; torch 2.13.0: torch/serialization.py",
+            )
+            for call in ("torch.save(", "save_pretrained(", "save_checkpoint(", "save_state(", "makedirs(", "mkdir(")
+        ),
+        LogSign(
+            "cannot be opened.",
+            why="torch.save could not make its file: the folder isn't writable, or there is none, or the disk is full",
+            role=Role.HINTS,
+            pattern=r"^RuntimeError: File .+ cannot be opened\.",
+            near="PyTorchFileWriter",
+            source="torch 1.13.1: caffe2/serialize/inline_container.cc; as reported in public",
+        ),
+    ),
+)
+def folder_not_writable(disks: Disks) -> Iterator[Finding]:
+    """A folder that training writes to may not be written to.
+
+    ## What breaks
+    "Permission denied" or "Read-only file system", as torchrun makes its folder for logs, at the first checkpoint, or where
+    torch.compile writes its cache.
+
+    ## Why
+    The folder belongs to somebody else, or its file system is mounted read-only: a shared data set, a container's image, or a
+    disk that the kernel has set so after errors. "cannot be opened" from torch.save may also mean that there is no such folder.
+
+    ## Fix
+    Write somewhere else: start in a folder of your own, or set `TMPDIR`, `TRITON_CACHE_DIR`, or your program's output folder.
+    """
+    requires(disks.folders, "no file system could be asked")
+    for disk in disks.folders:
+        if not disk.writable and disk.purpose in ("working folder", "temporary files", "Triton cache"):
+            yield _not_writable(disk, disks)
 
 
 @check(

@@ -100,7 +100,7 @@ def _remedies(path: Path, error: CheckpointError) -> tuple[Remedy, ...]:
 def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Part]) -> CheckpointFile:
     """The facts of a checkpoint that was read."""
     from ddpdoctor.checkpoints.folders import rank_files
-    from ddpdoctor.checkpoints.loaders import LIGHTNING, loader_of
+    from ddpdoctor.checkpoints.loaders import loader_of
     from ddpdoctor.knowledge.pickle_globals import weights_only_blockers
 
     loader = loader_of(path, _top_keys(parts))
@@ -117,7 +117,7 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Par
         pins=_pins(parts),
         globals=tuple(one for one in _foreign(names) if recognised.kind != "torchscript" or _imported(one)),
         weights_only_blockers=() if recognised.kind == "torchscript" else tuple(blockers),
-        prefixes=tuple(_prefixes(others, held=loader == LIGHTNING)),
+        prefixes=tuple(_prefixes(others, loader, published=(path.parent / "config.json").is_file())),
         whole_module=_whole_module(others) if recognised.kind != "torchscript" else "",
         rng_states=tuple(_rng_states(parts, found)),
         device_texts=tuple(dict.fromkeys(_device_texts(others))),
@@ -177,19 +177,30 @@ def _imported(one: GlobalName) -> bool:
     return one.dangerous and not one.name.startswith("__torch__.")
 
 
-def _prefixes(found: list[Found], *, held: bool) -> Iterator[KeyPrefix]:
-    """held: the model itself may be held by another, whose name for it then stands before all keys, too, as with Lightning."""
+def _prefixes(found: list[Found], loader: str, *, published: bool) -> Iterator[KeyPrefix]:
+    """What stands before all keys: the wrappers' names, and behind those the one under which something holds the model.
+
+    published: as models of Hugging Face are, whose own keys may all begin with "model.".
+    """
+    from ddpdoctor.checkpoints.loaders import LIGHTNING
+    from ddpdoctor.knowledge.wrappers import HOLDERS
+
     for one in found:
         if not is_state_dict(one.node):
             continue
         prefix = ""
         while longer := [prefix + wrapper for wrapper in WRAPPERS if has_prefix(one.node, prefix + wrapper)]:
             prefix = longer[0]
-        if held and len(pairs(one.node)) > 1:
-            name = pairs(one.node)[0].key.value[len(prefix) :].partition(".")[0]
-            prefix += f"{name}." if has_prefix(one.node, f"{prefix}{name}.") else ""
+        may_be_models = False
+        name = pairs(one.node)[0].key.value[len(prefix) :].partition(".")[0]
+        if len(pairs(one.node)) > 1 and has_prefix(one.node, f"{prefix}{name}."):
+            # Behind a wrapper's own it is left to the model, unless it is a usual name for one.
+            sure = loader == LIGHTNING or (not loader and not published and name in HOLDERS)
+            may_be_models = not sure and not prefix
+            prefix += f"{name}." if sure or may_be_models else ""
         if prefix:
-            yield KeyPrefix(where=one.where, prefix=prefix, keys=len(pairs(one.node)))
+            keys = len(pairs(one.node))
+            yield KeyPrefix(where=one.where, prefix=prefix, keys=keys, may_be_models=may_be_models)
 
 
 def _whole_module(found: list[Found]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ddpdoctor.cli.complaining import complain
 from ddpdoctor.cli.looking import PythonOption, begin, look
 from ddpdoctor.cli.progress import StatusLine
 from ddpdoctor.cli.stopping import Stopped
@@ -103,7 +104,7 @@ def _refuse(problems: Sequence[str], *, as_json: bool) -> NoReturn:
 
         print(to_json(refusal([one_line(one) for one in problems])))
     for one in problems:
-        print(one_line(one), file=sys.stderr)
+        complain(one_line(one))
     raise typer.Exit(2)
 
 
@@ -155,11 +156,11 @@ def _read(paths: Sequence[str]) -> Log:
 
 
 def _judged(log: Log, host: Snapshot | None, *, here: bool, python: str | None) -> LogJudgement:
-    from ddpdoctor.knowledge.log_settings import settings_to_add
+    from ddpdoctor.knowledge.log_settings import settings_of
     from ddpdoctor.logs.judging import groups_that_decide, judge_log
 
     if here and (groups := groups_that_decide(log)):
-        context = begin(python, quick=not {"torch", "libraries"} & groups, settings=settings_to_add(log, os.environ))
+        context = begin(python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ))
         host = look(context, groups | {"machine", "container"})
     return judge_log(log, host)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.cli.complaining import complain
 from ddpdoctor.cli.looking import begin, look
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _prescribe(console: Console, topic: Check, python: str | None, path: Path | 
         try:
             snapshot = read_snapshot(path)
         except SnapshotError as error:
-            print(error, file=sys.stderr)
+            complain(str(error))
             raise typer.Exit(2) from error
     plan = plan_for(snapshot)
     console.print(Text(f"For {one_line(snapshot.host)}", "bold"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ddpdoctor.cli.complaining import complain
 from ddpdoctor.cli.looking import look
 
 if TYPE_CHECKING:
@@ -122,5 +123,5 @@ def refuse(why: str, host: str, *, as_json: bool) -> NoReturn:
         from ddpdoctor.report.jobs_json import refusal
 
         print(to_json(refusal(host, one_line(why))))
-    print(one_line(why), file=sys.stderr)
+    complain(one_line(why))
     raise typer.Exit(2)

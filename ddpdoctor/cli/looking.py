@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.cli.complaining import complain
 from ddpdoctor.cli.progress import StatusLine
 from ddpdoctor.ownership import ROOT
 from ddpdoctor.probes.context import Context
@@ -57,7 +58,8 @@ def begin(
 ) -> Context:
     """Chooses the patient and has it import torch at once: that takes longest, and all else happens meanwhile.
 
-    patience: seconds for that import, if not the usual ones. settings: to be looked at as if they were in the environment.
+    patience: seconds for that import, if not the usual ones. settings: to be looked at as if they were in the environment; with "" as if
+    they were not.
     """
     if python is not None and not python.strip():
         raise typer.BadParameter("--python is empty; is the variable in it set?")
@@ -65,7 +67,8 @@ def begin(
         raise typer.BadParameter("--checkpoint is empty; is the variable in it set?")
     path, chosen_by = choose_python(python, os.environ)
     _say_as_whom_in_time(path, chosen_by)
-    context = Context(path, chosen_by, quick=quick, environ={**os.environ, **settings}, checkpoints=tuple(checkpoints))
+    environ = {name: value for name, value in {**os.environ, **settings}.items() if value or name not in settings}
+    context = Context(path, chosen_by, quick=quick, environ=environ, checkpoints=tuple(checkpoints))
     if not quick:
         threading.Thread(target=ask, args=(context, "torch", patience), daemon=True).start()
     return context
@@ -77,16 +80,14 @@ def _say_as_whom_in_time(path: str, chosen_by: str) -> None:
     saying.start()
     saying.join(WHOSE_SECONDS)
     if saying.is_alive():
-        typer.echo(
-            f"ddpdoctor: whose {path} is could not be found out: no answer within {WHOSE_SECONDS:.0f} s.", err=True
-        )
+        complain(f"ddpdoctor: whose {path} is could not be found out: no answer within {WHOSE_SECONDS:.0f} s.")
 
 
 def say_as_whom(path: str, chosen_by: str) -> None:
     """Tell where the environment, or the working folder, has led to what others could have put there, and what is done about it."""
     otherwise = f" ({OPTION} before the command runs everything as root.)" if os.geteuid() == ROOT else ""
     for remark in remarks(path, chosen_by, os.environ):
-        typer.echo(f"ddpdoctor: {remark}.{otherwise}", err=True)
+        complain(f"ddpdoctor: {remark}.{otherwise}")
 
 
 def refuse_others_python(path: str, chosen_by: str) -> None:
@@ -109,7 +110,7 @@ def refuse_others_python(path: str, chosen_by: str) -> None:
     except NotRunError as error:
         words = str(error)
     if words:
-        typer.echo(f"Root does not train with {path} ({chosen_by} led there): {words}", err=True)
+        complain(f"Root does not train with {path} ({chosen_by} led there): {words}")
         raise typer.Exit(2)
     say_as_whom(path, chosen_by)
 

@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from ddpdoctor.cli.complaining import complain
 from ddpdoctor.cli.stopping import Stopped, ignore_signals, stop_on_signals
 from ddpdoctor.text import guard
 
@@ -55,7 +56,12 @@ def _run() -> int:
         return _say(f"ddpdoctor could not go on: {error.strerror or error}", 2)
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):
-            error.show(sys.stderr)
+            # Here and not above: only who errs waits for it.
+            from io import StringIO
+
+            said = StringIO()
+            error.show(said)
+            _say(said.getvalue().removesuffix("\n"), 2)
             _hint_at_dashes()
             return int(error.exit_code)
         if str(error) == "can't start new thread":
@@ -100,7 +106,7 @@ def _close_for_good(stream: TextIO) -> None:
 
 def _say(text: str, code: int) -> int:
     with suppress(OSError):
-        print(text, file=sys.stderr)
+        complain(text)
     return code
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ddpdoctor.cli.complaining import complain
 from ddpdoctor.cli.looking import CheckpointOption, PythonOption, begin, look
 
 
@@ -43,7 +44,7 @@ def snapshot(
     try:
         write_snapshot(taken, Path(output))
     except SnapshotError as error:
-        print(one_line(str(error)), file=sys.stderr)
+        complain(one_line(str(error)))
         raise typer.Exit(2) from error
     command = f"ddpdoctor check --snapshot {quoted(output)}"
     print(one_line(f"{output}: the facts of {taken.host}. Judge them anywhere: {command}"), file=sys.stderr)

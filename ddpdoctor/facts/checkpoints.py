@@ -33,13 +33,15 @@ class GlobalName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyPrefix(msgspec.Struct, frozen=True, kw_only=True):
-    """A state dict of which every key begins with a wrapper's name."""
+    """A state dict of which every key begins with the same name: a wrapper's, or that under which something else holds the model."""
 
     where: str
     """Path of the dict: "model", or "" for the file's top level."""
     prefix: str
-    """module. or _orig_mod. ..."""
+    """module. or _orig_mod. ..., model., module.net. ..."""
     keys: int
+    may_be_models: bool = False
+    """It may as well be the model's own: only who knows its keys can tell."""
 
 
 class DeviceText(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,6 +98,20 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
     """The line right before it, where that says that the process may go on: "Exception in thread ...", a logger's ERROR."""
 
 
+class Stack(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a process stood, as Python's fault handler or py-spy wrote it: of its threads the one that tells most.
+
+    reason: "Fatal Python error: Aborted", "Timeout (0:00:20)!"; "" where nothing before it says why. frames: innermost last.
+    own: the innermost frame that is in nobody's library.
+    """
+
+    line: LogLine
+    """The first one's header."""
+    reason: str = ""
+    frames: tuple[LogFrame, ...] = ()
+    own: LogFrame | None = None
+
+
 class Exited(msgspec.Struct, frozen=True, kw_only=True):
     """A process whose end a launcher reports. exit_code: negative for a signal. said_by: "torchrun", "srun", "mpirun", "accelerate" ...
 
@@ -151,6 +165,7 @@ class Log(Facts, frozen=True, kw_only=True):
     sightings: Annotated[tuple[Sighting, ...], Source("signs of illnesses in the log")] = ()
     """Each sign once for each rank, in the order in which they were read."""
     raised: Annotated[tuple[Raised, ...], Source("tracebacks in the log")] = ()
+    stacks: Annotated[tuple[Stack, ...], Source("stacks that Python's fault handler or py-spy wrote into the log")] = ()
     exited: Annotated[tuple[Exited, ...], Source("what launchers say of processes that ended")] = ()
     errors: Annotated[tuple[LogLine, ...], Source("lines of the log that speak of an error")] = ()
     """The first ones that no sign and no traceback accounts for; mentions and harmless noise aren't among them."""

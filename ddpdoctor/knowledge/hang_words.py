@@ -10,6 +10,7 @@ from typing import Final
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.findings import Evidence
 from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.framework_phases import phase_of
 from ddpdoctor.knowledge.hang_company import Stand, Standing, bytes_moved, cores_used, worker_idle
 from ddpdoctor.knowledge.hang_movement import movements
 from ddpdoctor.knowledge.hang_patience import is_definite
@@ -66,6 +67,8 @@ def where(place: Place) -> str:
     }
     own = place.frame.function.rpartition(".")[2] if place.frame else ""
     what = names.get(place.where) or place.what or (own if own != "<module>" else "its script")
+    phase = phase_of((one.path, one.function) for one in place.path)
+    what = f"{what} in {phase}" if phase else what
     return f"{what} ({line})" if line else what
 
 

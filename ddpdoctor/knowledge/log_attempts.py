@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.log import Exited, LastWords, Log, LogLine, Raised, Sighting
+from ddpdoctor.facts.log import Exited, LastWords, Log, LogLine, Raised, Sighting, Stack
 from ddpdoctor.knowledge.log_exceptions import is_cut, is_of_launcher, is_of_peers, is_within_launcher, short_name
 from ddpdoctor.log_signs import Role
 
@@ -77,6 +77,7 @@ def attempts_of(log: Log) -> tuple[Log, ...]:
 def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], int | None]) -> tuple[Log, ...]:
     sightings: dict[int | None, list[Sighting]] = {}
     raised: dict[int | None, list[Raised]] = {}
+    stacks: dict[int | None, list[Stack]] = {}
     exited: dict[int | None, list[Exited]] = {}
     errors: dict[int | None, list[LogLine]] = {}
     last: dict[int | None, list[LastWords]] = {}
@@ -84,6 +85,8 @@ def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], i
         sightings.setdefault(-1 if seen.role is Role.NOISE else attempt(seen.line), []).append(seen)
     for one in log.raised:
         raised.setdefault(attempt(one.line), []).append(one)
+    for stack in log.stacks:
+        stacks.setdefault(attempt(stack.line), []).append(stack)
     for end in log.exited:
         exited.setdefault(attempt(end.line), []).append(end)
     for line in log.errors:
@@ -98,6 +101,7 @@ def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], i
                 sorted((*sightings.get(-1, ()), *sightings.get(number, ())), key=lambda seen: seen.line.order)
             ),
             raised=tuple(raised.get(number, ())),
+            stacks=tuple(stacks.get(number, ())),
             exited=tuple(exited.get(number, ())),
             errors=tuple(errors.get(number, ())),
             last=tuple(last.get(number, ())),

@@ -9,14 +9,18 @@ from itertools import takewhile
 from typing import Final
 
 from ddpdoctor.facts.base import Maybe, Unknown
-from ddpdoctor.facts.log import Log, LogFile, LogLine, Raised, Sighting
+from ddpdoctor.facts.log import Log, LogFile, LogFrame, LogLine, Raised, Sighting, Stack
 from ddpdoctor.findings import Evidence
+from ddpdoctor.knowledge.framework_phases import is_of_framework, phase_of
+from ddpdoctor.knowledge.log_exceptions import with_slashes
+from ddpdoctor.knowledge.own_code import is_of_library
 from ddpdoctor.registry import requires
 from ddpdoctor.wording import listed
 
 NO_LOG: Final = "no log was read"
 MOST_VALUES: Final = 4
 MOST_BESIDE: Final = 2
+MOST_CALLS: Final = 3
 LONG: Final = 300
 """Characters of a line, as many as are shown of it."""
 BEGINNING: Final = 80
@@ -74,13 +78,35 @@ def _around(seen: Sighting) -> str:
 
 
 def own_line(log: Log, raised: Raised) -> tuple[Evidence, ...]:
-    """The innermost line of the user's own code in a traceback, if one is in it: "train.py:7, in step: loss.backward()"."""
+    """The innermost line of the user's own code in a traceback, if one is in it: "train.py:7, in step: loss.backward()", and what the
+    framework was at that it called."""
     own = raised.own
     if own is None:
         return ()
-    code = f": {own.code}" if own.code else ""
-    within = f", in {own.function}" if own.function else ""
-    return (Evidence(f"{own.path}:{own.line}{within}{code}", where(log, raised.began)),)
+    phase = phase_within(raised.frames)
+    at = f"; within it {phase}" if phase else ""
+    return (Evidence(f"{_call(own)}{at}", where(log, raised.began)),)
+
+
+def stack_lines(log: Log, stack: Stack) -> tuple[Evidence, ...]:
+    """The script's calls on a stack, the innermost first, and what the framework was at; of a stack without one its innermost call."""
+    own = [one for one in reversed(stack.frames) if not is_of_library(one.path)] or list(stack.frames[-1:])
+    calls = " <- ".join(map(_call, own[:MOST_CALLS]))
+    phase = phase_within(stack.frames)
+    inner = stack.frames[-1] if stack.frames and stack.frames[-1] not in own else None
+    within = f" (within it {_call(inner)})" if inner and not is_of_framework(inner.path) else ""
+    return (Evidence(f"{calls}{within}{f'; in {phase}' if phase else ''}", where(log, stack.line)),)
+
+
+def phase_within(frames: Sequence[LogFrame]) -> str:
+    """What the framework is at whose calls are among them, the innermost last."""
+    return phase_of((with_slashes(one.path), one.function) for one in reversed(frames))
+
+
+def _call(frame: LogFrame) -> str:
+    code = f": {frame.code}" if frame.code else ""
+    within = f", in {frame.function}" if frame.function else ""
+    return f"{frame.path}:{frame.line}{within}{code}"
 
 
 def named(log: Log, seen: Iterable[Sighting]) -> tuple[Evidence, ...]:

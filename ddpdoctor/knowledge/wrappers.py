@@ -10,6 +10,8 @@ WRITERS = {
     "_forward_module.": "Lightning Fabric",
     "_fsdp_wrapped_module.": "FSDP",
 }
+HOLDERS = frozenset({"model", "net", "network", "module"})
+"""Names under which modules of all sorts hold a whole model."""
 
 
 def prefix_parts(prefix: str) -> list[str]:

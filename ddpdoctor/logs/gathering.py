@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.log import Exited, LastWords, Log, LogFile, LogLine, Noise, Raised, Sighting
+from ddpdoctor.facts.log import Exited, LastWords, Log, LogFile, LogLine, Noise, Raised, Sighting, Stack
 from ddpdoctor.knowledge.log_attempts import attempt_of_file, may_start_again
 from ddpdoctor.knowledge.log_launching import STARTS_AGAIN
 from ddpdoctor.knowledge.log_noise import HarmlessText
@@ -23,6 +23,7 @@ MOST_OF_A_SIGN = 4096
 MOST_WITH_NEIGHBOURS = 400
 """Sightings whose neighbours are kept."""
 MOST_RAISED = 2000
+MOST_STACKS_OF_A_RANK = 8
 MOST_OF_AN_EXCEPTION = 3
 """Tracebacks that are kept of one rank, exception and place."""
 MOST_EXITED = 5000
@@ -86,6 +87,7 @@ class Gathered:
     _of_a_sign: dict[int, int] = field(default_factory=dict)
     _raised: dict[tuple[object, ...], list[Raised]] = field(default_factory=dict)
     _kept_raised: int = 0
+    _stacks: dict[tuple[int, int | str], list[Stack]] = field(default_factory=dict)
     _errors: list[LogLine] = field(default_factory=list)
     _errors_of: dict[object, int] = field(default_factory=dict)
     _behind: list[list[LogLine]] = field(default_factory=list)
@@ -135,6 +137,16 @@ class Gathered:
     @property
     def wants_neighbours(self) -> bool:
         return len(self._sightings) <= MOST_WITH_NEIGHBOURS
+
+    def stack(self, stack: Stack) -> None:
+        """Where a process stood; the same again tells no more."""
+        known = self._stacks.setdefault(self._whose(stack.line), [])
+        if any(one.frames == stack.frames and stack.line.rank is not None for one in known):
+            return
+        if len(known) < MOST_STACKS_OF_A_RANK and len(self._stacks) <= MOST_RANKS:
+            known.append(stack)
+        else:
+            self.more += 1
 
     def raise_(self, raised: Raised) -> None:
         """An exception with its traceback."""
@@ -268,6 +280,7 @@ class Gathered:
             ahead=next(iter(self.ahead)) if len(self.ahead) == 1 else 0.0,
             sightings=tuple(sorted(sightings, key=lambda one: one.line.order)),
             raised=with_own_lines(raised),
+            stacks=tuple(msgspec.structs.replace(one, line=placing.line(one.line)) for one in self._all_stacks()),
             exited=exited,
             errors=placing.lines(sorted([*self._said_of_errors(), *behind], key=lambda one: one.order)),
             noise=tuple(
@@ -280,6 +293,9 @@ class Gathered:
             trains=_trains(self._latest),
             more=self.more,
         )
+
+    def _all_stacks(self) -> list[Stack]:
+        return sorted((one for known in self._stacks.values() for one in known), key=lambda one: one.line.order)
 
     def _said_of_errors(self) -> list[LogLine]:
         """That an attempt failed is worth a line where no word on a process's end says so."""

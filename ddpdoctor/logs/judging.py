@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.log import Log
+from ddpdoctor.facts.log import Log, Stack
 from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix, Severity
@@ -19,8 +19,10 @@ from ddpdoctor.knowledge.log_attempts import attempts_of
 from ddpdoctor.knowledge.log_deciding import deciding, nobody_listens
 from ddpdoctor.knowledge.log_failures import USER_ERROR
 from ddpdoctor.knowledge.log_illnesses import by_log_alone, check_of
+from ddpdoctor.knowledge.log_objects import other_than_named
 from ddpdoctor.knowledge.log_particulars import particulars
-from ddpdoctor.knowledge.log_sightings import lines, named, own_line
+from ddpdoctor.knowledge.log_settings import as_the_log_names, looked_at
+from ddpdoctor.knowledge.log_sightings import lines, named, own_line, stack_lines
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, Suspect, verdict_of
 from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.logs.kills import of_this_log
@@ -41,6 +43,10 @@ VERDICTS: Final = {
 
 INSTALLED: Final = frozenset({"packages", "torch", "extensions", "patient"})
 """Facts that stay as they are: memory, disks, ports, processes, links, settings and even devices come and go, or are others elsewhere."""
+
+
+NEAR_STACK: Final = 60
+"""Lines between an error and the stack that its process then writes: C++ stacks, and what Python lists of modules."""
 
 
 class Standing(Enum):
@@ -122,6 +128,9 @@ def _told_apart(verdict: LogVerdict) -> list[Suspect]:
 def _with_own_line(opinion: Opinion, verdict: LogVerdict, log: Log) -> Opinion:
     """With the line of the script by which the failure that leads came to it."""
     raised, finding = verdict.raised, opinion.finding
+    if raised is None and (stack := _stack_near(opinion.suspect, log)):
+        evidence = (*stack_lines(log, stack), *finding.evidence)
+        return msgspec.structs.replace(opinion, finding=msgspec.structs.replace(finding, evidence=evidence))
     if raised is None or raised.own is None or opinion.check.slug == USER_ERROR:
         return opinion
     began, last = raised.began.number, raised.line.number
@@ -134,6 +143,17 @@ def _with_own_line(opinion: Opinion, verdict: LogVerdict, log: Log) -> Opinion:
     )
 
 
+def _stack_near(suspect: Suspect, log: Log) -> Stack | None:
+    """The stack that the process wrote with those words, as it was aborted or crashed."""
+    for one in suspect.sightings:
+        for stack in log.stacks:
+            apart = stack.line.number - one.line.number
+            same = (stack.line.file, stack.line.rank) == (one.line.file, one.line.rank)
+            if same and -NEAR_STACK <= apart <= NEAR_STACK:
+                return stack
+    return None
+
+
 def groups_that_decide(log: Log) -> set[str]:
     """The facts of a host that the suspicions are to be held against; none where only the log can tell."""
     known = [check for one in verdict_of(log).suspects if (check := check_of(one.slug))]
@@ -142,12 +162,14 @@ def groups_that_decide(log: Log) -> set[str]:
 
 def confirm(verdict: LogVerdict, snapshot: Snapshot, *, watched: bool = False) -> tuple[Held, ...]:
     """What the facts of a host say of each suspect."""
-    known = [(one, check) for one in verdict.suspects if (check := check_of(one.slug))]
-    results = diagnose(snapshot, plan_for(snapshot, None), [check for _, check in known])
-    return tuple(
-        _held(one, result, _of_log(one, result, snapshot, watched), snapshot, _hosts(one, verdict, snapshot))
-        for (one, _), result in zip(known, results, strict=True)
-    )
+    helds = []
+    for one in verdict.suspects:
+        if check := check_of(one.slug):
+            facts = as_the_log_names(snapshot, one.sightings)
+            (result,) = diagnose(facts, plan_for(facts, None), [check])
+            of_log = _of_log(one, result, facts, watched)
+            helds.append(_held(one, result, of_log, facts, _hosts(one, verdict, snapshot)))
+    return tuple(helds)
 
 
 def _of_log(suspect: Suspect, result: Result, snapshot: Snapshot, watched: bool) -> Finding | None:
@@ -174,6 +196,9 @@ def _held(suspect: Suspect, result: Result, of_log: Finding | None, snapshot: Sn
     if found and other:
         words = f"{here} has it too: {found.summary}; but the log speaks of {other}"
         return Held(slug=slug, standing=Standing.NOT_TESTED, words=words, found=found)
+    if found and (object_named := other_than_named(found, suspect.sightings)):
+        words = f"{here} has this: {found.summary}; but the log speaks of {object_named}"
+        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words, found=found)
     if of_log:
         words = f"the log says {slug}, and so does {here}: {of_log.summary}"
         return Held(slug=slug, standing=Standing.CONFIRMED, words=words, found=of_log)
@@ -183,15 +208,18 @@ def _held(suspect: Suspect, result: Result, of_log: Finding | None, snapshot: Sn
     if other:
         words = f"the log speaks of {other}, and this is {here}: run it there"
         return Held(slug=slug, standing=Standing.NOT_TESTED, words=words)
+    looked = looked_at(snapshot, suspect.sightings)
     if result.not_tested:
-        return Held(slug=slug, standing=Standing.NOT_TESTED, words=result.not_tested.reason)
+        words = f"{result.not_tested.reason}; looked at {here}: {looked}" if looked else result.not_tested.reason
+        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words)
     if len(hosts) > 1:
         words = f"{here} shows no sign of it; the log speaks of {listed(hosts)}, and doesn't tell which of them it is"
         return Held(slug=slug, standing=Standing.NOT_TESTED, words=words)
     if result.check.groups <= INSTALLED and _ran_in(snapshot):
         words = f"nothing that is installed on {here} shows a sign of it"
         return Held(slug=slug, standing=Standing.CONTRADICTED, words=words)
-    words = f"{here} shows no sign of it now; it may have been otherwise while the run went on, or lie elsewhere"
+    seen = f": {looked}" if looked else ""
+    words = f"{here} shows no sign of it now{seen}; it may have been otherwise while the run went on, or lie elsewhere"
     return Held(slug=slug, standing=Standing.NOT_CONFIRMED, words=words)
 
 

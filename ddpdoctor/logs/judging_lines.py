@@ -23,6 +23,7 @@ from ddpdoctor.logs.labels import Labelled, Style, process_of, tags_output, unen
 from ddpdoctor.logs.mentions import mentioned
 from ddpdoctor.logs.prefixes import prefix_before
 from ddpdoctor.logs.routine import Counted
+from ddpdoctor.logs.stacks import StackAssembler, begins_stack, reason_in
 from ddpdoctor.logs.streams import LOOK_AHEAD, MOST_OPEN, MOST_PENDING, NEIGHBOURS_BEFORE, QUOTED_APART, Stream, Waiting
 from ddpdoctor.logs.surroundings import ends_its_process, is_all_of_it, is_of_others, is_only_shown, tells_of, unquoted
 from ddpdoctor.logs.tracebacks import FRAME, HEADER, Assembler, bare, is_frame
@@ -235,6 +236,9 @@ class LineJudge:
             taken |= self._traceback(spot, stream, line, text)
         if Wanted.FRAME in wanted and not stream.open and not stream.table and is_frame(line.text):
             taken |= self._traceback(spot, stream, line, text)
+        if Wanted.STACK in wanted and stream.stack is None and begins_stack(line.text):
+            before = [one.text for one in self._before(spot, line)[::-1]]
+            stream.stack = StackAssembler(self._timed(spot, stream, line), reason_in(before))
         if Wanted.EXIT in wanted and not is_of_others(spot.text, spot.start, line.text):
             if exit_tables.begins(line) and stream.table is None:
                 before = [one.text for one in self._before(spot, line)] if exit_tables.is_cut(line) else []

@@ -10,6 +10,7 @@ import msgspec
 from ddpdoctor.facts.log import LogLine, Raised
 from ddpdoctor.logs.exit_tables import ExitTable
 from ddpdoctor.logs.gathering import Gathered
+from ddpdoctor.logs.stacks import StackAssembler
 from ddpdoctor.logs.tracebacks import Assembler, begins_below, chains, goes_on_below
 from ddpdoctor.logs.vocabulary import Sign
 
@@ -46,6 +47,7 @@ class Stream:
     nobodys: bool = False
     open: list[Assembler] = field(default_factory=list)
     table: ExitTable | None = None
+    stack: StackAssembler | None = None
     quoting: int = -QUOTED_APART
     """The latest line of a traceback that is only quoted."""
     wanting: list[tuple[list[LogLine], int]] = field(default_factory=list)
@@ -69,7 +71,7 @@ class Stream:
     @property
     def waits(self) -> bool:
         """Whether it wants to see the next lines, whatever they say."""
-        return bool(self.open or self.wanting or self.raised or self.table)
+        return bool(self.open or self.wanting or self.raised or self.table or self.stack)
 
     @property
     def follows_an_exception(self) -> bool:
@@ -92,9 +94,18 @@ class Stream:
         if self.table:
             line, in_table = self._table(self.table, line, gathered)
         mine = self._after_exception(line, gathered)
+        if self.stack and not (in_stack := self.stack.add(line)):
+            self._end_stack(gathered)
+        elif self.stack:
+            mine |= in_stack
         if self.open:
             mine |= self._traceback(self.open[-1], line, gathered)
         return line, mine or in_table
+
+    def _end_stack(self, gathered: Gathered) -> None:
+        if self.stack and (stack := self.stack.stack()):
+            gathered.stack(stack)
+        self.stack = None
 
     def _table(self, table: ExitTable, line: LogLine, gathered: Gathered) -> tuple[LogLine, bool]:
         if done := table.add(self.with_time(line)):
@@ -152,6 +163,7 @@ class Stream:
 
     def end(self, gathered: Gathered) -> None:
         """The file is over."""
+        self._end_stack(gathered)
         if self.table and (last := self.table.rest()):
             gathered.exit(last)
         self.table = None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import Final
 
 from ddpdoctor.facts.log import LogFrame, LogLine, Raised
-from ddpdoctor.knowledge.log_exceptions import with_slashes
+from ddpdoctor.knowledge.own_code import is_of_library
 
 HEADER: Final = "Traceback (most recent call last)"
 FRAME: Final = 'File "'
@@ -24,11 +23,6 @@ _BOX: Final = ("╭", "│", "╰")
 _IN_A_BOX: Final = re.compile(r"│ (?P<path>\S[^│]*?\.py):(?P<line>\d{1,9}) in (?P<function>\S+) *│?$")
 _CODE_IN_A_BOX: Final = re.compile(r"│ +❱ +(?P<line>\d{1,9}) (?P<code>.*)")
 _CHAINS: Final = ("During handling of the above exception", "The above exception was the direct cause")
-_LIBRARIES: Final = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^<|/bin/[^/.]+$")
-_OF_WINDOWS: Final = re.compile(
-    r"(?:^|/)(?:lib/(?P<module>\w+)|scripts/[^/]+(?:\.exe(?:/.*)?|-script\.py)$)", re.IGNORECASE
-)
-"""Python's own modules lie in Lib itself there, where a script's may lie, too."""
 _OF_A_LOGGER: Final = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
 """Levels, which stand before a message as a name does."""
 _OF_AN_ERROR: Final = re.compile(r"(?:\w\.|^)\w*(?:Error|Exception|Interrupt|Exit)$")
@@ -43,21 +37,6 @@ MOST_FRAMES: Final = 40
 """Of a traceback that are kept; half of them the outermost."""
 _GIVE_UP: Final = 4000
 """Lines of its stream after which a traceback is left as it is: something else was written into it."""
-
-
-def own_frame(frames: list[LogFrame]) -> LogFrame | None:
-    """The innermost one that is in nobody's library."""
-    return next((one for one in reversed(frames) if not _is_of_library(one.path)), None)
-
-
-def _is_of_library(path: str) -> bool:
-    if "\\" not in path:
-        return bool(_LIBRARIES.search(path))
-    path = with_slashes(path)
-    if _LIBRARIES.search(path):
-        return True
-    found = _OF_WINDOWS.search(path)
-    return bool(found and (not found["module"] or found["module"] in sys.stdlib_module_names))
 
 
 def is_frame(text: str) -> bool:
@@ -133,7 +112,7 @@ class Assembler:
 
     def _keep(self, frame: LogFrame) -> None:
         self._frames.append(frame)
-        if not _is_of_library(frame.path):
+        if not is_of_library(frame.path):
             self._own = frame
         if len(self._frames) > MOST_FRAMES:
             del self._frames[MOST_FRAMES // 2]

@@ -20,6 +20,7 @@ class Wanted(Enum):
 
     TRACEBACK = "traceback"
     FRAME = "frame"
+    STACK = "stack"
     EXIT = "exit"
     FACT = "fact"
     ERROR = "error"
@@ -28,7 +29,14 @@ class Wanted(Enum):
     __hash__ = object.__hash__
 
 
-_PATIENCE: Final = {Wanted.TRACEBACK: 500, Wanted.FRAME: 500, Wanted.EXIT: 2000, Wanted.FACT: 20, Wanted.ERROR: 300}
+_PATIENCE: Final = {
+    Wanted.TRACEBACK: 500,
+    Wanted.FRAME: 500,
+    Wanted.STACK: 500,
+    Wanted.EXIT: 2000,
+    Wanted.FACT: 20,
+    Wanted.ERROR: 300,
+}
 
 
 class Sign(NamedTuple):

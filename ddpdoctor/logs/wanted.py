@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ddpdoctor.knowledge.log_noise import HARMLESS
-from ddpdoctor.logs import exit_tables, exits, facts_said
+from ddpdoctor.logs import exit_tables, exits, facts_said, stacks
 from ddpdoctor.logs.error_words import ERROR_WORDS
 from ddpdoctor.logs.tracebacks import FRAME, HEADER
 from ddpdoctor.logs.vocabulary import Vocabulary, Wanted
@@ -19,6 +19,7 @@ def vocabulary() -> Vocabulary:
     others = [
         (HEADER, Wanted.TRACEBACK),
         (FRAME, Wanted.FRAME),
+        *((text, Wanted.STACK) for text in stacks.LITERALS),
         *((text, Wanted.ERROR) for text in ERROR_WORDS),
         *((text, Wanted.EXIT) for text in (*exits.LITERALS, *exit_tables.BEGINNINGS)),
         *((text, Wanted.FACT) for text in facts_said.LITERALS),

@@ -261,7 +261,7 @@ def _to_know(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
         )
     for one in facts.prefixes:
         where = f" of {_short(one.where)}" if one.where else ""
-        by = f" ({writers(one.prefix)} put it there)"
+        by = "" if one.may_be_models else f" ({writers(one.prefix)} put it there)"
         which = f"All {one.keys:,} keys{where} begin" if one.keys > 1 else f"The only key{where} begins"
         text = f'{which} with "{one.prefix}"{by}. If your model lacks it, take it off:'
         yield Part("hint", text, (f"{COMMAND} {quoted(path)} --strip-prefix {quoted(one.prefix)}",))

@@ -35,16 +35,19 @@ from ddpdoctor.report.log_words import (
     place,
     quoted,
     rows,
+    stacks,
     title,
     unread,
 )
 from ddpdoctor.report.plain import one_line, plain
 from ddpdoctor.report.terminal import VERDICT_STYLES, Hanging, evidence_text, show_found
+from ddpdoctor.wording import plural
 
 MARGIN: Final = 6
 MOST_LINES: Final = 2
 """Of a hypothesis that isn't the first."""
 MOST_ATTEMPTS: Final = 6
+MOST_STACKS: Final = 8
 STANDING_STYLES: Final = {
     Standing.CONFIRMED: "bold red",
     Standing.CONTRADICTED: "bold green",
@@ -64,6 +67,7 @@ def show_log(
     _show_head(console, judgement)
     _show_first(console, judgement)
     _show_traceback(console, judgement, verbose=verbose)
+    _show_stacks(console, judgement)
     _show_others(console, judgement)
     _show_followed(console, judgement, verbose=verbose)
     _show_attempts(console, judgement)
@@ -159,6 +163,20 @@ def _show_traceback(console: Console, judgement: LogJudgement, *, verbose: bool)
         console.print(Hanging(Text(), Text(call), 2))
     console.print(Hanging(Text(), Text(first_words(verdict), "bold"), 2))
     _show_more(console, judgement)
+    console.print()
+
+
+def _show_stacks(console: Console, judgement: LogJudgement) -> None:
+    """Where its processes stood, as their fault handlers wrote it."""
+    found = stacks(judgement)
+    if not found:
+        return
+    console.print(Text("Where its processes stood when they wrote their stacks", "bold"))
+    for why, evidence in found[:MOST_STACKS]:
+        text = Evidence(f"{f'{why}: ' if why else ''}{quoted(evidence.text)}", evidence.source)
+        console.print(Hanging(Text(), evidence_text(text), 2))
+    if len(found) > MOST_STACKS:
+        console.print(Hanging(Text(), Text(f"and {plural(len(found) - MOST_STACKS, 'other stack')}", "dim"), 2))
     console.print()
 
 

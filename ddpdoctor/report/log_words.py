@@ -10,12 +10,14 @@ import msgspec
 
 from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.log import Exited, Log, LogFile, LogLine, Raised
+from ddpdoctor.facts.log import Exited, Log, LogFile, LogFrame, LogLine, Raised
+from ddpdoctor.findings import Evidence
+from ddpdoctor.knowledge.framework_phases import is_of_framework
 from ddpdoctor.knowledge.log_endings import endings
-from ddpdoctor.knowledge.log_exceptions import is_cut
+from ddpdoctor.knowledge.log_exceptions import is_cut, with_slashes
 from ddpdoctor.knowledge.log_launching import gives_up
 from ddpdoctor.knowledge.log_more import more_of
-from ddpdoctor.knowledge.log_sightings import common_folder, where
+from ddpdoctor.knowledge.log_sightings import common_folder, phase_within, stack_lines, where
 from ddpdoctor.knowledge.log_timeouts import MISSING
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome
 from ddpdoctor.knowledge.missing_modules import module_missing
@@ -317,15 +319,34 @@ def only_counted(log: Log) -> str:
 
 
 def last_calls(raised: Raised) -> list[str]:
-    """Its own innermost call, and the last ones, each as "train.py:41 in main: loss.backward()"."""
-    frames = list(raised.frames[-MOST_FRAMES:])
+    """Its own innermost call, what the framework was at, and the last calls, each as "train.py:41 in main: loss.backward()". Of a
+    framework's own loop none is shown but the innermost."""
+    telling = [one for one in raised.frames[:-1] if one is raised.own or not is_of_framework(with_slashes(one.path))]
+    frames = [*telling, *raised.frames[-1:]][-MOST_FRAMES:]
     if raised.own and raised.own not in frames:
         frames = [raised.own, *frames]
-    found = [
-        f"{one.path}:{one.line}{f' in {one.function}' if one.function else ''}: {one.code}".removesuffix(": ")
-        for one in frames
-    ]
+    found = [_shown(one) for one in frames]
+    phase = phase_within(raised.frames)
+    if phase:
+        found.insert(found.index(_shown(raised.own)) + 1 if raised.own else 0, f"... {phase}")
     return [quoted(one) for one in found]
+
+
+def stacks(judgement: LogJudgement) -> list[tuple[str, Evidence]]:
+    """Why a process's stack was written, and where it stood; those that the findings show are left out, and of the same places one is told."""
+    log = judgement.log
+    shown = {each for one in judgement.opinions for each in one.finding.evidence}
+    found: dict[str, tuple[str, Evidence]] = {}
+    for one in log.stacks:
+        (evidence,) = stack_lines(log, one)
+        if evidence not in shown and one.frames:
+            found.setdefault(f"{one.line.rank} {evidence.text}", (quoted(one.reason), evidence))
+    return list(found.values())
+
+
+def _shown(frame: LogFrame) -> str:
+    within = f" in {frame.function}" if frame.function else ""
+    return f"{frame.path}:{frame.line}{within}: {frame.code}".removesuffix(": ")
 
 
 def own_errors(verdict: LogVerdict) -> list[tuple[str, LogLine]]:

@@ -221,7 +221,7 @@ def killed_so_far() -> int:
 def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     """This host's facts, as far as the log's suspicions can be held against them. seconds: how long the run took."""
     from ddpdoctor.cli.looking import begin, look
-    from ddpdoctor.knowledge.log_settings import settings_to_add
+    from ddpdoctor.knowledge.log_settings import settings_of
     from ddpdoctor.logs.judging import groups_that_decide
     from ddpdoctor.logs.kills import of_this_run
 
@@ -229,7 +229,7 @@ def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     if not groups:
         return None
     began = time.monotonic() - seconds
-    context = begin(None, quick=not {"torch", "libraries"} & groups, settings=settings_to_add(log, os.environ))
+    context = begin(None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ))
     found = look(context, groups | {"machine", "container"})
     return of_this_run(found, time.monotonic() - began, killed)
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import jsonschema
@@ -18,6 +19,7 @@ import pytest
 from ddpdoctor.report.contract import json_schema
 from tests.command import command, ddpdoctor, plain_environ
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.free_ports import free_port
 from tests.real.test_check_fix import at_a_terminal
 
 SHM = """\
@@ -123,6 +125,29 @@ def test_the_suspicion_is_held_against_a_snapshot_and_against_this_host(log: Pat
     here = told(log, "--here")
     assert here["host"] == os.uname().nodename
     assert here["log"]["suspects"][0]["held"] in ("confirmed", "not-confirmed", "not-tested")
+
+
+@pytest.mark.parametrize(("named_is_taken", "held"), [(True, "confirmed"), (False, "not-confirmed")])
+def test_this_host_is_asked_for_the_port_that_the_log_names_and_not_for_the_shells(
+    named_is_taken: bool, held: str, tmp_path: Path
+) -> None:
+    listen = "import socket; s = socket.create_server(('0.0.0.0', 0)); print(s.getsockname()[1], flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", listen], stdin=PIPE, stdout=PIPE, text=True) as holder:
+        assert holder.stdout
+        port, free = int(holder.stdout.readline()), free_port()
+        named, shells = (port, free) if named_is_taken else (free, port)
+        said = tmp_path / "run.log"
+        said.write_text(
+            "RuntimeError: The server socket has failed to listen on any local network address."
+            f" port: {named}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use\n"
+        )
+        environ = {**plain_environ(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(shells)}
+        (suspect,) = json.loads(ddpdoctor("diagnose-log", "--json", "--here", str(said), environ=environ).stdout)[
+            "log"
+        ]["suspects"]
+    assert suspect["held"] == held, suspect["held_words"]
+    assert str(named) in suspect["held_words"]
+    assert str(shells) not in suspect["held_words"]
 
 
 @pytest.mark.parametrize(

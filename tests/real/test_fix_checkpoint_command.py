@@ -109,6 +109,42 @@ def test_the_commands_that_are_shown_work(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("prefix", "sure"),
+    [
+        ("model.", True),
+        ("net.", True),
+        ("module.model.", True),
+        ("_orig_mod.module.", True),
+        ("encoder.", False),
+    ],
+)
+def test_any_prefix_of_all_keys_is_named_and_its_command_takes_it_off(prefix: str, sure: bool, tmp_path: Path) -> None:
+    path = saved(tmp_path / "ckpt.pt", {"state": weights(prefix)}, device="cpu")
+    done = fix(path)
+    assert f'begin with "{prefix}"' in " ".join(done.stdout.split()), done.stdout
+    (line,) = [line.strip() for line in done.stdout.splitlines() if "--strip-prefix" in line]
+    assert line == f"ddpdoctor fix-checkpoint {path} --strip-prefix {prefix}"
+    stripped = fix(*line.split()[2:])
+    assert stripped.returncode == 0, stripped.stdout + stripped.stderr
+    assert same(torch.load(path, weights_only=True)["state"], weights())
+    saved(path, {"state": weights(prefix)}, device="cpu")
+    arguments = ("--checkpoint", str(path), "--select", "ckpt-module-prefix", "--json")
+    told = json.loads(ddpdoctor("check", *arguments, environ=plain_environ()).stdout)["findings"]
+    assert [one["slug"] for one in told] == ["ckpt-module-prefix"] * sure, (
+        "one that may be the model's own is no finding"
+    )
+    assert all("--strip-prefix" in str(one["fixes"]) for one in told)
+
+
+def test_keys_that_are_a_published_models_own_are_no_finding(tmp_path: Path) -> None:
+    """All keys of a language model with tied weights begin so, in the file and in the model."""
+    (tmp_path / "config.json").write_text("{}")
+    safetensors.torch.save_file(weights("model."), tmp_path / "model.safetensors")
+    arguments = ("--checkpoint", str(tmp_path), "--select", "ckpt-module-prefix", "--json")
+    assert not json.loads(ddpdoctor("check", *arguments, environ=plain_environ()).stdout)["findings"]
+
+
 def test_a_new_file_leaves_the_old_one_alone(ckpt: Path, tmp_path: Path) -> None:
     before, out = ckpt.read_bytes(), tmp_path / "new.pt"
     done = fix(ckpt, "-o", out)

@@ -108,7 +108,7 @@ def test_read_only_working_folder(tmp_path: Path) -> None:
         "disks",
         unshared=True,
     )
-    findings = [one for one in judged(snapshot, "disk-full", 1).findings if "working folder" in one.summary]
+    findings = [one for one in judged(snapshot, "folder-not-writable", 1).findings if "working folder" in one.summary]
     assert [(one.severity, one.cause) for one in findings] == [(WARN, "It is mounted read-only.")]
 
 

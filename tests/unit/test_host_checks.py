@@ -32,9 +32,9 @@ SEVERITIES = [
     ("disk-full", "scratch-short", WARN),
     ("disk-full", "no-inodes", FAIL),
     ("disk-full", "small-tmp", FAIL),
-    ("disk-full", "read-only-working-folder", WARN),
+    ("folder-not-writable", "read-only-working-folder", WARN),
     ("disk-full", "cache-short", WARN),
-    ("disk-full", "triton-cache-not-writable", INFO),
+    ("folder-not-writable", "triton-cache-not-writable", INFO),
     ("disk-unanswered", "nfs-home", FAIL),
     ("cgroup-memory-limit", "docker-8g", FAIL),
     ("cgroup-memory-limit", "slurm-default", WARN),
@@ -220,6 +220,6 @@ def test_no_chmod_of_what_is_mounted_read_only() -> None:
 
 
 def test_no_folder_is_advised_that_cannot_be_written_to() -> None:
-    result = judge(HOSTS / "disk-full" / "sick-read-only-tmp-and-working-folder.json", "disk-full")
+    result = judge(HOSTS / "folder-not-writable" / "sick-read-only-tmp-and-working-folder.json", "folder-not-writable")
     commands = [command for finding in result.findings for fix in finding.fixes for command in fix.commands]
     assert commands == ["cd /root", "mkdir -p /root/tmp && export TMPDIR=/root/tmp"]

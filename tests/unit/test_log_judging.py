@@ -10,14 +10,17 @@ import pytest
 from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.disks import Disks
+from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.facts.log import Log, LogFile, LogFrame, LogLine, Raised, Sighting
+from ddpdoctor.facts.network import Listener, Network, Resolution
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import FAIL, INFO, WARN
+from ddpdoctor.findings import FAIL, INFO, WARN, Finding
 from ddpdoctor.knowledge.log_deciding import deciding, endpoint
 from ddpdoctor.knowledge.log_illnesses import check_of
-from ddpdoctor.knowledge.log_settings import settings_to_add
+from ddpdoctor.knowledge.log_objects import other_than_named
+from ddpdoctor.knowledge.log_settings import MEETING, settings_of
 from ddpdoctor.log_signs import Role
 from ddpdoctor.logs.judging import Standing, judge_log
 from ddpdoctor.logs.kills import of_this_log
@@ -179,18 +182,117 @@ def test_a_script_that_asked_for_gpus_in_vain_confirms_a_build_for_the_cpu(slug:
 PORT_TAKEN = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29655, useIpv6: false, code: -98, name: EADDRINUSE"
 
 
-def test_the_port_that_the_log_names_is_looked_at() -> None:
+NO_OTHER = dict.fromkeys(MEETING, "")
+"""A log that names a meeting place names all of it."""
+
+
+def test_the_port_that_the_log_names_is_looked_at_and_not_the_shells() -> None:
     taken = read(f"{PORT_TAKEN}, message: address already in use\n")
-    assert settings_to_add(taken, {}) == {"MASTER_PORT": "29655"}
-    assert settings_to_add(taken, {"MASTER_PORT": "1234"}) == {}, "the user's own goes before"
-    assert settings_to_add(taken, {"PET_RDZV_ENDPOINT": "node0:29400"}) == {}
-    assert settings_to_add(shm_log(), {}) == {}
+    assert settings_of(taken, {}) == NO_OTHER | {"MASTER_PORT": "29655"}
+    assert settings_of(taken, {"MASTER_ADDR": "10.9.8.7", "MASTER_PORT": "1234"}) == settings_of(taken, {})
+    assert settings_of(taken, {"PET_RDZV_ENDPOINT": "node0:29400"}) == settings_of(taken, {})
+    assert settings_of(taken, {"MASTER_ADDR": "node0", "MASTER_PORT": "29655"}) == {}, (
+        "the shell says the same, and more"
+    )
+    assert settings_of(taken, {"PET_RDZV_ENDPOINT": "node0:29655"}) == {}
+    assert settings_of(shm_log(), {}) == {}
     (opinion,) = judge_log(taken).opinions
     assert opinion.finding.fixes[-1].commands == ("MASTER_PORT=29655 ddpdoctor check --select port-in-use",)
     met = "[c10d] The client socket has timed out after 6000ms while trying to connect to (node0, 29783)."
-    assert settings_to_add(read(f"{met}\n"), {}) == {"MASTER_ADDR": "node0", "MASTER_PORT": "29783"}
+    assert settings_of(read(f"{met}\n"), {"MASTER_PORT": "29783"}) == NO_OTHER | {
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": "29783",
+    }
     older = "The server socket has failed to bind to [::]:29655 (errno: 98 - Address already in use)."
-    assert settings_to_add(read(f"RuntimeError: {older}\n"), {}) == {"MASTER_PORT": "29655"}
+    assert settings_of(read(f"RuntimeError: {older}\n"), {}) == NO_OTHER | {"MASTER_PORT": "29655"}
+    gloo = "RuntimeError: [enforce fail at /gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: eth7"
+    assert settings_of(read(f"{gloo}\n"), {"GLOO_SOCKET_IFNAME": "eth0"}) == {"GLOO_SOCKET_IFNAME": "eth7"}
+
+
+def host_with_port(port: int, *, taken: bool, environ: dict[str, str]) -> Snapshot:
+    """A host of whose ports the shell's was looked at."""
+    facts = healthy_facts("h100x8-bare-metal")
+    host = to_snapshot(facts)
+    assert isinstance(host.network, Network)
+    network = msgspec.structs.replace(
+        host.network,
+        wanted_ports=(29400, 29500, port),
+        taken_ports=(port,) if taken else (),
+        listeners=(Listener(address="0.0.0.0", port=port, pid=7, process="python", user="ada"),) if taken else (),
+    )
+    settings = tuple(Setting(name, value) for name, value in environ.items())
+    return msgspec.structs.replace(host, network=network, environment=Environment(settings=settings))
+
+
+@pytest.mark.parametrize(
+    ("port", "taken", "standing", "words"),
+    [
+        (
+            1234,
+            True,
+            Standing.NOT_TESTED,
+            "port 29655, which the log names, wasn't looked at; only 29400, 29500 and 1234",
+        ),
+        (1234, False, Standing.NOT_TESTED, "wasn't looked at"),
+        (29655, True, Standing.CONFIRMED, "Port 29655"),
+        (29655, False, Standing.NOT_CONFIRMED, "port 29655 is free there now"),
+    ],
+)
+def test_only_a_look_at_the_port_that_the_log_names_confirms(
+    port: int, taken: bool, standing: Standing, words: str
+) -> None:
+    host = host_with_port(port, taken=taken, environ={"MASTER_ADDR": "10.9.8.7", "MASTER_PORT": "1234"})
+    (opinion,) = judge_log(read(f"{PORT_TAKEN}, message: address already in use\n"), host).opinions
+    assert opinion.held is not None
+    assert opinion.held.standing is standing, opinion.held.words
+    assert words in opinion.held.words
+
+
+def test_what_another_master_leads_to_says_nothing_of_the_logs() -> None:
+    host = host_with_port(1234, taken=False, environ={"MASTER_ADDR": "nowhere", "MASTER_PORT": "1234"})
+    assert isinstance(host.network, Network)
+    network = msgspec.structs.replace(host.network, master=Resolution(name="nowhere", error="Name not known"))
+    said = read(
+        "[W socket.cpp:1] [c10d] The IPv4 network addresses of (node0, 29655) cannot be retrieved (gai error: -2 - Name).\n"
+        "RuntimeError: The client socket has timed out after 6000ms while trying to connect to (node0, 29655).\n"
+    )
+    opinions = judge_log(said, msgspec.structs.replace(host, network=network)).opinions
+    held = {one.suspect.slug: one.held for one in opinions}["master-addr-unresolvable"]
+    assert held is not None
+    assert held.standing is Standing.NOT_TESTED
+    assert "node0, which the log names, wasn't looked at" in held.words
+
+
+@pytest.mark.parametrize(
+    ("slug", "named", "shown", "other"),
+    [
+        ("xid-error", {"gpu": "PCI:0000:3b:00"}, "Xid 79 of GPU 3 (00000000:5E:00.0)", "PCI:0000:3b:00"),
+        ("xid-error", {"gpu": "PCI:0000:3b:00"}, "Xid 79 of GPU 1 (00000000:3B:00.0)", ""),
+        ("xid-error", {"gpu": "PCI:0000:3b:00"}, "Xid 79 of GPU 1", ""),
+        ("gpu-arch-unsupported", {"arch": "sm_120"}, "GPU 0 is sm_61, torch has sm_75 to sm_90", "sm_120"),
+        ("gpu-arch-unsupported", {"arch": "sm_61"}, "GPU 0 is sm_61, torch has sm_75 to sm_90", ""),
+        ("ib-link-error", {"device": "mlx5_0"}, "mlx5_3, port 1 lost its link 12 times", "mlx5_0"),
+        ("setting-invalid", {"name": "NCCL_DEBUG"}, "TORCH_DISTRIBUTED_DEBUG=LOUD isn't one", "NCCL_DEBUG"),
+        ("glibcxx-too-old", {"wanted": "GLIBCXX_3.4.32"}, "lacks GLIBCXX_3.4.30", "GLIBCXX_3.4.32"),
+    ],
+)
+def test_a_finding_of_another_object_of_that_kind_is_known(
+    slug: str, named: dict[str, str], shown: str, other: str
+) -> None:
+    assert other_than_named(Finding(summary=shown), [msgspec.structs.replace(seen(slug), words=named)]) == other
+
+
+def test_a_setting_of_the_shell_confirms_no_other_one() -> None:
+    host = msgspec.structs.replace(
+        to_snapshot(healthy_facts("cloud-cpu")),
+        environment=Environment(settings=(Setting("TORCH_DISTRIBUTED_DEBUG", "LOUD"),)),
+    )
+    (opinion,) = judge_log(
+        read("RuntimeError: Invalid value for environment variable: TORCH_NCCL_ENABLE_MONITORING\n"), host
+    ).opinions
+    assert opinion.held is not None
+    assert opinion.held.standing is Standing.NOT_TESTED
+    assert "the log speaks of TORCH_NCCL_ENABLE_MONITORING" in opinion.held.words
 
 
 def test_found_on_another_host_is_not_confirmed() -> None:

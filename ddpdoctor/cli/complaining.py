@@ -1,0 +1,42 @@
+"""Errors of the command line, in one line each: wrapped for who reads them at a terminal, and whole for a file or a pipe."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Final, TextIO
+
+_UNBROKEN: Final = re.compile(
+    r"(?:(?<=: )|^)(?:sudo \S+ )?ddpdoctor .+$|[^\s`]*`[^`]*`[^\s`]*|(?<!\S)'[^']+'(?=[\s.,;:)]|$)\S*|\S+"
+)
+"""A command that ends the line, or stands between backticks; a quoted path; a word."""
+
+
+def complain(text: str, file: TextIO | None = None) -> None:
+    """Print it on standard error, or into that file."""
+    stream = file or sys.stderr
+    width = _width(stream)
+    print("\n".join(wrapped(line, width) for line in text.split("\n")) if width else text, file=stream)
+
+
+def wrapped(line: str, width: int) -> str:
+    """The line broken between words alone: a command or a path that is longer than the width stays whole, on a line of its own."""
+    if len(line) <= width or line[:1].isspace():
+        return line
+    rows = [""]
+    for found in _UNBROKEN.finditer(line):
+        piece = found.group()
+        if rows[-1] and len(rows[-1]) + 1 + len(piece) > width:
+            rows.append(piece)
+        else:
+            rows[-1] = f"{rows[-1]} {piece}".lstrip(" ")
+    return "\n".join(rows)
+
+
+def _width(stream: TextIO) -> int:
+    """Of the terminal that it is; 0 of anything else, or where it doesn't say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):
+        return 0
