@@ -1,6 +1,7 @@
 """Faults for tests: one rank that misbehaves at one stage, in a way that real ones have. Nothing without an order."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
+import importlib
 import os
 import signal
 import time
@@ -19,6 +20,7 @@ class Faults:
         shape                               the first collective's tensor is longer; where DDP makes them, the model is wider
         seed, sampler                       (sampler, training) the sampler has another seed; isn't a DistributedSampler
         drift                               (training, parameters) after a step something is added to the parameters
+        module:function                     called with the rank's device, as those above that end or wait
     """
 
     def __init__(self, fault, one):
@@ -72,3 +74,6 @@ class Faults:
         if kind == "sleep":
             print("this rank sleeps now", flush=True)
             time.sleep(3600)
+        module, _, function = kind.partition(":")
+        if function:
+            getattr(importlib.import_module(module), function)(self.one.device)

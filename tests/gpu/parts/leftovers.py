@@ -1,0 +1,161 @@
+"""zombies: who holds a GPU, and what is ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from tests.gpu.kit import FailedError, Kit, NotPossibleError, Training, environ_of, marked, part
+
+PROVEN_AFTER = 12.0
+"""Seconds of age from which an orphan may be proven to be one."""
+
+
+def orphaned(job: Training) -> list[int]:
+    """The ranks of a training whose launcher was killed: they go on by themselves."""
+    job.until_it_trains()
+    pids = job.pids()
+    job.kill_launcher()
+    return pids
+
+
+def leftovers_of(report: dict[str, Any], pids: list[int]) -> list[dict[str, Any]]:
+    return [one for one in report["leftovers"] if one["pid"] in pids]
+
+
+def alive(kit: Kit, pid: int) -> bool:
+    ran = kit.run(["cat", f"/proc/{pid}/stat"])
+    return ran.code == 0 and ran.stdout.rpartition(")")[2].split()[0] != "Z"
+
+
+def used(gpu: int) -> int:
+    """Bytes of that GPU's memory, as NVML has it."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(gpu)).used)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def ended_among_innocents(kit: Kit) -> None:
+    """An orphaned training whose ranks all wait in collectives is proven to be left over; one that sleeps in user code is not."""
+    # On a single GPU NCCL takes no two ranks; gloo does, and they hold the GPU all the same.
+    backend = {"GPU_KIT_BACKEND": "gloo"} if kit.machine.gpus == 1 else {}
+    before = used(0)
+    with (
+        kit.training(1) as innocent,
+        kit.training(1, fault="sleep_in_user_code@4") as doubtful,
+        kit.training(2, fault="apart@4", settings=backend) as job,
+    ):
+        innocent.until_it_trains()
+        job.wait_for("rank-1.fault")
+        doubtful.wait_for("rank-0.fault")
+        held = used(0) - before
+        dead, (asleep,) = orphaned(job), orphaned(doubtful)
+        time.sleep(PROVEN_AFTER)
+        report = kit.report("zombies")
+        kit.keep("zombies.json", json.dumps(report, indent=1))
+        found = {one["pid"]: one for one in leftovers_of(report, [*dead, asleep])}
+        kit.saw("found", list(found.values()))
+        kit.hold(found.keys() == {*dead, asleep}, f"the orphans are {dead} and {asleep}; named are {list(found)}")
+        kit.hold(not leftovers_of(report, innocent.pids()), "a training that lives is called left over")
+        for pid, one in found.items():
+            if not kit.machine.rehearsal and not one["gpu_memory"]:
+                kit.differs.append(f"the orphan {pid} holds GPU memory, and none is told: gpus {one['gpus']}")
+        killed = kit.report("zombies", "--kill", "--yes", *map(str, (*dead, asleep)))
+        kit.saw("freed", killed["freed"])
+        kit.saw("fates", {one["pid"]: one.get("fate") for one in leftovers_of(killed, [*dead, asleep])})
+        kit.hold(alive(kit, asleep), "--kill ended what is in doubt")
+        kit.hold(all(alive(kit, pid) for pid in innocent.pids()), "--kill ended a rank of a training that lives")
+        after = used(0) - before
+        kit.saw("memory held before and after --kill, MiB", [held >> 20, after >> 20])
+        doubts = {doubt for pid in dead for doubt in found[pid]["doubts"]}
+        if doubts:
+            raise NotPossibleError(f"nothing is proven here, and so ended: {'; '.join(sorted(doubts))}")
+        kit.hold(not any(alive(kit, pid) for pid in dead), "--kill left what it had proven")
+        kit.hold(
+            kit.machine.rehearsal or after < held, f"no GPU memory came back: {held >> 20}, then {after >> 20} MiB"
+        )
+
+
+@part(
+    "zombies", "orphans beside a training that lives: named; what is proven is ended, and its GPU memory free again", 60
+)
+def zombies(kit: Kit) -> None:
+    ended_among_innocents(kit)
+
+
+@part("zombies-own-pids", "the same below a first process of their own, as in a container", 60)
+def zombies_own_pids(kit: Kit) -> None:
+    kit.needs_root("to make a pid namespace")
+    for program in ("unshare", "nsenter", "setsid", "ip"):
+        kit.needs_program(program)
+    from tests.real.own_pids import own_pids
+
+    try:
+        with own_pids() as host:
+            kit.prefix = host.prefix
+            ended_among_innocents(kit)
+    except (AssertionError, OSError, ValueError) as error:
+        raise NotPossibleError(f"no pid namespace can be made here: {error}") from None
+
+
+@part("zombies-at-work", "orphaned ranks that still train are shown and not ended", 45)
+def zombies_at_work(kit: Kit) -> None:
+    with kit.training(1) as job:
+        pids = orphaned(job)
+        time.sleep(PROVEN_AFTER)
+        report = kit.report("zombies")
+        found = leftovers_of(report, pids)
+        kit.saw("found", found)
+        kit.hold(
+            [one["pid"] for one in found] == pids, f"orphans are {pids}, named are {[one['pid'] for one in found]}"
+        )
+        kit.report("zombies", "--kill", "--yes")
+        kit.hold(all(alive(kit, pid) for pid in pids), "--kill ended what still works")
+
+
+@part("zombies-endless-kernel", "an orphan whose kernel never ends", 60)
+def zombies_endless_kernel(kit: Kit) -> None:
+    with kit.training(1, fault="endless_kernel@4") as job:
+        job.wait_for("rank-0.fault")
+        pids = orphaned(job)
+        time.sleep(PROVEN_AFTER)
+        report = kit.report("zombies")
+        kit.keep("zombies.json", json.dumps(report, indent=1))
+        found = leftovers_of(report, pids)
+        kit.saw("found", found)
+        kit.hold([one["pid"] for one in found] == pids, "the orphan is not named")
+        kit.saw("after --kill", kit.report("zombies", "--kill", "--yes", *map(str, pids))["leftovers"])
+        kit.saw("alive after --kill", [pid for pid in pids if alive(kit, pid)])
+
+
+@part("extra-contexts", "a rank with contexts on several GPUs", 30)
+def extra_contexts(kit: Kit) -> None:
+    kit.needs_gpus(2)
+    report = kit.report(
+        "smoke",
+        "--backend",
+        kit.machine.backend,
+        "--nproc",
+        str(kit.machine.ranks),
+        "--stages",
+        "training,checkpoint",
+        seconds=150,
+    )
+    contexts = [rank["contexts"] for rank in report["smoke"]["ranks"]]
+    kit.saw("contexts of smoke's ranks", contexts)
+    kit.hold(report["verdict"] != "fail", f"smoke failed: {[one['slug'] for one in report['findings']]}")
+
+
+@part("nothing-left", "the kit itself has left nothing on this machine", 5)
+def nothing_left(kit: Kit) -> None:
+    own = str(kit.folder.parent)
+    others = [pid for pid in marked(str(kit.folder.parent.parent)) if own not in environ_of(pid)]
+    if others:
+        raise FailedError(f"processes of earlier parts live: {others}")
+    if not kit.machine.rehearsal:
+        kit.saw("GPU memory in use, MiB", [used(gpu) >> 20 for gpu in range(kit.machine.gpus)])

@@ -1,0 +1,116 @@
+"""smoke: the training itself, and what it says of a rank with a fault."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tests.gpu.kit import Kit, part
+
+FAULT_SECONDS = 12.0
+"""What a stage of a faulty run may take: a hang costs it whole."""
+
+
+def trained(kit: Kit, *arguments: str) -> dict[str, Any]:
+    """The report of a run with that machine's backend; everything that could be run here must have passed."""
+    report = kit.report("smoke", "--backend", kit.machine.backend, *arguments, seconds=150)
+    kit.keep("smoke.json", json.dumps(report, indent=1))
+    run = report["smoke"]
+    kit.saw("chosen", run["chosen"])
+    kit.saw("seconds", run["seconds"])
+    for rank in run["ranks"][:1]:
+        kit.saw("stages", {one["name"]: f"{one['state']} {one['words']}".strip() for one in rank["stages"]})
+    kit.saw("findings", [f"{one['severity']}: {one['slug']}: {one['summary']}" for one in report["findings"]])
+    kit.saw("not tested", [f"{one['slug']}: {one.get('reason', '')}" for one in report["not_tested"]])
+    failed = [one["summary"] for one in report["findings"] if one["severity"] == "fail"]
+    kit.hold(report["verdict"] in ("ok", "warn") and not failed, f"{report['verdict']}: {'; '.join(failed)}")
+    kit.hold(not any(run["leftovers"].values()), f"something stayed behind: {run['leftovers']}")
+    return report
+
+
+@part("smoke", "smoke trains with NCCL, one rank", 40)
+def smoke(kit: Kit) -> None:
+    report = trained(kit, "--nproc", "1")
+    told = {one["name"]: one["state"] for one in report["smoke"]["ranks"][0]["stages"]}
+    for stage in () if kit.machine.rehearsal else ("sync_batchnorm", "amp", "checkpoint"):
+        kit.compare(f"the stage {stage}", "passed", told.get(stage))
+
+
+@part("smoke-all", "smoke trains with NCCL, one rank a GPU", 50)
+def smoke_all(kit: Kit) -> None:
+    kit.needs_gpus(2)
+    report = trained(kit, "--nproc", str(kit.machine.ranks))
+    told = {one["name"]: one["state"] for one in report["smoke"]["ranks"][0]["stages"]}
+    for stage in () if kit.machine.rehearsal else ("sync_batchnorm", "p2p"):
+        kit.compare(f"the stage {stage}", "passed", told.get(stage))
+
+
+@part("smoke-more-ranks", "more ranks than GPUs with NCCL: explained, and nothing is started", 15)
+def smoke_more_ranks(kit: Kit) -> None:
+    kit.needs_gpu_itself("it is about NCCL")
+    report = kit.report("smoke", "--nproc", str(kit.machine.gpus + 1))
+    kit.saw("findings", [one["slug"] for one in report["findings"]])
+    kit.hold("duplicate-gpu" in [one["slug"] for one in report["findings"]], "duplicate-gpu is not among the findings")
+
+
+class Fault(NamedTuple):
+    """endings: one of these is right. words: what the rank must be told to have said, in lower case."""
+
+    function: str
+    title: str
+    endings: tuple[str, ...]
+    words: str = ""
+
+
+FAULTS = (
+    Fault("illegal_access", "an illegal memory access", ("raised", "killed"), "illegal memory access"),
+    Fault("endless_kernel", "a kernel that never ends", ("hung",)),
+    Fault("out_of_memory", "too little GPU memory", ("raised",), "out of memory"),
+    Fault("hold_gil", "a rank that holds the GIL", ("hung",)),
+    Fault("stop", "a rank that was stopped (SIGSTOP)", ("hung",)),
+    Fault("kill", "a rank that was killed (SIGKILL)", ("killed",)),
+    Fault("leave", "a rank that exits", ("exited",)),
+    Fault("fail", "a rank with an exception", ("raised",), "a fault of the kit"),
+)
+
+
+def fails(fault: Fault) -> Callable[[Kit], None]:
+    def work(kit: Kit) -> None:
+        from ddpdoctor.knowledge.smoke_blame import blame
+        from ddpdoctor.smoke import orders
+        from ddpdoctor.smoke.running import run
+
+        ranks = kit.machine.ranks
+        order = orders.Order(
+            nproc=ranks,
+            world_size=ranks,
+            backend=kit.machine.backend,
+            seconds=FAULT_SECONDS,
+            stages=("import", "device", "rendezvous", "process group", "all_reduce", "training", "shutdown"),
+            fault=orders.Fault(ranks - 1, "training", f"tests.gpu.faults:{fault.function}", "call"),
+        )
+        ran = asyncio.run(run(order, python=sys.executable, environ=kit.environ()))
+        kit.keep("ranks.json", msgspec.json.format(msgspec.json.encode(ran.runs)))
+        culprit = next(one for one in ran.runs if one.rank == ranks - 1)
+        kit.saw("rank", msgspec.to_builtins(culprit))
+        kit.saw("ended after", round(culprit.ended_after or 0.0, 1))
+        blamed = blame(ran.runs)
+        named = ([one.rank for one in blamed.culprits], blamed.stage) if blamed else None
+        kit.hold(named == ([ranks - 1], "training"), f"named was {named}, not rank {ranks - 1} in training")
+        kit.hold(culprit.ending.value in fault.endings, f"it is said to have {culprit.ending.value}: {culprit.words}")
+        said = f"{culprit.words} {culprit.last_line}".lower()
+        kit.hold(fault.words in said, f"its words are not told: {said!r}")
+        left = ran.leftovers
+        kit.hold(not (left.processes or left.ports or left.files), f"something stayed behind: {left}")
+
+    return work
+
+
+for fault in FAULTS:
+    name = f"smoke-{fault.function.replace('_', '-')}"
+    part(name, f"smoke names {fault.title}", 25)(fails(fault))
