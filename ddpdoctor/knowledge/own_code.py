@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
+from sys import stdlib_module_names
 from typing import Final
 
 from ddpdoctor.facts.log import LogFrame
@@ -36,4 +36,4 @@ def is_of_library(path: str) -> bool:
     if _LIBRARIES.search(path):
         return True
     found = _OF_WINDOWS.search(path)
-    return bool(found and (not found["module"] or found["module"] in sys.stdlib_module_names))
+    return bool(found and (not found["module"] or found["module"] in stdlib_module_names))
