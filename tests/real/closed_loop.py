@@ -221,7 +221,7 @@ ORPHANED = """
 import os, torch, torch.distributed as d
 os.environ.update(MASTER_PORT='29713', TORCHELASTIC_USE_AGENT_STORE='False')
 d.init_process_group('gloo')
-print('ready', flush=True)
+open(f'rank-{d.get_rank()}.ready', 'x').close()
 d.all_reduce(torch.ones(1)) if d.get_rank() else d.barrier()
 """
 """Rank 0 keeps the store, and so the port; each rank waits in another collective."""
@@ -230,25 +230,33 @@ TAKE_THREADS = (
     "print('two ranks take', 'more' if more else 'no more', 'threads than there are cores')"
 )
 """torch takes at most as many as there are cores with MKL, whatever is asked for."""
-LISTEN = "import socket, time; s = socket.socket(); s.bind(('', 29713)); s.listen(); print('listening', flush=True); time.sleep(99)"
+LISTEN = "import socket, time; s = socket.socket(); s.bind(('', 29713)); s.listen(); open('listening', 'x').close(); time.sleep(600)"
+SECONDS = 120
+"""How long a state is waited for; it is reached within a few seconds, but on a machine that has much else to do."""
 
 
 def python(code: str) -> str:
     return f"python -c {shlex.quote(code)}"
 
 
+def until(state: str, shows: str) -> str:
+    """Bash that waits for a state, a test of bash's own; where it isn't reached in time, it fails with what that file holds."""
+    late = f'echo "waited {SECONDS} s for" {shlex.quote(state)}; cat {shows}; false'
+    return f"ends=$((SECONDS + {SECONDS})); until {state} || ((SECONDS > ends)); do sleep 0.1; done; {state} || {{ {late}; }} >&2"
+
+
 def listener() -> str:
     """A process in the background that listens on MASTER_PORT, from the moment at which the line is done."""
-    return f"{python(LISTEN)} > listener & until grep -q listening listener; do sleep 0.02; done"
+    return f"{python(LISTEN)} > listener 2>&1 & {until('[ -e listening ]', 'listener')}"
 
 
 def orphans() -> str:
     """Ranks that wait for ever, whose torchrun was killed, once that can be told."""
+    proven = """[ "$(ddpdoctor zombies --json 2>&1 | tee zombies | grep -c '"proven"')" = 2 ]"""
     return (
         f"echo {shlex.quote(ORPHANED)} > train.py; "
         "MASTER_PORT=29714 python -m torch.distributed.run --nproc-per-node 2 --master-port 29714 train.py > out 2>&1 & "
-        'until [ "$(grep -c ready out)" = 2 ]; do sleep 0.1; done; kill -9 $!; '
-        'until [ "$(ddpdoctor zombies --json | grep -c \'"proven"\')" = 2 ]; do sleep 0.5; done'
+        f"{{ {until('[ -e rank-0.ready -a -e rank-1.ready ]', 'out')}; }} && kill -9 $! && {{ {until(proven, 'zombies')}; }}"
     )
 
 

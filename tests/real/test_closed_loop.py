@@ -53,7 +53,8 @@ def test_found_fixed_and_proved(illness: Illness, tmp_path: Path) -> None:
         if illness.prepared:
             assert shell.do(illness.prepared).code == 0
         assert found(shell, illness) == []
-        assert shell.do(illness.made).code == 0
+        made = shell.do(illness.made)
+        assert made.code == 0, made.stderr
         finding = found(shell, illness)[0]
         hurts(shell, illness)
         commands = finding["fixes"][illness.fix]["commands"]

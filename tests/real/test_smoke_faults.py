@@ -102,10 +102,6 @@ def test_a_rank_that_ends_is_told_from_those_that_end_with_it(short_path: Path) 
     found = run_all(ENDS, short_path)
     for one in ENDS:
         must_be(one, found[str(one)][1])
-    # What isn't left has been there.
-    assert any(estate.most_processes >= 5 for estate, _ in found.values())
-    assert any(estate.shared for estate, _ in found.values())
-    assert any(estate.files for estate, _ in found.values())
 
 
 @pytest.mark.slow
@@ -121,7 +117,11 @@ def test_a_rank_that_hangs_is_named_in_time_with_its_stack(short_path: Path) -> 
         for other in (by_rank(ran)[0], by_rank(ran)[2]):
             assert other.ending in (Ending.HUNG, Ending.ENDED)
             assert waits_in_torch(other), other
-    # What isn't left has been there.
+    # What isn't left has been there: a rank that hangs does so for seconds, so that somebody has looked meanwhile.
+    for estate, _ in found.values():
+        assert estate.most_processes >= 5
+        assert estate.shared
+        assert estate.files
     assert any(estate.ports for estate, _ in found.values())
 
 
