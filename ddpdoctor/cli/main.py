@@ -9,6 +9,7 @@ from typing import TextIO
 
 from ddpdoctor.cli.complaining import complain
 from ddpdoctor.cli.stopping import Stopped, ignore_signals, stop_on_signals
+from ddpdoctor.terminals import forget_sizes_that_are_none
 from ddpdoctor.text import guard
 
 
@@ -20,6 +21,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
         guard(stream)
+    forget_sizes_that_are_none()
     stop_on_signals()
     code = _run()
     _leave(code)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 
-from ddpdoctor.terminals import moves_its_cursor
+from ddpdoctor.terminals import moves_its_cursor, width
 from ddpdoctor.wording import human
 
 _BAR = 20
@@ -49,7 +48,7 @@ class StatusLine:
             with self._lock:
                 text = self._text(time.monotonic() - self._started)
                 if text and not self._closed.is_set():
-                    sys.stderr.write("\r\x1b[K" + text[: _terminal_width() - 1])
+                    sys.stderr.write("\r\x1b[K" + text[: width((2,)) - 1])
                     sys.stderr.flush()
                     self._shown = True
             wait = min(self._delay, 0.3)
@@ -104,14 +103,3 @@ class FilesProgress:
         return (
             f"{bar} {100 * done // total:3d} %, {human(done)} of {human(total)}, {left:.0f} s left, {count}{self._name}"
         )
-
-
-def _terminal_width() -> int:
-    """As wide as the report is drawn: COLUMNS goes before what the terminal says."""
-    if (said := os.environ.get("COLUMNS", "")).isdecimal() and int(said):
-        return int(said)
-    try:
-        # Some terminals say nothing of their size: 0.
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    except OSError:
-        return 80

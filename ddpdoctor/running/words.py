@@ -8,10 +8,8 @@ from pathlib import Path
 
 from ddpdoctor.running.behind import TIMED_OUT, TIMEOUT, wrappers_and_program
 from ddpdoctor.running.streams import STDERR
+from ddpdoctor.terminals import width
 from ddpdoctor.wording import signal_name
-
-WIDTH = 100
-"""Columns of a diagnosis in a file."""
 
 
 class Words:
@@ -21,16 +19,13 @@ class Words:
         self._wrappers, program = wrappers_and_program(command)
         self._name = Path(program[0]).name
         self._at_a_terminal = os.isatty(STDERR)
+        self._width_at_start = width()
 
     def environ(self) -> dict[str, str]:
         """The settings by which a diagnosis is written as for where it will be shown."""
         if not self._at_a_terminal:
-            return {"COLUMNS": str(WIDTH)}
-        try:
-            width = os.get_terminal_size(STDERR).columns
-        except OSError:
-            width = 0
-        return {"COLUMNS": str(width or WIDTH), "FORCE_COLOR": "1"}
+            return {"COLUMNS": str(self._width_at_start)}
+        return {"COLUMNS": str(width((STDERR,))), "FORCE_COLOR": "1"}
 
     def diagnosing(self, status: int, seconds: float) -> str:
         code = os.waitstatus_to_exitcode(status)
