@@ -58,7 +58,14 @@ def run(
     Exit code: the command's own. 127: there is no such command, 126: it can't
     be run.
     """
-    from ddpdoctor.running.diagnosing import diagnose, killed_so_far, look_at, looks_at_jobs, one_of_many
+    from ddpdoctor.running.diagnosing import (
+        diagnose,
+        killed_so_far,
+        left_running,
+        look_at,
+        looks_at_jobs,
+        one_of_many,
+    )
     from ddpdoctor.running.keeping import KeptFile, NotKeptError
     from ddpdoctor.running.settings import folder_for_dumps, settings_for
     from ddpdoctor.running.supervising import Orders, supervise
@@ -99,6 +106,7 @@ def run(
             ignored=_ignored(),
             mask=signal.pthread_sigmask(signal.SIG_BLOCK, ()),
             look=lambda pid, seconds: look_at(pid, seconds, many),
+            left=lambda name, status, besides, outputs: left_running(name, status, besides, outputs, many),
             diagnose=lambda ended: diagnose(ended, many, environ, killed, keep or ""),
             clear_up=clear_up,
         )

@@ -10,7 +10,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import redirect_stderr, suppress
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -99,6 +99,20 @@ def _say_where(examination: Examination) -> None:
 
     for one in groups(examination)[:MOST_PLACES]:
         print(one_line(f"{one.ranks} {one.words}, {', '.join(one.details)}".rstrip(", ")))
+
+
+def left_running(name: str, status: int, besides: Collection[int], outputs: Set[tuple[int, int]], many: str) -> Work:
+    """What the command of that name has left running, besides those processes. outputs: device and inode of where its output went."""
+    supervisor = os.getpid()
+
+    def work() -> int:
+        from ddpdoctor.running.left_running import Left, name_left_running
+
+        failed = os.waitstatus_to_exitcode(status) != 0
+        left = Left(name, failed, supervisor, {*besides, os.getpid()}, outputs, many)
+        return name_left_running(left, os.environ)
+
+    return lambda: _guarded(work)
 
 
 def diagnose(ended: Ended, many: str, environ: Mapping[str, str], killed: int, keep: str) -> Work:

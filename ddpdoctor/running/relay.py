@@ -1,5 +1,8 @@
 """The relay: carries the command's output to where it goes, and keeps a copy of it.
 
+Once the command has ended and its own words are through, what others still write waits until the supervisor has said its last
+word and ended: it would come into the midst of the report.
+
 It holds no more than one chunk of each stream, in shared memory, so that another relay can go on if this one is killed. A reader
 that is slow slows the command, as it would without us; where nobody reads any more, the command is told so, too.
 """
@@ -7,10 +10,13 @@ that is slow slows the command, as it would without us; where nobody reads any m
 from __future__ import annotations
 
 import errno
+import fcntl
+import math
 import os
 import select
 import signal
 import stat
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -21,6 +27,10 @@ from ddpdoctor.running.streams import Stream
 
 IDLE_SECONDS: Final = 0.2
 """What was still open so long after the command's end, without a word, is somebody's who stays."""
+LATE_SECONDS: Final = 1.0
+"""Who stays and goes on talking is listened to for so long, and beyond that until what the command may have said is through."""
+BUFFERED_BYTES: Final = 1 << 16
+"""Of a terminal of ours; a pipe tells."""
 ENDED: Final = b"E"
 """What the supervisor says once the command has ended."""
 
@@ -38,6 +48,7 @@ class Relay:
         self._wake = wake
         self._copies = copies
         self._ended = self._alone = False
+        self._late = math.inf
         self._lines = WholeLines(len(streams)) if len(streams) > 1 else None
         self._flows = {
             number: _Flow(number, one, shared)
@@ -51,20 +62,41 @@ class Relay:
             poll = select.poll()
             if not self._alone:
                 poll.register(self._control, select.POLLIN)
-            for flow in self._flows.values():
+            held = self._shared.drained and not self._alone
+            for flow in () if held else self._flows.values():
                 flow.register(poll)
             idle = self._ended and not self._shared.drained and not any(one.pending for one in self._flows.values())
-            ready = dict(poll.poll(1000 * IDLE_SECONDS if idle else None))
-            if not ready:
-                self._shared.set_drained()
-                self._wake()
+            ready = dict(poll.poll(1000 * self._patience() if idle else None))
+            if idle and (not ready or self._all_said(ready)):
+                self._set_drained()
+                continue
             if self._control in ready:
                 self._hear()
-            for number, flow in list(self._flows.items()):
+            for number, flow in () if held else list(self._flows.items()):
                 self._serve(number, flow, ready)
+
+    def _patience(self) -> float:
+        """Seconds for which a silence must last, until who stays and goes on talking has been listened to for long enough."""
+        return min(IDLE_SECONDS, max(0.0, self._late - time.monotonic()))
+
+    def _all_said(self, ready: dict[int, int]) -> bool:
+        """Whether no word of the command itself can be left, though others never cease to talk."""
+        talking = [one for one in self._flows.values() if one.source in ready]
+        return not self._patience() and all(one.since_the_end >= one.capacity for one in talking)
+
+    def _set_drained(self) -> None:
+        for number in self._flows if self._lines else ():
+            # A line that the command has begun last.
+            self._keep(self._lines.rest(number) if self._lines else b"")
+        self._shared.set_drained()
+        self._wake()
 
     def _hear(self) -> None:
         self._alone = not os.read(self._control, 16)
+        if not self._ended:
+            self._late = time.monotonic() + LATE_SECONDS
+            for flow in self._flows.values():
+                flow.since_the_end = 0
         self._ended = True
 
     def _serve(self, number: int, flow: _Flow, ready: dict[int, int]) -> None:
@@ -110,7 +142,8 @@ class Relay:
 
 
 class _Flow:
-    """One stream. pending: a chunk is read and not wholly written. at_once: a write never waits."""
+    """One stream. pending: a chunk is read and not wholly written. at_once: a write never waits. capacity: bytes that may wait to be
+    read; since_the_end: those that were read since the command ended."""
 
     def __init__(self, number: int, stream: Stream, shared: Shared) -> None:
         self.source = stream.source
@@ -121,6 +154,11 @@ class _Flow:
         self._write, self.destination, self.at_once = _writer(stream.destination)
         begin, end = shared.under_way(number)
         self.pending = begin < end
+        self.since_the_end = 0
+        try:
+            self.capacity = fcntl.fcntl(self.source, fcntl.F_GETPIPE_SZ)
+        except OSError:
+            self.capacity = BUFFERED_BYTES
 
     def register(self, poll: select.poll) -> None:
         """Waits for what it needs next; for the end of its reader always."""
@@ -146,6 +184,7 @@ class _Flow:
             count = 0
         self._shared.set_under_way(self._number, 0, count)
         self.pending = count > 0
+        self.since_the_end += count
         return self._buffer[:count]
 
     def write(self) -> None:

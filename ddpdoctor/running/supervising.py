@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,6 +15,7 @@ from ddpdoctor.running.carrying import Carrier
 from ddpdoctor.running.copying import HEAD, TAIL, joined, part_of
 from ddpdoctor.running.doctor import Doctor, Work
 from ddpdoctor.running.keeping import KeptFile, NotKeptError
+from ddpdoctor.running.orphans import adopt, children, places
 from ddpdoctor.running.passing_on import AWAITED, PASSED_ON, STOPS, Witness, end_as_it_did, is_stopped, stop_as_it_did
 from ddpdoctor.running.shared import Shared
 from ddpdoctor.running.silence import Silence
@@ -32,6 +33,8 @@ SHORTEST_WATCH: Final = 3
 LONGEST_WATCH: Final = 30
 WATCHED_PART: Final = 10
 """Seconds for which the ranks are watched, and what part of the silence that is."""
+LEFT_PATIENCE: Final = 20.0
+"""For what the command has left running."""
 LONGEST_WAIT: Final = 3600.0
 """For a signal: the call doesn't take any number of seconds."""
 HURRY_SECONDS: Final = 10.0
@@ -52,7 +55,8 @@ class Ended(NamedTuple):
 
 class Orders(NamedTuple):
     """hang_after: seconds, 0 for never. keep: a file for the copy. brief: the diagnosis alone speaks of a failure.
-    clear_up: called at the end, with the command's status, None where it was never started. ignored, mask: signals as they were when ddpdoctor was started. look: what a doctor does about the silent command of that pid, in how many seconds; diagnose: about one that failed."""
+    clear_up: called at the end, with the command's status, None where it was never started. ignored, mask: signals as they were when ddpdoctor was started. look: what a doctor does about the silent command of that pid, in how many seconds; diagnose: about one that failed.
+    left: about what one has left running: its name, its status, pids that aren't meant, device and inode of its outputs."""
 
     command: Sequence[str]
     environ: Mapping[str, str]
@@ -63,6 +67,7 @@ class Orders(NamedTuple):
     mask: Iterable[int]
     look: Callable[[int, int], Work]
     diagnose: Callable[[Ended], Work]
+    left: Callable[[str, int, Collection[int], Set[tuple[int, int]]], Work]
     clear_up: Callable[[int | None], None]
 
 
@@ -116,6 +121,9 @@ class _Supervisor:
         self._impatient = False
         self._hurried = False
         self._said: list[bytes] = []
+        self._besides: frozenset[int] = frozenset()
+        self._outputs: frozenset[tuple[int, int]] = frozenset()
+        self._gathered: list[bytes] | None = None
 
     # --- from start to end --------------------------------------------------------------------------------------------------
 
@@ -127,6 +135,9 @@ class _Supervisor:
     def start(self) -> None:
         """Raises NotStarted."""
         orders = self._orders
+        adopt()
+        self._besides = children()
+        self._outputs = places(*(one.given for one in self._ways.streams), *(one.reading for one in self._ways.direct))
         self._began = time.monotonic()
         self._child = start(orders.command, orders.environ, self._ways.streams, orders.ignored, orders.mask)
         self._carrier.command_has_begun()
@@ -146,15 +157,38 @@ class _Supervisor:
             self._status = os.waitpid(self._child, 0)[1]
         seconds = time.monotonic() - self._began
         self._end_doctor()
+        left = self._left_running()
         self._carrier.tell_end()
         self._wait(lambda: self._carrier.done or self._shared.drained)
         self._shared.keep_no_more()
+        if left and self._ways.direct:
+            # What goes on writes into the file itself: all that we say is to stand there together.
+            self._gathered = []
         if not self._impatient:
             try:
                 self._conclude(Ended(self._orders.command, self._status, seconds, ()))
             except Exception as error:
                 self.say(self._words.broken(error))
+        self._say_all(left)
         return self._status
+
+    def _left_running(self) -> bytes:
+        """What is to be said of those that the command has started and that live; "" of none."""
+        assert self._status is not None
+        self._reap()
+        besides = {*self._besides, self._carrier.pid}
+        if not (pids := children() - besides):
+            return b""
+        try:
+            work = self._orders.left(self._words.name, self._status, besides, self._outputs)
+            doctor = self._call_doctor(work, LEFT_PATIENCE)
+            self._wait(lambda: doctor.code is not None)
+        except Exception as error:
+            return f"{visible(self._words.broken(error))}\n".encode()
+        self._end_doctor()
+        if doctor.code == 0 and not doctor.was_told_to_end:
+            return doctor.text
+        return f"{visible(self._words.left_running(pids))}\n".encode()
 
     def _conclude(self, ended: Ended) -> None:
         wanted = os.waitstatus_to_exitcode(ended.status) != 0 and not self._to_be_expected()
@@ -337,8 +371,18 @@ class _Supervisor:
     def say(self, text: str | bytes) -> None:
         """To standard error, whole and at once. What can't be written there is lost."""
         data = text if isinstance(text, bytes) else f"{visible(text)}\n".encode()
+        if self._gathered is not None:
+            self._gathered.append(data)
+            return
         self._said.append(data)
         with suppress(OSError):
             while data:
                 data = data[os.write(STDERR, data) :]
         self._silence.wrote_ourselves()
+
+    def _say_all(self, last: bytes) -> None:
+        """What was gathered, and that."""
+        data = b"".join([*(self._gathered or ()), last])
+        self._gathered = None
+        if data:
+            self.say(data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ddpdoctor.running.behind import TIMED_OUT, TIMEOUT, wrappers_and_program
@@ -13,11 +13,11 @@ from ddpdoctor.wording import signal_name
 
 
 class Words:
-    """Of that command."""
+    """Of that command. name: its program's."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._wrappers, program = wrappers_and_program(command)
-        self._name = Path(program[0]).name
+        self.name = Path(program[0]).name
         self._at_a_terminal = os.isatty(STDERR)
         self._width_at_start = width()
 
@@ -32,10 +32,16 @@ class Words:
         how = f"was ended by {signal_name(code)}" if code < 0 else f"ended with exit code {code}"
         if code == TIMED_OUT and TIMEOUT in self._wrappers:
             how = f"was ended by {TIMEOUT} (exit code {code})"
-        return f"ddpdoctor: {self._name} {how} after {duration(seconds)}; what it said is being read"
+        return f"ddpdoctor: {self.name} {how} after {duration(seconds)}; what it said is being read"
 
     def asked_to_stop(self, number: int) -> str:
-        return f"ddpdoctor: not diagnosed, since {self._name} ended after a {signal_name(number)} from outside"
+        return f"ddpdoctor: not diagnosed, since {self.name} ended after a {signal_name(number)} from outside"
+
+    def left_running(self, pids: Collection[int]) -> str:
+        known = ", ".join(map(str, sorted(pids)))
+        return (
+            f"ddpdoctor: {self.name} has ended, and what it started goes on and could not be looked into: pid {known}"
+        )
 
     def interrupted(self) -> str:
         return "ddpdoctor: the diagnosis was stopped"
@@ -49,7 +55,7 @@ class Words:
     def silent(self, seconds: float) -> str:
         # What the command has said last need not be a whole line.
         begin = "\n" if self._at_a_terminal else ""
-        return f"{begin}ddpdoctor: no output of {self._name} for {duration(seconds)}."
+        return f"{begin}ddpdoctor: no output of {self.name} for {duration(seconds)}."
 
     def no_look(self) -> str:
         return "The job could not be looked at."
