@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from ddpdoctor.facts.log import Log
 from ddpdoctor.findings import FAIL, Finding, Fix
+from ddpdoctor.knowledge.launcher_options import launcher_of_log
+from ddpdoctor.knowledge.log_frameworks import ACCELERATE
 from ddpdoctor.knowledge.log_sightings import lines, sightings, word
 from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.registry import LogSign, Role, check
@@ -89,6 +91,7 @@ def rdzv_connect_failed(log: Log) -> Iterator[Finding]:
     host, port = word(seen, "host"), word(seen, "port")
     where = f" at {host}:{port}" if host else ""
     address = host or "HOST"
+    conf = "--rdzv_conf" if launcher_of_log(log) == ACCELERATE else "--rdzv-conf"
     yield Finding(
         summary=short(
             f"torchrun can't reach the store of its rendezvous{where}: the connection to the C10d store has failed"
@@ -107,7 +110,7 @@ def rdzv_connect_failed(log: Log) -> Iterator[Finding]:
                 " there at why torchrun doesn't recognise it",
                 ("ddpdoctor check --select rdzv-hostname-not-self",),
             ),
-            Fix("Then say who hosts it: --rdzv-conf is_host=1 on that node, --rdzv-conf is_host=0 on the others"),
+            Fix(f"Then say who hosts it: {conf} is_host=1 on that node, {conf} is_host=0 on the others"),
         ),
     )
 

@@ -11,6 +11,7 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.log import Log
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.patient import Patient
@@ -21,6 +22,7 @@ from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, whom
 from ddpdoctor.knowledge.gpu_holders_words import end_leftovers, why_left
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
+from ddpdoctor.knowledge.launcher_options import launcher_of_log, launcher_of_settings, with_port
 from ddpdoctor.knowledge.leftovers import Leftover, left_by_processes
 from ddpdoctor.knowledge.meeting_words import another_port, who_listens
 from ddpdoctor.knowledge.network_fixes import intent
@@ -45,6 +47,12 @@ PORTS_A_RANK = 64
             pattern=r"any local network address\.(?: (?:port: (?P<port>\d+), )?useIpv6: \w+, code: -\d+, name: E(?:ADDRINUSE|ACCES)\b|\s*$|"
             r".*errno: (?:98|48|13)\b)",
             source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Tried to launch distributed communication on port `",
+            why="accelerate looks before it starts the ranks",
+            pattern=r"on port `(?P<port>\d+)`, but another process is utilizing it",
+            source="accelerate 1.15.0: accelerate/utils/launch.py",
         ),
         LogSign(
             "RuntimeError: Address already in use",
@@ -80,6 +88,7 @@ def port_in_use(
     meeting: Maybe[Meeting],
     processes: Maybe[Processes] = NOT_LOOKED_AT,
     gpus: Maybe[Gpus] = NOT_LOOKED_AT,
+    log: Maybe[Log] = NOT_LOOKED_AT,
 ) -> Iterator[Finding]:
     """The job's port is taken.
 
@@ -92,25 +101,30 @@ def port_in_use(
     below 1024 is root's ("Permission denied").
 
     ## Fix
-    End what holds the port, or take another one: `torchrun --standalone` on one node, `--master-port` on several.
+    End what holds the port, or take another one, the same on all nodes: `torchrun --master-port` (on one node `--standalone`),
+    `accelerate launch --main_process_port`, `deepspeed --master_port`, MASTER_PORT for what python, srun or mpirun starts.
     """
     taken = known(network.taken_ports)
     requires(hosts_the_store(network), "another host is to host the job's store")
     meets = meeting if isinstance(meeting, Meeting) and meeting.master else None
     not_listened = meets if meets and meets.listen_error else None
     on_one_node = not several_nodes(environment, network)
+    of_log = "" if isinstance(log, Unknown) else launcher_of_log(log)
+    launcher = of_log or launcher_of_settings(environment)
     for port, severity, name in _ports_that_matter(network, environment):
         # Only who tried it knows of a port that can't be listened on although it is free.
         if not_listened and not_listened.port == port and port not in (*taken, *network.forbidden_ports):
-            yield _not_listened(not_listened, f"port {port}", name, patient)
+            yield _not_listened(not_listened, f"port {port}", name, patient, launcher)
         if port in network.forbidden_ports:
-            yield _forbidden(port, name, _other_port(patient, name, port, meets, alone=True, on_one_node=on_one_node))
+            yield _forbidden(
+                port, name, _other_port(patient, name, port, meets, launcher, alone=True, on_one_node=on_one_node)
+            )
         if port not in taken:
             continue
         holders = [one for one in known(network.listeners) if one.port == port]
         if any(one.same_job for one in holders):
             if not_listened and not_listened.port == port:
-                yield _not_listened(not_listened, f"ports {port + 1} to {port + 4}", name, patient)
+                yield _not_listened(not_listened, f"ports {port + 1} to {port + 4}", name, patient, launcher)
             continue
         holder = max(holders, key=lambda one: (one.listening, one.pid), default=Listener(address="", port=port))
         left = _left_over(holder, processes, gpus)
@@ -125,7 +139,7 @@ def port_in_use(
             evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
             fixes=(
                 *((end_leftovers([left]),) if left else _end_it(holder)),
-                _other_port(patient, name, port, meets, on_one_node=on_one_node),
+                _other_port(patient, name, port, meets, launcher, on_one_node=on_one_node),
             ),
             severity=severity,
         )
@@ -141,12 +155,12 @@ def _left_over(holder: Listener, processes: Maybe[Processes], gpus: Maybe[Gpus])
     return next((one for one in found if process.identity in (one.identity, *one.children)), None)
 
 
-def _not_listened(meeting: Meeting, where: str, name: str, patient: Patient) -> Finding:
+def _not_listened(meeting: Meeting, where: str, name: str, patient: Patient, launcher: str) -> Finding:
     return Finding(
         summary=f"Could not listen on {meeting.master} {where}: {meeting.listen_error}",
         cause="Whoever holds it came after this host was looked at, or can't be seen by this user.",
         evidence=(Evidence(f"{meeting.master} {where}: {meeting.listen_error}", "bind()"),),
-        fixes=(who_listens(meeting.port), _other_port(patient, name, meeting.port, meeting)),
+        fixes=(who_listens(meeting.port), _other_port(patient, name, meeting.port, meeting, launcher)),
     )
 
 
@@ -194,9 +208,16 @@ def _end_it(holder: Listener) -> tuple[Fix, ...]:
 
 
 def _other_port(
-    patient: Patient, name: str, port: int, meets: Meeting | None, *, alone: bool = False, on_one_node: bool = False
+    patient: Patient,
+    name: str,
+    port: int,
+    meets: Meeting | None,
+    launcher: str,
+    *,
+    alone: bool = False,
+    on_one_node: bool = False,
 ) -> Fix:
-    """meets: where netcheck runs, whose nodes must all name the same port. alone: no other fix goes before it.
+    """launcher: the job's, as `launcher_options` calls it. meets: where netcheck runs, whose nodes must all name the same port. alone: no other fix goes before it.
     on_one_node: no other host has to name the same one."""
     if meets and meets.port == port and name != THE_ENDPOINT:
         return another_port(meets, alone=alone)
@@ -205,9 +226,10 @@ def _other_port(
     if name == THE_ENDPOINT:
         return Fix("Use another port in the endpoint, the same on all nodes; this prints a free one", (free,))
     variable = name if name in launchers.MASTER_PORT else "MASTER_PORT"
+    command, beside = with_port(launcher, f'"${variable}"')
+    use = f". Then: {command}{f' ({beside})' if beside else ''}" if command else f"; {beside}"
     return Fix(
-        f'Take a free port, the same on all nodes, and give it to torchrun as --master-port "${variable}" (on one node, '
-        "`torchrun --standalone` does so itself)",
+        f"Take a free port, the same on all nodes{use}",
         (f"export {variable}=$({free})",),
         appliable=on_one_node and name == variable,
     )

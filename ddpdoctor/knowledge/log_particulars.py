@@ -9,10 +9,18 @@ from typing import Final, NamedTuple
 
 from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.findings import Fix
+from ddpdoctor.knowledge.launcher_options import launcher_of_log, with_port
+from ddpdoctor.knowledge.launchers import number
+from ddpdoctor.knowledge.log_frameworks import ACCELERATE
 from ddpdoctor.knowledge.log_sightings import said, word
 from ddpdoctor.knowledge.wrappers import WRITERS, prefix_parts
 from ddpdoctor.wording import listed, plural, ranks_named
 
+STORE_PORT: Final = 29500
+"""Everybody's default."""
+LOWEST_PORT: Final = 1024
+HIGHEST_PORT: Final = 65535
+"""Those below are root's."""
 _LISTED: Final = re.compile(r"Process (\d+) has \d")
 """A process that torch lists as a holder of the GPU."""
 _MUCH: Final = re.compile(r"Process (\d+) has [\d.]+ GiB")
@@ -95,6 +103,23 @@ def _slurm_launch_mismatch(seen: Sequence[Sighting], log: Log) -> Particulars:
             ),
             Fix(f"Or use as many devices as there are tasks: Trainer(devices={tasks})"),
         ),
+    )
+
+
+def _port_in_use(seen: Sequence[Sighting], log: Log) -> Particulars:
+    """By the launcher that the log is of; of none that is known the page tells."""
+    port = number(word(seen, "port")) or STORE_PORT
+    launcher = ACCELERATE if any("Tried to launch" in one.sign for one in seen) else launcher_of_log(log)
+    command, beside = with_port(launcher, str(port + 1 if LOWEST_PORT <= port < HIGHEST_PORT else STORE_PORT))
+    if not command:
+        return Particulars()
+    return Particulars(
+        fixes=(
+            Fix(
+                f"End what holds the port, or take another one, the same on all nodes{f' ({beside})' if beside else ''}",
+                (command,),
+            ),
+        )
     )
 
 
@@ -198,6 +223,7 @@ _OF: Final[dict[str, Callable[[Sequence[Sighting], Log], Particulars]]] = {
     "apex-cuda-mismatch": _apex_cuda_mismatch,
     "cuda-home-missing": _cuda_home_missing,
     "slurm-launch-mismatch": _slurm_launch_mismatch,
+    "port-in-use": _port_in_use,
     "duplicate-gpu": _duplicate_gpu,
     "zombie-gpu-process": _zombie_gpu_process,
     "missing-set-device": _memory_of_ranks,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpdoctor.ownership import foothold_on
 from ddpdoctor.probes.files import open_regular
+from ddpdoctor.running.behind import wrappers_and_program
 from ddpdoctor.running.copying import part_of
 from ddpdoctor.running.doctor import Work
 from ddpdoctor.running.supervising import OUTPUT, Ended
@@ -165,6 +166,9 @@ def _guarded(work: Callable[[], int]) -> int:
 
 
 def _read(ended: Ended, keep: str) -> Log:
+    import msgspec
+
+    from ddpdoctor.knowledge.launcher_options import launcher_of_command
     from ddpdoctor.logs.gathering import Gathered
     from ddpdoctor.logs.reading import read_stream
     from ddpdoctor.logs.wanted import vocabulary
@@ -172,7 +176,9 @@ def _read(ended: Ended, keep: str) -> Log:
     words, gathered = vocabulary(), Gathered()
     for name, text in (*ended.output, *_redirected(ended)):
         read_stream(BytesIO(text), keep if keep and name == OUTPUT else name, words, gathered)
-    return gathered.log()
+    log = gathered.log()
+    launcher = launcher_of_command(wrappers_and_program(ended.command)[1])
+    return msgspec.structs.replace(log, launcher=launcher) if launcher else log
 
 
 def _redirected(ended: Ended) -> Iterator[tuple[str, bytes]]:

@@ -152,6 +152,21 @@ def test_settings_that_stop_any_training_are_told_where_the_words_tell_nothing(t
     assert "Nothing in that tells why.\nHere `ddpdoctor check` fails on launcher-env-inconsistent: " in done.stderr
 
 
+def test_advice_names_the_launcher_that_was_started(tmp_path: Path) -> None:
+    """Also where its words don't tell which it was."""
+    launcher = tmp_path / "accelerate"
+    launcher.write_text(
+        "#!/bin/sh\necho 'The server socket has failed to listen on any local network address. port: 29501, useIpv6: false,"
+        " code: -98, name: EADDRINUSE, message: address already in use'\nexit 1\n"
+    )
+    launcher.chmod(0o755)
+    line = run("nice", str(launcher), "launch", "train.py")
+    done = subprocess.run(line, env=plain_environ(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "accelerate launch --main_process_port 29502 ..." in done.stderr
+    assert "torchrun --master-port" not in done.stderr
+
+
 @pytest.mark.thorough
 def test_each_of_many_says_a_line(tmp_path: Path) -> None:
     environ = plain_environ() | {"SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "3", "SLURM_NTASKS": "8"}
