@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.checks.launch import ENV_INIT, NO_LAUNCHER, names, shown, unset
+from ddpdoctor.checks.settings import plain
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
@@ -115,7 +116,7 @@ def _local_rank_alone(environment: Environment, container: Maybe[Container]) -> 
     if current_launch(environment) is not None or (isinstance(container, Container) and container.runtime is not None):
         return
     yield Finding(
-        summary=f"LOCAL_RANK={environment.get('LOCAL_RANK')[:20]} is set, and nothing else that a launcher would set",
+        summary=f"LOCAL_RANK={plain(environment.get('LOCAL_RANK'))} is set, and nothing else that a launcher would set",
         cause="Started without a launcher, Lightning then takes it that somebody else starts the other ranks, and waits for them; "
         "scripts that read it take this for one of several ranks.",
         evidence=shown(environment, "LOCAL_RANK"),
