@@ -33,6 +33,7 @@ def remarks_on(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> tuple[Remar
 def _not_running(job: Job) -> Iterator[Remark]:
     yield from _missing(job)
     yield from _alone(job)
+    yield from _beyond(job)
     yield from _fewer(job)
     yield from _doubled(job)
     yield from _ended(job)
@@ -65,6 +66,23 @@ def _alone(job: Job) -> Iterator[Remark]:
             pids=(first.pid,),
             text=f"{who([first])} is alone, and keeps a store for others: {left} was set where it was started, and no launcher "
             "set it, so Lightning starts no other ranks and waits for them",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
+def _beyond(job: Job) -> Iterator[Remark]:
+    """Ranks that count on from a node before theirs, where the world has no room for that node's."""
+    alive = [one for one in job.ranks if one.state not in ENDED and one.place and (one.place.node_rank or 0) > 0]
+    beyond = [one for one in alive if one.place and one.place.world_size and one.place.rank >= one.place.world_size]
+    if beyond and beyond[0].place:
+        node = beyond[0].place.node_rank
+        yield Remark(
+            Oddity.BEYOND,
+            WARN,
+            ranks=places(beyond),
+            pids=tuple(one.pid for one in alive),
+            text=f"{who(beyond)}: there is no such rank among {job.world_size}, so that they wait for ever; node rank {node} "
+            "(NODE_RANK or GROUP_RANK) was left in the shell where they were started, it seems",
             told_by=(STATES_TOLD_BY,),
         )
 

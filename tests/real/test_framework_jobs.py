@@ -71,6 +71,21 @@ def test_local_rank_left_in_the_shell(tmp_path: Path) -> None:
         assert about(found, [pid])
 
 
+def test_node_rank_left_in_the_shell(tmp_path: Path) -> None:
+    """Lightning starts the ranks of a second node, 2 and 3 of 2, and these wait for the first node's."""
+    with job_of(tmp_path, LIGHTNING, 'exec "$python" train.py', {"NODE_RANK": "1"}) as job:
+        pids = [int(job.wait_for(f"rank-{local}.pid")) for local in range(2)]
+        report = jobs()
+        assert jobs_with(report, pids) == [pids]
+        (summary,) = about(report, pids)
+        assert "ranks 2 and 3 beyond the world" in summary
+        (finding,) = [one for one in report["findings"] if one["summary"] == summary]
+        assert "unset NODE_RANK GROUP_RANK" in finding["fixes"][0]["commands"]
+        done = ddpdoctor("check", "--quick", "--json", environ={**plain_environ(), "NODE_RANK": "1"})
+        found = json.loads(done.stdout)
+        assert "rank-leftover" in [one["slug"] for one in found["findings"]]
+
+
 def test_accelerate_that_starts_one_process_of_two(tmp_path: Path) -> None:
     with job_of(tmp_path, ACCELERATE, 'exec "$bin/accelerate" launch --num_processes 2 --cpu train.py') as job:
         job.wait_for("rank-0.training")
@@ -80,7 +95,8 @@ def test_accelerate_that_starts_one_process_of_two(tmp_path: Path) -> None:
         (summary,) = about(report, [rank])
         assert "fewer than asked for" in summary
         (finding,) = [one for one in report["findings"] if one["summary"] == summary]
-        assert finding["fixes"][0]["commands"] == ["torchrun --nproc-per-node=2 train.py"]
+        # Without it each would train alone: accelerate looks for GPUs first.
+        assert finding["fixes"][0]["commands"] == ["ACCELERATE_USE_CPU=true torchrun --nproc-per-node=2 train.py"]
 
 
 def test_accelerate_that_starts_the_one_process_that_it_is_told_to(tmp_path: Path) -> None:
