@@ -114,11 +114,11 @@ def _fixes(job: Job, remark: Remark) -> Iterator[Fix]:
     elif remark.oddity is Oddity.TRACED:
         yield Fix("Nothing, if you debug it; else see who does", (see,))
     elif remark.oddity is Oddity.FEWER:
-        asked = asked_for(job.launcher.command) if job.launcher else None
+        asked = asked_for(job.launcher)
         yield Fix(
             "Start it with torch's own launcher, which heeds the number on CPUs, too; without the setting each of accelerate's "
             "processes would train alone there",
-            (f"ACCELERATE_USE_CPU=true torchrun --nproc-per-node={asked} train.py",),
+            (f"ACCELERATE_USE_CPU=true torchrun --nproc-per-node={asked.processes if asked else 2} train.py",),
         )
     elif remark.oddity is Oddity.ALONE:
         yield Fix("End it, and start it again from a shell without that setting", (f"kill {pids}", "unset LOCAL_RANK"))

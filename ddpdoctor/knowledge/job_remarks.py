@@ -89,14 +89,14 @@ def _beyond(job: Job) -> Iterator[Remark]:
 
 def _fewer(job: Job) -> Iterator[Remark]:
     """accelerate heeds --num_processes on several GPUs alone: with --cpu it starts one process, without a word."""
-    asked = asked_for(job.launcher.command) if job.launcher else None
-    if asked and job.world_size and asked > job.world_size and not job.missing:
+    asked = asked_for(job.launcher)
+    if asked and job.world_size and asked.processes > job.world_size and not job.missing:
         yield Remark(
             Oddity.FEWER,
             WARN,
             ranks=places(job.ranks),
             pids=tuple(one.pid for one in job.ranks),
-            text=f"{plural(asked, 'process', 'processes')} were asked for (--num_processes), and accelerate started "
+            text=f"{plural(asked.processes, 'process', 'processes')} were asked for ({asked.source}), and accelerate started "
             f"{job.world_size}, {who(job.ranks)}: it starts several on GPUs alone",
             told_by=(STATES_TOLD_BY,),
         )

@@ -99,6 +99,16 @@ def test_accelerate_that_starts_one_process_of_two(tmp_path: Path) -> None:
         assert finding["fixes"][0]["commands"] == ["ACCELERATE_USE_CPU=true torchrun --nproc-per-node=2 train.py"]
 
 
+def test_accelerate_whose_configuration_asks_for_more_than_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 4\nuse_cpu: true\n")
+    shell = f'cd {tmp_path} && exec "$bin/accelerate" launch --config_file cluster.yaml "$RUNNING_JOB/train.py"'
+    with job_of(tmp_path, ACCELERATE, shell) as job:
+        job.wait_for("rank-0.training")
+        report = jobs(str(job.process.pid))
+        (finding,) = [one for one in report["findings"] if "fewer than asked for" in one["summary"]]
+        assert f"4 processes were asked for ({tmp_path}/cluster.yaml, line 2)" in finding["evidence"][0]["text"]
+
+
 def test_accelerate_that_starts_the_one_process_that_it_is_told_to(tmp_path: Path) -> None:
     with job_of(tmp_path, ACCELERATE, 'exec "$bin/accelerate" launch --num_processes 1 --cpu train.py') as job:
         job.wait_for("rank-0.training")

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ddpdoctor.facts.accelerate import Accelerate, ConfigFile
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.knowledge.accelerate import KEYS, NotUnderstoodError, on_each_machine, read_config
-from ddpdoctor.probes.accelerate import default_path, probe, read_file
+from ddpdoctor.probes.accelerate import probe
+from ddpdoctor.probes.accelerate_files import asked_for, default_path, read_file
 from ddpdoctor.probes.context import Context
 from tests.command import ddpdoctor, plain_environ
 from tests.other_users import User
@@ -140,6 +141,28 @@ def test_no_file_is_none_and_a_pipe_or_a_large_file_is_unknown(tmp_path: Path) -
     file.unlink()
     os.mkfifo(file)
     assert isinstance(probed(tmp_path).file, Unknown)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("accelerate launch --config_file {file} train.py", "default_config.yaml, line 2"),
+        ("accelerate launch --config-file={file} -m train", "default_config.yaml, line 2"),
+        ("python -m accelerate.commands.launch train.py", "default_config.yaml, line 2"),
+        ("accelerate launch --cpu train.py", ""),
+        ("accelerate launch --num_processes 2 --config_file {file} train.py", ""),
+        ("accelerate launch --config_file /nothing train.py --config_file {file}", ""),
+        ("accelerate launch --cpu train.py --config_file {file}", ""),
+    ],
+)
+def test_the_file_that_a_launch_takes(tmp_path: Path, words: str, line: str) -> None:
+    """Its own options end where the script begins; what the command line says goes before the file."""
+    file = in_home(tmp_path, "distributed_type: NO\nnum_processes: 4\n")
+    command = ["/usr/bin/python3", *words.format(file=file).split()]
+    command = command[1:] if command[1] == "python" else command
+    found = asked_for(os.getpid(), os.getuid(), command, {"HOME": str(tmp_path)})
+    assert (found.source.rpartition("/")[2] if found else "") == line
+    assert found is None or found.processes == 4
 
 
 @pytest.mark.root
