@@ -115,7 +115,7 @@ def _scalar(text: str) -> Value:
         return found[1].replace("''", "'")
     if found := re.fullmatch(r'"([^"\\]*)"(?:\s+#.*)?', text):
         return found[1]
-    text = re.sub(r"(?:^|\s+)#.*", "", text)
+    text = re.sub(r"(?:\A|(?<=\s))#.*", "", text).rstrip()
     if text in _NOTHING:
         return None
     if text in _TRUE or text in _FALSE:
