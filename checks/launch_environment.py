@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.checks.launch import ENV_INIT, NO_LAUNCHER, names, shown, unset
+from ddpdoctor.checks.settings import plain
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
-from ddpdoctor.knowledge.launchers import current_launch, number
+from ddpdoctor.knowledge.launchers import current_launch, number, several_nodes
 from ddpdoctor.registry import check, requires
 
 
@@ -78,19 +79,21 @@ def torchelastic_leftover(environment: Environment) -> Iterator[Finding]:
 
 @check("rank-leftover", severity=INFO)
 def rank_leftover(environment: Environment, container: Maybe[Container]) -> Iterator[Finding]:
-    """RANK and WORLD_SIZE, or LOCAL_RANK alone, are set here although no launcher started this shell.
+    """RANK and WORLD_SIZE, or LOCAL_RANK or NODE_RANK alone, are set here although no launcher started this shell.
 
     ## What breaks
     A plain `python train.py` thinks that it is one of many ranks and waits for the others. Where it finds a LOCAL_RANK, Lightning
-    starts no other ranks: the first waits for them until the timeout.
+    starts no other ranks: the first waits for them until the timeout. Where it finds a NODE_RANK or GROUP_RANK other than 0, it
+    starts the ranks of a further node, and these wait for the first.
 
     ## Why
     They were exported by hand or in a start-up file. torchrun overrides them; everything else believes them.
 
     ## Fix
-    `unset RANK WORLD_SIZE LOCAL_RANK`, unless you start each rank by hand and mean it.
+    `unset RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK`, unless you start each rank by hand and mean it.
     """
     yield from _local_rank_alone(environment, container)
+    yield from _node_rank_alone(environment, container)
     requires("RANK" in environment and "WORLD_SIZE" in environment, NO_LAUNCHER)
     launch = current_launch(environment)
     assert launch is not None
@@ -115,10 +118,37 @@ def _local_rank_alone(environment: Environment, container: Maybe[Container]) -> 
     if current_launch(environment) is not None or (isinstance(container, Container) and container.runtime is not None):
         return
     yield Finding(
-        summary=f"LOCAL_RANK={environment.get('LOCAL_RANK')[:20]} is set, and nothing else that a launcher would set",
+        summary=f"LOCAL_RANK={plain(environment.get('LOCAL_RANK'))} is set, and nothing else that a launcher would set",
         cause="Started without a launcher, Lightning then takes it that somebody else starts the other ranks, and waits for them; "
         "scripts that read it take this for one of several ranks.",
         evidence=shown(environment, "LOCAL_RANK"),
         fixes=(Fix("Unset it", (unset(environment, "LOCAL_RANK"),), appliable=True),),
+        severity=WARN,
+    )
+
+
+def _node_rank_alone(environment: Environment, container: Maybe[Container]) -> Iterator[Finding]:
+    """With nothing that says where the first node is. Node rank 0 changes nothing."""
+    name = "NODE_RANK" if "NODE_RANK" in environment else "GROUP_RANK"
+    others = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NNODES",
+        "TORCHELASTIC_RUN_ID",
+        "LOCAL_WORLD_SIZE",
+    )
+    if not number(environment.get(name)) or any(other in environment for other in others) or several_nodes(environment):
+        return
+    if isinstance(container, Container) and container.runtime is not None:
+        return
+    yield Finding(
+        summary=f"{name}={plain(environment.get(name))} is set, and nothing that says where the first node is",
+        cause="Started without a launcher, Lightning then starts the ranks of a further node, and these wait for those of the first, "
+        "which nobody starts.",
+        evidence=shown(environment, name),
+        fixes=(Fix("Unset it, unless a script of yours hands it to torchrun", (unset(environment, name),)),),
         severity=WARN,
     )

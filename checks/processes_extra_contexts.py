@@ -83,5 +83,5 @@ def _leaked(group: Sequence[Leftover], held: Sequence[Held], processes: Processe
         cause=why_left(group[0]),
         evidence=evidence_of(held),
         fixes=end_it(group, held, processes),
-        severity=FAIL if proven else WARN,
+        severity=FAIL if group[0].fails else WARN,
     )

@@ -104,7 +104,7 @@ def _left(group: Sequence[Leftover], held: Sequence[Held], processes: Processes)
         cause=why_left(first),
         evidence=evidence_of(held),
         fixes=end_it(group, held, processes),
-        severity=FAIL if first.proven or first.kind is Kind.ENDED else INFO if hand else WARN,
+        severity=FAIL if first.fails or first.kind is Kind.ENDED else INFO if hand else WARN,
     )
 
 

@@ -34,7 +34,8 @@ def rank_not_running(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Findin
     that ended before the others may have had fewer batches, or have returned early. A stopped one got SIGSTOP, or Ctrl-Z in its
     terminal. Doubled ranks come from two launches on one port, or from a loop that exports the same RANK twice. Of a Python
     that has ended, and that its parent has not collected, it can't be told any more whether it was a rank: it is only named.
-    Lightning starts no further ranks where it finds a LOCAL_RANK, and waits for those that somebody else is to start.
+    Lightning starts no further ranks where it finds a LOCAL_RANK, and waits for those that somebody else is to start; where it
+    finds a NODE_RANK, it starts those of a further node, and waits for the first.
 
     ## Fix
     `ddpdoctor jobs --hang PID` says where the others wait. `kill -CONT PID` continues a stopped rank, if nobody stopped it on
@@ -113,13 +114,19 @@ def _fixes(job: Job, remark: Remark) -> Iterator[Fix]:
     elif remark.oddity is Oddity.TRACED:
         yield Fix("Nothing, if you debug it; else see who does", (see,))
     elif remark.oddity is Oddity.FEWER:
-        asked = asked_for(job.launcher.command) if job.launcher else None
+        asked = asked_for(job.launcher)
         yield Fix(
-            "Start it with torch's own launcher, which heeds the number on CPUs, too: accelerate's scripts run under it unchanged",
-            (f"torchrun --nproc-per-node={asked} train.py",),
+            "Start it with torch's own launcher, which heeds the number on CPUs, too; without the setting each of accelerate's "
+            "processes would train alone there",
+            (f"ACCELERATE_USE_CPU=true torchrun --nproc-per-node={asked.processes if asked else 2} train.py",),
         )
     elif remark.oddity is Oddity.ALONE:
         yield Fix("End it, and start it again from a shell without that setting", (f"kill {pids}", "unset LOCAL_RANK"))
+    elif remark.oddity is Oddity.BEYOND:
+        yield Fix(
+            "End it, and start it again from a shell without that setting",
+            (f"kill {pids}", "unset NODE_RANK GROUP_RANK"),
+        )
     elif remark.oddity is Oddity.DOUBLED:
         yield Fix("See which of them belongs to this run, and end the other", (see,))
     else:

@@ -72,7 +72,7 @@ def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:
             for left in group[:8]
         ),
         fixes=(end_leftovers(group),),
-        severity=FAIL if first.proven else WARN,
+        severity=FAIL if any(left.fails for left in group) else WARN,
     )
 
 

@@ -194,10 +194,16 @@ def _run(
 def _run_and_show(
     chosen: Sequence[Target], handle: Handle, wishes: Wishes, paths: Sequence[str], ledger: Ledger
 ) -> None:
-    from ddpdoctor.report.checkpoint_terminal import show_line, show_one, show_sum
+    from pathlib import Path
+
+    from ddpdoctor.checkpoints.kinds.framework_folders import framework_folders
+    from ddpdoctor.report.checkpoint_terminal import show_folder, show_line, show_one, show_sum
     from ddpdoctor.report.screen import screen_for
 
     screen = screen_for(sys.stdout, os.environ)
+    for folder in framework_folders(map(Path, paths)):
+        with ledger.telling():
+            show_folder(screen, folder)
     if len(chosen) == 1:
         _run(chosen, handle, lambda outcome: show_one(screen, outcome, wishes), wishes.strip_prefixes, ledger)
         return

@@ -8,6 +8,7 @@ import msgspec
 
 from ddpdoctor.facts.base import Facts, Source
 from ddpdoctor.facts.remedies import Remedy, commands_of
+from ddpdoctor.wording import listed, plural
 
 PICKLE = "the file's pickle, read without running it"
 
@@ -106,7 +107,31 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(one for one in self.pins if one.device not in ("cpu", "meta"))
 
 
+class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder in which a framework has put all that it needs to resume. None where nothing tells."""
+
+    path: str
+    framework: str
+    """"transformers' Trainer", "accelerate"."""
+    step: int | None = None
+    world_size: int | None = None
+    """As many ranks as wrote their random numbers."""
+    holds: tuple[str, ...] = ()
+    """"model", "optimizer", "scheduler", "random numbers" ..."""
+
+    @property
+    def called(self) -> str:
+        """ "a checkpoint of accelerate, written by 2 ranks; holds model and optimizer"."""
+        step = f", step {self.step}" if self.step is not None else ""
+        ranks = f", written by {plural(self.world_size, 'rank')}" if self.world_size else ""
+        return (
+            f"a checkpoint of {self.framework}{step}{ranks}; it holds {listed(self.holds, 9) or 'nothing that we know'}"
+        )
+
+
 class Checkpoints(Facts, frozen=True):
     """The files named with --checkpoint; none, if the option wasn't given."""
 
     files: Annotated[tuple[CheckpointFile, ...], Source(PICKLE)]
+    folders: Annotated[tuple[CheckpointFolder, ...], Source("names in the folder, trainer_state.json")] = ()
+    """Those that are a framework's, among the named ones and directly in these."""

@@ -60,6 +60,13 @@ class ThreadActivity(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float = 0.0
 
 
+class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
+    """How many processes a launcher was to start by its configuration file, on all its machines. source: the file and its line."""
+
+    processes: int
+    source: str
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One process, as /proc tells of it. Memory in bytes, times in seconds. What this user may not see is `Unknown`."""
 
@@ -122,6 +129,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     stack: Maybe[tuple[Frame, ...]] = NOT_LOOKED_INTO
     """Of its main thread, the innermost first, where py-spy was asked for it: of ranks that may be left over. Unknown as well where
     another of its threads may be at work."""
+    asked_for: AskedFor | None = None
+    """Of accelerate's launcher: what its configuration file asks for; None where there is none, or its command line goes before it."""
     pid_inside: int = 0
     """Its pid in its own container (the last of NSpid); 0 where it is the same."""
     pid_namespace: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ddpdoctor.facts.accelerate import Accelerate
 from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.checkpoints import Checkpoints
@@ -69,6 +70,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     cgroup: Maybe[Cgroup] = NOT_PROBED
     environment: Maybe[Environment] = NOT_PROBED
     network: Maybe[Network] = NOT_PROBED
+    accelerate: Maybe[Accelerate] = NOT_PROBED
     nccl: Maybe[Nccl] = NOT_PROBED
     firewall: Maybe[Firewall] = NOT_PROBED
     rdma: Maybe[Rdma] = NOT_PROBED

@@ -33,6 +33,7 @@ def remarks_on(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> tuple[Remar
 def _not_running(job: Job) -> Iterator[Remark]:
     yield from _missing(job)
     yield from _alone(job)
+    yield from _beyond(job)
     yield from _fewer(job)
     yield from _doubled(job)
     yield from _ended(job)
@@ -69,16 +70,33 @@ def _alone(job: Job) -> Iterator[Remark]:
         )
 
 
+def _beyond(job: Job) -> Iterator[Remark]:
+    """Ranks that count on from a node before theirs, where the world has no room for that node's."""
+    alive = [one for one in job.ranks if one.state not in ENDED and one.place and (one.place.node_rank or 0) > 0]
+    beyond = [one for one in alive if one.place and one.place.world_size and one.place.rank >= one.place.world_size]
+    if beyond and beyond[0].place:
+        node = beyond[0].place.node_rank
+        yield Remark(
+            Oddity.BEYOND,
+            WARN,
+            ranks=places(beyond),
+            pids=tuple(one.pid for one in alive),
+            text=f"{who(beyond)}: there is no such rank among {job.world_size}, so that they wait for ever; node rank {node} "
+            "(NODE_RANK or GROUP_RANK) was left in the shell where they were started, it seems",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
 def _fewer(job: Job) -> Iterator[Remark]:
     """accelerate heeds --num_processes on several GPUs alone: with --cpu it starts one process, without a word."""
-    asked = asked_for(job.launcher.command) if job.launcher else None
-    if asked and job.world_size and asked > job.world_size and not job.missing:
+    asked = asked_for(job.launcher)
+    if asked and job.world_size and asked.processes > job.world_size and not job.missing:
         yield Remark(
             Oddity.FEWER,
             WARN,
             ranks=places(job.ranks),
             pids=tuple(one.pid for one in job.ranks),
-            text=f"{plural(asked, 'process', 'processes')} were asked for (--num_processes), and accelerate started "
+            text=f"{plural(asked.processes, 'process', 'processes')} were asked for ({asked.source}), and accelerate started "
             f"{job.world_size}, {who(job.ranks)}: it starts several on GPUs alone",
             told_by=(STATES_TOLD_BY,),
         )

@@ -25,6 +25,7 @@ class Oddity(str, Enum):
     DOUBLED = "doubled"
     SEVERAL_RUNS = "several runs?"
     ALONE = "alone"
+    BEYOND = "beyond the world"
     FEWER = "fewer than asked for"
     DEAD = "dead"
     ENDING = "ending"
@@ -42,6 +43,7 @@ NOT_RUNNING = (
     Oddity.MISSING,
     Oddity.FEWER,
     Oddity.ALONE,
+    Oddity.BEYOND,
     Oddity.DOUBLED,
     Oddity.DEAD,
     Oddity.ENDING,

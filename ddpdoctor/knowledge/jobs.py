@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from ddpdoctor.facts.base import Unknown
-from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.facts.processes import AskedFor, Process, Processes, Role
 from ddpdoctor.knowledge.same_facts import remembered
 
 ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
@@ -80,10 +80,13 @@ def by_hand(rank: Process) -> bool:
 _PROCESSES = re.compile(r"\baccelerate\b.* --num[_-]processes[= ]'?(\d{1,6})'?(?!\S)")
 
 
-def asked_for(command: str) -> int | None:
-    """The number of ranks that accelerate's command line asks for, on all its machines; None where it doesn't say."""
-    found = _PROCESSES.search(command)
-    return int(found[1]) if found else None
+def asked_for(launcher: Process | None) -> AskedFor | None:
+    """The number of ranks that accelerate's command line asks for, or its configuration file, on all its machines; None where
+    neither says."""
+    if launcher is None:
+        return None
+    found = _PROCESSES.search(launcher.command)
+    return AskedFor(processes=int(found[1]), source="--num_processes") if found else launcher.asked_for
 
 
 _OF_A_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURM_PROCID", ELASTIC_RUN, "OMPI_COMM_WORLD_RANK", "PMI_RANK")

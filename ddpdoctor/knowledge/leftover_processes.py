@@ -94,6 +94,7 @@ def _leftover(process: Process, scene: Scene) -> Leftover:
         gpus=tuple(sorted({gpu.index for gpu, _ in held})),
         gpu_memory=sum(holder.memory for _, holder in held if isinstance(holder.memory, int)),
         ports=tuple(sorted({port for one in all_of_it if isinstance(one.listens, tuple) for port in one.listens})),
+        lacks_its_launcher=scene.lost(process),
         segments=tuple(
             sorted({path for one in all_of_it if isinstance(one.shared_memory, tuple) for path in one.shared_memory})
         ),

@@ -68,10 +68,17 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     ports: tuple[int, ...] = ()
     segments: tuple[str, ...] = ()
     """Paths in /dev/shm that it has mapped or open."""
+    lacks_its_launcher: bool = False
+    """It had one, which is gone, whoever adopted it: below a subreaper it stays in doubt all the same."""
 
     @property
     def proven(self) -> bool:
         return self.certainty is Certainty.PROVEN
+
+    @property
+    def fails(self) -> bool:
+        """Whether it is a failure: a doubt of who adopted it is one whether it may be ended, not whether it is left over."""
+        return self.proven or self.lacks_its_launcher
 
     @property
     def pid(self) -> int:

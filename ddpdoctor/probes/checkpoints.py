@@ -19,5 +19,7 @@ def probe(context: Context) -> Checkpoints:
     # Here, because most runs name no checkpoint and shall not wait for these modules.
     from ddpdoctor.checkpoints.folders import expand
     from ddpdoctor.checkpoints.inspection import inspect
+    from ddpdoctor.checkpoints.kinds.framework_folders import framework_folders
 
-    return Checkpoints(files=tuple(map(inspect, expand(map(Path, context.checkpoints)))))
+    paths = tuple(map(Path, context.checkpoints))
+    return Checkpoints(files=tuple(map(inspect, expand(paths))), folders=framework_folders(paths))

@@ -55,11 +55,11 @@ NAMES = {
 
 def probe(context: Context) -> Environment:
     own = [Setting(name, value) for name, value in context.environ.items() if matters(name)]
-    files = _within(FILE_SECONDS, lambda: _read_files(context))
+    files = within(FILE_SECONDS, lambda: _read_files(context))
     if isinstance(files, Unknown):
         files = _Files(paths=files)
     settings = sorted(for_facts(own), key=lambda one: one.name) + list(for_facts(files.settings))
-    found = _within(FILE_SECONDS, lambda: _rendezvous_files(context, [one.value for one in own]))
+    found = within(FILE_SECONDS, lambda: _rendezvous_files(context, [one.value for one in own]))
     return Environment(
         settings=tuple(settings),
         configuration_files=files.paths,
@@ -95,7 +95,7 @@ def _is_secret(name: str) -> bool:
     return name not in known_settings() and (is_secret_name(name) or is_secret_name(name.partition("_")[2]))
 
 
-def _within(seconds: float, make: Callable[[], T]) -> T | Unknown:
+def within(seconds: float, make: Callable[[], T]) -> T | Unknown:
     """What `make()` gives, unless a file system takes too long. The thread that hangs in the kernel is left behind."""
     result: list[T | Unknown] = []
 

@@ -57,7 +57,7 @@ def resolve(name: str) -> Resolution:
     return Resolution(name=name, addresses=addresses, error=error, seconds=round(time.monotonic() - started, 3))
 
 
-def _ask_resolver(name: str) -> Callable[[], Resolution]:
+def ask_resolver(name: str) -> Callable[[], Resolution]:
     asked = _Asked(lambda: resolve(name))
     silent = Resolution(name=name, error=f"no answer within {RESOLVER_SECONDS:.0f} s", seconds=RESOLVER_SECONDS)
     return lambda: asked.wait(silent)
@@ -65,12 +65,12 @@ def _ask_resolver(name: str) -> Callable[[], Resolution]:
 
 def probe(context: Context) -> Network | Unknown:
     hostname = socket.gethostname()
-    own_name = _ask_resolver(hostname)
+    own_name = ask_resolver(hostname)
     fqdn = _Asked(socket.getfqdn)
     master_name = master_address(context.environ)
-    master = _ask_resolver(master_name) if master_name else lambda: None
+    master = ask_resolver(master_name) if master_name else lambda: None
     rendezvous_name, rendezvous_port = split_endpoint(store_endpoint(context.environ))
-    rendezvous = _ask_resolver(rendezvous_name) if rendezvous_name else lambda: None
+    rendezvous = ask_resolver(rendezvous_name) if rendezvous_name else lambda: None
 
     interfaces = read_interfaces(context)
     if isinstance(interfaces, Unknown):

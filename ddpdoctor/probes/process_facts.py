@@ -15,9 +15,10 @@ from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.processes import Place, Process, Role, ThreadActivity
 from ddpdoctor.knowledge.across_nodes import PROTOCOL, must_agree
+from ddpdoctor.probes.accelerate_files import asked_for
 from ddpdoctor.probes.environment import NAMES, for_facts, matters
 from ddpdoctor.probes.proc import PAGE, TICKS, Proc, Spent, variables
-from ddpdoctor.probes.process_commands import programme
+from ddpdoctor.probes.process_commands import is_accelerate, programme
 from ddpdoctor.probes.process_details import Files, contained, files, listening_ports
 from ddpdoctor.probes.process_family import GROUP_MARKS, OTHER_MARKS, Seen
 from ddpdoctor.redaction import legible, redact_text
@@ -93,6 +94,9 @@ class Describer:
             listens=self._listens(pid, opened),
             shared_memory=opened.shared_memory,
             writes_to=opened.writes_to,
+            asked_for=asked_for(pid, uid, one.words, one.variables)
+            if role is Role.LAUNCHER and is_accelerate(one.words)
+            else None,
             pid_inside=int(inside[-1]) if len(inside) > 1 and inside[-1].isdecimal() else 0,
             pid_namespace=self._link(f"{pid}/ns/pid"),
             network_namespace=self._link(f"{pid}/ns/net"),

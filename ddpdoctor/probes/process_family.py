@@ -93,6 +93,19 @@ class Seen:
         return place_by_arguments(self.words) if self.in_group else None
 
     @cached_property
+    def further_node(self) -> int:
+        """The node rank of one that Lightning has started on a node behind the first; 0 of all others."""
+        if (
+            not self.has_rank_settings
+            or self.place
+            or not {"LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"} <= self.variables.keys()
+        ):
+            return 0
+        if number(self.variables["LOCAL_RANK"]) is None or number(self.variables["WORLD_SIZE"]) is None:
+            return 0
+        return number(self.variables.get("NODE_RANK", "")) or 0
+
+    @cached_property
     def by_multiprocessing(self) -> bool:
         """A Python started it without giving it settings of its own."""
         return self.stat.forked or commands.is_spawned(self.words)

@@ -43,6 +43,7 @@ def roles(family: Family, asked: int = 0) -> Roles:
     _forked_ranks(family, found)
     _ranks_by_settings(family, found)
     _parents_that_are_rank_0(family, found)
+    _ranks_of_further_nodes(family, found)
     _ranks_without_settings(family, found)
     _unreadable_ranks(family, found)
     _dead_among_siblings(family, found)
@@ -155,6 +156,36 @@ def _parents_that_are_rank_0(family: Family, found: Roles) -> None:
         if parent and parent.python and _role(parent, found) is Role.OTHER and min(one.rank for one in places) == 1:
             place = Place(rank=0, world_size=places[0].world_size, local_rank=0, node_rank=0, source=BY_CHILDREN)
             found[pid] = Role.RANK, place
+
+
+def _ranks_of_further_nodes(family: Family, found: Roles) -> None:
+    """Lightning's on a node behind the first: its children's LOCAL_RANKs tell how many ranks each node has."""
+    by_parent: dict[int, list[Seen]] = {}
+    for one in family.seen.values():
+        if one.further_node and one.computes and not one.stat.forked and _role(one, found) is Role.OTHER:
+            by_parent.setdefault(one.stat.parent, []).append(one)
+    for pid, children in by_parent.items():
+        local_ranks = [number(one.variables["LOCAL_RANK"]) or 0 for one in children]
+        parent = family.seen.get(pid)
+        if not (parent and parent.python and _role(parent, found) is Role.OTHER and min(local_ranks) == 1):
+            continue
+        here, node = max(local_ranks) + 1, children[0].further_node
+        size = number(children[0].variables["WORLD_SIZE"])
+        for member, local, source in (
+            (parent, 0, BY_CHILDREN),
+            *((one, local, "LOCAL_RANK") for one, local in zip(children, local_ranks, strict=True)),
+        ):
+            found[member.stat.pid] = (
+                Role.RANK,
+                Place(
+                    rank=node * here + local,
+                    world_size=size,
+                    local_rank=local,
+                    local_world_size=here,
+                    node_rank=node,
+                    source=source,
+                ),
+            )
 
 
 def _ranks_without_settings(family: Family, found: Roles) -> None:

@@ -17,6 +17,7 @@ from ddpdoctor.wording import listed, plural
 if TYPE_CHECKING:
     from ddpdoctor.checkpoints.outcomes import Outcome
     from ddpdoctor.checkpoints.pickles.editing import Wishes
+    from ddpdoctor.facts.checkpoints import CheckpointFolder
 
 _MARGIN = 9
 """Columns: room for the longest of the words below."""
@@ -58,6 +59,11 @@ def show_one(screen: Screen, outcome: Outcome, wishes: Wishes) -> None:
             screen.line()
         for part in told:
             _show_part(screen, part)
+
+
+def show_folder(screen: Screen, folder: CheckpointFolder) -> None:
+    """What the folder is in which the files lie."""
+    screen.labelled("", one_line(f"{folder.path}: {folder.called}"), 0)
 
 
 def show_line(screen: Screen, outcome: Outcome) -> None:

@@ -95,6 +95,9 @@ def _checkpoints(snapshot: Snapshot) -> str:
     if isinstance(snapshot.checkpoints, Unknown):
         return f"unknown: {snapshot.checkpoints.reason}"
     files = snapshot.checkpoints.files
+    if folders := snapshot.checkpoints.folders:
+        last = folders[-1]
+        return f"{last.path}: {last.called}{f' (and {len(folders) - 1} more)' if len(folders) > 1 else ''}"
     if len(files) > 1:
         return f"{len(files)} files: {listed((one.path for one in files), 4)}"
     return "".join(f"{one.path}: {one.called}{f', {human(one.size)}' if one.size else ''}" for one in files)

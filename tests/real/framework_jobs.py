@@ -73,6 +73,36 @@ for step in range(10**6):
 """
 )
 
+TRAINER = (
+    _MARKS
+    + """
+mark("pid", os.environ["RANK"])
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, x):
+        return {"loss": self.layer(x).mean()}
+
+class Steps(TrainerCallback):
+    def on_step_end(self, arguments, state, control, **more):
+        mark("training", os.environ["RANK"])
+        time.sleep(0.05)
+        if Path(os.environ["RUNNING_JOB"], "sleep").exists() and os.environ["RANK"] == "1":
+            mark("asleep", "1")
+            time.sleep(1000)
+
+arguments = TrainingArguments(
+    output_dir=os.environ["RUNNING_JOB"], max_steps=10**6, save_strategy="no", use_cpu=True, report_to=[], disable_tqdm=True
+)
+data = [{"x": torch.zeros(4)}] * 64
+Trainer(model=Model(), args=arguments, train_dataset=data, callbacks=[Steps()]).train()
+"""
+)
+
 BY_ARGUMENTS = (
     _MARKS
     + """

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ddpdoctor.checkpoints.kinds.framework_folders import framework_folders
 from tests.checkpoints import on, tagged
 from tests.command import ddpdoctor, plain_environ
 
@@ -106,6 +107,14 @@ def test_transformers_trainer_is_resumed_whatever_its_files_hold(tmp_path: Path)
         trainer(2).train()
     folder = tmp_path / "checkpoint-2"
     take_to_the_cpu(folder / "rng_state.pth")
+    called = "a checkpoint of transformers' Trainer, step 2, written by 1 rank; it holds model, optimizer, scheduler, random numbers"
+    for path in (folder, tmp_path):
+        (told,) = framework_folders([path])
+        assert (told.path, told.step, told.world_size) == (str(folder), 2, 1)
+        assert told.called.startswith(called)
+        for command in (["check", "--select", "checkpoint", "--checkpoint"], ["fix-checkpoint", "--dry-run"]):
+            done = ddpdoctor(*command, str(path), environ={**plain_environ(), "COLUMNS": "1000"})
+            assert f"{folder}: {called}" in " ".join(done.stdout.split()), done.stdout
     found = findings(folder)
     assert found["ckpt-device-pin"]["severity"] == "warn"
     assert "transformers' Trainer" in found["ckpt-device-pin"]["cause"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.command import ddpdoctor, plain_environ
 from tests.free_ports import free_port
-from tests.real.framework_jobs import ACCELERATE, BY_ARGUMENTS, LIGHTNING, job_of, pids_of
+from tests.real.framework_jobs import ACCELERATE, BY_ARGUMENTS, LIGHTNING, TRAINER, job_of, pids_of
 from tests.real.running_jobs import start_time, wait_until
 
 OF_JOBS = ("job-settings-differ", "rank-not-running", "orphaned-rank", "omp-threads")
@@ -71,6 +74,21 @@ def test_local_rank_left_in_the_shell(tmp_path: Path) -> None:
         assert about(found, [pid])
 
 
+def test_node_rank_left_in_the_shell(tmp_path: Path) -> None:
+    """Lightning starts the ranks of a second node, 2 and 3 of 2, and these wait for the first node's."""
+    with job_of(tmp_path, LIGHTNING, 'exec "$python" train.py', {"NODE_RANK": "1"}) as job:
+        pids = [int(job.wait_for(f"rank-{local}.pid")) for local in range(2)]
+        report = jobs()
+        assert jobs_with(report, pids) == [pids]
+        (summary,) = about(report, pids)
+        assert "ranks 2 and 3 beyond the world" in summary
+        (finding,) = [one for one in report["findings"] if one["summary"] == summary]
+        assert "unset NODE_RANK GROUP_RANK" in finding["fixes"][0]["commands"]
+        done = ddpdoctor("check", "--quick", "--json", environ={**plain_environ(), "NODE_RANK": "1"})
+        found = json.loads(done.stdout)
+        assert "rank-leftover" in [one["slug"] for one in found["findings"]]
+
+
 def test_accelerate_that_starts_one_process_of_two(tmp_path: Path) -> None:
     with job_of(tmp_path, ACCELERATE, 'exec "$bin/accelerate" launch --num_processes 2 --cpu train.py') as job:
         job.wait_for("rank-0.training")
@@ -80,7 +98,57 @@ def test_accelerate_that_starts_one_process_of_two(tmp_path: Path) -> None:
         (summary,) = about(report, [rank])
         assert "fewer than asked for" in summary
         (finding,) = [one for one in report["findings"] if one["summary"] == summary]
-        assert finding["fixes"][0]["commands"] == ["torchrun --nproc-per-node=2 train.py"]
+        # Without it each would train alone: accelerate looks for GPUs first.
+        assert finding["fixes"][0]["commands"] == ["ACCELERATE_USE_CPU=true torchrun --nproc-per-node=2 train.py"]
+
+
+TORCHRUN = 'exec "$bin/torchrun" --standalone --nproc-per-node 2 train.py'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [LIGHTNING, ACCELERATE], ids=["lightning", "accelerate"])
+def test_under_torchrun_healthy_and_then_with_a_stopped_rank(tmp_path: Path, script: str) -> None:
+    with job_of(tmp_path, script, TORCHRUN) as job:
+        (pids,) = pids_of(job, ["rank"])
+        report = jobs(str(pids[0]))
+        assert jobs_with(report, pids) == [pids]
+        assert about(report, pids) == []
+        hang = jobs("--hang", str(pids[0]))
+        assert [one["slug"] for one in hang["findings"] if one["severity"] == "fail"] == []
+        os.kill(pids[1], signal.SIGSTOP)
+        wait_until(lambda: "\nState:\tT" in Path(f"/proc/{pids[1]}/status").read_text())
+        stopped = jobs(str(pids[0]))
+        assert stopped["verdict"] == "fail"
+        assert f"kill -CONT {pids[1]}" in json.dumps(stopped)
+        (summary,) = about(stopped, pids)
+        assert "rank 1 stopped" in summary
+
+
+@pytest.mark.slow
+def test_transformers_trainer_under_torchrun_healthy_and_then_asleep_in_user_code(tmp_path: Path) -> None:
+    with job_of(tmp_path, TRAINER, TORCHRUN) as job:
+        (pids,) = pids_of(job, ["rank"])
+        assert about(jobs(str(pids[0])), pids) == []
+        assert [one["severity"] for one in jobs("--hang", str(pids[0]))["findings"]].count("fail") == 0
+        (job.folder / "sleep").touch()
+        job.wait_for("rank-1.asleep")
+        wait_until(lambda: "rank 1" in first_summary(jobs("--hang", str(pids[0]))))
+        found = jobs("--hang", str(pids[0]))["findings"][0]
+        assert "on_step_end (train.py:" in json.dumps(found)
+
+
+def first_summary(report: dict[str, Any]) -> str:
+    return report["findings"][0]["summary"] if report["findings"] else ""
+
+
+def test_accelerate_whose_configuration_asks_for_more_than_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 4\nuse_cpu: true\n")
+    shell = f'cd {tmp_path} && exec "$bin/accelerate" launch --config_file cluster.yaml "$RUNNING_JOB/train.py"'
+    with job_of(tmp_path, ACCELERATE, shell) as job:
+        job.wait_for("rank-0.training")
+        report = jobs(str(job.process.pid))
+        (finding,) = [one for one in report["findings"] if "fewer than asked for" in one["summary"]]
+        assert f"4 processes were asked for ({tmp_path}/cluster.yaml, line 2)" in finding["evidence"][0]["text"]
 
 
 def test_accelerate_that_starts_the_one_process_that_it_is_told_to(tmp_path: Path) -> None:

@@ -215,8 +215,8 @@ def test_ranks_that_a_subreaper_adopted_are_named_and_never_ended(tmp_path: Path
             job.wait_for("rank-0.there")
             job.wait_for("rank-1.finishing")
             ranks = [job.pid(0), job.pid(1)]
-            before = host.ddpdoctor("zombies")
-            assert before.returncode == 0, before.stdout
+            before = [host.ddpdoctor(command) for command in ("zombies", "jobs")]
+            assert [one.returncode for one in before] == [0, 0], [one.stdout for one in before]
             kill_launcher(job)
             after = host.ddpdoctor("zombies", "--kill", "--yes", "--json")
             assert after.returncode == 1, after.stdout
@@ -227,10 +227,12 @@ def test_ranks_that_a_subreaper_adopted_are_named_and_never_ended(tmp_path: Path
                 assert told[pid]["certainty"] == "doubt"
                 assert f"(pid {parent}), is not known to be an init" in told[pid]["doubts"][0]
             assert all(host.alive(pid) for pid in ranks)
-            overview = json.loads(host.ddpdoctor("jobs", "--json").stdout)
-            assert overview["verdict"] == "warn"
+            said = host.ddpdoctor("jobs", "--json")
+            overview = json.loads(said.stdout)
+            assert (overview["verdict"], said.returncode) == ("fail", 1)
             assert [one["remarks"] for one in overview["jobs"][0]["ranks"]] == [["orphaned"]] * 2
-            assert host.ddpdoctor("jobs", "--strict").returncode == 1
+            (finding,) = [one for one in overview["findings"] if one["slug"] == "orphaned-rank"]
+            assert f"(pid {parent}), is not known to be an init" in finding["evidence"][0]["text"]
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -247,6 +249,7 @@ def test_ranks_of_a_script_whose_orphans_a_subreaper_adopted(tmp_path: Path, met
             for pid in ranks:
                 assert told[pid]["certainty"] == "doubt"
                 assert "is not known to be an init" in told[pid]["doubts"][0]
+            assert host.ddpdoctor("jobs").returncode == 1
 
 
 def test_a_zombie_names_the_parent_that_does_not_collect_it(tmp_path: Path) -> None:

@@ -242,6 +242,19 @@ def test_lightning() -> None:
     assert found[10][1].source == BY_CHILDREN
 
 
+def test_lightning_on_a_further_node() -> None:
+    """Its ranks count on from those of the nodes before, which have as many."""
+    told = {"NODE_RANK": 1, "WORLD_SIZE": 4, "MASTER_ADDR": "10.0.0.11", "MASTER_PORT": 29500}
+    found = judged(one(10), one(21, 10, LOCAL_RANK=1, **told))
+    assert {pid: place_ and place_.rank for pid, (_, place_) in found.items()} == {10: 2, 21: 3}
+    place_ = found[21][1]
+    assert place_
+    assert (place_.world_size, place_.local_rank, place_.local_world_size, place_.node_rank) == (4, 1, 2, 1)
+    # Without where it meets, or of a child alone, nobody can tell.
+    assert judged(one(10), one(21, 10, LOCAL_RANK=1, NODE_RANK=1, WORLD_SIZE=4)) == {}
+    assert judged(one(10), one(22, 10, LOCAL_RANK=2, **told)) == {}
+
+
 def test_dead_rank_of_a_launcher() -> None:
     alive = [one(20 + n, 10, **place(n, 3), TORCHELASTIC_RUN_ID="x") for n in (0, 2)]
     dead = one(21, 10, (), state="Z", hidden=True, python=False)

@@ -1,0 +1,91 @@
+"""Which framework's checkpoint a folder is, of which step and how many ranks, and what lies in it: by names, and by the small JSON
+file in which transformers' Trainer keeps its step."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.checkpoints.kinds.recognised import mode_of
+from ddpdoctor.checkpoints.loaders import TRAINER, of_names
+from ddpdoctor.checkpoints.rank_files import rank_files
+from ddpdoctor.facts.checkpoints import CheckpointFolder
+from ddpdoctor.regular_files import read_start
+
+MAX_STATE_BYTES = 1 << 26
+MAX_CHECKPOINTS = 200
+"""In one folder, of which each is looked into."""
+
+_PARTS = (
+    ("model", r"(?:model|pytorch_model|adapter_model)(?:[_-][\w-]*)?(?:\.safetensors|\.bin)?(?:\.index\.json)?\Z"),
+    ("optimizer", r"optimizer(?:_\d+)?(?:\.pt|\.bin)?\Z"),
+    ("scheduler", r"scheduler(?:_\d+)?\.(?:pt|bin)\Z"),
+    ("gradient scaler", r"scaler\.pt\Z"),
+    ("random numbers", r"rng_state(?:_\d+)?\.pth\Z|random_states_\d+\.pkl\Z"),
+    ("settings of the training", r"training_args\.bin\Z"),
+)
+"""What these files and folders hold. As text and not compiled, like the names in `loaders`."""
+
+
+class _State(msgspec.Struct):
+    global_step: int | None = None
+
+
+def framework_folders(paths: Iterable[Path]) -> tuple[CheckpointFolder, ...]:
+    """Describe each of these that is a framework's checkpoint, or holds such folders, as the output folder of a training does."""
+    found: list[CheckpointFolder] = []
+    for path in paths:
+        folders = [path, *sorted(_below(path), key=_step_of_name)]
+        found += [told for folder in folders if (told := _describe(folder, _names(folder)))]
+    return tuple(found)
+
+
+def _below(path: Path) -> Iterator[Path]:
+    names = _names(path)
+    if not of_names(names):
+        numbered = sorted(name for name in names if re.search(r"checkpoint[-_]\d+\Z", name))
+        yield from (path / name for name in numbered[:MAX_CHECKPOINTS])
+
+
+def _names(folder: Path) -> Collection[str]:
+    try:
+        return set(os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return ()
+
+
+def _describe(folder: Path, names: Collection[str]) -> CheckpointFolder | None:
+    framework = of_names(names)
+    if not framework:
+        return None
+    worlds = [one.world_size for one in rank_files(folder) if one.pattern.startswith(("rng_state", "random_states"))]
+    single = 1 if "rng_state.pth" in names else None
+    return CheckpointFolder(
+        path=str(folder),
+        framework=framework,
+        step=_step(folder, names) if framework == TRAINER else None,
+        world_size=max(worlds, default=single),
+        holds=tuple(part for part, pattern in _PARTS if any(re.match(pattern, name) for name in names)),
+    )
+
+
+def _step(folder: Path, names: Collection[str]) -> int | None:
+    """As the Trainer wrote it; where that can't be read, as the folder is called."""
+    state = folder / "trainer_state.json"
+    if "trainer_state.json" in names and mode_of(state):
+        try:
+            told = msgspec.json.decode(read_start(state, MAX_STATE_BYTES), type=_State).global_step
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+            told = None
+        if told is not None:
+            return told
+    return _step_of_name(folder) if re.search(r"checkpoint-\d+\Z", folder.name) else None
+
+
+def _step_of_name(folder: Path) -> int:
+    found = re.search(r"(\d{1,15})\Z", folder.name)
+    return int(found[1]) if found else -1
