@@ -192,10 +192,13 @@ def test_a_rank_that_a_command_leaves_is_named_though_it_went_well(folder: Path)
 
 
 def test_one_that_ends_by_itself_is_waited_for_and_not_named(folder: Path) -> None:
-    (folder / "late.py").write_text("import os, time\nwhile os.getppid() == PARENT: time.sleep(0.01)\nprint('late')\n")
-    text = "sed -i s/PARENT/$$/ late.py; " + shlex.join([sys.executable, "-u", "late.py"]) + " & exit 1"
+    text = (
+        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\nparent = os.getppid()\nopen('there', 'x').close()\n"
+    )
+    (folder / "late.py").write_text(f"{text}while os.getppid() == parent: time.sleep(0.01)\nprint('late')\n")
+    script = f"{shlex.join([sys.executable, '-u', 'late.py'])} & until [ -e there ]; do sleep 0.05; done; exit 1"
     done = subprocess.run(
-        run("bash", "-c", text), env=plain_environ(), cwd=folder, capture_output=True, text=True, check=False
+        run("bash", "-c", script), env=plain_environ(), cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.stdout == "late\n"
     assert "goes on" not in done.stderr
