@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ddpdoctor.facts.base import NotKnown
@@ -14,6 +12,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import FAIL, WARN, Finding, Fix, Severity
 from ddpdoctor.knowledge.evidence import told, torch_version
+from ddpdoctor.knowledge.requirements import requirement_in
 from ddpdoctor.knowledge.wheels import index_options, numbers, release, tag_cuda
 from ddpdoctor.registry import LogSign, Role, check, requires
 from ddpdoctor.wording import dotted, listed, pip_install
@@ -128,11 +127,8 @@ def torch_torchvision_mismatch(torch: Torch, packages: Packages, patient: Patien
 
 def _not_its_torch(companion: Package, torch: Version) -> tuple[Severity, str] | None:
     for text in companion.requires:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
-        if canonicalize_name(requirement.name) != "torch" or requirement.specifier.contains(torch, prereleases=True):
+        required, requirement = requirement_in(text) or ("", None)
+        if required != "torch" or requirement is None or requirement.specifier.contains(torch, prereleases=True):
             continue
         # Nightlies of neighbouring days, and source builds, often work together: not certain to fail.
         certain = not torch.is_prerelease

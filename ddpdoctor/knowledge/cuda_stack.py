@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from functools import cache
 
 import msgspec
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
 
 from ddpdoctor.facts.base import NotKnown
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.requirements import requirement_in
 from ddpdoctor.knowledge.wheels import numbers
 from ddpdoctor.registry import requires
 from ddpdoctor.wording import pip_install
@@ -67,12 +65,11 @@ def _pins(packages: Packages, patient: Patient, name: str, extra: str, followed:
     followed.add((name, extra))
     for one in packages.named(name)[:1]:
         for text in one.requires:
-            requirement = _requirement(text)
-            if requirement is None:
+            if not _may_pin(text) or (read := requirement_in(text)) is None:
                 continue
+            required, requirement = read
             if requirement.marker and not requirement.marker.evaluate(_environment(patient, extra)):
                 continue
-            required = canonicalize_name(requirement.name)
             exact = any(part.operator in ("==", "===") for part in requirement.specifier)
             if required != name and (exact or required.startswith("nvidia-")):
                 installed = packages.version(required)
@@ -82,13 +79,10 @@ def _pins(packages: Packages, patient: Patient, name: str, extra: str, followed:
                 yield from _pins(packages, patient, required, part, followed)
 
 
-@cache
-def _requirement(text: str) -> Requirement | None:
-    """A line of Requires-Dist, parsed; several checks ask for the same ones."""
-    try:
-        return Requirement(text)
-    except InvalidRequirement:
-        return None
+def _may_pin(text: str) -> bool:
+    """Whether a line of Requires-Dist is worth reading: a CPU build's torch pins nothing."""
+    required, _, _ = text.partition(";")
+    return "==" in required or "[" in required or required.lower().startswith("nvidia")
 
 
 def _environment(patient: Patient, extra: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.elf import NotElf, mapped, sections
 from ddpdoctor.probes.files import exists, isdir
 from ddpdoctor.probes.programs import find_system_tool
 from ddpdoctor.probes.subprocesses import run
@@ -51,16 +52,13 @@ def _version(context: Context, module: Path) -> str | Unknown:
 
 
 def _version_in_file(module: Path) -> str | Unknown:
-    from elftools.common.exceptions import ELFError
-    from elftools.elf.elffile import ELFFile
-
     try:
-        with module.open("rb") as file:
-            section = ELFFile(file).get_section_by_name(".modinfo")
-            data = section.data() if section else b""
-    except (OSError, ELFError) as error:
+        with mapped(module) as data:
+            start, end = sections(data).get(".modinfo", (0, 0))
+            told = data[start:end]
+    except NotElf as error:
         return Unknown(f"{module.name}: {error}")
-    found = re.search(rb"(?:^|\0)version=([^\0]+)", data)
+    found = re.search(rb"(?:^|\0)version=([^\0]+)", told)
     return found[1].decode("utf-8", "replace") if found else Unknown(f"{module.name} names no version")
 
 

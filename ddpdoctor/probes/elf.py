@@ -1,7 +1,7 @@
 """Reading shared objects without loading them: what they need, what they lack, for which GPUs they hold code.
 
-pyelftools reads headers and sections; symbols are unpacked here, since libtorch_cpu.so alone exports some hundred
-thousand and building an object for each takes seconds.
+Only the tables that are asked for are unpacked: libtorch_cpu.so alone exports some hundred thousand symbols, and a library
+that makes an object of each entry takes seconds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from elftools.elf.elffile import ELFFile
 
 from ddpdoctor.probes.files import open_regular
 
+FILE_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
+SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
+WITHOUT_BYTES = 8
+"""The type of a section that takes no room in the file (SHT_NOBITS)."""
+LONGEST_NAME = 100
+"""Bytes of a section's name that are read; in a broken file it may not end."""
 SYMBOL = struct.Struct("<IBBHQQ")
 GLOBAL = 1
 
@@ -47,20 +52,31 @@ class Parsed(msgspec.Struct, frozen=True):
     glibcxx: str = ""
 
 
+def sections(data: mmap.mmap) -> dict[str, tuple[int, int]]:
+    """Start and end of each section's bytes, by its name.
+
+    Raises:
+        NotElf: it is no such file.
+        struct.error, IndexError: its tables are broken, or lie beyond its end.
+    """
+    if data[:6] != b"\x7fELF\2\1":
+        raise NotElf("not a 64-bit little-endian ELF file")
+    _, _, _, _, _, table, _, _, _, _, size, count, names = FILE_HEADER.unpack_from(data)
+    headers = [SECTION_HEADER.unpack_from(data, table + size * number) for number in range(count)]
+    start = headers[names][4] if headers else 0
+    found = {}
+    for name, kind, _, _, offset, length, *_ in headers:
+        text, _, _ = data[start + name : start + name + LONGEST_NAME].partition(b"\0")
+        found[text.decode("utf-8", "replace")] = (0, 0) if kind == WITHOUT_BYTES else (offset, offset + length)
+    return found
+
+
 class SharedLibrary:
     """An open shared object; use `opened()`."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
-        try:
-            elf = ELFFile(data)  # type: ignore[arg-type]  # a mmap reads and seeks like a file
-            if elf.elfclass != 64 or not elf.little_endian:
-                raise NotElf("not a 64-bit little-endian ELF file")
-            self._sections = {section.name: section.header for section in elf.iter_sections()}
-        except NotElf:
-            raise
-        except Exception as error:  # pyelftools raises whatever comes of a corrupt header
-            raise NotElf(f"not a readable ELF file ({str(error) or type(error).__name__})") from error
+        self._sections = sections(data)
         if ".dynsym" not in self._sections:
             raise NotElf("no dynamic symbols: the file is cut off, or no shared object")
         self._strings = self._span(".dynstr")
@@ -71,10 +87,7 @@ class SharedLibrary:
         Raises:
             NotElf: the section lies beyond the end of the file.
         """
-        header = self._sections.get(name)
-        if header is None or header["sh_type"] == "SHT_NOBITS":
-            return 0, 0
-        start, end = header["sh_offset"], header["sh_offset"] + header["sh_size"]
+        start, end = self._sections.get(name, (0, 0))
         if end > len(self._data):
             raise NotElf(f"the file is cut off: its section {name} should end at {end}, the file is {len(self._data)}")
         return start, end
@@ -220,16 +233,16 @@ def fatbin_architectures(data: bytes | mmap.mmap, start: int, end: int) -> tuple
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[SharedLibrary]:
-    """Opens a shared object; nothing of it is read but what is asked for.
+def mapped(path: Path) -> Iterator[mmap.mmap]:
+    """Maps a file; nothing of it is read but what is asked for.
 
     Raises:
-        NotElf: with the reason, be it the file system's or the file's.
+        NotElf: with the reason, be it the file system's or the file's, also for what is found in it.
     """
     try:
         with os.fdopen(open_regular(path), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                yield SharedLibrary(data)
+                yield data
             except (struct.error, IndexError, OverflowError) as error:
                 raise NotElf(f"its tables are broken ({error})") from error
     except ValueError as error:
@@ -238,3 +251,14 @@ def opened(path: Path) -> Iterator[SharedLibrary]:
         raise NotElf("a link to nowhere, or no plain file") from error
     except OSError as error:
         raise NotElf(error.strerror or str(error)) from error
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[SharedLibrary]:
+    """Opens a shared object.
+
+    Raises:
+        NotElf: with the reason, be it the file system's or the file's.
+    """
+    with mapped(path) as data:
+        yield SharedLibrary(data)

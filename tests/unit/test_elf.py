@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.probes.elf import FATBIN_MAGIC, NotElf, fatbin_architectures, opened
+from ddpdoctor.probes.elf import FATBIN_MAGIC, NotElf, fatbin_architectures, mapped, opened, sections
 
 pytestmark = pytest.mark.tool("g++")
 
@@ -85,6 +85,30 @@ def test_every_symbol_of_libtorch_python_is_found_in_the_real_torch() -> None:
         # Of a CPU build libtorch_cpu.so and libc10.so; a CUDA build has more.
         libraries = [stack.enter_context(opened(one)) for one in TORCH.glob("lib*.so") if "python" not in one.name]
         assert [one for one in wanted if not any(library.exports(one) for library in libraries)] == []
+
+
+def test_agrees_with_pyelftools_on_the_sections_of_real_files(small: Path) -> None:
+    from elftools.elf.elffile import ELFFile
+
+    for path in (small, Path(sys.executable).resolve(), *TORCH.glob("lib*.so"), *RECORDED.glob("*.so")):
+        with path.open("rb") as file, mapped(path) as data:
+            elf = ELFFile(file)
+            headers = {one.name: one.header for one in elf.iter_sections()}
+            assert sections(data) == {
+                name: (0, 0)
+                if one["sh_type"] == "SHT_NOBITS"
+                else (one["sh_offset"], one["sh_offset"] + one["sh_size"])
+                for name, one in headers.items()
+            }, path
+
+
+def test_a_shared_object_without_sections_has_no_dynamic_symbols_to_be_found(small: Path, tmp_path: Path) -> None:
+    header = bytearray(small.read_bytes()[:64])
+    header[40:48], header[58:64] = bytes(8), bytes(6)  # Where the table lies; size, number and names of its entries.
+    path = tmp_path / "without.so"
+    path.write_bytes(header)
+    with pytest.raises(NotElf, match="no dynamic symbols"), opened(path):
+        pass
 
 
 def test_agrees_with_the_whole_symbol_table_of_libc10() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -12,7 +14,17 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import FAIL, Finding
-from ddpdoctor.registry import Check, UnknownSelection, Why, diagnose, find_check, requires, select
+from ddpdoctor.registry import (
+    Check,
+    UnknownSelection,
+    Why,
+    all_checks,
+    all_prescriptions,
+    diagnose,
+    find_check,
+    requires,
+    select,
+)
 
 PLAN = Plan(1, "--nproc")
 
@@ -108,3 +120,10 @@ def test_names_may_be_written_as_people_do(name: str) -> None:
 def test_find_check_of_nothing_like_it() -> None:
     with pytest.raises(UnknownSelection, match="ddpdoctor list"):
         find_check("zzzzzzzzzz")
+
+
+@pytest.mark.parametrize("one", [*all_checks(), *all_prescriptions()], ids=lambda one: one.slug)
+def test_what_a_check_needs_is_what_its_annotations_mean(one: Check) -> None:
+    hints = {name: hint for name, hint in get_type_hints(one.predicate).items() if name != "return"}
+    assert one.needs == {name: None if Unknown in get_args(hint) else hint for name, hint in hints.items()}
+    assert list(one.needs) == list(inspect.signature(one.predicate).parameters)

@@ -119,3 +119,28 @@ def test_no_group_is_killed_whose_number_another_could_have_by_now(monkeypatch: 
     monkeypatch.setattr(os, "killpg", killpg)
     assert run(["/bin/sh", "-c", "setsid sleep 3 & exit 3"], 10).returncode == 3
     assert collected == [False]
+
+
+def test_whoever_ends_is_waited_for_without_looking_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look takes the GIL from those who work."""
+    looks, waitid = list[int](), os.waitid
+
+    def look(kind: int, pid: int, options: int) -> object:
+        looks.append(pid)
+        return waitid(kind, pid, options)
+
+    monkeypatch.setattr(os, "waitid", look)
+    assert run(["sleep", "0.3"], 20).ok
+    assert len(looks) <= 2
+    assert run(["sleep", "20"], 0.3).timed_out
+
+
+def test_where_the_kernel_tells_nobody_who_ends_it_is_noticed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    assert run(["sleep", "0.3"], 20).ok
+    assert run(["sleep", "20"], 0.3).timed_out
+    monkeypatch.delattr(os, "pidfd_open")
+    assert run(["sleep", "0.3"], 20).ok

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -80,7 +79,8 @@ def _ask(context: Context, mode: Mode, seconds: float) -> Answer:
         identity = identity_for(code)
     except NotRunError as error:
         return Answer("not-run", str(error))
-    words = secrets.token_hex(16), secrets.token_hex(16)
+    # As the secrets module makes them, which loads OpenSSL first.
+    words = os.urandom(16).hex(), os.urandom(16).hex()
     until = time.monotonic() + seconds
     # Another user may not be allowed to read our files.
     script, stdin = (os.fspath(INQUIRY), b"") if identity is None else ("-", INQUIRY.read_bytes())

@@ -1,0 +1,52 @@
+"""What `check --quick` loads: a check that brings a heavy module along makes everybody wait, and nobody would notice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.command import command, plain_environ
+
+HEAVY = (
+    "ahocorasick_rs", "asyncio", "cryptography", "elftools", "email", "hashlib", "http", "importlib.metadata", "multiprocessing",
+    "numpy", "packaging.requirements", "pip", "psutil", "py_spy", "pygments", "pynvml", "secrets", "setuptools", "torch", "unittest",
+    "xml", "rich.live", "rich.progress", "rich.table", "rich.traceback", "typer.rich_utils",
+)  # fmt: skip
+"""Modules, and with them those below, that nothing asks for on an idle host without a GPU."""
+OF_OTHER_COMMANDS = ("checkpoints", "jobs", "logs", "netcheck", "running", "smoke", "treatments")
+MOST_OF_OUR_MODULES = 330
+"""There are 308. Whoever needs more should know what they cost: a quarter of a millisecond each, or more."""
+TELL_AT_THE_END = """
+import os, sys
+end = os._exit
+os._exit = lambda code: end(print(*sys.modules, file=sys.stderr, flush=True) or code)
+from ddpdoctor.cli.main import main
+main()
+"""
+"""Python's own list of imports (-X importtime) loses those of threads."""
+
+
+@pytest.fixture(scope="module")
+def loaded() -> set[str]:
+    """Names of the modules; on a host with nobody else's processes, since ranks of others make it look closely."""
+    alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no process namespace can be made here")
+    line = [*alone, sys.executable, "-c", TELL_AT_THE_END, *command("check", "--quick")[3:], "--python", sys.executable]
+    ended = subprocess.run(line, env=plain_environ(), capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode in (0, 1), ended.stderr[-2000:]
+    return set(ended.stderr.splitlines()[-1].split())
+
+
+def test_nothing_heavy_is_loaded_that_nobody_needs(loaded: set[str]) -> None:
+    assert {"ddpdoctor.probes.libraries", "ddpdoctor.checks.log", "ddpdoctor.report.terminal"} <= loaded
+    heavy = (*HEAVY, *(f"ddpdoctor.{name}" for name in OF_OTHER_COMMANDS))
+    assert [
+        name for name in sorted(loaded) if name.startswith(tuple(f"{one}." for one in heavy)) or name in heavy
+    ] == []
+
+
+def test_the_number_of_modules_is_seen_to_grow(loaded: set[str]) -> None:
+    assert len([name for name in loaded if name.startswith("ddpdoctor")]) <= MOST_OF_OUR_MODULES
