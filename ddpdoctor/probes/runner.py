@@ -85,10 +85,9 @@ def take_snapshot(
         return running[group].wait()
 
     context.answered_by(ask)
-    # The patient's import of torch takes longest, so it starts first.
-    wanted = sorted(
-        set(groups) - set(EXPERIMENTS), key=lambda group: (group not in ("torch", "libraries"), GROUPS.index(group))
-    )
+    # The patient's import of torch takes longest, and then the watch over running jobs, so they start first.
+    first = ("torch", "libraries", "processes")
+    wanted = sorted(set(groups) - set(EXPERIMENTS), key=lambda group: (group not in first, GROUPS.index(group)))
     with lock:
         for group in wanted:
             running.setdefault(group, _Running(group, context, done, until))

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 NEEDED = (
-    "typer", "rich", "psutil", "nvidia-ml-py", "msgspec", "packaging", "pyelftools", "py-spy", "ahocorasick_rs", "torch",
+    "typer", "rich", "psutil", "nvidia-ml-py", "msgspec", "packaging", "py-spy", "ahocorasick_rs", "torch",
 )  # fmt: skip
 """ddpdoctor's own dependencies, and torch."""
 
