@@ -22,6 +22,11 @@ def real_libraries() -> list[Path]:
     """Those that DDPDOCTOR_LIBNCCL names (":" between them), else the one that pip has put beside a CUDA build of torch."""
     if named := os.environ.get("DDPDOCTOR_LIBNCCL", ""):
         return [Path(one) for one in named.split(":") if one]
+    return beside_torch()
+
+
+def beside_torch() -> list[Path]:
+    """The one that pip has put beside a CUDA build of torch, as a list of at most one."""
     here = (Path(folder) / "nvidia" / "nccl" / "lib" / "libnccl.so.2" for folder in sys.path)
     return [one for one in here if one.is_file()][:1]
 

@@ -21,7 +21,7 @@ from ddpdoctor.registry import all_checks
 from ddpdoctor.snapshots import encode_snapshot, read_snapshot
 from tests.command import ROOT, command, ddpdoctor, plain_environ
 from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, read_fixture, to_snapshot
-from tests.real.libnccl import real_libraries
+from tests.real.libnccl import beside_torch
 
 SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())
 SICK = HOSTS / "shm-too-small" / "sick-docker-default.json"
@@ -69,7 +69,7 @@ def test_without_nvidia_hardware_it_says_so_and_is_healthy() -> None:
     # A person's machine may have an illness of its own; CI's has none, so whatever is found there is a false alarm.
     assert ended.returncode == 0 or (ended.returncode == 1 and not os.environ.get("CI")), ended.stdout
     assert "none found" in ended.stdout
-    assert ("not tested: no libnccl was found" in ended.stdout) is not bool(real_libraries())
+    assert ("not tested: no libnccl was found" in ended.stdout) is not bool(beside_torch())
 
 
 def test_exit_codes_of_snapshots(sick: Path, healthy: Path) -> None:
