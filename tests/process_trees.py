@@ -487,6 +487,27 @@ def below_a_subreaper(host: Host) -> None:
         host.worker(parent=one.pid, age=3_000.0, group=one.pid, session=one.pid)
 
 
+def tasks_of_a_step(host: Host) -> None:
+    """Healthy: srun's ranks, which slurmstepd puts into the process group of the first of them."""
+    step = host.add(name="slurmstepd", command="slurmstepd: [1.0]", role=Role.LAUNCHER, age=70_000.0)
+    first = 0
+    for number in range(count := host.dice.randint(2, 8)):
+        task = {"SLURM_PROCID": str(number), "SLURM_NTASKS": str(count)}
+        pid = host.pid()
+        first = first or pid
+        host.rank(
+            number,
+            count,
+            pid=pid,
+            parent=step.pid,
+            group=first,
+            session=step.pid,
+            elastic=False,
+            extra=task,
+            age=60_000.0,
+        )
+
+
 def adopted_by_a_subreaper(host: Host) -> None:
     """torchrun was killed, and whoever adopted its ranks may as well have started them: each is named, and none is proven."""
     parent = subreaper(host)
@@ -528,7 +549,7 @@ INNOCENT: Sequence[Filler] = (
     healthy_torchrun, healthy_other_launcher, by_hand, waits_for_a_slow_peer, by_hand_across_hosts, orphaned_but_alive, orphaned_and_quiet,
     detached_server, in_a_shell_of_torchruns, orphan_with_a_living_worker, kernels_run, attended, notebook, graphics, mps, daemons, somebody_elses, in_a_container,
     young, a_first_process_that_starts_ranks, a_parent_that_adopts_nobody, user_service, reused_pid, helped_by_a_child,
-    parted_job, hidden_mates, bare, forked_from_a_living_rank, half_told, below_a_subreaper, *UNDER_SUBREAPERS,
+    parted_job, hidden_mates, bare, forked_from_a_living_rank, half_told, below_a_subreaper, tasks_of_a_step, *UNDER_SUBREAPERS,
 )  # fmt: skip
 
 

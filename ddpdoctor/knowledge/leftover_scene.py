@@ -88,8 +88,10 @@ class Scene:
         if parent is None or self.adopted(process):
             return False
         if process.group and parent.group and process.group not in (process.pid, parent.group):
-            # What a process starts has its group, or one of its own.
-            return not _is_shell(parent)
+            # What a process starts has its group, or one of its own; slurmstepd gives all ranks that of the first.
+            first = self.by_pid.get(process.group)
+            beside = first is not None and first.role is Role.RANK and first.parent == process.parent
+            return not beside and not _is_shell(parent)
         if SPAWNED in process.command:
             return not _may_start_ranks(parent)
         if process.forked or process.role is Role.WORKER:

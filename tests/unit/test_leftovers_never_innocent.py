@@ -15,6 +15,7 @@ from tests.process_trees import (
     Host,
     below_a_subreaper,
     random_host,
+    tasks_of_a_step,
     with_less_told,
 )
 
@@ -75,10 +76,11 @@ def test_an_orphan_is_named_whoever_adopted_it(fill: Filler) -> None:
             assert f"(pid {parents[identity]}), is not known to be an init" in found[identity].doubts[0]
 
 
-def test_a_healthy_job_below_a_subreaper_is_not_even_in_doubt() -> None:
+@pytest.mark.parametrize("fill", [below_a_subreaper, tasks_of_a_step])
+def test_a_healthy_job_below_a_subreaper_is_not_even_in_doubt(fill: Filler) -> None:
     for seed in range(60):
         host = Host(Random(seed))
-        below_a_subreaper(host)
+        fill(host)
         assert not list(left_by_processes(*host.facts())), f"seed {seed}"
 
 
