@@ -183,7 +183,7 @@ def accelerate_config_processes(
         return
     if each * machines != processes:
         yield Finding(
-            f"accelerate's configuration file asks for {processes} processes on {machines} machines, which gives {each} on each",
+            f"accelerate's configuration file asks for {plural(processes, 'process', 'processes')} on {machines} machines, which gives {each} on each",
             cause=f"It starts num_processes / num_machines on each machine, and drops what is left over: {each * machines} in all.",
             evidence=_seen(file, "num_processes", "num_machines"),
             fixes=(

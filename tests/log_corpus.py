@@ -117,9 +117,9 @@ class Judged(msgspec.Struct, frozen=True):
         return not self.of.sick and not self.right
 
 
-def corpus() -> list[CorpusLog]:
-    """All logs, by folder and name."""
-    return [_read(path) for path in sorted(LOGS.glob("*/*.json"))]
+def corpus(slug: str = "*") -> list[CorpusLog]:
+    """All logs, by folder and name; or those of one folder."""
+    return [_read(path) for path in sorted(LOGS.glob(f"{slug}/*.json"))]
 
 
 def _read(sidecar: Path) -> CorpusLog:

@@ -1,7 +1,7 @@
 """Writes what is generated from the code: the JSON schema, the README's tables of checks, of the closed loop and of the corpus of
-logs, and docs/hardware.md.
+logs, docs/hardware.md, and what users see of each sick case (fixtures/expected).
 
-python -m tests.regenerate          write them
+python -m tests.regenerate          write them; read the diff before you commit it
 python -m tests.regenerate --check  only say whether they are as they should be (exit 1 if not)
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddpdoctor.registry import all_checks
 from ddpdoctor.report.contract import json_schema
-from tests import hardware_page, log_corpus
+from tests import expected_output, hardware_page, log_corpus
 from tests.real import closed_loop
 
 ROOT = Path(__file__).parent.parent
@@ -56,20 +56,34 @@ def generated() -> dict[Path, str]:
     """Path to the text that should stand there."""
     return {
         SCHEMA: json.dumps(json_schema(), indent=1, sort_keys=True) + "\n",
-        README: readme_with_tables(README.read_text()),
+        README: readme_with_tables(README.read_text(encoding="utf-8")),
         HARDWARE: hardware_page.page(hardware_page.records()),
+        **expected_output.all_expected(),
     }
 
 
+def differences(texts: dict[Path, str]) -> list[Path]:
+    """Files that aren't there, hold another text, or belong to no illness any more."""
+    stale = [path for path, text in texts.items() if not path.exists() or path.read_bytes() != text.encode()]
+    return stale + [path for path in sorted(expected_output.EXPECTED.glob("*")) if path not in texts]
+
+
 def main() -> int:
-    stale = [path for path, text in generated().items() if not path.exists() or path.read_text() != text]
-    for path in stale:
-        if "--check" in sys.argv:
-            print(f"{path.name} is not what the code generates; run: python -m tests.regenerate")
+    checking = "--check" in sys.argv
+    texts = generated()
+    found = differences(texts)
+    for path in found:
+        name = path.relative_to(ROOT)
+        if checking:
+            print(f"{name} is not what the code generates; run: python -m tests.regenerate, and read the diff")
+        elif path in texts:
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(texts[path].encode())
+            print(f"wrote {name}")
         else:
-            path.write_text(generated()[path])
-            print(f"wrote {path.name}")
-    return 1 if stale and "--check" in sys.argv else 0
+            path.unlink()
+            print(f"removed {name}: no sick case is of that name")
+    return 1 if checking and found else 0
 
 
 if __name__ == "__main__":

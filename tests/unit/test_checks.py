@@ -40,6 +40,7 @@ fixture_paths = sorted(path for path in HOSTS.glob("*/*.json") if path.parent.na
 every_fixture = pytest.mark.parametrize("path", fixture_paths, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
 
+@pytest.mark.quick
 @every_check
 def test_page_has_its_sections(one: Check) -> None:
     assert one.title.endswith(".")
@@ -47,6 +48,7 @@ def test_page_has_its_sections(one: Check) -> None:
         assert one.section(heading), f"{one.slug} has no section {heading!r}"
 
 
+@pytest.mark.quick
 @every_check_of_hosts
 def test_has_sick_and_near_miss_fixtures(one: Check) -> None:
     names = [path.name for path in (HOSTS / one.slug).glob("*.json")]
@@ -122,6 +124,7 @@ def test_healthy_host_names_only_facts_that_exist(name: str) -> None:
     )
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("path", sorted([*CHECKS.glob("*.py"), *KNOWLEDGE.glob("*.py")]), ids=lambda path: path.stem)
 def test_checks_never_look_at_the_world(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):

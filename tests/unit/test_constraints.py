@@ -21,12 +21,14 @@ def declared() -> list[Requirement]:
     return [Requirement(text) for text in project["dependencies"]]
 
 
+@pytest.mark.quick
 def test_every_dependency_is_pinned_within_its_bounds() -> None:
     versions = {canonicalize_name(name): version for name, version, _ in PINNED}
     for requirement in declared():
         assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
 
 
+@pytest.mark.quick
 def test_every_pin_has_hashes() -> None:
     text = (ROOT / "constraints.txt").read_text()
     assert len(PINNED) == len(re.findall(r"(?m)^[\w.-]+==", text)) >= 9

@@ -38,22 +38,26 @@ def test_is_judged_right(one: CorpusLog) -> None:
             assert found.host_right, f"{found.verdict.lead.host if found.verdict.lead else None} leads"
 
 
+@pytest.mark.quick
 def test_each_says_how_it_was_made() -> None:
     said = {one.name: one.case for one in corpus()}
     assert not [name for name, case in said.items() if case.origin not in ("recorded", "hand-made")]
     assert not [name for name, case in said.items() if len(case.about) < LEAST_ABOUT]
 
 
+@pytest.mark.quick
 def test_each_is_of_a_sick_run_a_near_miss_or_of_a_healthy_one() -> None:
     assert not [one.name for one in corpus() if not (one.sick or one.near_miss or one.slug == HEALTHY)]
 
 
+@pytest.mark.quick
 def test_none_names_a_path_of_the_machine_it_was_made_on() -> None:
     texts = {one.name: text_of(one.path) for one in corpus()}
     assert not [name for name, text in texts.items() if not text]
     assert not {name: found for name, text in texts.items() if (found := set(MACHINE_PATH.findall(text)))}
 
 
+@pytest.mark.quick
 def test_every_log_has_a_case_beside_it() -> None:
     logs = [path for path in LOGS.glob("*/*") if path.suffix in (".log", ".gz")]
     assert set(logs) == {one.path for one in corpus()}

@@ -6,11 +6,14 @@ import ast
 import sys
 import tokenize
 
+import pytest
+
 from ddpdoctor.probes.patient.asking import INQUIRY
 
 TREE = ast.parse(INQUIRY.read_text(), feature_version=(3, 8))
 
 
+@pytest.mark.quick
 def test_imports_only_the_standard_library() -> None:
     names = {
         name.partition(".")[0]
@@ -26,6 +29,7 @@ def test_imports_only_the_standard_library() -> None:
     assert names - set(sys.stdlib_module_names) == {"torch"}, "torch is what mode torch is there to import"
 
 
+@pytest.mark.quick
 def test_torch_is_imported_in_functions_only() -> None:
     at_module_level = [node for node in TREE.body if isinstance(node, ast.Import)]
     assert not [node for node in at_module_level if any("torch" in alias.name for alias in node.names)]

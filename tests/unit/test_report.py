@@ -180,6 +180,7 @@ def check_against_schema(report: Report) -> None:
     assert len(again.findings) == len(report.findings)
 
 
+@pytest.mark.quick
 def test_published_schema_is_the_generated_one() -> None:
     published = json.loads(SCHEMA_FILE.read_text())
     assert in_one_order(published) == in_one_order(json_schema()), "run: python -m tests.regenerate"

@@ -1,0 +1,142 @@
+"""Says what fixtures/expected is to hold: a file an illness, with what a user sees of each of its sick cases, so that every change
+of wording is a diff that somebody reads.
+
+fixtures/hosts/SLUG/sick-*.json   what a command prints where it looks for that illness alone: of a job that was looked at, or a smoke
+                                  training, all of the report; of others the finding, which is the same in every command
+fixtures/logs/SLUG/sick-*.log     all that `ddpdoctor diagnose-log` prints
+near-miss-*                       a line on each: that nothing is found, why it could not be tested, what a log is taken for instead
+
+Written by python -m tests.regenerate. The same on every machine, for every user, under every supported Python.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from ddpdoctor.examination import Examination, examine
+from ddpdoctor.facts.base import Unknown
+from ddpdoctor.logs.judging import LogJudgement, judge_log
+from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.registry import find_check
+from ddpdoctor.report.hang_terminal import show_where_it_hangs
+from ddpdoctor.report.log_terminal import show_log
+from ddpdoctor.report.log_words import judged_as
+from ddpdoctor.report.smoke_terminal import show_smoke
+from ddpdoctor.report.terminal import make_console, show_findings
+from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.log_corpus import LOGS, CorpusLog, corpus
+
+EXPECTED: Final = HOSTS.parent / "expected"
+WIDTH_COLUMNS: Final = 100
+FORCES_COLOUR: Final = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""Settings that rich obeys even where it writes into a file."""
+HEALTHY: Final = "healthy"
+
+
+def all_slugs() -> list[str]:
+    """The names of all folders with cases: illnesses, and what logs show besides."""
+    return sorted({path.name for folder in (HOSTS, LOGS) for path in folder.iterdir()} - {HEALTHY})
+
+
+def all_expected(slugs: Iterable[str] | None = None) -> dict[Path, str]:
+    """Map the path of each illness's file to the text that should stand there."""
+    chosen = all_slugs() if slugs is None else list(slugs)
+    with ProcessPoolExecutor() as pool:
+        texts = pool.map(expected_of, chosen, chunksize=8)
+        return {EXPECTED / f"{slug}.txt": text for slug, text in zip(chosen, texts, strict=True) if text}
+
+
+def expected_of(slug: str) -> str:
+    """All cases of an illness, one after the other; nothing where none is sick."""
+    with _never_in_colour():
+        cases = sorted([*_host_cases(slug), *_log_cases(slug)])
+    sick = [f"{'=' * 8} {name}\n\n{text.rstrip()}\n" for name, text, is_sick in cases if is_sick]
+    others = [f"{name}: {text}\n" for name, text, is_sick in cases if not is_sick]
+    if not sick:
+        return ""
+    return "\n\n".join([*sick, f"{'=' * 8} near-misses\n\n{''.join(others)}"] if others else sick)
+
+
+@contextmanager
+def _never_in_colour() -> Iterator[None]:
+    wanted = {name: os.environ.pop(name) for name in FORCES_COLOUR if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(wanted)
+
+
+def _console() -> tuple[Console, io.StringIO]:
+    written = io.StringIO()
+    return make_console(written, WIDTH_COLUMNS), written
+
+
+# --- hosts ------------------------------------------------------------------------------------------------------------------
+
+
+def _host_cases(slug: str) -> Iterator[tuple[str, str, bool]]:
+    """(name, text, whether it is sick) of each."""
+    for path in sorted((HOSTS / slug).glob("*.json")):
+        fixture = read_fixture(path)
+        examination = examine(fixture_snapshot(fixture), fixture.plan.get("nproc"), [find_check(slug)])
+        is_sick = path.name.startswith("sick-")
+        text = _report_on_host(examination) if is_sick else _line_on_host(examination)
+        yield f"hosts/{slug}/{path.stem}", text, is_sick
+
+
+def _report_on_host(examination: Examination) -> str:
+    console, written = _console()
+    check = examination.results[0].check
+    known = {name for name in check.groups if not isinstance(getattr(examination.snapshot, name), Unknown)}
+    if "hang" in known:
+        show_where_it_hangs(console, examination)
+    elif "smoke" in known:
+        show_smoke(console, examination)
+    else:
+        show_findings(console, examination, verbose=False)
+    return written.getvalue()
+
+
+def _line_on_host(examination: Examination) -> str:
+    (result,) = examination.results
+    return f"not tested: {result.not_tested.reason}" if result.not_tested else "passed"
+
+
+# --- logs -------------------------------------------------------------------------------------------------------------------
+
+
+def _log_cases(slug: str) -> Iterator[tuple[str, str, bool]]:
+    """The same of logs."""
+    for log in corpus(slug):
+        judgement = _judged(log)
+        text = _report_on_log(judgement) if log.sick else _line_on_log(judgement)
+        yield f"logs/{log.name}", text, log.sick
+
+
+def _judged(log: CorpusLog) -> LogJudgement:
+    """As if the command were given from within the folder of the log: its report names the file as it was given."""
+    before = Path.cwd()
+    os.chdir(log.path.parent)
+    try:
+        return judge_log(read_logs([log.path.name], stdin=io.BytesIO()))
+    finally:
+        os.chdir(before)
+
+
+def _report_on_log(judgement: LogJudgement) -> str:
+    console, written = _console()
+    show_log(console, judgement)
+    return written.getvalue()
+
+
+def _line_on_log(judgement: LogJudgement) -> str:
+    slugs = [opinion.check.slug for opinion in (*judgement.opinions, *judgement.also)]
+    return f"{judged_as(judgement).value}, names {', '.join(slugs) or 'nothing'}"
