@@ -125,12 +125,12 @@ def all_prescriptions() -> tuple[Check, ...]:
 
 @cache
 def all_checks() -> tuple[Check, ...]:
-    """Every check, by family and then in the order of its file."""
+    """Every check, by family, file, and place in the file, whatever was imported first."""
     import ddpdoctor.checks as package
 
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
-    return tuple(sorted(_registered.values(), key=lambda one: one.family))
+    return tuple(sorted(_registered.values(), key=lambda one: (one.family, one.predicate.__module__)))
 
 
 LEAST_SIGN = 12

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import get_args, get_type_hints
 
@@ -91,6 +93,15 @@ def test_a_crash_is_the_result_of_that_check_alone() -> None:
     assert "ZeroDivisionError" in first.not_tested.reason
     assert not first.passed
     assert second.findings
+
+
+def test_the_order_is_the_same_whichever_file_was_imported_first() -> None:
+    ask = "from ddpdoctor.registry import all_checks; print(*(check.slug for check in all_checks()))"
+    orders = {
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        for program in (ask, f"import ddpdoctor.checks.launch_accelerate; {ask}")
+    }
+    assert len(orders) == 1
 
 
 def test_selection_by_slug_and_family() -> None:
