@@ -15,7 +15,9 @@ HEAD = """# What was run on real GPUs
 
 `python -m tests.gpu` tries on a real GPU what the tests try with stand-ins: it needs this repository, a Python with a CUDA build of
 torch (2.5 or later) and ddpdoctor's dependencies, no network, and eight minutes. It never changes a GPU's settings. `--list` names
-its parts; each ends as passed, failed, or not possible here, and why. To add your machine: send the `record.json` that it writes.
+its parts; each ends as passed, failed, or not possible here, and why. `--earlier record.json` shows what is otherwise than in an
+earlier run. `record.json` is complete at every moment and has no host names, addresses, users or home folders in it: to add your
+machine, send it. What the parts recorded lies in `kept.tar.gz` beside it, dumps of NCCL among it as NCCL wrote them.
 """
 NONE = """
 **It has been run on no GPU yet.** Its parts were rehearsed on a host without one (`python -m tests.gpu --rehearse`), with compiled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -26,7 +27,10 @@ def main() -> int:
     parser.add_argument(
         "--earlier", type=Path, metavar="FILE", help="an earlier run's record.json, to be compared with"
     )
-    parser.add_argument("--rehearse", action="store_true", help="without a GPU: stand-ins, gloo, and no word on GPUs")
+    parser.add_argument(
+        "--rehearse", nargs="?", type=int, const=2, default=0, metavar="GPUS", choices=range(1, 9),
+        help="without a GPU: so many stand-ins (%(const)s), gloo, and no word on GPUs",
+    )  # fmt: skip
     options = parser.parse_args()
     missing = lacking()
     if missing:
@@ -38,7 +42,7 @@ def main() -> int:
     if options.list:
         list_parts()
         return 0
-    return run_all(options.only, options.budget, options.output, options.earlier, rehearsal=options.rehearse)
+    return run_all(options.only, options.budget, options.output, options.earlier, rehearsed_gpus=options.rehearse)
 
 
 def lacking() -> list[str]:
@@ -56,13 +60,14 @@ def _there(name: str) -> bool:
 
 def how_to_bring(missing: list[str]) -> str:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    arch = platform.machine()
     names = " ".join(name for name in missing if name != "torch")
     said = [f"{sys.executable} lacks {', '.join(missing)}."]
     if names:
         said += [
             "On a machine with a network, in a new folder:",
-            f"    python3 -m pip download --only-binary=:all: --no-deps --python-version {version} "
-            f"--platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 -d wheels {names}",
+            f"    python3 -m pip download --only-binary=:all: --python-version {version} "
+            f"--platform manylinux2014_{arch} --platform manylinux_2_28_{arch} -d wheels {names}",
             "Bring the folder here, then:",
             f"    {sys.executable} -m pip install --no-index --no-deps --target site wheels/*.whl && export PYTHONPATH=$PWD/site",
         ]

@@ -24,7 +24,7 @@ def launch(source: str, argument: int = 0) -> None:
     """
     import torch
 
-    torch.cuda.current_stream().synchronize()  # there is a context from now on
+    torch.ones(1, device="cuda").item()  # there is a context from now on
     major, minor = torch.cuda.get_device_capability()
     image = _compiled(source, f"--gpu-architecture=compute_{major}{minor}")
     cuda = ctypes.CDLL("libcuda.so.1")

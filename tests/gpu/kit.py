@@ -10,11 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -24,8 +25,11 @@ MARK = "DDPDOCTOR_GPU_KIT"
 """In the environment of all that the kit starts: what is left of a part is found by it."""
 KEPT_OUTPUT = 20_000
 """Characters of a command's output that are kept."""
+LONGEST_SEEN = 8_000
+"""Characters, as JSON, of one observation in the record; what is longer is cut."""
 OWN_TRACEBACK = re.compile(r'(?m)^  File "[^"]*/ddpdoctor/(?:cli|engine|registry|examination|report|probes|jobs)\b')
 """A user's training may print tracebacks through `run`, and has none of these files in it."""
+OUTPUT = "output.txt"
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
@@ -83,11 +87,16 @@ class Kit:
         """In front of every command: what runs it in another namespace."""
         self.seen: dict[str, Any] = {}
         self.differs: list[str] = []
-        self.output: list[str] = []
 
     def saw(self, name: str, value: Any) -> None:
         """Note an observation; it stands in the record whatever comes of the part."""
-        self.seen[name] = value
+        text = json.dumps(value, default=str)
+        self.seen[name] = value if len(text) <= LONGEST_SEEN else f"{text[:LONGEST_SEEN]} ... ({len(text)} characters)"
+
+    def note(self, text: str) -> None:
+        """Add to what is shown where the part fails; it is on disk at once, so that it outlives a part that is killed."""
+        with (self.folder / OUTPUT).open("a") as file:
+            file.write(text + "\n")
 
     def hold(self, condition: object, otherwise: str) -> None:
         """Fail the part, with these words, unless the condition holds."""
@@ -111,7 +120,7 @@ class Kit:
 
     def needs_program(self, name: str) -> str:
         """The path of that program; the part ends here where it isn't there."""
-        path = shutil.which(name)
+        path = shutil.which(name, path=self.environ()["PATH"])
         if path is None:
             raise NotPossibleError(f"{name} is not installed")
         return path
@@ -130,35 +139,37 @@ class Kit:
     def environ(self, **settings: str) -> dict[str, str]:
         """The environment of what a part starts: ours, without a launcher's settings."""
         own = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
-        path = ":".join(filter(None, [str(ROOT), own.get("PYTHONPATH", "")]))
-        return {**own, **self.machine.environ, "PYTHONPATH": path, MARK: str(self.folder), "COLUMNS": "150", **settings}
+        packages = ":".join(filter(None, [str(ROOT), own.get("PYTHONPATH", "")]))
+        kits = {"PATH": programs(own.get("PATH", os.defpath)), "PYTHONPATH": packages, "COLUMNS": "150"}
+        return {**own, **self.machine.environ, **kits, MARK: str(self.folder), **settings}
 
     def run(self, command: Sequence[str | Path], seconds: float = 60, **settings: str) -> Ran:
         """Run a command to its end, or to its deadline."""
         words = [*self.prefix, *(str(word) for word in command)]
         began = time.monotonic()
-        process = subprocess.Popen(
-            words,
-            env=self.environ(**settings),
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
         code: int | None = None
-        try:
-            stdout, stderr = process.communicate(timeout=seconds)
-            code = process.returncode
-        except subprocess.TimeoutExpired:
-            end_group(process.pid)
-            stdout, stderr = process.communicate()
+        # Files and no pipes: whatever a command leaves running would keep a pipe open, and us waiting.
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            process = subprocess.Popen(
+                words,
+                env=self.environ(**settings),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                end_group(process.pid)
+                with suppress(subprocess.TimeoutExpired):  # One in the kernel dies when it returns from there.
+                    process.wait(timeout=5)
+            stdout, stderr = (_text_of(file) for file in (out, err))
         took = time.monotonic() - began
         ended = f"exit {code}" if code is not None else f"ended after {seconds:.0f} s"
         said = "\n".join(text[-KEPT_OUTPUT:] for text in (stdout, stderr) if text)
-        self.output.append(f"$ {shlex.join(words)}\n{said}\n[{ended}, {took:.1f} s]")
+        self.note(f"$ {shlex.join(words)}\n{said}\n[{ended}, {took:.1f} s]")
         return Ran(code, stdout, stderr, took)
 
     def ddpdoctor(self, *arguments: str | Path, seconds: float = 90, **settings: str) -> Ran:
@@ -198,6 +209,27 @@ class Kit:
         return json.loads(ran.stdout.strip().splitlines()[-1])
 
     @contextmanager
+    def started(self, code: str, seconds: float = 60) -> Iterator[int]:
+        """The pid of a Python that runs this code, once it has printed "ready"; ended whatever happens."""
+        path = self.folder / f"started-{time.monotonic_ns()}.txt"
+        with path.open("wb") as output:
+            process = subprocess.Popen(
+                [*self.prefix, sys.executable, "-c", code],
+                env=self.environ(), cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+        try:
+            until = time.monotonic() + seconds
+            while "ready" not in path.read_text(errors="replace"):
+                self.hold(process.poll() is None, f"it ended with exit code {process.returncode}")
+                self.hold(time.monotonic() < until, f"it was not ready in {seconds:.0f} s")
+                time.sleep(0.05)
+            yield process.pid
+        finally:
+            process.kill()
+            process.wait()
+            self.note(f"[what a process printed]\n{path.read_text(errors='replace')[-KEPT_OUTPUT:]}")
+
+    @contextmanager
     def training(
         self, ranks: int | None = None, *, fault: str = "", settings: Mapping[str, str] | None = None
     ) -> Iterator[Training]:
@@ -212,7 +244,7 @@ class Kit:
             yield job
         finally:
             job.end()
-            self.output.append(f"[what the training printed]\n{job.printed()[-KEPT_OUTPUT:]}")
+            self.note(f"[what the training printed]\n{job.printed()[-KEPT_OUTPUT:]}")
 
 
 class Training:
@@ -226,16 +258,7 @@ class Training:
         own = {"OMP_NUM_THREADS": "1", "GPU_KIT_FOLDER": str(self.folder), "GPU_KIT_FAULT": fault}
         with (self.folder / "output.txt").open("wb") as output:
             self.process = subprocess.Popen(
-                [
-                    *kit.prefix,
-                    sys.executable,
-                    "-m",
-                    "torch.distributed.run",
-                    "--standalone",
-                    f"--nproc-per-node={ranks}",
-                    str(script),
-                    kit.machine.device,
-                ],
+                [*kit.prefix, *torchrun(ranks), str(script), kit.machine.device],
                 env=kit.environ(**own, **settings, **{MARK: str(self.folder)}),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
@@ -280,7 +303,28 @@ class Training:
 
     def end(self) -> None:
         end_all_marked(str(self.folder))
-        self.process.wait(timeout=30)
+        with suppress(subprocess.TimeoutExpired):  # The part's end tells of what can't be ended.
+            self.process.wait(timeout=10)
+
+
+def torchrun(ranks: int) -> list[str]:
+    """The launch of a job on this host alone, whose own name need not resolve: --standalone meets under that name."""
+    meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    return [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", *meeting, f"--nproc-per-node={ranks}"]
+
+
+def programs(path: str) -> str:
+    """PATH, and behind it what lies beside this Python and in a folder of unpacked wheels: ninja and py-spy are such programs."""
+    beside = [
+        str(Path(sys.executable).parent),
+        *(f"{folder}/bin" for folder in sys.path if (Path(folder) / "bin").is_dir()),
+    ]
+    return ":".join(dict.fromkeys([*path.split(":"), *beside]))
+
+
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def end_group(leader: int) -> None:
@@ -300,7 +344,12 @@ def environ_of(pid: int) -> str:
 def marked(mark: str) -> list[int]:
     """The processes, other than this one, whose environment has the kit's mark and that text in it."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
-    return [pid for pid in pids if pid != os.getpid() and f"{MARK}={mark}" in environ_of(pid)]
+    return [pid for pid in pids if pid != os.getpid() and has_mark(environ_of(pid), mark)]
+
+
+def has_mark(environ: str, mark: str) -> bool:
+    """Whether it is of that folder or one below: "check" is no beginning of "checkpoint"."""
+    return f"{MARK}={mark}\0" in environ or f"{MARK}={mark}/" in environ
 
 
 def end_all_marked(mark: str, seconds: float = 10) -> list[int]:
@@ -315,28 +364,30 @@ def end_all_marked(mark: str, seconds: float = 10) -> list[int]:
 
 
 class Part(NamedTuple):
-    """name: what --only takes. seconds: what it takes as a rule."""
+    """name: what --only takes. seconds: what it takes as a rule. beside: others that are so, too, may run at the same time."""
 
     name: str
     title: str
     seconds: float
     work: Callable[[Kit], None]
+    beside: bool = False
 
-    @property
-    def deadline(self) -> float:
-        """Seconds after which it is ended, and has failed."""
-        return 3 * self.seconds + 20
+    def deadline(self, unit: float) -> float:
+        """Seconds after which it is ended, and has failed. unit: seconds of an import of torch on this machine."""
+        return 1.5 * self.seconds + 20 + 8 * min(unit, 10)
 
 
 PARTS: list[Part] = []
-"""The most telling first: where the time is short, the last are left out."""
+"""The most telling first (tests/gpu/parts): where the time is short, the last are left out."""
 
 
-def part(name: str, title: str, seconds: float = 20) -> Callable[[Callable[[Kit], None]], Callable[[Kit], None]]:
+def part(
+    name: str, title: str, seconds: float = 20, *, beside: bool = False
+) -> Callable[[Callable[[Kit], None]], Callable[[Kit], None]]:
     """Register a part of the kit."""
 
     def registered(work: Callable[[Kit], None]) -> Callable[[Kit], None]:
-        PARTS.append(Part(name, title, seconds, work))
+        PARTS.append(Part(name, title, seconds, work, beside))
         return work
 
     return registered

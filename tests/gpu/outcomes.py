@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, Any] = {}
     rows: tuple[Row, ...] = ()
 
-    def written_to(self, path: Path) -> None:
-        """Replace the file in one step, so that a reader finds the whole of what was done so far."""
-        text = msgspec.json.format(msgspec.json.encode(self), indent=1)
+    def written_to(self, path: Path, cleaned: Callable[[str], str] = str) -> None:
+        """Replace the file in one step, so that a reader finds the whole of what was done so far.
+
+        Args:
+            cleaned: what takes names of the machine out of a text; it leaves JSON what it is.
+        """
+        text = msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
         whole = path.with_name(path.name + ".new")
-        whole.write_bytes(text + b"\n")
+        whole.write_text(cleaned(text) + "\n")
         whole.replace(path)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,21 @@ def mark(word: str, text: str = "") -> None:
     (FOLDER / f".{name}").rename(FOLDER / name)
 
 
+def loading(device: torch.device) -> object:
+    """A DataLoader with a worker that has touched the GPU, which a worker should not."""
+    loader = torch.utils.data.DataLoader(
+        list(range(100)), num_workers=1, multiprocessing_context="spawn", worker_init_fn=partial(touch, device)
+    )
+    batches = iter(loader)
+    next(batches)
+    return batches
+
+
+def touch(device: torch.device, _: int) -> None:
+    torch.ones(1, device=device).sum().item()
+    mark("worker")
+
+
 def main() -> None:
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     on_gpu = sys.argv[1] == "cuda"
@@ -40,6 +56,7 @@ def main() -> None:
     model = torch.nn.parallel.DistributedDataParallel(
         torch.nn.Linear(64, 64).to(device), device_ids=[device.index] if on_gpu else None
     )
+    _batches = loading(device) if os.environ.get("GPU_KIT_WORKER") else None  # they live as long as it does
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     faulty = KIND and rank == dist.get_world_size() - 1
     until, step = time.monotonic() + SECONDS, 0

@@ -1,5 +1,5 @@
 """A pid namespace with a first process that adopts orphans, as a container with tini has it: nothing that a test ends there can
-be anybody else's. It has a loopback of its own. Needs root, `unshare`, `nsenter` and `ip`."""
+be anybody else's. It has a loopback of its own. Needs root, `unshare` and `nsenter`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tests.command import command, plain_environ
 from tests.real.running_jobs import RunningJob, wait_until
 
 INIT = """
-import os, pathlib, signal, subprocess
+import fcntl, os, pathlib, signal, socket, struct
 pathlib.Path("/proc/self/comm").write_text("tini")
-subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+with socket.socket() as lo:
+    fcntl.ioctl(lo, 0x8914, struct.pack("16sh22x", b"lo", 0x41))  # SIOCSIFFLAGS, IFF_UP | IFF_RUNNING
 print("ready", flush=True)
 while True:
     try:

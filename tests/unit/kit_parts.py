@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 from tests.gpu.kit import FailedError, Kit, NotPossibleError, part
 
@@ -46,3 +49,28 @@ def dies(kit: Kit) -> None:
 @part("test-passes", "keeps a file", 1)
 def passes(kit: Kit) -> None:
     kit.keep("recorded.txt", "from the real world")
+
+
+def meets(other: str) -> Callable[[Kit], None]:
+    def work(kit: Kit) -> None:
+        shared = kit.folder.parent.parent
+        (shared / f"there-{other}").touch()
+        until = time.monotonic() + 20
+        while len(list(shared.glob("there-*"))) < 2:
+            kit.hold(time.monotonic() < until, "the other one did not come")
+            time.sleep(0.05)
+
+    return work
+
+
+part("test-meets-one", "waits for the other one", 1, beside=True)(meets("one"))
+part("test-meets-two", "waits for the other one", 1, beside=True)(meets("two"))
+
+
+@part("test-tells-names", "sees and keeps what its machine can be told by", 1)
+def tells_names(kit: Kit) -> None:
+    told = f"{socket.gethostname()} at {Path.home()} in {kit.folder}"
+    kit.saw("told", told)
+    kit.keep("told.txt", told)
+    kit.keep("dump", b"\x80\x02" + told.encode())
+    kit.saw("much", "x" * 100_000)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
 import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,8 +18,10 @@ from tests import hardware_page
 from tests.command import ROOT
 from tests.gpu import running
 from tests.gpu.__main__ import NEEDED, how_to_bring, lacking
-from tests.gpu.kit import PARTS, Machine
+from tests.gpu.anonymous import anonymiser
+from tests.gpu.kit import MARK, PARTS, Kit, Machine, end_all_marked, has_mark, marked, programs
 from tests.gpu.outcomes import Outcome, Record, Row, changes, read_record
+from tests.gpu.parts.host import unknown_against
 from tests.unit import kit_parts
 
 MACHINE = Machine(gpus=1, rehearsal=True)
@@ -84,15 +91,15 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
 def test_with_no_time_left_nothing_is_begun_and_all_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(running.parts.machine, "look", lambda folder, rehearsal: (MACHINE, {"gpus": []}, 1.0))
+    monkeypatch.setattr(running.parts.machine, "look", lambda folder, rehearsed: (MACHINE, {"gpus": []}, 1.0))
     monkeypatch.setattr(running, "PARTS", [part for part in OWN if part.name in ("test-passes", "test-fails")])
-    assert running.run_all([], 0.0, tmp_path / "none", None, rehearsal=True) == 0
+    assert running.run_all([], 0.0, tmp_path / "none", None, rehearsed_gpus=1) == 0
     rows = read_record(tmp_path / "none" / "record.json").rows
     assert [(row.outcome, row.reason) for row in rows] == [
         (Outcome.NOT_POSSIBLE, "the 0 s for the whole were used up")
     ] * 2
     earlier = tmp_path / "none" / "record.json"
-    assert running.run_all([], 60.0, tmp_path / "all", earlier, rehearsal=True) == 1
+    assert running.run_all([], 60.0, tmp_path / "all", earlier, rehearsed_gpus=1) == 1
     rows = read_record(tmp_path / "all" / "record.json").rows
     assert {row.part: row.outcome for row in rows} == {"test-passes": Outcome.PASSED, "test-fails": Outcome.FAILED}
     with tarfile.open(tmp_path / "all" / "kept.tar.gz") as kept:
@@ -100,7 +107,130 @@ def test_with_no_time_left_nothing_is_begun_and_all_is_on_disk(
     printed = capsys.readouterr().out
     assert "test-passes: passed (before: not possible here" in printed
     assert "A rehearsal: this says nothing of any GPU." in printed
-    assert running.run_all(["test-nonsense"], 60.0, tmp_path / "all", None, rehearsal=True) == 2
+    assert running.run_all(["test-nonsense"], 60.0, tmp_path / "all", None, rehearsed_gpus=1) == 2
+
+
+WHOLE = """
+import sys
+from pathlib import Path
+from tests.gpu import running
+from tests.gpu.kit import PARTS, Machine
+from tests.unit import kit_parts
+PARTS[:] = [part for name in sys.argv[2:] for part in PARTS if part.name == name]
+running.parts.machine.look = lambda folder, rehearsed: (Machine(gpus=1, rehearsal=True), {"gpus": []}, 1.0)
+sys.exit(running.run_all([], 60.0, Path(sys.argv[1]), None, rehearsed_gpus=1))
+"""
+
+
+@contextmanager
+def whole_run(output: Path, *names: str) -> Iterator[subprocess.Popen[str]]:
+    """A run of these parts in a process of its own, once its first part has ended."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WHOLE, str(output), *names], cwd=ROOT, env={**os.environ, "TMPDIR": str(output)},
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout
+        while "[1/" not in process.stdout.readline():
+            assert process.poll() is None
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        (work,) = list(output.glob("ddpdoctor-gpu-*")) or [output / "none"]
+        assert end_all_marked(str(work)) == []
+
+
+def test_a_kit_that_is_killed_has_all_on_disk_that_was_done(tmp_path: Path) -> None:
+    with whole_run(tmp_path, "test-passes", "test-hangs"):
+        pass
+    assert [row.part for row in read_record(tmp_path / "record.json").rows] == ["test-passes"]
+    with tarfile.open(tmp_path / "kept.tar.gz") as kept:
+        assert "test-passes/recorded.txt" in kept.getnames()
+
+
+def test_a_kit_that_is_told_to_stop_ends_what_it_started_and_leaves_only_its_two_files(tmp_path: Path) -> None:
+    with whole_run(tmp_path, "test-passes", "test-hangs") as process:
+        (work,) = tmp_path.glob("ddpdoctor-gpu-*")
+        until = time.monotonic() + 20
+        while not (work / "test-hangs" / "work" / "pid").is_file():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(timeout=20) == 143
+        assert marked(str(work)) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.tar.gz", "record.json"]
+
+
+def test_parts_that_may_run_beside_each_other_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running.parts.machine, "look", lambda folder, rehearsed: (MACHINE, {"gpus": []}, 1.0))
+    monkeypatch.setattr(running, "PARTS", [part for part in OWN if part.name.startswith("test-meets")])
+    monkeypatch.setattr(running, "lanes_here", lambda: 2)
+    assert running.run_all([], 60.0, tmp_path, None, rehearsed_gpus=1) == 0
+
+
+def test_those_alone_stay_alone() -> None:
+    names = {part.name: [at for at, group in enumerate(running.groups(PARTS)) if part in group] for part in PARTS}
+    assert all(len(where) == 1 for where in names.values())
+    for group in running.groups(PARTS):
+        assert len(group) == 1 or all(part.beside for part in group)
+    for name in ("zombies", "speed", "context-memory", "hang-ras", "smoke-illegal-access", "smoke-endless-kernel"):
+        assert [part.name for group in running.groups(PARTS) for part in group if len(group) == 1].count(name) == 1
+
+
+def test_what_is_written_has_no_names_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running.parts.machine, "look", lambda folder, rehearsed: (MACHINE, {"gpus": []}, 1.0))
+    monkeypatch.setattr(running, "PARTS", [part for part in OWN if part.name == "test-tells-names"])
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/somebody"))
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert running.run_all([], 60.0, tmp_path, None, rehearsed_gpus=1) == 0
+    (row,) = read_record(tmp_path / "record.json").rows
+    assert row.seen["told"] == "HOST at HOME in WORK/test-tells-names/work"
+    assert len(row.seen["much"]) < 10_000
+    with tarfile.open(tmp_path / "kept.tar.gz") as kept:
+        told, dump = (kept.extractfile(f"test-tells-names/{name}") for name in ("told.txt", "dump"))
+        assert told
+        assert told.read().decode() == row.seen["told"]
+        assert dump
+        assert dump.read().startswith(b"\x80\x02")
+
+
+def test_names_that_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "node7.lab.example")
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    clean = anonymiser({"/tmp/x": "WORK"})
+    text = "node7:12:13 node7.lab.example /tmp/x/a /tmp/xy ada node77 GPU-01234567-89ab-cdef-0123-456789abcdef adam"
+    assert clean(text) == "HOST:12:13 HOST WORK/a /tmp/xy USER node77 GPU-UUID adam"
+    assert clean("    Serial Number             : 1650123456\n") == "    Serial Number             : (number)\n"
+
+
+def test_a_mark_is_of_a_folder_and_not_of_what_is_called_similarly() -> None:
+    assert has_mark(f"A=1\0{MARK}=/tmp/check\0B=2\0", "/tmp/check")
+    assert has_mark(f"{MARK}=/tmp/check/work/training-1\0", "/tmp/check")
+    assert not has_mark(f"{MARK}=/tmp/checkpoint\0", "/tmp/check")
+
+
+def test_what_a_command_leaves_running_holds_nobody_up(tmp_path: Path) -> None:
+    ran = Kit(MACHINE, tmp_path).run(["sh", "-c", "sleep 20 & echo said"])
+    assert (ran.code, ran.stdout) == (0, "said\n")
+    assert ran.seconds < 10
+    assert end_all_marked(str(tmp_path)) == []
+
+
+def test_programs_beside_this_python_and_among_unpacked_wheels_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert programs("/bin").split(":")[:2] == ["/bin", str(Path(sys.executable).parent)]
+    assert str(tmp_path / "bin") in programs("/bin").split(":")
+
+
+def test_what_is_known_there_and_not_here() -> None:
+    unknown = {"type": "unknown", "reason": "why"}
+    there = {"a": 1, "b": {"c": 2, "d": unknown}, "e": [{"f": 3}], "g": 4}
+    here = {"a": unknown, "b": {"c": 2, "d": unknown}, "e": [{"f": unknown}], "h": unknown}
+    assert sorted(unknown_against(there, here)) == ["a: why", "e[0].f: why"]
 
 
 def kit(*arguments: str, seconds: float = 110) -> subprocess.CompletedProcess[str]:
@@ -135,6 +265,7 @@ def test_what_is_missing_is_said_with_the_way_to_bring_it() -> None:
     assert lacking() == []
     said = how_to_bring(["msgspec", "torch"])
     assert "-d wheels msgspec\n" in said
+    assert f"manylinux2014_{platform.machine()}" in said
     assert "CUDA build of torch" in said
     assert "msgspec" in NEEDED
 
@@ -142,21 +273,41 @@ def test_what_is_missing_is_said_with_the_way_to_bring_it() -> None:
 @pytest.mark.tool("gcc")
 @pytest.mark.timeout(200)
 def test_a_rehearsal(tmp_path: Path) -> None:
-    """Parts of each kind: facts against stand-ins, a smoke training with a fault, a checkpoint."""
-    only = [word for name in ("nvidia-smi", "driver", "smoke-fail", "checkpoint-pinned") for word in ("--only", name)]
+    """Parts of two kinds: facts against stand-ins, a smoke training with a fault."""
+    only = [word for name in ("nvidia-smi", "smoke-fail") for word in ("--only", name)]
     ended = kit("--rehearse", "--output", str(tmp_path), *only, seconds=180)
     record = read_record(tmp_path / "record.json")
     assert {row.part: (row.outcome, row.reason) for row in record.rows} == dict.fromkeys(
-        ["nvidia-smi", "driver", "smoke-fail", "checkpoint-pinned"], (Outcome.PASSED, "")
+        ["nvidia-smi", "smoke-fail"], (Outcome.PASSED, "")
     )
     assert ended.returncode == 0
     assert record.rehearsal
 
 
+def test_a_name_means_that_part_and_a_beginning_all_that_begin_so() -> None:
+    assert [part.name for part in running.chosen(["check"])] == ["check"]
+    assert {part.name for part in running.chosen(["hang-r", "zombies-a"])} == {
+        "hang-ras", "hang-recorder", "zombies-at-work",
+    }  # fmt: skip
+
+
+@pytest.mark.root
 @pytest.mark.thorough
-@pytest.mark.timeout(900)
-def test_the_whole_rehearsal(tmp_path: Path) -> None:
-    ended = kit("--rehearse", "--output", str(tmp_path), seconds=800)
+@pytest.mark.tool("unshare")
+def test_it_trains_on_a_host_without_a_network_whose_name_does_not_resolve(tmp_path: Path) -> None:
+    script = 'hostname nowhere-at-all; ip link set lo up; exec "$@"'
+    command = [sys.executable, "-m", "tests.gpu", "--rehearse", "1", "--only", "jobs", "--output", str(tmp_path)]
+    subprocess.run(["unshare", "--uts", "--net", "sh", "-c", script, "sh", *command], cwd=ROOT, timeout=110, check=True)
+    (row,) = read_record(tmp_path / "record.json").rows
+    assert row.outcome is Outcome.PASSED
+    assert "nowhere-at-all" not in (tmp_path / "record.json").read_text()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("gpus", ["1", "2"])
+def test_the_whole_rehearsal(tmp_path: Path, gpus: str) -> None:
+    ended = kit("--rehearse", gpus, "--budget", "900", "--output", str(tmp_path), seconds=950)
     failed = {
         row.part: row.reason for row in read_record(tmp_path / "record.json").rows if row.outcome is Outcome.FAILED
     }

@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import statistics
 import sys
+from typing import Any
 
 from tests.gpu.kit import Kit, part
 from tests.gpu.parts.smoke import trained
 
 
-@part("scaling", "smoke --scaling: DDP at 1, 2, 4 ranks, and DataParallel where it can be compared", 60)
-def scaling(kit: Kit) -> None:
-    report = trained(kit, "--nproc", str(kit.machine.ranks), "--stages", "training", "--scaling")
-    found = report["smoke"]["scaling"]
+def measured(kit: Kit, ranks: int) -> dict[str, Any]:
+    """The figures of smoke --scaling up to so many ranks."""
+    report = trained(kit, "--nproc", str(ranks), "--stages", "training", "--scaling")
+    found: dict[str, Any] = report["smoke"]["scaling"]
     kit.saw("scaling", found)
     kit.hold(found and not found["problem"], f"no figures: {found and found['problem']}")
+    return found
+
+
+@part(
+    "data-parallel",
+    "DataParallel beside DDP: a figure, and on one GPU a word that it can't be compared",
+    18,
+    beside=True,
+)
+def data_parallel(kit: Kit) -> None:
+    speeds = measured(kit, min(kit.machine.ranks, 2))["speeds"]
+    (found,) = [one for one in speeds if one["way"] == "DataParallel"]
+    kit.hold(not found["failed"], f"it failed: {found['problem']}")
+    if kit.machine.rehearsal or kit.machine.gpus == 1:
+        kit.hold(
+            found["problem"] and not found["samples_per_second"], f"a figure where nothing can be compared: {found}"
+        )
+    else:
+        kit.hold(found["samples_per_second"] > 0, f"no figure: {found['problem']}")
+
+
+@part("scaling", "smoke --scaling: DDP at 1, 2, 4 ranks, as ratios of one rank's speed", 30)
+def scaling(kit: Kit) -> None:
+    kit.needs_gpus(2)
+    found = measured(kit, kit.machine.ranks)
     first = found["speeds"][0]["samples_per_second"]
     kit.saw(
         "speed of one rank's",

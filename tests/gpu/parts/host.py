@@ -35,7 +35,14 @@ SMI_FIELDS = (
     "mig.mode.current",
     "pci.bus_id",
 )
-OPTIONAL_GPU_FACTS = ("architecture", "error", "mig_instances", "integrated", "lost", "mps_server")
+HEALTHY = ROOT / "fixtures" / "hosts" / "healthy" / "h100x8-bare-metal.json"
+"""What our fixtures expect of a host with such GPUs."""
+CONTEXT = """
+import time, torch
+torch.ones(1, device={device!r}).sum().item()
+print("ready", flush=True)
+time.sleep(120)
+"""
 
 
 def gpus_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
@@ -43,7 +50,7 @@ def gpus_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-@part("check", "check finds nothing that would stop a training on a healthy GPU host", 15)
+@part("check", "check finds nothing that would stop a training on a healthy GPU host", 12)
 def check(kit: Kit) -> None:
     report = kit.report("check")
     kit.keep("check.json", json.dumps(report, indent=1))
@@ -58,18 +65,19 @@ def check(kit: Kit) -> None:
     kit.hold(not failed, f"check says that this host would not train: {', '.join(failed)}")
 
 
-@part("snapshot", "the facts of the GPUs are those of torch and of nvidia-smi", 15)
+@part(
+    "snapshot",
+    "the facts of the GPUs are those of torch, and no fewer are known than of the fixtures' hosts",
+    10,
+    beside=True,
+)
 def snapshot(kit: Kit) -> None:
     facts = kit.snapshot()
     gpus = gpus_of(facts)
     kit.saw("gpus", gpus)
     kit.hold(gpus, f"the snapshot has no GPU: {facts['gpus']}")
-    unknown = sorted(
-        {f"{name}: {value.get('reason')}" for gpu in gpus for name, value in gpu.items() if _unknown(value)}
-    )
-    kit.saw("not known of the GPUs", unknown)
-    for line in unknown:
-        kit.differs.append(f"the fixtures' hosts know this of a GPU, and this one doesn't: {line}")
+    for line in unknown_against(json.loads(HEALTHY.read_text()), facts):
+        kit.differs.append(f"the fixtures know this of a host with GPUs, and here it isn't known: {line}")
     torch = kit.asked_of_torch(ASK_TORCH, rehearsed=as_torch_would(facts))
     kit.saw("torch", torch)
     kit.hold(len(gpus) == torch["count"], f"NVML shows {len(gpus)} GPUs, torch {torch['count']}")
@@ -118,7 +126,54 @@ def _unknown(value: object) -> bool:
     return isinstance(value, dict) and value.get("type") == "unknown"
 
 
-@part("nvidia-smi", "the facts of driver and GPUs are nvidia-smi's", 10)
+def unknown_against(expected: object, found: object, name: str = "") -> list[str]:
+    """What is Unknown here and not there, by its place; of lists the first entry stands for all."""
+    if _unknown(found) and not _unknown(expected):
+        assert isinstance(found, dict)
+        return [f"{name}: {found.get('reason')}"]
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return [
+            line
+            for key in sorted(expected.keys() & found.keys())
+            for line in unknown_against(expected[key], found[key], f"{name}.{key}".lstrip("."))
+        ]
+    if isinstance(expected, list) and isinstance(found, list) and expected and found:
+        return unknown_against(expected[0], found[0], f"{name}[0]")
+    return []
+
+
+@part("gpu-modes", "compute mode, MIG and ECC of each GPU, read and never set, are what NVML says", 5, beside=True)
+def gpu_modes(kit: Kit) -> None:
+    import pynvml
+
+    from ddpdoctor.probes.nvml_inquiry import COMPUTE_MODES
+
+    def asked(question: Any, *arguments: Any) -> Any:
+        try:
+            return question(*arguments)
+        except pynvml.NVMLError as error:
+            return f"({error})"
+
+    gpus = gpus_of(kit.snapshot("--quick"))
+    pynvml.nvmlInit()
+    kit.hold(pynvml.nvmlDeviceGetCount() == len(gpus), f"NVML counts {pynvml.nvmlDeviceGetCount()}, found {len(gpus)}")
+    for gpu in gpus:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(gpu["index"])
+        mode = asked(pynvml.nvmlDeviceGetComputeMode, handle)
+        mig, ecc = asked(pynvml.nvmlDeviceGetMigMode, handle), asked(pynvml.nvmlDeviceGetEccMode, handle)
+        kit.saw(f"GPU {gpu['index']}", {name: gpu[name] for name in ("compute_mode", "mig_enabled", "ecc_enabled")})
+        kit.saw(f"NVML of GPU {gpu['index']}", {"compute mode": mode, "MIG": mig, "ECC": ecc})
+        told = COMPUTE_MODES[mode] if isinstance(mode, int) else None
+        for name, said in (
+            ("compute_mode", told),
+            ("mig_enabled", None if isinstance(mig, str) else mig[0] == 1),
+            ("ecc_enabled", None if isinstance(ecc, str) else ecc[0] == 1),
+        ):
+            if said is not None:
+                kit.hold(gpu[name] == said, f"{name}: NVML says {said}, the snapshot {gpu[name]}")
+
+
+@part("nvidia-smi", "the facts of driver and GPUs are nvidia-smi's", 6, beside=True)
 def nvidia_smi(kit: Kit) -> None:
     program = kit.needs_program("nvidia-smi") if not kit.machine.rehearsal else _stand_in_for_smi(kit)
     ran = kit.run([program, f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"])
@@ -167,7 +222,7 @@ def _stand_in_for_smi(kit: Kit) -> str:
     return str(path)
 
 
-@part("driver", "cuInit, its CUDA version and the library's path are what a process gets", 10)
+@part("driver", "cuInit, its CUDA version and the library's path are what a process gets", 5, beside=True)
 def driver(kit: Kit) -> None:
     found = kit.snapshot("--quick")["driver"]
     kit.saw("driver", found)
@@ -183,12 +238,9 @@ def driver(kit: Kit) -> None:
     said = [number // 1000, number % 1000 // 10]
     kit.hold(list(found["cuda_version"]) == said, f"libcuda says CUDA {said}, the snapshot {found['cuda_version']}")
     kit.hold(found["libcuda_path"] in paths, f"a process gets {paths}, the snapshot has {found['libcuda_path']}")
-    for fact in ("kernel_version", "module_on_disk", "loaded_modules", "fabric_manager"):
-        if _unknown(found[fact]):
-            kit.differs.append(f"driver.{fact} is not known here: {found[fact].get('reason')}")
 
 
-@part("nvml-errors", "NVML's words for its return codes", 5)
+@part("nvml-errors", "NVML's words for its return codes", 2, beside=True)
 def nvml_errors(kit: Kit) -> None:
     code = (
         "import ctypes, json; nvml = ctypes.CDLL('libnvidia-ml.so.1'); nvml.nvmlErrorString.restype = ctypes.c_char_p;"
@@ -207,7 +259,7 @@ def nvml_errors(kit: Kit) -> None:
             kit.compare(f"NVML's code {number}, and nvidia-ml-py's word for it", known or said, said)
 
 
-@part("nccl-library", "the NCCL that torch loads is the one that the snapshot names", 10)
+@part("nccl-library", "the NCCL that torch loads is the one that the snapshot names", 8, beside=True)
 def nccl_library(kit: Kit) -> None:
     facts = kit.snapshot()
     nccl = facts["nccl"]
@@ -226,7 +278,7 @@ def nccl_library(kit: Kit) -> None:
     )
 
 
-@part("nccl-interface", "NCCL's own choice of interface in a real communicator is the predicted one", 20)
+@part("nccl-interface", "NCCL's own choice of interface in a real communicator is the predicted one", 12, beside=True)
 def nccl_interface(kit: Kit) -> None:
     nccl = kit.snapshot("--quick")["nccl"]
     with kit.training(1, settings={"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,GRAPH"}) as job:
@@ -238,13 +290,14 @@ def nccl_interface(kit: Kit) -> None:
     lines = [line for line in printed.splitlines() if "NCCL INFO" in line]
     bootstrap = [line.split("Bootstrap")[1] for line in lines if "Bootstrap" in line and "Using" in line]
     kit.saw("bootstrap", bootstrap)
-    kit.saw("network", [line.split("NCCL INFO ")[1] for line in lines if "NET/" in line][:10])
+    kit.saw("network", [line.partition("NCCL INFO")[2].strip() for line in lines if "NET/" in line][:10])
+    kit.saw("version", [line.strip() for line in printed.splitlines() if "NCCL version" in line][:1])
     kit.hold(bootstrap, "NCCL said nothing of its bootstrap interface")
     predicted = nccl["predicted_interface"]
     kit.hold(isinstance(predicted, str) and predicted in bootstrap[0], f"predicted {predicted}; NCCL:{bootstrap[0]}")
 
 
-@part("other-user", "an ordinary user is told the same of the GPUs", 15)
+@part("other-user", "an ordinary user is told the same of the GPUs", 10, beside=True)
 def other_user(kit: Kit) -> None:
     kit.needs_root("to become another user")
     kit.needs_program("setpriv")
@@ -266,23 +319,37 @@ def other_user(kit: Kit) -> None:
     kit.hold(not failed - {one["slug"] for one in mine["findings"]}, f"only for another user fails: {sorted(failed)}")
 
 
-@part("context-memory", "what a CUDA context takes of a GPU, and who is named for it", 25)
+def holders_of(kit: Kit) -> dict[int, Any]:
+    """Bytes on the first GPU by the pid that is named for them, as the snapshot has it."""
+    holders = gpus_of(kit.snapshot("--quick"))[0]["holders"]
+    return {one["pid"]: one["memory"] for one in holders} if isinstance(holders, list) else {}
+
+
+@part("context-memory", "what a CUDA context and a rank take of a GPU, and who is named for it", 25)
 def context_memory(kit: Kit) -> None:
     import pynvml
 
+    from ddpdoctor.knowledge.gpu_holders import BARE_CONTEXT
+
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    before = pynvml.nvmlDeviceGetMemoryInfo(handle).used
+    with kit.started(CONTEXT.format(device=kit.machine.device)) as bare:
+        took = pynvml.nvmlDeviceGetMemoryInfo(handle).used - before
+        kit.saw("memory of a context with one number in it, MiB", took >> 20)
+        kit.compare("a context without tensors takes less than ddpdoctor's line for it", True, took < BARE_CONTEXT)
+        kit.saw("who NVML says holds it", listed := holders_of(kit))
+        if bare not in listed and not kit.machine.rehearsal:
+            kit.differs.append(f"NVML does not list the process {bare}, which has a context: {listed}")
     before = pynvml.nvmlDeviceGetMemoryInfo(handle).used
     with kit.training(1) as job:
         job.until_it_trains()
         (pid,) = job.pids()
         used = pynvml.nvmlDeviceGetMemoryInfo(handle).used - before
         kit.saw("memory of one rank, MiB", used >> 20)
-        holders = gpus_of(kit.snapshot("--quick"))[0]["holders"]
-        kit.saw("holders", holders)
-        listed = [one["pid"] for one in holders] if isinstance(holders, list) else []
+        kit.saw("holders", listed := holders_of(kit))
         if pid not in listed and not kit.machine.rehearsal:
-            kit.differs.append(f"NVML does not list the rank {pid} as a holder: {holders}")
+            kit.differs.append(f"NVML does not list the rank {pid} as a holder: {listed}")
         report = kit.report("jobs")
     (found,) = [one for one in report["jobs"] if pid in [rank["process"]["pid"] for rank in one["ranks"]]] or [None]
     kit.saw("jobs", found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from tests.gpu.kit import FailedError, Kit, NotPossibleError, Training, environ_of, marked, part
@@ -82,28 +83,31 @@ def ended_among_innocents(kit: Kit) -> None:
 
 
 @part(
-    "zombies", "orphans beside a training that lives: named; what is proven is ended, and its GPU memory free again", 60
+    "zombies",
+    "a killed launcher's ranks in an all_reduce: named, what is proven is ended and its GPU memory free again, others live on",
+    45,
 )
 def zombies(kit: Kit) -> None:
     ended_among_innocents(kit)
 
 
-@part("zombies-own-pids", "the same below a first process of their own, as in a container", 60)
+@part("zombies-own-pids", "the same below a first process of their own, as in a container", 45)
 def zombies_own_pids(kit: Kit) -> None:
     kit.needs_root("to make a pid namespace")
-    for program in ("unshare", "nsenter", "setsid", "ip"):
+    for program in ("unshare", "nsenter", "setsid"):
         kit.needs_program(program)
     from tests.real.own_pids import own_pids
 
-    try:
-        with own_pids() as host:
-            kit.prefix = host.prefix
-            ended_among_innocents(kit)
-    except (AssertionError, OSError, ValueError) as error:
-        raise NotPossibleError(f"no pid namespace can be made here: {error}") from None
+    with ExitStack() as stack:
+        try:
+            host = stack.enter_context(own_pids())
+        except (AssertionError, OSError, ValueError) as error:
+            raise NotPossibleError(f"no pid namespace can be made here: {error!r}") from None
+        kit.prefix = host.prefix
+        ended_among_innocents(kit)
 
 
-@part("zombies-at-work", "orphaned ranks that still train are shown and not ended", 45)
+@part("zombies-at-work", "orphaned ranks that still train are shown and not ended", 30, beside=True)
 def zombies_at_work(kit: Kit) -> None:
     with kit.training(1) as job:
         pids = orphaned(job)
@@ -114,11 +118,11 @@ def zombies_at_work(kit: Kit) -> None:
         kit.hold(
             [one["pid"] for one in found] == pids, f"orphans are {pids}, named are {[one['pid'] for one in found]}"
         )
-        kit.report("zombies", "--kill", "--yes")
+        kit.report("zombies", "--kill", "--yes", *map(str, pids))  # and nobody else's
         kit.hold(all(alive(kit, pid) for pid in pids), "--kill ended what still works")
 
 
-@part("zombies-endless-kernel", "an orphan whose kernel never ends", 60)
+@part("zombies-endless-kernel", "an orphan whose kernel never ends", 35, beside=True)
 def zombies_endless_kernel(kit: Kit) -> None:
     with kit.training(1, fault="endless_kernel@4") as job:
         job.wait_for("rank-0.fault")
@@ -133,22 +137,33 @@ def zombies_endless_kernel(kit: Kit) -> None:
         kit.saw("alive after --kill", [pid for pid in pids if alive(kit, pid)])
 
 
-@part("extra-contexts", "a rank with contexts on several GPUs", 30)
+@part("extra-contexts", "two ranks and a DataLoader worker with contexts: what jobs tells of each", 25)
 def extra_contexts(kit: Kit) -> None:
-    kit.needs_gpus(2)
-    report = kit.report(
-        "smoke",
-        "--backend",
-        kit.machine.backend,
-        "--nproc",
-        str(kit.machine.ranks),
-        "--stages",
-        "training,checkpoint",
-        seconds=150,
-    )
-    contexts = [rank["contexts"] for rank in report["smoke"]["ranks"]]
-    kit.saw("contexts of smoke's ranks", contexts)
-    kit.hold(report["verdict"] != "fail", f"smoke failed: {[one['slug'] for one in report['findings']]}")
+    # On a single GPU both ranks share it, over gloo.
+    settings = {"GPU_KIT_WORKER": "1", **({"GPU_KIT_BACKEND": "gloo"} if kit.machine.gpus == 1 else {})}
+    with kit.training(2, settings=settings) as job:
+        job.until_it_trains()
+        pids = job.pids()
+        worker = int(job.wait_for("rank-1.worker"))
+        if not kit.machine.rehearsal:
+            kit.saw("GPU memory in use, MiB", [used(gpu) >> 20 for gpu in range(kit.machine.gpus)])
+        report = kit.report("jobs")
+    (found,) = [one for one in report["jobs"] if pids[0] in [rank["process"]["pid"] for rank in one["ranks"]]] or [None]
+    kit.hold(found is not None, "jobs does not show the training")
+    assert found
+    kit.saw("ranks", {rank["rank"]: {"gpus": rank["gpus"], "remarks": rank["remarks"]} for rank in found["ranks"]})
+    told = json.dumps(report["findings"])
+    slugs = [one["slug"] for one in report["findings"]]
+    kit.saw("findings", [f"{one['slug']}: {one['summary']}" for one in report["findings"] if str(pids[0]) in told])
+    workers = {one["pid"]: one for rank in found["ranks"] for one in rank["workers"]}
+    kit.hold(worker in workers, f"the DataLoader worker {worker} is not among {list(workers)}")
+    if kit.machine.rehearsal:
+        return
+    kit.saw("worker", workers[worker])
+    held = [any(isinstance(gpu["memory"], int) and gpu["memory"] for gpu in rank["gpus"]) for rank in found["ranks"]]
+    kit.compare("each rank's GPU memory is told", True, all(held))
+    if kit.machine.gpus == 1:
+        kit.compare("two ranks on one GPU are named", True, "duplicate-gpu" in slugs or "missing-set-device" in slugs)
 
 
 @part("nothing-left", "the kit itself has left nothing on this machine", 5)

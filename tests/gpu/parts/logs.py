@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
+import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from tests.gpu.kit import Kit, NotPossibleError, part
+from tests.gpu.kit import Kit, NotPossibleError, part, torchrun
 
 CASES = {
     "illegal_access": ("an illegal memory access", "cuda-illegal-access"),
@@ -22,15 +23,8 @@ def run_of(function: str) -> Callable[[Kit], None]:
         script = Path(__file__).parent.parent / "training.py"
         folder = kit.folder / "markers"
         folder.mkdir()
-        launch = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={kit.machine.ranks}",
-        ]
         ran = kit.ddpdoctor(
-            "run", "--keep", kit.folder / "log.txt", "--", *launch, script, kit.machine.device,
+            "run", "--keep", kit.folder / "log.txt", "--", *torchrun(kit.machine.ranks), script, kit.machine.device,
             seconds=120, GPU_KIT_FOLDER=str(folder), GPU_KIT_FAULT=f"{function}@4", OMP_NUM_THREADS="1",
         )  # fmt: skip
         log = (kit.folder / "log.txt").read_text(errors="replace")
@@ -50,15 +44,20 @@ def run_of(function: str) -> Callable[[Kit], None]:
 
 
 for function, (title, _) in CASES.items():
-    part(f"run-{function.replace('_', '-')}", f"run diagnoses what torch prints on {title}", 30)(run_of(function))
+    part(
+        f"run-{function.replace('_', '-')}",
+        f"run diagnoses what torch prints on {title}",
+        18,
+        beside=function != "illegal_access",
+    )(run_of(function))
 
 
-@part("xid", "the kernel log's XID after an illegal access", 30)
+@part("xid", "the kernel log's XID after an illegal access", 15)
 def xid(kit: Kit) -> None:
-    before = kernel_log(kit)
-    with kit.training(1, fault="illegal_access@2") as job:
-        job.process.wait(timeout=60)
-    new = kernel_log(kit)[len(before) :]
+    before = set(kernel_log(kit))
+    with kit.training(1, fault="illegal_access@2") as job, suppress(subprocess.TimeoutExpired):
+        job.process.wait(timeout=40)
+    new = [line for line in kernel_log(kit) if line not in before]
     kit.keep("kernel-log.txt", "\n".join(new))
     xids = [line for line in new if "Xid" in line]
     kit.saw("XIDs", xids)
@@ -86,6 +85,8 @@ def kernel_log(kit: Kit) -> list[str]:
         while True:
             try:
                 piece = file.read(8192)
+            except BrokenPipeError:  # What was next is overwritten already.
+                continue
             except OSError:
                 break
             if not piece:
