@@ -166,7 +166,7 @@ def extra_contexts(kit: Kit) -> None:
         kit.compare("two ranks on one GPU are named", True, "duplicate-gpu" in slugs or "missing-set-device" in slugs)
 
 
-@part("nothing-left", "the kit itself has left nothing on this machine", 5)
+@part("nothing-left", "the kit itself has left nothing on this machine", 1)
 def nothing_left(kit: Kit) -> None:
     own = str(kit.folder.parent)
     others = [pid for pid in marked(str(kit.folder.parent.parent)) if own not in environ_of(pid)]
