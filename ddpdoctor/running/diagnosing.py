@@ -185,7 +185,7 @@ def _redirected(ended: Ended) -> Iterator[tuple[str, bytes]]:
     """What torchrun has let the ranks write into files alone, during this run."""
     from ddpdoctor.logs.kills import STAMP_SECONDS
 
-    began = time.time() - ended.seconds - STAMP_SECONDS
+    began = ended.began - STAMP_SECONDS
     folder = folder_of_redirects(ended.command, began)
     for path in sorted(Path(folder).rglob("*.log"))[:MOST_FILES] if folder else ():
         with suppress(OSError), os.fdopen(open_regular(path), "rb") as file:
@@ -302,7 +302,7 @@ def _say_more(ended: Ended, judgement: LogJudgement, keep: str, *, shown: bool) 
 
 def _read_dumps(ended: Ended, environ: Mapping[str, str]) -> None:
     """The flight recorders' dumps that this run has written."""
-    written = dumps_of_run(environ, time.time() - ended.seconds - 1)
+    written = dumps_of_run(environ, ended.began - 1)
     if not written:
         return
     from ddpdoctor.cli.jobs_hang import examined, show

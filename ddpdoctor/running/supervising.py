@@ -45,12 +45,14 @@ STOPPING: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(NamedTuple):
-    """What a diagnosis is made of. seconds: how long it ran. output: name and text of what the command has said."""
+    """What a diagnosis is made of. seconds: how long it ran. output: name and text of what the command has said. began: when, in
+    seconds since the epoch; what the run has written is no older, however late the diagnosis looks for it."""
 
     command: Sequence[str]
     status: int
     seconds: float
     output: tuple[tuple[str, bytes], ...]
+    began: float
 
 
 class Orders(NamedTuple):
@@ -156,6 +158,7 @@ class _Supervisor:
             # A bug of ours: the command is waited for all the same.
             self._status = os.waitpid(self._child, 0)[1]
         seconds = time.monotonic() - self._began
+        began = time.time() - seconds
         self._end_doctor()
         left = self._left_running()
         self._carrier.tell_end()
@@ -166,7 +169,7 @@ class _Supervisor:
             self._gathered = []
         if not self._impatient:
             try:
-                self._conclude(Ended(self._orders.command, self._status, seconds, ()))
+                self._conclude(Ended(self._orders.command, self._status, seconds, (), began))
             except Exception as error:
                 self.say(self._words.broken(error))
         self._say_all(left)

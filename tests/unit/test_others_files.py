@@ -189,7 +189,7 @@ def test_her_pipe_among_the_logs_of_a_run_holds_nobody_up(shared: Path, eve: Use
     log.write_text("RuntimeError: ours\n")
     eve.does(f"mkfifo {log.parent}/1.log; ln -s /dev/zero {log.parent}/2.log")
     command = ("torchrun", "--redirects", "3", "--log-dir", str(log.parent), "train.py")
-    found = _redirected(Ended(command=command, status=1, seconds=5.0, output=()))
+    found = _redirected(Ended(command=command, status=1, seconds=5.0, output=(), began=time.time() - 5))
     assert [(name, text) for name, text in found] == [(str(log), b"RuntimeError: ours\n")]
 
 
