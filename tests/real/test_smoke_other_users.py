@@ -90,7 +90,7 @@ def test_nothing_in_the_store_of_several_hosts_is_run(eve: User, shared: Path, h
     with attacked_by(eve, shared, host) as attack:
         done = host.run(sys.executable, "-c", STATIC, environ=plain_environ(), seconds=60)
     assert attack.seen.stores == {29500}
-    assert len(attack.seen.keys) > 2
+    assert attack.seen.keys - {"init/"}, "of the agents or ranks: how many depends on which she spoils first"
     assert not attack.seen.ran, attack.seen
     assert Ending.FINISHED.value not in done.stdout
 
