@@ -8,7 +8,7 @@ from typing import Final
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.launchers import MPI, current_launch
-from ddpdoctor.knowledge.log_frameworks import ACCELERATE, LIGHTNING, framework_of
+from ddpdoctor.knowledge.log_frameworks import ACCELERATE, LIGHTNING, first_raised_in, framework_of
 
 TORCHRUN: Final = "torchrun"
 DEEPSPEED: Final = "deepspeed"
@@ -48,10 +48,9 @@ _PROGRAMS: Final = {
 }
 _LIES_IN: Final = (
     # accelerate starts ranks by torchrun's own calls, so it comes first.
-    (ACCELERATE, "/accelerate/commands/"),
-    (DEEPSPEED, "/deepspeed/launcher/"),
-    (TORCHRUN, "/torch/distributed/run.py"),
-    (TORCHRUN, "/torch/distributed/launcher/"),
+    (ACCELERATE, ("/accelerate/commands/",)),
+    (DEEPSPEED, ("/deepspeed/launcher/",)),
+    (TORCHRUN, ("/torch/distributed/run.py", "/torch/distributed/launcher/")),
 )
 _OF_ACCELERATE: Final = "ACCELERATE_"
 """How the names of the settings begin that it gives its ranks."""
@@ -66,10 +65,8 @@ def launcher_of_command(words: Sequence[str]) -> str:
 
 def launcher_of_log(log: Log) -> str:
     """The launcher of the run that the log is of, as far as its tracebacks and labels tell; "" else."""
-    paths = [frame.path for one in log.raised for frame in one.frames]
-    for name, part in _LIES_IN:
-        if any(part in path for path in paths):
-            return name
+    if name := first_raised_in(log, _LIES_IN):
+        return name
     if log.launcher not in PORT and framework_of(log) == LIGHTNING:
         return LIGHTNING
     # Where the log's label is Lightning's, it has started the ranks itself.

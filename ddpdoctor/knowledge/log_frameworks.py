@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.facts.log import Log
@@ -27,7 +28,12 @@ FIND_UNUSED: Final = {
 """How DDP is told to look for parameters without a gradient."""
 
 
+def first_raised_in(log: Log, lies_in: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """The first name with a part of whose paths a call of the log's exceptions lies; "" for none."""
+    paths = [frame.path for one in log.raised for frame in one.frames]
+    return next((name for name, parts in lies_in if any(part in path for path in paths for part in parts)), "")
+
+
 def framework_of(log: Log) -> str:
     """Name the framework in whose calls the log's exceptions were raised; "" for none."""
-    paths = [frame.path for one in log.raised for frame in one.frames]
-    return next((name for name, parts in _LIES_IN if any(part in path for path in paths for part in parts)), "")
+    return first_raised_in(log, _LIES_IN)
