@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
@@ -21,7 +22,7 @@ def main() -> int:
         "--only", action="append", default=[], metavar="PART", help="only this part, or parts so beginning"
     )
     parser.add_argument(
-        "--budget", type=float, default=480, metavar="SECONDS", help="for the whole (default: %(default)s)"
+        "--budget", type=seconds, default=480, metavar="SECONDS", help="for the whole (default: %(default)s)"
     )
     parser.add_argument("--output", type=Path, default=Path("gpu-run"), metavar="FOLDER", help="default: %(default)s")
     parser.add_argument(
@@ -43,6 +44,14 @@ def main() -> int:
         list_parts()
         return 0
     return run_all(options.only, options.budget, options.output, options.earlier, rehearsed_gpus=options.rehearse)
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, above 0."""
+    number = float(text)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(text)
+    return number
 
 
 def lacking() -> list[str]:

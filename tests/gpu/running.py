@@ -170,16 +170,22 @@ def run_all(only: Sequence[str], budget: float, output: Path, earlier: Path | No
     Args:
         rehearsed_gpus: this is a rehearsal with so many stand-ins.
 
-    Returns: 0 where no part failed, 1 where one did, 2 where nothing could be run.
+    Returns: 0 where some passed and none failed, 1 where one failed, 2 where nothing could be run.
     """
     began = time.monotonic()
     try:
         wanted = chosen(only)
         before = read_record(earlier) if earlier else None
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    try:
         output.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix="ddpdoctor-gpu-"))
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+    except OSError as error:
+        print(
+            f"nothing can be written into {error.filename}: {error.strerror}; --output names a folder", file=sys.stderr
+        )
         return 2
     work.chmod(0o711)  # One part looks as another user.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -202,7 +208,8 @@ def run_all(only: Sequence[str], budget: float, output: Path, earlier: Path | No
         # The earlier one as it is on disk, and so this one.
         now = changes(before, read_record(run.path))
         print("\n".join(["Against the earlier run:", *(now or ["nothing is otherwise"])]))
-    return 1 if any(row.outcome is Outcome.FAILED for row in run.record.rows) else 0
+    outcomes = {row.outcome for row in run.record.rows}
+    return 1 if Outcome.FAILED in outcomes else 0 if Outcome.PASSED in outcomes else 2
 
 
 def run_part(part: Part, machine: Machine, folder: Path, deadline: float, unit: float) -> Row:

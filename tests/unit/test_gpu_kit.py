@@ -93,7 +93,7 @@ def test_with_no_time_left_nothing_is_begun_and_all_is_on_disk(
 ) -> None:
     monkeypatch.setattr(running.parts.machine, "look", lambda folder, rehearsed: (MACHINE, {"gpus": []}, 1.0))
     monkeypatch.setattr(running, "PARTS", [part for part in OWN if part.name in ("test-passes", "test-fails")])
-    assert running.run_all([], 0.0, tmp_path / "none", None, rehearsed_gpus=1) == 0
+    assert running.run_all([], 0.0, tmp_path / "none", None, rehearsed_gpus=1) == 2
     rows = read_record(tmp_path / "none" / "record.json").rows
     assert [(row.outcome, row.reason) for row in rows] == [
         (Outcome.NOT_POSSIBLE, "the 0 s for the whole were used up")
@@ -205,9 +205,9 @@ def test_names_that_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mark_is_of_a_folder_and_not_of_what_is_called_similarly() -> None:
-    assert has_mark(f"A=1\0{MARK}=/tmp/check\0B=2\0", "/tmp/check")
-    assert has_mark(f"{MARK}=/tmp/check/work/training-1\0", "/tmp/check")
-    assert not has_mark(f"{MARK}=/tmp/checkpoint\0", "/tmp/check")
+    assert has_mark(f"A=1\0{MARK}=/kit/check\0B=2\0", "/kit/check")
+    assert has_mark(f"{MARK}=/kit/check/work/training-1\0", "/kit/check")
+    assert not has_mark(f"{MARK}=/kit/checkpoint\0", "/kit/check")
 
 
 def test_what_a_command_leaves_running_holds_nobody_up(tmp_path: Path) -> None:
@@ -327,6 +327,27 @@ def test_the_page_tells_of_real_gpus_alone() -> None:
     assert "| `xid` | a \\| b | not possible here | no \\| log |" in page
     assert "- `xid`: more" in page
     assert "run on no GPU yet" not in page
+
+
+def test_the_readme_says_whether_it_has_met_a_gpu() -> None:
+    says_none = "run on no GPU yet" in " ".join((ROOT / "README.md").read_text().split())
+    assert says_none is not bool(hardware_page.records())
+
+
+@pytest.mark.parametrize("budget", ["0", "-5", "nan", "inf", "soon"])
+def test_a_budget_is_a_number_of_seconds(budget: str) -> None:
+    ended = kit("--budget", budget)
+    assert ended.returncode == 2
+    assert "argument --budget" in ended.stderr
+
+
+def test_where_nothing_can_be_written_nothing_is_run() -> None:
+    ended = kit("--rehearse", "--output", "/proc/nowhere")
+    assert ended.returncode == 2
+    assert (
+        ended.stderr
+        == "nothing can be written into /proc/nowhere: No such file or directory; --output names a folder\n"
+    )
 
 
 def test_records_that_are_kept_are_of_gpus() -> None:

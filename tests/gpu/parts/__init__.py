@@ -10,7 +10,7 @@ __all__ = [
 # Neighbours may run at the same time, where both say so. What makes a GPU's kernels fail or hang runs alone.
 ORDER: list[str] = """
 check
-snapshot gpu-modes nvidia-smi driver nvml-errors nccl-library nccl-interface toolchain other-user
+snapshot architecture gpu-modes nvidia-smi driver nvml-errors nccl-library nccl-interface toolchain other-user
 smoke
 smoke-all
 context-memory

@@ -100,6 +100,33 @@ def snapshot(kit: Kit) -> None:
         )
 
 
+RUN_A_KERNEL = """
+def runs(at):
+    try:
+        return torch.ones(2, device=f"cuda:{at}").add(1).sum().item() == 4
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+print(json.dumps([runs(at) for at in range(torch.cuda.device_count())]))
+"""
+
+
+@part("architecture", "torch has code for a GPU if, and only if, a kernel of its own runs there", 8, beside=True)
+def architecture(kit: Kit) -> None:
+    facts = kit.snapshot()
+    kit.saw(
+        "GPUs and torch's architectures",
+        [[one["compute_capability"] for one in gpus_of(facts)], facts["torch"]["arch_list"]],
+    )
+    runs = kit.asked_of_torch(RUN_A_KERNEL, rehearsed=[True])
+    kit.saw("a kernel runs", runs)
+    report = kit.report("check", "--select", "gpu-arch-unsupported")
+    kit.saw("not tested", report["not_tested"])
+    said = "gpu-arch-unsupported" in report["passed"]
+    kit.hold(
+        kit.machine.rehearsal or said is all(one is True for one in runs), f"check passed: {said}; kernels: {runs}"
+    )
+
+
 def as_torch_would(facts: dict[str, Any]) -> dict[str, Any]:
     """The answer to ASK_TORCH on a host with these facts."""
     gpus = [
