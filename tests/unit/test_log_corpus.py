@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import ROOT
 from tests.log_corpus import HEALTHY, LOGS, CorpusLog, corpus, judged, rates, text_of
 
 LEAST_ILLNESSES = 80
@@ -21,7 +22,7 @@ KNOWN_WRONG: frozenset[str] = frozenset({"loopback-ifname/sick-gloo.log"})
 
 every_log = pytest.mark.parametrize("one", corpus(), ids=lambda one: one.name)
 
-MACHINE_PATH = re.compile(r"/root\b|/work/|/tmp/(?:libs|pytest)|ddpdoctor")
+MACHINE_PATH = re.compile(rf"/root\b|{re.escape(str(ROOT))}|/tmp/(?:libs|pytest)|ddpdoctor")
 """Of the machine that the log was made on."""
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.logs.kills import of_this_run
-from ddpdoctor.running.diagnosing import folder_of_redirects, log_dir, looks_at_jobs, one_of_many
+from ddpdoctor.running.diagnosing import _read_dumps, folder_of_redirects, log_dir, looks_at_jobs, one_of_many
 from ddpdoctor.running.settings import settings_for, torch_release
+from ddpdoctor.running.supervising import Ended
+from tests.command import ROOT
 
 DUMPS = "/tmp/ddpdoctor-run-1-rank_"
 
@@ -164,3 +168,18 @@ def test_the_folder_that_torchrun_makes_itself(tmp_path: Path, monkeypatch: pyte
     assert folder_of_redirects(["torchrun", "train.py"], 1_700_000_010) == "", "its output has them"
     others.mkdir()
     assert folder_of_redirects(command, 1_700_000_010) == ""
+
+
+def test_dumps_of_a_short_run_are_read_however_late_the_diagnosis_looks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ran for a second, a minute ago: the diagnosis waited for a busy host. What is older than the run is another's."""
+    began = time.time() - 60
+    for rank, written in ((0, began + 0.5), (1, began + 0.5), (2, began - 100)):
+        shutil.copy(ROOT / "fixtures" / "flight_recorder" / "lagging" / f"rank_{rank}", tmp_path)
+        os.utime(tmp_path / f"rank_{rank}", (written, written))
+    ended = Ended(command=("torchrun", "train.py"), status=1, seconds=1.0, output=(), began=began)
+    _read_dumps(ended, {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "rank_")})
+    told = capsys.readouterr().out
+    assert f"flight recorders have left {tmp_path}/rank_0 and others" in told
+    assert "rank_2" not in told
