@@ -1,4 +1,5 @@
-"""The illnesses: one function an illness, one file a family (a large one has several: host_memory.py, host_disks.py).
+"""The illnesses: one function an illness, one folder a family: moving a function
+within its folder renames nothing.
 
 Pure functions over facts; nothing here looks at the world.
 """

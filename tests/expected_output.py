@@ -21,16 +21,16 @@ from typing import Final
 
 from rich.console import Console
 
-from ddpdoctor.examination import Examination, examine
-from ddpdoctor.facts.base import Unknown
-from ddpdoctor.logs.judging import LogJudgement, judge_log
-from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.registry import find_check
-from ddpdoctor.report.hang_terminal import show_where_it_hangs
-from ddpdoctor.report.log_terminal import show_log
-from ddpdoctor.report.log_words import judged_as
-from ddpdoctor.report.smoke_terminal import show_smoke
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Examination, examine
+from ddpdoctor.engine.registry import find_check
+from ddpdoctor.hang.render import show_where_it_hangs
+from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
+from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.render_terminal import show_log
+from ddpdoctor.logs.render_words import judged_as
 from ddpdoctor.report.terminal import make_console, show_findings
+from ddpdoctor.smoke.render_terminal import show_smoke
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 from tests.log_corpus import LOGS, CorpusLog, corpus
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.facts.planning import plan_for
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Result, diagnose, find_check
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.registry import Result, diagnose, find_check
 
 HOSTS = Path(__file__).parent.parent / "fixtures" / "hosts"
 HEALTHY = HOSTS / "healthy"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddpdoctor.examination import Examination
+from ddpdoctor.base.findings import FAIL, Finding, Severity
+from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.registry import Check, NotTested, Result
 from ddpdoctor.facts.fleet import Absent, Cell, Fleet, Link, Node, Passed, Phase, Reach
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import FAIL, Finding, Severity
-from ddpdoctor.registry import Check, NotTested, Result
 
 PHASES = (
     Phase(name="join", passed=Passed.PASS, seconds=0.4),

@@ -17,10 +17,11 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from ddpdoctor import __version__
-from ddpdoctor.examination import Verdict
+from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import FAIL, Finding, Fix
+from ddpdoctor.netcheck.connections import MEASURE, VisitError, visit
 from ddpdoctor.netcheck.messages import (
     PROTOCOL,
     Count,
@@ -45,7 +46,6 @@ from ddpdoctor.netcheck.messages import (
     encode,
 )
 from ddpdoctor.netcheck.tokens import proof
-from ddpdoctor.netcheck.visits import MEASURE, VisitError, visit
 from tests.hub_company import Client
 
 NASTY = "$(touch /tmp/pwned);`touch /tmp/pwned`\n\x1b[2J\u202e'\""

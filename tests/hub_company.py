@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from ddpdoctor import __version__
-from ddpdoctor.examination import Verdict
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.agent import attend
-from ddpdoctor.netcheck.door import Limits
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import Job
+from ddpdoctor.netcheck.listener import Limits
 from ddpdoctor.netcheck.messages import (
     PROTOCOL,
     Answer,

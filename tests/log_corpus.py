@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.facts.log import Log, Sighting
-from ddpdoctor.knowledge.log_verdict import SLUGS, LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import SLUGS, LogVerdict, Outcome, verdict_of
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
 HEALTHY = "healthy"
@@ -139,7 +139,7 @@ def text_of(path: Path) -> str:
 @cache
 def log_of(path: Path) -> Log:
     """What is read of it."""
-    from ddpdoctor.logs.reading import read_logs
+    from ddpdoctor.logs.parse.reading import read_logs
 
     return read_logs([str(path)], stdin=io.BytesIO())
 

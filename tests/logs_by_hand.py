@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 
+from ddpdoctor.base.log_signs import Role
 from ddpdoctor.facts.log import Exited, LastWords, Log, LogFile, LogFrame, LogLine, Raised, Sighting
-from ddpdoctor.log_signs import Role
-from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.logs.parse.reading import read_logs
 
 
 def read(text: str) -> Log:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ddpdoctor.logs.judging_lines import MOST_OF_A_LINE
-from ddpdoctor.registry import all_checks
+from ddpdoctor.engine.registry import all_checks
+from ddpdoctor.logs.analyze.judging_lines import MOST_OF_A_LINE
 from tests.command import ROOT
 
 try:
@@ -32,7 +32,7 @@ SEARCHING = frozenset(("search", "sub", "subn", "findall", "finditer", "split"))
 ANCHORED = frozenset(("match", "fullmatch"))
 OF_MODULE = SEARCHING | ANCHORED | {"compile"}
 
-PROGRAMMES = ("ddpdoctor/probes/patient/inquiry.py",)
+PROGRAMMES = ("ddpdoctor/probes/target/inquiry.py",)
 """What runs when it is imported."""
 
 LONG = 20_000
@@ -70,7 +70,7 @@ class TooSlow(Exception):
 def modules() -> tuple[tuple[ModuleType, ast.Module, str], ...]:
     """Each module that can be imported, its tree, and its path."""
     found = []
-    for path in sorted(chain((ROOT / "ddpdoctor").rglob("*.py"), (ROOT / "checks").glob("*.py"))):
+    for path in sorted(chain((ROOT / "ddpdoctor").rglob("*.py"), (ROOT / "checks").rglob("*.py"))):
         file = path.relative_to(ROOT)
         if file.name == "__main__.py" or file.parts[:2] == ("ddpdoctor", "checks"):
             continue

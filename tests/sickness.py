@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ddpdoctor.engine.registry import all_checks
 from ddpdoctor.facts.snapshot import GROUPS
-from ddpdoctor.registry import all_checks
 from tests.command import command, plain_environ
 
 Environ = Mapping[str, str] | Mapping[bytes, bytes]

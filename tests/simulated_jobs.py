@@ -22,11 +22,11 @@ import pytest
 
 from ddpdoctor.facts.hang import Frame, Hang
 from ddpdoctor.facts.processes import Identity, Place, Process, Processes, Role
-from ddpdoctor.jobs import watching
-from ddpdoctor.jobs.glances import Glance
-from ddpdoctor.jobs.sampling import ALL_RATE, LEAST_RATE, RATE, Sampled, understood
-from ddpdoctor.jobs.spying import Spied
-from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.hang import watching
+from ddpdoctor.hang.glances import Glance
+from ddpdoctor.hang.sampling import ALL_RATE, LEAST_RATE, RATE, Sampled, understood
+from ddpdoctor.probes.py_spy import Spied
+from ddpdoctor.processes.jobs import Job
 from tests.hangs import (
     GETS_ITEM,
     IDLE_WORKER,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.smoke.orders import STAGES
-from ddpdoctor.smoke.programme import Terms
+from ddpdoctor.smoke.steps import Terms
 from tests.fixture_hosts import healthy_facts, to_snapshot
 
 TERMS = Terms(backend="auto", stages=STAGES, seconds=30, import_seconds=90, python="/opt/env/bin/python")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddpdoctor.examination import Examination
+from ddpdoctor.base.findings import FAIL, Finding, Severity
+from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.registry import Check, NotTested, Result, Why
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, Stage, State
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import FAIL, Finding, Severity
-from ddpdoctor.registry import Check, NotTested, Result, Why
 
 STAGES = ("import", "device", "barrier", "all_reduce", "training", "apex", "shutdown")
 

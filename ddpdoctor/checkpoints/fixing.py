@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from ddpdoctor.base.shell import quoted
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale, Untrusted
 from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
@@ -16,15 +17,14 @@ from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
 from ddpdoctor.checkpoints.inspection import describe, inspect, refuse_torn, unread
 from ddpdoctor.checkpoints.kinds.recognised import BUSY
 from ddpdoctor.checkpoints.kinds.recognition import recognise
-from ddpdoctor.checkpoints.outcomes import Action, Moved, Outcome
 from ddpdoctor.checkpoints.pickles.editing import Edit, Wishes, carry_out, propose
-from ddpdoctor.checkpoints.pickles.garbage import without_collection
+from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.facts.checkpoints import CheckpointFile
-from ddpdoctor.shell import quoted
+from ddpdoctor.report.reported_checkpoints import Action, Moved, Outcome
 
 if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.writing.turns import Patience
+    from ddpdoctor.checkpoints.writing.lock_retry import Patience
 
 __all__ = ["Action", "Moved", "Outcome", "Wishes", "fix", "undo"]
 
@@ -46,7 +46,7 @@ def fix(
 ) -> Outcome:
     """Grants the wishes: in place, or in the new file `out`. Whatever stands against it is the outcome; nothing is raised
     but what ends the process."""
-    from ddpdoctor.checkpoints.writing.turns import Patience
+    from ddpdoctor.checkpoints.writing.lock_retry import Patience
 
     patience = Patience()
     recovered: list[str] = []
@@ -58,7 +58,7 @@ def fix(
 
 def _fix(attempt: _Attempt, patience: Patience) -> Outcome | None:
     """None if others were at work on the file, so that it has to be looked at again."""
-    from ddpdoctor.checkpoints.writing.turns import turn
+    from ddpdoctor.checkpoints.writing.lock_retry import turn
 
     path = attempt.path
     try:
@@ -80,7 +80,7 @@ def _fix(attempt: _Attempt, patience: Patience) -> Outcome | None:
 def undo(path: Path, *, dry_run: bool = False) -> Outcome:
     """Restores what was fixed in place, to the bit; a dry run only says that it could be."""
     from ddpdoctor.checkpoints.writing import in_place
-    from ddpdoctor.checkpoints.writing.turns import Patience, turn
+    from ddpdoctor.checkpoints.writing.lock_retry import Patience, turn
 
     patience = Patience()
     try:

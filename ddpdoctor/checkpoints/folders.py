@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.base.regular_files import read_start
 from ddpdoctor.checkpoints.kinds.own_files import is_own
 from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of
 from ddpdoctor.checkpoints.rank_files import rank_files
-from ddpdoctor.regular_files import read_start
 
 __all__ = ["expand", "index_names", "rank_files", "shards_of"]
 

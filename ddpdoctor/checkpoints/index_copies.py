@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.checkpoints.errors import CheckpointError
 from ddpdoctor.checkpoints.folders import INDEX_ENDING, shards_of
-from ddpdoctor.checkpoints.outcomes import Action, Outcome
+from ddpdoctor.report.reported_checkpoints import Action, Outcome
 
 _NAME = "model.safetensors" + INDEX_ENDING
 """What loaders of sharded safetensors look for."""

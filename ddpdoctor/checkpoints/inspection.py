@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddpdoctor.base.shell import quoted
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Torn
 from ddpdoctor.checkpoints.formats.archive import Archive
 from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
 from ddpdoctor.checkpoints.formats.layouts import Layout
 from ddpdoctor.checkpoints.kinds.recognised import Recognised
-from ddpdoctor.checkpoints.pickles.garbage import without_collection
+from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.locations import device_arguments, device_of, pinned
 from ddpdoctor.checkpoints.pickles.nodes import Call, Storage, Text
 from ddpdoctor.checkpoints.pickles.plain_tensors import PlainTensor
@@ -20,7 +21,6 @@ from ddpdoctor.checkpoints.pickles.prefixes import WRAPPERS, has_prefix
 from ddpdoctor.checkpoints.pickles.tensors import VIEWS, Found, element_size, is_state_dict, pairs, view, walk
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
 from ddpdoctor.facts.remedies import Remedy, remedy
-from ddpdoctor.shell import quoted
 
 CPU_RNG_STATE = 5056
 """Bytes of torch.get_rng_state()."""
@@ -101,7 +101,7 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Par
     """The facts of a checkpoint that was read."""
     from ddpdoctor.checkpoints.folders import rank_files
     from ddpdoctor.checkpoints.loaders import loader_of
-    from ddpdoctor.knowledge.pickle_globals import weights_only_blockers
+    from ddpdoctor.checkpoints.pickle_globals import weights_only_blockers
 
     loader = loader_of(path, _top_keys(parts))
     found = [one for part in parts for one in walk(part.program.root)]
@@ -163,7 +163,7 @@ def _pins(parts: list[Part]) -> tuple[Pins, ...]:
 
 
 def _foreign(names: dict[str, None]) -> Iterator[GlobalName]:
-    from ddpdoctor.knowledge.pickle_globals import OWN, meaning
+    from ddpdoctor.checkpoints.pickle_globals import OWN, meaning
 
     for name in names:
         if name not in OWN:
@@ -183,7 +183,7 @@ def _prefixes(found: list[Found], loader: str, *, published: bool) -> Iterator[K
     published: as models of Hugging Face are, whose own keys may all begin with "model.".
     """
     from ddpdoctor.checkpoints.loaders import LIGHTNING
-    from ddpdoctor.knowledge.wrappers import HOLDERS
+    from ddpdoctor.checkpoints.model_wrappers import HOLDERS
 
     for one in found:
         if not is_state_dict(one.node):

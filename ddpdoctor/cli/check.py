@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import CheckpointOption, PythonOption, begin, look
+from ddpdoctor.cli.probing import CheckpointOption, PythonOption, begin, look
 
 if TYPE_CHECKING:
     from ddpdoctor.cli.time_limit import TimeLimit
-    from ddpdoctor.examination import Examination
+    from ddpdoctor.engine.examination import Examination
+    from ddpdoctor.engine.registry import Check
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.probes.context import Context
-    from ddpdoctor.registry import Check
 
 
 def check(
@@ -74,7 +74,7 @@ def check(
     if snapshots and checkpoints:
         raise typer.BadParameter("--checkpoint looks at a file of this host; --snapshot judges another file instead")
     if fixing or yes or dry_run:
-        from ddpdoctor.cli.treating_wishes import not_ours, refuse_options
+        from ddpdoctor.cli.fix_check_options import not_ours, refuse_options
 
         refuse_options(
             fixing=fixing, yes=yes, dry_run=dry_run, as_json=as_json, as_markdown=as_markdown, judged=bool(snapshots)
@@ -98,13 +98,13 @@ def check(
             context = context or _begin(python, quick, checkpoints or (), checks)
             taken, problems = [seen or look(context, _groups(checks), limit=limit)], []
             limit.stage = "judging what was seen"
-        from ddpdoctor.examination import conclusion, examine
+        from ddpdoctor.engine.examination import conclusion, examine
 
         examinations = [examine(one, nproc, checks) for one in taken]
     if fixing:
         assert context is not None
-        from ddpdoctor.cli.treating import treat
-        from ddpdoctor.cli.treating_wishes import Wish, arguments_again
+        from ddpdoctor.cli.check_fix import treat
+        from ddpdoctor.cli.fix_check_options import Wish, arguments_again
 
         again, training = arguments_again(
             context.python, nproc, chosen=chosen, ignored=ignored, checkpoints=checkpoints, quick=quick
@@ -139,7 +139,7 @@ def _look_at_everything(context: Context, limit: TimeLimit) -> Snapshot:
 
 def _load_checks() -> None:
     try:
-        from ddpdoctor.registry import all_checks
+        from ddpdoctor.engine.registry import all_checks
 
         all_checks()
         import ddpdoctor.report.terminal  # noqa: F401
@@ -153,7 +153,7 @@ def _begin(python: str | None, quick: bool, checkpoints: Sequence[str], checks: 
 
 
 def _selected(chosen: list[str] | None, ignored: list[str] | None) -> tuple[Check, ...]:
-    from ddpdoctor.registry import UnknownSelection, select
+    from ddpdoctor.engine.registry import UnknownSelection, select
 
     try:
         checks = select(_names(chosen), _names(ignored))
@@ -178,7 +178,7 @@ def _groups(checks: tuple[Check, ...]) -> set[str]:
 
 
 def _read(paths: list[str]) -> tuple[list[Snapshot], list[str]]:
-    from ddpdoctor.snapshots import SnapshotError, read_snapshot
+    from ddpdoctor.engine.snapshots import SnapshotError, read_snapshot
 
     taken, problems = [], []
     for path in paths:
@@ -199,7 +199,7 @@ def _print(
     quiet: bool,
 ) -> None:
     if as_json:
-        from ddpdoctor.examination import conclusion
+        from ddpdoctor.engine.examination import conclusion
         from ddpdoctor.report.contract import build_report, to_json
 
         of_all = conclusion(examinations)

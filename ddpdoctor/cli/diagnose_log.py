@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from ddpdoctor.cli.complaining import complain
-from ddpdoctor.cli.looking import PythonOption, begin, look
+from ddpdoctor.base.signals import Stopped
+from ddpdoctor.base.wording import human
+from ddpdoctor.cli.errors import complain
+from ddpdoctor.cli.probing import PythonOption, begin, look
 from ddpdoctor.cli.progress import StatusLine
-from ddpdoctor.cli.stopping import Stopped
-from ddpdoctor.wording import human
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.log import Log
     from ddpdoctor.facts.snapshot import Snapshot
-    from ddpdoctor.logs.judging import LogJudgement
+    from ddpdoctor.logs.diagnosis import LogJudgement
 
 STDIN = "-"
 
@@ -72,7 +72,7 @@ def diagnose_log(
         raise typer.BadParameter("the name of a log is empty; is the variable in it set?")
     if [*paths, snapshot].count(STDIN) > 1:
         raise typer.BadParameter("standard input (-) can be read once only")
-    from ddpdoctor.logs.reading import NO_TEXT
+    from ddpdoctor.logs.parse.reading import NO_TEXT
 
     host = None if snapshot is None else _saved(snapshot, as_json=as_json)
     log = _read(list(dict.fromkeys(paths)))
@@ -80,13 +80,13 @@ def diagnose_log(
         _refuse([f"{_name(one.name)}: {one.problem or 'there is nothing in it'}" for one in log.files], as_json=as_json)
     judgement = _judged(log, host, here=here, python=python)
     _print(judgement, as_json=as_json, verbose=verbose, quiet=quiet)
-    from ddpdoctor.report.log_words import judged_as
+    from ddpdoctor.logs.render_words import judged_as
 
     raise typer.Exit(judged_as(judgement).exit_code(strict=True))
 
 
 def _saved(path: str, *, as_json: bool) -> Snapshot:
-    from ddpdoctor.snapshots import SnapshotError, read_snapshot
+    from ddpdoctor.engine.snapshots import SnapshotError, read_snapshot
 
     try:
         return read_snapshot(path)
@@ -96,11 +96,11 @@ def _saved(path: str, *, as_json: bool) -> Snapshot:
 
 def _refuse(problems: Sequence[str], *, as_json: bool) -> NoReturn:
     """Says why there is nothing to judge, and ends."""
-    from ddpdoctor.report.plain import one_line
+    from ddpdoctor.base.printable import one_line
 
     if as_json:
+        from ddpdoctor.logs.render_json import refusal
         from ddpdoctor.report.contract import to_json
-        from ddpdoctor.report.log_json import refusal
 
         print(to_json(refusal([one_line(one) for one in problems])))
     for one in problems:
@@ -127,7 +127,7 @@ class _Reading:
         name, done, size = self._now
         if not name:
             return ""
-        from ddpdoctor.report.plain import one_line
+        from ddpdoctor.base.printable import one_line
 
         of = f" of {human(size)}" if size else ""
         earlier = f", {self._files - 1} read before" if self._files > 1 else ""
@@ -135,7 +135,7 @@ class _Reading:
 
 
 def _read(paths: Sequence[str]) -> Log:
-    from ddpdoctor.logs.reading import read_logs
+    from ddpdoctor.logs.parse.reading import read_logs
 
     reading = _Reading()
     line = StatusLine(reading.words, delay=1.0)
@@ -156,8 +156,8 @@ def _read(paths: Sequence[str]) -> Log:
 
 
 def _judged(log: Log, host: Snapshot | None, *, here: bool, python: str | None) -> LogJudgement:
-    from ddpdoctor.knowledge.log_settings import settings_of
-    from ddpdoctor.logs.judging import groups_that_decide, judge_log
+    from ddpdoctor.logs.diagnosis import groups_that_decide, judge_log
+    from ddpdoctor.logs.analyze.settings import settings_of
 
     if here and (groups := groups_that_decide(log)):
         context = begin(python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ))
@@ -167,12 +167,12 @@ def _judged(log: Log, host: Snapshot | None, *, here: bool, python: str | None) 
 
 def _print(judgement: LogJudgement, *, as_json: bool, verbose: bool, quiet: bool) -> None:
     if as_json:
+        from ddpdoctor.logs.render_json import log_report
         from ddpdoctor.report.contract import to_json
-        from ddpdoctor.report.log_json import log_report
 
         print(to_json(log_report(judgement, with_facts=verbose)))
     else:
-        from ddpdoctor.report.log_terminal import show_log
+        from ddpdoctor.logs.render_terminal import show_log
         from ddpdoctor.report.terminal import make_console
 
         show_log(make_console(sys.stdout), judgement, verbose=verbose, quiet=quiet)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.complaining import complain
-from ddpdoctor.cli.looking import begin, look
+from ddpdoctor.cli.errors import complain
+from ddpdoctor.cli.probing import begin, look
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ddpdoctor.registry import Check
+    from ddpdoctor.engine.registry import Check
 
 
 def explain(
@@ -30,7 +30,7 @@ def explain(
 
     `ddpdoctor explain apex` looks at this host and gives the exact build command for it.
     """
-    from ddpdoctor.registry import all_checks, all_prescriptions, as_written
+    from ddpdoctor.engine.registry import all_checks, all_prescriptions, as_written
     from ddpdoctor.report.terminal import make_console
 
     console = make_console(sys.stdout)
@@ -59,7 +59,7 @@ def explain(
 
 
 def _unknown(slug: str) -> str:
-    from ddpdoctor.registry import all_checks, all_prescriptions, nearest_names
+    from ddpdoctor.engine.registry import all_checks, all_prescriptions, nearest_names
 
     checks = all_checks()
     names = {one.slug for one in (*checks, *all_prescriptions())} | {one.family for one in checks}
@@ -72,7 +72,7 @@ def _show_page(console: Console, one: Check) -> None:
     from rich.markdown import Markdown
     from rich.text import Text
 
-    from ddpdoctor.report.signs_terminal import show_signs
+    from ddpdoctor.logs.render_signs import show_signs
 
     console.print(Text(one.slug, "bold").append(f"  ({one.family}, {one.severity.value})", "dim not bold"))
     console.print(Markdown(one.page))
@@ -84,12 +84,12 @@ def _prescribe(console: Console, topic: Check, python: str | None, path: Path | 
     """Shows what is worked out for the host. False: nothing was, and why is shown."""
     from rich.text import Text
 
-    from ddpdoctor.examination import Examination
-    from ddpdoctor.facts.planning import plan_for
-    from ddpdoctor.registry import diagnose
-    from ddpdoctor.report.plain import one_line
+    from ddpdoctor.base.printable import one_line
+    from ddpdoctor.engine.examination import Examination
+    from ddpdoctor.engine.planning import plan_for
+    from ddpdoctor.engine.registry import diagnose
+    from ddpdoctor.engine.snapshots import SnapshotError, read_snapshot
     from ddpdoctor.report.terminal import show_findings
-    from ddpdoctor.snapshots import SnapshotError, read_snapshot
 
     if path is None:
         snapshot = look(begin(python, quick="torch" not in topic.groups), topic.groups)

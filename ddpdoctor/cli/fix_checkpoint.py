@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.base.signals import Stopped
 from ddpdoctor.cli.asking import ask
-from ddpdoctor.cli.stopping import Stopped
 
 if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.outcomes import Outcome
     from ddpdoctor.checkpoints.pickles.editing import Wishes
-    from ddpdoctor.cli.fixing_ledger import Ledger
-    from ddpdoctor.cli.fixing_targets import Target
+    from ddpdoctor.cli.checkpoint_results import Ledger
+    from ddpdoctor.cli.checkpoint_targets import Target
     from ddpdoctor.cli.progress import FilesProgress
+    from ddpdoctor.report.reported_checkpoints import Outcome
 
 
 def fix_checkpoint(
@@ -66,8 +66,8 @@ def fix_checkpoint(
 
     Exit code: 0 done, or nothing to do; 1 --dry-run found something to fix; 2 a file could not be handled.
     """
-    from ddpdoctor.cli.fixing_ledger import Ledger
-    from ddpdoctor.cli.fixing_wishes import make_wishes
+    from ddpdoctor.cli.checkpoint_results import Ledger
+    from ddpdoctor.cli.fix_options import make_wishes
 
     wishes = make_wishes(
         paths,
@@ -102,7 +102,7 @@ def _choose(
     paths: Sequence[str], output: str | None, wishes: Wishes, *, undo: bool, dry_run: bool, ask: bool
 ) -> tuple[list[Target], Handle]:
     """Which files are to be handled, and how."""
-    from ddpdoctor.cli.fixing_targets import choose_targets, make_folders, undo_targets
+    from ddpdoctor.cli.checkpoint_targets import choose_targets, make_folders, undo_targets
     from ddpdoctor.cli.progress import StatusLine
 
     line = StatusLine(lambda seconds: f"looking for checkpoints ({seconds:.0f} s)", 1.0)
@@ -119,7 +119,7 @@ def _choose(
 
 def _undoing(*, dry_run: bool) -> Handle:
     from ddpdoctor.checkpoints.fixing import undo
-    from ddpdoctor.cli.fixing_targets import nothing_to_undo
+    from ddpdoctor.cli.checkpoint_targets import nothing_to_undo
 
     def handle(target: Target, progress: FilesProgress) -> Outcome:
         return nothing_to_undo(target.path) or undo(target.path, dry_run=dry_run)
@@ -197,7 +197,7 @@ def _run_and_show(
     from pathlib import Path
 
     from ddpdoctor.checkpoints.kinds.framework_folders import framework_folders
-    from ddpdoctor.report.checkpoint_terminal import show_folder, show_line, show_one, show_sum
+    from ddpdoctor.checkpoints.render_terminal import show_folder, show_line, show_one, show_sum
     from ddpdoctor.report.screen import screen_for
 
     screen = screen_for(sys.stdout, os.environ)
@@ -213,14 +213,14 @@ def _run_and_show(
 
 
 def _print_json(outcomes: Sequence[Outcome]) -> None:
-    from ddpdoctor.report.checkpoint_json import fixing_report
+    from ddpdoctor.checkpoints.render_json import fixing_report
     from ddpdoctor.report.contract import to_json
 
     print(to_json(fixing_report(outcomes)))
 
 
 def _exit_code(outcomes: Sequence[Outcome]) -> int:
-    from ddpdoctor.checkpoints.outcomes import Action
+    from ddpdoctor.report.reported_checkpoints import Action
 
     actions = {one.action for one in outcomes}
     if Action.REFUSED in actions:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from ddpdoctor.cli.complaining import complain
-from ddpdoctor.cli.looking import look
+from ddpdoctor.cli.errors import complain
+from ddpdoctor.cli.probing import look
 
 if TYPE_CHECKING:
-    from ddpdoctor.jobs.overview import Overview
+    from ddpdoctor.processes.overview import Overview
 
 
 def jobs(
@@ -89,12 +89,12 @@ def jobs(
         )
     overview = _overview(job, as_json=as_json)
     if as_json:
+        from ddpdoctor.processes.jobs_json import jobs_report
         from ddpdoctor.report.contract import to_json
-        from ddpdoctor.report.jobs_json import jobs_report
 
         print(to_json(jobs_report(overview, with_facts=verbose)))
     else:
-        from ddpdoctor.report.jobs_terminal import show_jobs
+        from ddpdoctor.processes.jobs_terminal import show_jobs
         from ddpdoctor.report.terminal import make_console
 
         show_jobs(make_console(sys.stdout), overview, verbose=verbose, quiet=quiet)
@@ -102,8 +102,8 @@ def jobs(
 
 
 def _overview(job: str | None, *, as_json: bool) -> Overview:
-    from ddpdoctor.jobs.overview import UnknownJobError, checks_of_jobs, groups_of, overview
     from ddpdoctor.probes.context import Context
+    from ddpdoctor.processes.overview import UnknownJobError, checks_of_jobs, groups_of, overview
 
     checks = checks_of_jobs()
     asked = int(job) if job and job.strip().isascii() and job.strip().isdecimal() else 0
@@ -116,11 +116,11 @@ def _overview(job: str | None, *, as_json: bool) -> Overview:
 
 def refuse(why: str, host: str, *, as_json: bool) -> NoReturn:
     """Says why no job is judged, and ends."""
-    from ddpdoctor.report.plain import one_line
+    from ddpdoctor.base.printable import one_line
 
     if as_json:
+        from ddpdoctor.processes.jobs_json import refusal
         from ddpdoctor.report.contract import to_json
-        from ddpdoctor.report.jobs_json import refusal
 
         print(to_json(refusal(host, one_line(why))))
     complain(one_line(why))

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import typer
 
-from ddpdoctor.cli.looking import look
+from ddpdoctor.base.until_stopped import until_stopped
+from ddpdoctor.cli.probing import look
 from ddpdoctor.cli.progress import StatusLine
-from ddpdoctor.cli.until_stopped import until_stopped
 
 if TYPE_CHECKING:
-    from ddpdoctor.examination import Examination
+    from ddpdoctor.engine.examination import Examination
     from ddpdoctor.facts.hang import Hang, RasCount
     from ddpdoctor.facts.snapshot import Snapshot
-    from ddpdoctor.jobs.flight_recorder import Dumps
-    from ddpdoctor.knowledge.jobs import Job
+    from ddpdoctor.hang.flight_recorder import Dumps
+    from ddpdoctor.processes.jobs import Job
 
 SECONDS: Final = 3
 RAS_PATIENCE: Final = 5.0
@@ -44,7 +44,7 @@ def show_hang(
     """
     examination = examined(name, dumps, seconds, watched=watched, ras=ras, as_json=as_json)
     if as_json:
-        from ddpdoctor.jobs.judging import hang_of
+        from ddpdoctor.hang.judging import hang_of
         from ddpdoctor.report.contract import build_report, to_json
 
         print(to_json(build_report("jobs", [examination], with_facts=verbose, hang=hang_of(examination))))
@@ -55,7 +55,7 @@ def show_hang(
 
 def show(examination: Examination, *, verbose: bool = False, quiet: bool = False) -> None:
     """For a person at a terminal."""
-    from ddpdoctor.report.hang_terminal import show_where_it_hangs
+    from ddpdoctor.hang.render import show_where_it_hangs
     from ddpdoctor.report.terminal import make_console
 
     show_where_it_hangs(make_console(sys.stdout), examination, verbose=verbose, quiet=quiet)
@@ -78,7 +78,7 @@ def examined(
     Raises:
         UnknownJobError: there is no such job, and `alone`.
     """
-    from ddpdoctor.jobs.judging import groups_of_hangs, judge_hang
+    from ddpdoctor.hang.judging import groups_of_hangs, judge_hang
     from ddpdoctor.probes.context import Context
 
     asked = int(name) if name and name.strip().isascii() and name.strip().isdecimal() else 0
@@ -89,12 +89,12 @@ def examined(
 
 def _job(snapshot: Snapshot, name: str | None, *, needed: bool, as_json: bool, alone: bool) -> Job | None:
     """The one that is meant. With dumps alone there need not be any."""
+    from ddpdoctor.base.unknown import Unknown
+    from ddpdoctor.base.wording import plural
     from ddpdoctor.cli.jobs import refuse
-    from ddpdoctor.facts.base import Unknown
-    from ddpdoctor.jobs.overview import UnknownJobError, jobs_there, named_job
-    from ddpdoctor.jobs.permission import command_line
-    from ddpdoctor.knowledge.jobs import jobs_of
-    from ddpdoctor.wording import plural
+    from ddpdoctor.hang.permission import command_line
+    from ddpdoctor.processes.jobs import jobs_of
+    from ddpdoctor.processes.overview import UnknownJobError, jobs_there, named_job
 
     processes = snapshot.processes
     if isinstance(processes, Unknown):
@@ -122,11 +122,11 @@ def _job(snapshot: Snapshot, name: str | None, *, needed: bool, as_json: bool, a
 
 
 def _hang(snapshot: Snapshot, job: Job | None, dumps: Sequence[str], seconds: int, *, with_ras: bool) -> Hang:
-    from ddpdoctor.facts.base import Unknown
+    from ddpdoctor.base.unknown import Unknown
     from ddpdoctor.facts.hang import Hang
-    from ddpdoctor.jobs.flight_recorder import dumps_of
-    from ddpdoctor.jobs.judging import with_counts, with_dumps
-    from ddpdoctor.jobs.watching import watch
+    from ddpdoctor.hang.flight_recorder import dumps_of
+    from ddpdoctor.hang.judging import with_counts, with_dumps
+    from ddpdoctor.hang.watching import watch
 
     if job is None or isinstance(snapshot.processes, Unknown):
         return with_dumps(Hang(), _read(dumps))
@@ -141,7 +141,7 @@ def _hang(snapshot: Snapshot, job: Job | None, dumps: Sequence[str], seconds: in
 
 
 def _read(dumps: Sequence[str]) -> Dumps:
-    from ddpdoctor.jobs.flight_recorder import read_dumps
+    from ddpdoctor.hang.flight_recorder import read_dumps
 
     line = StatusLine(lambda passed: f"Reading the dumps ({passed:.0f} s)", delay=0.5)
     try:
@@ -160,8 +160,8 @@ class _Ras:
         self._thread.start()
 
     def _ask(self, job: Job, between: float, wanted: bool) -> None:
-        from ddpdoctor.jobs.ras import UNWANTED, ask_twice
-        from ddpdoctor.jobs.watching import backend_of
+        from ddpdoctor.hang.ras import UNWANTED, ask_twice
+        from ddpdoctor.hang.watching import backend_of
 
         if "nccl" not in backend_of(job):
             self._told = ((), "no rank here has a process group of NCCL's")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import PythonOption, refuse_others_python, refuse_what_is_no_python
+from ddpdoctor.cli.probing import PythonOption, refuse_others_python, refuse_what_is_no_python
 from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
+    from ddpdoctor.base.findings import Finding
     from ddpdoctor.facts.smoke import Smoke
-    from ddpdoctor.findings import Finding
-    from ddpdoctor.netcheck.ends import End
+    from ddpdoctor.netcheck.results import End
 
 WAIT = 60.0
 """Seconds."""
@@ -108,11 +108,11 @@ def netcheck(
     if job.local_rank:
         typer.echo(f"Local rank {job.local_rank}: local rank 0 speaks for this node.", err=True)
         return
-    from ddpdoctor.netcheck.ends import Wishes
-    from ddpdoctor.netcheck.purpose import Netcheck
+    from ddpdoctor.netcheck.progress import make_view
+    from ddpdoctor.netcheck.results import Wishes
     from ddpdoctor.netcheck.run import run
-    from ddpdoctor.probes.patient.choice import choose_python
-    from ddpdoctor.report.netcheck_progress import make_view
+    from ddpdoctor.netcheck.task import Netcheck
+    from ddpdoctor.probes.target.choice import choose_python
 
     path, chosen_by = choose_python(python, os.environ)
     if not quick:
@@ -158,7 +158,7 @@ def _options(*, wait: float, quick: bool, python: str | None, strict: bool) -> t
 
 def print_json(end: End, *, verbose: bool, command: str = "netcheck", smoke: Smoke | None = None) -> None:
     """smoke: what a training came to, on node 0 that of all nodes."""
-    from ddpdoctor.examination import Verdict
+    from ddpdoctor.engine.examination import Verdict
     from ddpdoctor.report.contract import build_report, to_json
 
     report = build_report(
@@ -176,7 +176,7 @@ def print_json(end: End, *, verbose: bool, command: str = "netcheck", smoke: Smo
 
 def print_report(end: End, *, matrix: bool = False, verbose: bool, quiet: bool, smoke: Smoke | None = None) -> None:
     """smoke: as for `print_json`."""
-    from ddpdoctor.report.netcheck_terminal import show_alone, show_part, show_verdict
+    from ddpdoctor.netcheck.render_terminal import show_alone, show_part, show_verdict
     from ddpdoctor.report.terminal import make_console
 
     console = make_console(sys.stdout)

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from ddpdoctor.terminals import moves_its_cursor, width
-from ddpdoctor.wording import human
+from ddpdoctor.base.terminal import moves_its_cursor, width
+from ddpdoctor.base.wording import human
 
 _BAR = 20
 """Columns."""

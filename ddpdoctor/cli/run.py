@@ -58,7 +58,7 @@ def run(
     Exit code: the command's own. 127: there is no such command, 126: it can't
     be run.
     """
-    from ddpdoctor.running.diagnosing import (
+    from ddpdoctor.run.diagnosing import (
         diagnose,
         killed_so_far,
         left_running,
@@ -66,9 +66,9 @@ def run(
         looks_at_jobs,
         one_of_many,
     )
-    from ddpdoctor.running.keeping import KeptFile, NotKeptError
-    from ddpdoctor.running.settings import folder_for_dumps, settings_for
-    from ddpdoctor.running.supervising import Orders, supervise
+    from ddpdoctor.run.reaper import KeptFile, NotKeptError
+    from ddpdoctor.run.settings import folder_for_dumps, settings_for
+    from ddpdoctor.run.supervising import Orders, supervise
 
     if not command[0]:
         raise typer.BadParameter("the command is empty; is the variable in it set?")

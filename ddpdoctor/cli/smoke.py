@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.looking import PythonOption, begin, look, refuse_others_python, refuse_what_is_no_python
-from ddpdoctor.cli.stopping import Stopped
+from ddpdoctor.base.signals import Stopped
+from ddpdoctor.base.terminal import moves_its_cursor
+from ddpdoctor.cli.probing import PythonOption, begin, look, refuse_others_python, refuse_what_is_no_python
 from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
-from ddpdoctor.terminals import moves_its_cursor
 
 if TYPE_CHECKING:
-    from ddpdoctor.examination import Examination
+    from ddpdoctor.engine.examination import Examination
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.netcheck.job import Job
-    from ddpdoctor.smoke.conducting import Wishes
     from ddpdoctor.smoke.orders import Fault
     from ddpdoctor.smoke.plan import SmokePlan
+    from ddpdoctor.smoke.train import Wishes
 
 WAIT = 60.0
 """Seconds."""
@@ -165,9 +165,9 @@ def smoke(
         if nproc > MOST_RANKS_HERE:
             raise typer.BadParameter(f"--nproc {nproc}: smoke runs {MOST_RANKS_HERE} ranks on a host at most")
     from ddpdoctor.probes.context import Context
-    from ddpdoctor.probes.patient.choice import choose_python
-    from ddpdoctor.smoke.conducting import Wishes
+    from ddpdoctor.probes.target.choice import choose_python
     from ddpdoctor.smoke.plan import GROUPS, smoke_plan
+    from ddpdoctor.smoke.train import Wishes
 
     path, chosen_by = choose_python(python, os.environ)
     refuse_others_python(path, chosen_by)
@@ -237,7 +237,7 @@ def _with_torch(snapshot: Snapshot, wishes: Wishes, python: str | None) -> Snaps
     """Builds of torch for Jetson mostly have no NCCL, which only an import tells: it is worth its seconds there."""
     import msgspec
 
-    from ddpdoctor.facts.base import Unknown
+    from ddpdoctor.base.unknown import Unknown
     from ddpdoctor.smoke.orders import import_seconds
 
     gpus = snapshot.gpus
@@ -250,9 +250,9 @@ def _with_torch(snapshot: Snapshot, wishes: Wishes, python: str | None) -> Snaps
 def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, shown: Callable[[Examination], None]) -> Examination:
     """The training, unless it is known beforehand that it can't be run. shown: tells of it where we are stopped after it,
     while its speed is measured."""
-    from ddpdoctor.report.smoke_progress import make_view
-    from ddpdoctor.smoke.conducting import scaled, train, unscaled
     from ddpdoctor.smoke.judging import before, judge
+    from ddpdoctor.smoke.progress import make_view
+    from ddpdoctor.smoke.train import scaled, train, unscaled
 
     hindered = before(snapshot, plan)
     if hindered is not None:
@@ -278,8 +278,8 @@ def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, shown: Callable[
 def _at_once(examination: Examination) -> str:
     """What happened, for the seconds in which the host is looked at: a terminal shows it until the report is there, a log
     keeps it."""
-    from ddpdoctor.report.plain import one_line
-    from ddpdoctor.report.smoke_words import headline
+    from ddpdoctor.base.printable import one_line
+    from ddpdoctor.smoke.render_words import headline
 
     text = one_line(headline(examination))
     if moves_its_cursor(sys.stderr):
@@ -367,14 +367,14 @@ def _print(examination: Examination, *, as_json: bool, verbose: bool, quiet: boo
     if as_json:
         _print_json(examination, verbose=verbose)
         return
-    from ddpdoctor.report.smoke_terminal import show_smoke
     from ddpdoctor.report.terminal import make_console
+    from ddpdoctor.smoke.render_terminal import show_smoke
 
     show_smoke(make_console(sys.stdout), examination, verbose=verbose, quiet=quiet)
 
 
 def _print_json(examination: Examination, *, verbose: bool) -> None:
-    from ddpdoctor.examination import Verdict
+    from ddpdoctor.engine.examination import Verdict
     from ddpdoctor.report.contract import build_report, to_json
     from ddpdoctor.smoke.judging import smoke_of, verdict_of
 

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 import typer
 
 from ddpdoctor.facts.smoke import ELASTIC, Smoke
-from ddpdoctor.netcheck.ends import End, Wishes
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import Job
 from ddpdoctor.netcheck.messages import Waiting
+from ddpdoctor.netcheck.results import End, Wishes
 from ddpdoctor.netcheck.run import run
 from ddpdoctor.smoke.joining import starter
 from ddpdoctor.smoke.orders import STAGE_SECONDS, Launched, import_seconds
-from ddpdoctor.smoke.programme import Terms
-from ddpdoctor.smoke.purpose import SmokePurpose
-from ddpdoctor.smoke.rehearsing import Share
+from ddpdoctor.smoke.remote_training import Share
+from ddpdoctor.smoke.steps import Terms
+from ddpdoctor.smoke.task import SmokePurpose
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.meeting import Meeting
-    from ddpdoctor.smoke import conducting
-    from ddpdoctor.smoke.watching import Watch
+    from ddpdoctor.smoke import train as conducting
+    from ddpdoctor.smoke.rank_monitor import Watch
 
 
 def train_with_others(
@@ -115,7 +115,7 @@ class _Audience:
     exit codes make the launcher end it."""
 
     def __init__(self, shown: Callable[[End], None], *, launched: bool, silent: bool) -> None:
-        from ddpdoctor.report import netcheck_progress
+        from ddpdoctor.netcheck import progress as netcheck_progress
 
         self.has_shown = False
         self._shown = shown
@@ -152,7 +152,7 @@ class _Audience:
         if self._silent:
             return
         if self._ranks is None:
-            from ddpdoctor.report import smoke_progress
+            from ddpdoctor.smoke import progress as smoke_progress
 
             self._end_meeting()
             view = smoke_progress.make_view()

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ddpdoctor.cli.complaining import complain
-from ddpdoctor.cli.looking import CheckpointOption, PythonOption, begin, look
+from ddpdoctor.cli.errors import complain
+from ddpdoctor.cli.probing import CheckpointOption, PythonOption, begin, look
 
 
 def snapshot(
@@ -32,10 +32,10 @@ def snapshot(
     Judge it anywhere with `ddpdoctor check --snapshot FILE`.
     """
     context = begin(python, quick=quick, checkpoints=checkpoints or ())
+    from ddpdoctor.base.printable import one_line
+    from ddpdoctor.base.shell import quoted
+    from ddpdoctor.engine.snapshots import SnapshotError, encode_snapshot, write_snapshot
     from ddpdoctor.facts.snapshot import GROUPS
-    from ddpdoctor.report.plain import one_line
-    from ddpdoctor.shell import quoted
-    from ddpdoctor.snapshots import SnapshotError, encode_snapshot, write_snapshot
 
     taken = look(context, GROUPS)
     if output is None or output == "-":

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.base.signals import Stopped
 from ddpdoctor.cli.asking import ask
-from ddpdoctor.cli.stopping import Stopped
 
 if TYPE_CHECKING:
-    from ddpdoctor.knowledge.leftovers import Leftover
-    from ddpdoctor.treatments.ending import Endings, Look
+    from ddpdoctor.processes.ending import Endings, Look
+    from ddpdoctor.processes.leftovers import Leftover
 
 
 def zombies(
@@ -46,7 +46,7 @@ def zombies(
     processes could not be seen.
     """
     _refuse(targets or (), kill=kill, yes=yes, dry_run=dry_run, as_json=as_json)
-    from ddpdoctor.cli.treating_wishes import not_ours
+    from ddpdoctor.cli.fix_check_options import not_ours
 
     if kill and not dry_run and (silent := not_ours(os.environ)):
         typer.echo(silent, err=True)
@@ -65,9 +65,9 @@ def _refuse(targets: Sequence[str], *, kill: bool, yes: bool, dry_run: bool, as_
 
 
 def _zombies(targets: tuple[str, ...], *, kill: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
-    from ddpdoctor.facts.base import Unknown
-    from ddpdoctor.knowledge.leftover_blind_spots import blind_spots
-    from ddpdoctor.treatments.leftovers import chosen
+    from ddpdoctor.base.unknown import Unknown
+    from ddpdoctor.fixes.leftovers import chosen
+    from ddpdoctor.processes.leftover_blind_spots import blind_spots
 
     first = _look("Looking for leftovers")
     found = chosen(first.leftovers, targets)
@@ -100,7 +100,7 @@ def _zombies(targets: tuple[str, ...], *, kill: bool, yes: bool, dry_run: bool, 
 
 def _look(what: str) -> Look:
     from ddpdoctor.cli.progress import StatusLine
-    from ddpdoctor.treatments.leftovers import look
+    from ddpdoctor.fixes.leftovers import look
 
     line = StatusLine(lambda seconds: f"{what} ({seconds:.0f} s)", 0.3)
     try:
@@ -111,7 +111,7 @@ def _look(what: str) -> Look:
 
 def _problems(targets: Sequence[str], found: Sequence[Leftover], first: Look) -> list[str]:
     """What was asked for and isn't left over, and why."""
-    from ddpdoctor.facts.base import Unknown
+    from ddpdoctor.base.unknown import Unknown
 
     processes = first.processes
     if isinstance(processes, Unknown):
@@ -146,8 +146,8 @@ def _may(*, yes: bool) -> bool:
 
 def _end(proven: Sequence[Leftover], first: Look) -> Endings:
     from ddpdoctor.cli.progress import StatusLine
-    from ddpdoctor.treatments.ending import Endings, end
-    from ddpdoctor.treatments.leftovers import look
+    from ddpdoctor.fixes.leftovers import look
+    from ddpdoctor.processes.ending import Endings, end
 
     ending = Endings()
     line = StatusLine(lambda seconds: f"Looking a second time, then ending them ({seconds:.0f} s)", 0.3)
@@ -163,9 +163,9 @@ def _end(proven: Sequence[Leftover], first: Look) -> Endings:
 
 
 def _show(found: Sequence[Leftover], spots: Sequence[str], problems: Sequence[str], *, killing: bool) -> None:
-    from ddpdoctor.report.plain import one_line
+    from ddpdoctor.base.printable import one_line
+    from ddpdoctor.processes.zombies_terminal import show_leftovers
     from ddpdoctor.report.screen import screen_for
-    from ddpdoctor.report.zombies_terminal import show_leftovers
 
     screen = screen_for(sys.stdout, os.environ)
     for problem in problems:
@@ -174,15 +174,15 @@ def _show(found: Sequence[Leftover], spots: Sequence[str], problems: Sequence[st
 
 
 def _show_plan(proven: Sequence[Leftover]) -> None:
+    from ddpdoctor.processes.zombies_terminal import show_plan
     from ddpdoctor.report.screen import screen_for
-    from ddpdoctor.report.zombies_terminal import show_plan
 
     show_plan(screen_for(sys.stdout, os.environ), proven)
 
 
 def _show_endings(ending: Endings) -> None:
+    from ddpdoctor.processes.zombies_terminal import show_endings
     from ddpdoctor.report.screen import screen_for
-    from ddpdoctor.report.zombies_terminal import show_endings
 
     show_endings(screen_for(sys.stdout, os.environ), ending)
 
@@ -194,9 +194,9 @@ def _say(text: str, *, as_json: bool) -> None:
 def _print_json(
     found: Sequence[Leftover], spots: Sequence[str], problems: Sequence[str], ending: Endings | None, code: int
 ) -> None:
-    from ddpdoctor.examination import Verdict
+    from ddpdoctor.engine.examination import Verdict
+    from ddpdoctor.processes.zombies_json import zombies_report
     from ddpdoctor.report.contract import to_json
-    from ddpdoctor.report.zombies_json import zombies_report
 
     verdict = {0: Verdict.OK, 1: Verdict.FAIL, 2: Verdict.UNKNOWN}[code]
     print(to_json(zombies_report(found, spots, problems, ending, verdict)))

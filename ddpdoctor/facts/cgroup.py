@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ddpdoctor.facts.base import Facts, Maybe, Source
+from ddpdoctor.base.unknown import Facts, Maybe, Source
 
 
 class Cgroup(Facts, frozen=True, kw_only=True):

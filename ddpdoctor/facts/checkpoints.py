@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.facts.base import Facts, Source
+from ddpdoctor.base.unknown import Facts, Source
+from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.facts.remedies import Remedy, commands_of
-from ddpdoctor.wording import listed, plural
 
 PICKLE = "the file's pickle, read without running it"
 

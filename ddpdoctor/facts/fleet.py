@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.facts.base import Facts, Maybe, Source, Unknown
+from ddpdoctor.base.unknown import Facts, Maybe, Source, Unknown
 from ddpdoctor.facts.environment import Setting
 
 NOT_ASKED = Unknown("not asked")

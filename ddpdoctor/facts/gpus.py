@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.facts.base import Facts, Maybe, Source, Unknown
+from ddpdoctor.base.unknown import Facts, Maybe, Source, Unknown
 
 NOT_REPORTED = Unknown("this GPU or driver doesn't report it")
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.facts.base import Facts, Maybe, Source, Unknown
+from ddpdoctor.base.unknown import Facts, Maybe, Source, Unknown
 
 NOT_COUNTED = Unknown("it was not counted")
 NOT_FOUND = "no process on this host is this rank"

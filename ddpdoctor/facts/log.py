@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.facts.base import Facts, Source
-from ddpdoctor.log_signs import Role
+from ddpdoctor.base.log_signs import Role
+from ddpdoctor.base.unknown import Facts, Source
 
 
 class LogFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.facts.base import Facts, Source
+from ddpdoctor.base.unknown import Facts, Source
 
 
 class Met(str, Enum):

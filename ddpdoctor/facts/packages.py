@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.facts.base import Facts, Source
+from ddpdoctor.base.unknown import Facts, Source
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):

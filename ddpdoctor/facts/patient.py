@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ddpdoctor.facts.base import Facts, Maybe, Otherwise, Source
+from ddpdoctor.base.unknown import Facts, Maybe, Otherwise, Source
 
 
 class Patient(Facts, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.facts.base import Facts, Maybe, Source, Unknown
+from ddpdoctor.base.unknown import Facts, Maybe, Source, Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.hang import Frame
 

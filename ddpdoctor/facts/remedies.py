@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.shell import quoted
+from ddpdoctor.base.shell import quoted
 
 _IN_A_SHELL: Final = {
     "age": "age --decrypt --identity key.txt --output {1} {0}",

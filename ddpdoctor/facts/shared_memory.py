@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.facts.base import Facts, Maybe, Source
+from ddpdoctor.base.unknown import Facts, Maybe, Source
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.facts.base import Facts, Source
+from ddpdoctor.base.unknown import Facts, Source
 
 FIRST, LAST = "import", "shutdown"
 """The stages that every run has."""

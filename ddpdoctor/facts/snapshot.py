@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.accelerate import Accelerate
-from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.checkpoints import Checkpoints
 from ddpdoctor.facts.container import Container

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ddpdoctor.facts.base import Facts, Maybe, Source, Unknown
+from ddpdoctor.base.unknown import Facts, Maybe, Source, Unknown
 
 NOT_IMPORTED = Unknown("torch was not imported")
 

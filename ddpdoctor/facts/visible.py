@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from ddpdoctor.facts.base import Maybe, NotKnown, Unknown
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus, MigInstance
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 import shlex
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.base.wording import dotted, in_patient, pip_install
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment
@@ -19,11 +21,9 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Compiler, Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import visible_gpus
-from ddpdoctor.findings import Fix
 from ddpdoctor.knowledge.installing import capabilities, driver_cuda, replacing
-from ddpdoctor.knowledge.root import NEEDS_ROOT
+from ddpdoctor.knowledge.privileges import NEEDS_ROOT
 from ddpdoctor.knowledge.wheels import ARCHITECTURES, CUDA_TAGS, cuda_tag, index_url, release, tag_cuda
-from ddpdoctor.wording import dotted, in_patient, pip_install
 
 APEX_REPOSITORY = "https://github.com/NVIDIA/apex"
 

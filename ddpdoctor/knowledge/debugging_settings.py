@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
+from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.pci import Pci
-from ddpdoctor.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.knowledge.launchers import number
 

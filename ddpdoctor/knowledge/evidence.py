@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ddpdoctor.facts.base import Facts, Maybe, Unknown, sources
+from ddpdoctor.base.findings import Evidence
+from ddpdoctor.base.unknown import Facts, Maybe, Unknown, sources
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.findings import Evidence
 
 
 def told(group: Facts, field: str, text: str) -> Evidence:

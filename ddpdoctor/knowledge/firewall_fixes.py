@@ -6,14 +6,14 @@ import ipaddress
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.base.wording import listed
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.network import Interface, Network
-from ddpdoctor.findings import Fix
 from ddpdoctor.knowledge.interface_choice import as_address, network_around
 from ddpdoctor.knowledge.job_intent import way_to_the_others
-from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.wording import listed
+from ddpdoctor.knowledge.privileges import by_root
 
 LOOK = ("sudo nft list ruleset",)
 TRUSTED = "; its zone trusted lets in whatever comes from there, not TCP alone"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from ddpdoctor.knowledge.log_frameworks import ACCELERATE, LIGHTNING, TRAINER
+from ddpdoctor.knowledge.frameworks import ACCELERATE, LIGHTNING, TRAINER
 
 DEEPSPEED: Final = "DeepSpeed"
 FSDP: Final = "FSDP"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.findings import Evidence, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.base.wording import dotted, in_patient, pip_install, plural
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
-from ddpdoctor.findings import Evidence, Fix
 from ddpdoctor.knowledge.evidence import libcuda, told
 from ddpdoctor.knowledge.nvidia import own_gpus
 from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, JETSON_INDEX, best_tag, index_url, numbers, tag_cuda
-from ddpdoctor.wording import dotted, in_patient, pip_install, plural
 
 ROCM_TAG = "rocm7.1"
 ACCELERATOR_MEMORY = 8 * 1024**3

@@ -13,7 +13,7 @@ from functools import cache
 
 import msgspec
 
-from ddpdoctor.facts.base import Maybe, NotKnown
+from ddpdoctor.base.unknown import Maybe, NotKnown
 from ddpdoctor.facts.network import Interface
 
 NEWEST = (99,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.facts.base import Maybe
+from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.knowledge import launchers

@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import Evidence, Fix
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.wording import listed
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.network import Network, Resolution
-from ddpdoctor.findings import Evidence, Fix
 from ddpdoctor.knowledge.interface_choice import as_address, network_around
 from ddpdoctor.knowledge.job_intent import address_of, way_to_the_others
-from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.wording import listed
+from ddpdoctor.knowledge.privileges import by_root
 
 PING_COMES_IN = "ping is in the package iputils-ping, on RHEL iputils"
 """Minimal images have none."""

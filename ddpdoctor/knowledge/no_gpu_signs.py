@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ddpdoctor.log_signs import LogSign, Role
+from ddpdoctor.base.log_signs import LogSign, Role
 
 SEES_NONE: Final = (
     LogSign(

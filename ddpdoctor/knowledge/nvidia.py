@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from packaging.version import InvalidVersion, Version
 
-from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.wording import listed
+from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.pci import Pci, PciDevice
-from ddpdoctor.registry import requires
-from ddpdoctor.wording import listed
 
 NO_GPU = "no NVIDIA GPU on this host"
 NO_DRIVER = "this host has no NVIDIA driver"

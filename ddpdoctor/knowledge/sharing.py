@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.smoke import Smoke

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from ddpdoctor.base.log_signs import LogSign, Role
 from ddpdoctor.knowledge.number_patterns import more_behind
-from ddpdoctor.log_signs import LogSign, Role
 
 WAITING: Final = "Waiting in store based barrier to initialize process group for"
 TIMED_OUT: Final = "Timed out initializing process group in store based barrier on"

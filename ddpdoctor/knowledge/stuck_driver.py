@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.findings import WARN, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.base.wording import in_patient
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.findings import WARN, Finding, Fix
 from ddpdoctor.knowledge.evidence import cuda_start, kernel_module, libcuda, told
-from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.wording import in_patient
+from ddpdoctor.knowledge.privileges import by_root
 
 IN_TORCH = "CUDA initialisation: "
 """How torch's `cuda_error` begins where torch was imported and then hung or died in the driver."""

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.wording import listed
 from ddpdoctor.facts.fleet import Node
-from ddpdoctor.knowledge.fleet_words import names
+from ddpdoctor.knowledge.node_words import names
 from ddpdoctor.knowledge.wheels import cuda_tag, release
-from ddpdoctor.wording import listed
 
 K = TypeVar("K", bound=Hashable)
 

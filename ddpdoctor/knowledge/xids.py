@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
+from ddpdoctor.base.log_signs import LogSign, Role
 from ddpdoctor.facts.kernel_log import KernelLog
-from ddpdoctor.findings import FAIL, INFO, WARN, Severity
-from ddpdoctor.knowledge.root import NEEDS_ROOT
-from ddpdoctor.log_signs import LogSign, Role
+from ddpdoctor.knowledge.privileges import NEEDS_ROOT
 
 XID_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+)")
 SXID_LINE = re.compile(r"SXid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal")

@@ -1,1 +1,4 @@
-"""Reads the logs of a run: files to facts, in one pass over the bytes and constant memory. Knows no illness."""
+"""What the logs of a failed run say: `ddpdoctor diagnose-log`. Read (parse/), recognised (match/), judged (analyze/), told (render_*).
+
+In come files; out goes which rank failed first, and of what.
+"""

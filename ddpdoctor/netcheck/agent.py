@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from ddpdoctor import __version__
-from ddpdoctor.deadlines import within
-from ddpdoctor.netcheck.door import Limits
-from ddpdoctor.netcheck.guests import UNDECODABLE
+from ddpdoctor.base.deadlines import within
+from ddpdoctor.engine.sanitize_facts import is_version
 from ddpdoctor.netcheck.lines import LineError, Lines, plain
+from ddpdoctor.netcheck.listener import Limits
 from ddpdoctor.netcheck.messages import (
     ENOUGH,
     MOST,
@@ -40,12 +40,12 @@ from ddpdoctor.netcheck.messages import (
     Welcome,
     encode,
 )
-from ddpdoctor.netcheck.strangers import likeness
+from ddpdoctor.netcheck.peers import UNDECODABLE
+from ddpdoctor.netcheck.rejected_connections import likeness
 from ddpdoctor.netcheck.tokens import matches, proof
-from ddpdoctor.plausible import is_version
 
 if TYPE_CHECKING:
-    from ddpdoctor.netcheck.arriving import Connection
+    from ddpdoctor.netcheck.arrivals import Connection
     from ddpdoctor.netcheck.job import Job
 
 T = TypeVar("T")

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import msgspec
 
+from ddpdoctor.base.private_folders import Needs, NoFolderError, private_folder
 from ddpdoctor.netcheck.messages import ENOUGH, Cannot, Collect, Collected
-from ddpdoctor.private_folders import Needs, NoFolderError, private_folder
-from ddpdoctor.probes.patient.asking import last_lines, printable
 from ddpdoctor.probes.subprocesses import Ended, start
+from ddpdoctor.probes.target.asking import last_lines, printable
 
-SCRIPT = Path(__file__).parent.parent / "probes" / "patient" / "collective.py"
+SCRIPT = Path(__file__).parent.parent / "probes" / "target" / "collective.py"
 
 FOLDER: Final = Needs(prefix="ddpdoctor-netcheck-")
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ddpdoctor.deadlines import within
+from ddpdoctor.base.deadlines import within
 from ddpdoctor.facts.meeting import Attempt, Met
 
 LIMIT: Final = 3.5

@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Literal
 
-from ddpdoctor.deadlines import within
+from ddpdoctor.base.deadlines import within
 from ddpdoctor.facts.fleet import Absent, Double
-from ddpdoctor.knowledge.fleet_words import names_by_rank
-from ddpdoctor.netcheck.door import Door, Limits, Newcomer
-from ddpdoctor.netcheck.guests import Guest, GuestError, Larder
+from ddpdoctor.knowledge.node_words import names_by_rank
 from ddpdoctor.netcheck.lines import LineError
+from ddpdoctor.netcheck.listener import Door, Limits, Newcomer
 from ddpdoctor.netcheck.messages import (
     Answer,
     Enough,
@@ -30,6 +29,7 @@ from ddpdoctor.netcheck.messages import (
     encode,
 )
 from ddpdoctor.netcheck.open_files import allow_files
+from ddpdoctor.netcheck.peers import Guest, GuestError, Larder
 
 FAREWELL_SECONDS: Final = 5.0
 """How long a guest may take to fetch its part of the verdict, or the next piece of it."""

@@ -11,7 +11,7 @@ import secrets
 from contextlib import suppress
 from typing import Final
 
-from ddpdoctor.deadlines import within
+from ddpdoctor.base.deadlines import within
 from ddpdoctor.netcheck.connecting import Destination, connect
 
 NOBODY: Final = ""

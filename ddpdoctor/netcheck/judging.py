@@ -8,18 +8,18 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.examination import Examination, Verdict, examine, overall
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import Finding, Severity
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Examination, Verdict, examine, overall
+from ddpdoctor.engine.registry import Check, Result, UnknownSelection, all_checks, find_check
 from ddpdoctor.facts.fleet import Cell, Fleet, Passed, Phase
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import Finding, Severity
-from ddpdoctor.knowledge.fleet_words import HUB_CONNECTION, NO_FLEET, ONE_SIDE, lost_phase, names
 from ddpdoctor.knowledge.interface_choice import as_address, interface_with
+from ddpdoctor.knowledge.node_words import HUB_CONNECTION, NO_FLEET, ONE_SIDE, lost_phase, names
 from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.manifests import FAMILIES
 from ddpdoctor.netcheck.messages import Judged, Part
-from ddpdoctor.registry import Check, Result, UnknownSelection, all_checks, find_check
 
 UNPROVED: Final = "From node 0, without a token"
 """Before a fix that came over the network and that anybody there may have written."""

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
-from ddpdoctor.text import UNSEEN, masked
+from ddpdoctor.base.text import UNSEEN, masked
 
 CHUNK: Final = 64 * 1024
 """Bytes of one read, and what may wait unread in a connection's own buffer."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ddpdoctor.facts.base import Maybe, NotKnown, Unknown
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
+from ddpdoctor.base.wording import dotted
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Node
@@ -15,10 +16,9 @@ from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.knowledge.across_nodes import concerns_other_nodes
 from ddpdoctor.knowledge.interface_choice import as_address, interface_with
+from ddpdoctor.knowledge.settings_agreement import concerns_other_nodes
 from ddpdoctor.knowledge.wheels import tag_cuda
-from ddpdoctor.wording import dotted
 
 FAMILIES: Final = ("network", "join", "compare", "reach", "links", "collective")
 """The families of checks that `netcheck` judges by."""

@@ -19,11 +19,11 @@ from typing import Final, TypeVar, cast
 
 import msgspec
 
-from ddpdoctor.deadlines import within
+from ddpdoctor.base.deadlines import within
 from ddpdoctor.facts.fleet import Link
 from ddpdoctor.netcheck.connecting import system_words
+from ddpdoctor.netcheck.connections import MEASURE, Visit, VisitError, visit
 from ddpdoctor.netcheck.messages import Measure, Measured, Peer, Place
-from ddpdoctor.netcheck.visits import MEASURE, Visit, VisitError, visit
 
 T = TypeVar("T")
 

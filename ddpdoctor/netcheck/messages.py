@@ -10,11 +10,11 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from ddpdoctor.examination import Verdict
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import NotTested
 from ddpdoctor.facts.fleet import Link
 from ddpdoctor.facts.smoke import Leftovers, RankRun
-from ddpdoctor.findings import Finding
-from ddpdoctor.registry import NotTested
 
 PROTOCOL: Final = 1
 """Raised when a message changes its meaning. Nodes with another one are turned away with a sentence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Final
 
-from ddpdoctor.deadlines import within
+from ddpdoctor.base.deadlines import within
 from ddpdoctor.netcheck.connecting import Destination
 from ddpdoctor.netcheck.threads import in_thread
 

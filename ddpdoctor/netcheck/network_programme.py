@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ddpdoctor.facts.fleet import Cell, Collective, Fleet, Link, Node, Passed, Reach
-from ddpdoctor.knowledge.link_figures import alike, better, condemned, doubtful
-from ddpdoctor.netcheck.company import ALONE, Company, Gathered
-from ddpdoctor.netcheck.foregone import why_no_gloo, why_no_nccl
+from ddpdoctor.netcheck.collective_preconditions import why_no_gloo, why_no_nccl
 from ddpdoctor.netcheck.lines import plain
+from ddpdoctor.netcheck.link_figures import alike, better, condemned, doubtful
+from ddpdoctor.netcheck.listen_address import met_at
 from ddpdoctor.netcheck.messages import (
     WORDS,
     Answer,
@@ -23,9 +23,9 @@ from ddpdoctor.netcheck.messages import (
     Peer,
     Place,
 )
+from ddpdoctor.netcheck.node_session import ALONE, Company, Gathered
 from ddpdoctor.netcheck.reach_phase import FoundOut, bad, who_reaches_whom
 from ddpdoctor.netcheck.schedule import rounds
-from ddpdoctor.netcheck.standing import met_at
 
 MOST_ROUNDS = 16
 """Of the tournament: with more than 17 nodes each meets 16 others, not all."""

@@ -14,16 +14,16 @@ import msgspec
 
 from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.knowledge.blame import COUNTED
 from ddpdoctor.knowledge.interface_choice import as_address
-from ddpdoctor.netcheck.messages import Collect, Count, Dial, Measure, Open, Order, Peer, Place, Rehearse, Welcome
-from ddpdoctor.netcheck.own_places import (
+from ddpdoctor.netcheck.claimed_addresses import (
     addresses_of,
     near_network,
     networks_of,
     plain_address,
     why_no_place,
 )
+from ddpdoctor.netcheck.messages import Collect, Count, Dial, Measure, Open, Order, Peer, Place, Rehearse, Welcome
+from ddpdoctor.netcheck.reachability import COUNTED
 from ddpdoctor.netcheck.tokens import trusted
 
 FEWEST_PORTS, ROW = 3, 320

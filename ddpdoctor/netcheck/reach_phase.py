@@ -8,8 +8,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
+from ddpdoctor.base.wording import listed
 from ddpdoctor.facts.fleet import Cell, Reach
-from ddpdoctor.knowledge.blame import BLOCKED, COUNTED
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.matrices import matrices
 from ddpdoctor.netcheck.messages import (
@@ -28,7 +28,7 @@ from ddpdoctor.netcheck.messages import (
     Place,
 )
 from ddpdoctor.netcheck.order_limits import FEWEST_PORTS, ROW
-from ddpdoctor.wording import listed
+from ddpdoctor.netcheck.reachability import BLOCKED, COUNTED
 
 TRY_SECONDS = 2.5
 """For one try to connect: the kernel sends its first packet again after one second."""

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ddpdoctor.deadlines import within
+from ddpdoctor.base.deadlines import within
+from ddpdoctor.netcheck.connections import MEASURE, REACH, VisitError, receive, resolved
 from ddpdoctor.netcheck.messages import Opened, Place
 from ddpdoctor.netcheck.order_limits import MEASURING_SECONDS
-from ddpdoctor.netcheck.visits import MEASURE, REACH, VisitError, receive, resolved
 
 LARGE: Final = 64 * 1024
 """Bytes of the large message: more than one packet of any MTU."""

@@ -15,25 +15,22 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.cli.until_stopped import until_stopped
-from ddpdoctor.examination import Verdict, overall
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import Severity
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.until_stopped import until_stopped
+from ddpdoctor.engine.examination import Verdict, overall
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import Severity
 from ddpdoctor.knowledge.launchers import NNODES_FLAG
-from ddpdoctor.knowledge.left_out import ENDED_BY_FAULT
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, with_token
 from ddpdoctor.netcheck import tokens
+from ddpdoctor.netcheck.admission_errors import ENDED_BY_FAULT
 from ddpdoctor.netcheck.agent import AgentError, LeftBehindError, TurnedAwayError, attend
-from ddpdoctor.netcheck.arriving import Connection, arrive, look_at_master
-from ddpdoctor.netcheck.company import Company, ImpossibleError
-from ddpdoctor.netcheck.conductor import Conductor
-from ddpdoctor.netcheck.door import Limits
-from ddpdoctor.netcheck.ends import Audience, End, Wishes
+from ddpdoctor.netcheck.arrivals import Connection, arrive, look_at_master
+from ddpdoctor.netcheck.coordinator import Conductor
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import RANK_FLAG, allocated_nodes
 from ddpdoctor.netcheck.judging import (
@@ -45,15 +42,18 @@ from ddpdoctor.netcheck.judging import (
     whole,
     with_fleet,
 )
+from ddpdoctor.netcheck.listen_address import hub_addresses, met_at, warning
+from ddpdoctor.netcheck.listener import Limits
 from ddpdoctor.netcheck.messages import Answer, Order, Part, Welcome
 from ddpdoctor.netcheck.names import UnknownNameError, destinations
+from ddpdoctor.netcheck.node_session import Company, ImpossibleError
 from ddpdoctor.netcheck.order_limits import Master
-from ddpdoctor.netcheck.purpose import Worker
-from ddpdoctor.netcheck.standing import hub_addresses, met_at, warning
+from ddpdoctor.netcheck.render_words import part_lines
+from ddpdoctor.netcheck.results import Audience, End, Wishes
+from ddpdoctor.netcheck.task import Worker
 from ddpdoctor.netcheck.threads import in_thread
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.runner import take_snapshot
-from ddpdoctor.report.netcheck_words import part_lines
 
 PORTS_BESIDE_A_STORE = 4
 """Where torchrun's own store holds the job's port, the hub takes the first free one of so many behind it."""

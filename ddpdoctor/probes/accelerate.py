@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from ddpdoctor.base.ownership import trusted_users
+from ddpdoctor.engine.redaction import legible
 from ddpdoctor.facts.accelerate import Accelerate, ConfigFile
-from ddpdoctor.ownership import trusted_users
 from ddpdoctor.probes.accelerate_files import default_path, read_file
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.environment import FILE_SECONDS, within
 from ddpdoctor.probes.network import ask_resolver
 from ddpdoctor.probes.ports import error_of_bind
-from ddpdoctor.redaction import legible
 
 
 def probe(context: Context) -> Accelerate:

@@ -8,14 +8,14 @@ import pwd
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from ddpdoctor.base.ownership import foothold_of_file, who_misleads
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.redaction import legible
 from ddpdoctor.facts.accelerate import ConfigFile
-from ddpdoctor.facts.base import Unknown
 from ddpdoctor.facts.processes import AskedFor
 from ddpdoctor.knowledge.accelerate import NotUnderstoodError, read_config
-from ddpdoctor.ownership import foothold_of_file, who_misleads
 from ddpdoctor.probes.files import open_regular
 from ddpdoctor.probes.process_commands import programme
-from ddpdoctor.redaction import legible
 
 MAX_FILE_BYTES = 64 * 1024
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.gpus import NOT_REPORTED, Gpu
 from ddpdoctor.facts.pci import PciDevice
 from ddpdoctor.probes.context import Context

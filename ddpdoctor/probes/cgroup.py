@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.probes.context import Context
 

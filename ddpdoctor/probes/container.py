@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.container import Container
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
 from ddpdoctor.probes.files import exists, isdir

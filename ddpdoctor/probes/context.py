@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddpdoctor.facts.base import Facts, Unknown
+from ddpdoctor.base.unknown import Facts, Unknown
 
 G = TypeVar("G", bound=Facts)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.disks import Disk, Disks
 from ddpdoctor.probes.context import Context
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.probes import driver_daemons, driver_module, libcuda, nvml
 from ddpdoctor.probes.context import Context

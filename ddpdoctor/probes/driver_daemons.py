@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import exists, isdir
 from ddpdoctor.probes.programs import find_system_tool

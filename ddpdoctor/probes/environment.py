@@ -12,13 +12,13 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.ownership import who_misleads
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.redaction import REDACTED, is_secret_name, legible, redact_facts, redact_text
 from ddpdoctor.facts.environment import Environment, IgnoredLine, Setting, UnreadableFile
 from ddpdoctor.knowledge.known_settings import known_settings, one_slip_from, read_by_nothing
-from ddpdoctor.ownership import who_misleads
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import open_regular
-from ddpdoctor.redaction import REDACTED, is_secret_name, legible, redact_facts, redact_text
 
 T = TypeVar("T")
 

@@ -3,6 +3,6 @@ the way may not be entered, and not for names that are too long or no names at a
 
 from os.path import exists, isdir, isfile
 
-from ddpdoctor.regular_files import NotRegularError, open_regular, read_start
+from ddpdoctor.base.regular_files import NotRegularError, open_regular, read_start
 
 __all__ = ["NotRegularError", "exists", "isdir", "isfile", "open_regular", "read_start"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.packet_filter import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.probes import amd, nvml

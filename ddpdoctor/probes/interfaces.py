@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.network import Interface
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.qdiscs import read_qdiscs

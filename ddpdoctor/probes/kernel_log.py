@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import exists, isdir

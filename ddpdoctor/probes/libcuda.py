@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.probes import cuda_inquiry, subprocesses
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.loader import can_be_found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, opened
@@ -23,7 +23,7 @@ from ddpdoctor.probes.library_search import (
     place,
     preloaded,
 )
-from ddpdoctor.probes.patient.asking import SECONDS, Answer, ask, maybe, why_silent
+from ddpdoctor.probes.target.asking import SECONDS, Answer, ask, maybe, why_silent
 
 DEADLINE = SECONDS["torch"] + 5
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.limits import Limits
 from ddpdoctor.probes.context import Context
 

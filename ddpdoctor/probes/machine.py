@@ -7,7 +7,7 @@ import platform
 import re
 import shlex
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import exists

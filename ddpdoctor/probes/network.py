@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.knowledge.interface_choice import interface_with
 from ddpdoctor.knowledge.launchers import master_address, master_port, split_endpoint, store_endpoint

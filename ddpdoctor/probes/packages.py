@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.patient.asking import ask, maybe, why_silent
+from ddpdoctor.probes.target.asking import ask, maybe, why_silent
 
 
 def probe(context: Context) -> Packages | Unknown:

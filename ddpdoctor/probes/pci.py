@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import isdir

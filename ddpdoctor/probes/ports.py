@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.network import Listener
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.proc import Proc

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.redaction import legible
 from ddpdoctor.facts.processes import NOT_LOOKED_INTO
 from ddpdoctor.probes.proc import MAX_MAPS, Proc
-from ddpdoctor.redaction import legible
 
 SHARED = "/dev/shm/"
 DEVICE = re.compile(r"/dev/nvidia(\d+)$")

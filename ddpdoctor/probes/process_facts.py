@@ -11,17 +11,17 @@ from functools import lru_cache
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.redaction import legible, redact_text
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.processes import Place, Process, Role, ThreadActivity
-from ddpdoctor.knowledge.across_nodes import PROTOCOL, must_agree
+from ddpdoctor.knowledge.settings_agreement import PROTOCOL, must_agree
 from ddpdoctor.probes.accelerate_files import asked_for
 from ddpdoctor.probes.environment import NAMES, for_facts, matters
 from ddpdoctor.probes.proc import PAGE, TICKS, Proc, Spent, variables
 from ddpdoctor.probes.process_commands import is_accelerate, programme
 from ddpdoctor.probes.process_details import Files, contained, files, listening_ports
 from ddpdoctor.probes.process_family import GROUP_MARKS, OTHER_MARKS, Seen
-from ddpdoctor.redaction import legible, redact_text
 
 LONGEST_COMMAND = 1000
 LONGEST_WORDS = 8 * LONGEST_COMMAND

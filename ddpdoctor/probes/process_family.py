@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.redaction import legible
 from ddpdoctor.facts.processes import Place
 from ddpdoctor.knowledge.launchers import Launch, launches, number
 from ddpdoctor.probes import process_commands as commands
 from ddpdoctor.probes.proc import Stat, variables
-from ddpdoctor.redaction import legible
 
 GROUP_MARKS = ("pt_gloo", "gloo_", "pt_nccl", "NCCL", "nccl")
 """How the names of those threads begin that a process group starts."""

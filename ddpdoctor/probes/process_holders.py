@@ -6,7 +6,7 @@ import os
 import threading
 from contextlib import suppress
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.knowledge.launchers import master_port, number
 from ddpdoctor.probes.context import Context

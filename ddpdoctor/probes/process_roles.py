@@ -8,7 +8,7 @@ from itertools import islice
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Place, Role
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.probes import process_commands as commands

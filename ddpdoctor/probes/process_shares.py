@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Spared
 from ddpdoctor.probes.proc import Proc
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
 from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, TICKS, Proc, Spent, Stat
@@ -19,7 +19,7 @@ from ddpdoctor.probes.process_holders import HANGS, Holders
 from ddpdoctor.probes.process_patience import of_each
 from ddpdoctor.probes.process_roles import Roles, roles
 from ddpdoctor.probes.process_shares import SPARED, Shares
-from ddpdoctor.probes.process_stacks import with_stacks
+from ddpdoctor.processes.stacks_of_leftovers import with_stacks
 
 DEADLINE = 40.0
 """Seconds. As a rule it takes less than one; stacks of ranks that may be left over take more."""

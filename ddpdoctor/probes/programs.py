@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ddpdoctor.ownership import ROOT, foothold_on
+from ddpdoctor.base.ownership import ROOT, foothold_on
 from ddpdoctor.probes.files import isfile, read_start
 from ddpdoctor.probes.run_as import is_wary
 

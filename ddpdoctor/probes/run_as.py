@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ddpdoctor.ownership import EVERYBODY, ROOT, Foothold, foothold_on, user_name, writers_of_folder
-from ddpdoctor.redaction import is_secret_name, redact_text
+from ddpdoctor.base.ownership import EVERYBODY, ROOT, Foothold, foothold_on, user_name, writers_of_folder
+from ddpdoctor.engine.redaction import is_secret_name, redact_text
 
 OPTION: Final = "--as-root"
 PATH_LIST: Final = re.compile(r"PATH$|^LD_(?:PRELOAD|AUDIT)$")

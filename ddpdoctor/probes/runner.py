@@ -13,10 +13,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ddpdoctor import __version__
-from ddpdoctor.facts.base import Facts, Unknown
+from ddpdoctor.base.unknown import Facts, Unknown
+from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.facts.snapshot import EXPERIMENTS, GROUPS, Snapshot
 from ddpdoctor.probes.context import Context
-from ddpdoctor.redaction import redact_facts
 
 DEADLINE = 20.0
 """Seconds for a probe that doesn't name its own."""

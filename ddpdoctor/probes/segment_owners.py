@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.knowledge.segment_names import Maker, maker_of, maker_pid
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.proc import MAX_COMMAND, Proc

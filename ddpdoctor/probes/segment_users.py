@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 
 SEARCH_SECONDS = 2.0
 

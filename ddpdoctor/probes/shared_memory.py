@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.wording import plural
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.knowledge.segment_names import MODE, maker_of
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
 from ddpdoctor.probes.segment_owners import keepers, last_used, pids_anywhere, wanted_by
 from ddpdoctor.probes.segment_users import look_for_users
 from ddpdoctor.probes.smoke_notes import dead_runs
-from ddpdoctor.wording import plural
 
 MAX_SEGMENTS_OF_A_USER = 10_000
 """That are looked at: whoever leaves more hides his own alone."""

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.private_folders import temporary_places
+from ddpdoctor.base.private_folders import temporary_places
 
 PREFIX: Final = "ddpdoctor-smoke-"
 NOTES: Final = ".shared-memory"

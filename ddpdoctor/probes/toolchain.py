@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.toolchain import Compiler, Consumer, Nvcc, Toolchain
 from ddpdoctor.probes import subprocesses
 from ddpdoctor.probes.context import Context

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.patient.asking import SECONDS, Answer, ask, last_lines, maybe, why_silent
+from ddpdoctor.probes.target.asking import SECONDS, Answer, ask, last_lines, maybe, why_silent
 
 DEADLINE = SECONDS["torch"] + 5
 

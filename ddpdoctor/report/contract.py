@@ -11,22 +11,22 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ddpdoctor import __version__
-from ddpdoctor.checkpoints.outcomes import Outcome
-from ddpdoctor.examination import Examination, Verdict, node_names, overall
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.findings import Evidence, Fix, Severity
+from ddpdoctor.base.text import escaped_json
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.engine.examination import Examination, Verdict, node_names, overall
+from ddpdoctor.engine.registry import Why
 from ddpdoctor.facts.fleet import Fleet, Link, Node, Phase, Reach
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import Evidence, Fix, Severity
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
-from ddpdoctor.registry import Why
+from ddpdoctor.report.reported_checkpoints import Outcome
+from ddpdoctor.report.reported_fixes import Treatment
 from ddpdoctor.report.reported_jobs import ReportedJob
 from ddpdoctor.report.reported_leftovers import ReportedLeftover
 from ddpdoctor.report.reported_log import ReportedLog
-from ddpdoctor.text import escaped_json
-from ddpdoctor.treatments.outcomes import Treatment
 
 
 class ReportedFinding(msgspec.Struct, frozen=True):

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ddpdoctor.examination import Examination
-from ddpdoctor.findings import Evidence, Finding, Fix, Severity
-from ddpdoctor.registry import Check, Why
-from ddpdoctor.wording import listed
+from ddpdoctor.base.findings import Evidence, Finding, Fix, Severity
+from ddpdoctor.base.wording import listed
+from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.registry import Check, Why
 
 Found = tuple[Check, Severity, Finding]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddpdoctor import __version__
-from ddpdoctor.examination import Examination
-from ddpdoctor.facts.base import Unknown
-from ddpdoctor.findings import Finding, Severity
-from ddpdoctor.registry import Check, Why
-from ddpdoctor.report.plain import one_line, plain
+from ddpdoctor.base.findings import Finding, Severity
+from ddpdoctor.base.printable import one_line, plain
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.registry import Check, Why
 from ddpdoctor.report.privacy import Anonymiser
 from ddpdoctor.report.summary import summary
 from ddpdoctor.report.terminal import verdict_line

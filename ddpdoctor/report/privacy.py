@@ -6,7 +6,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.snapshot import Snapshot
 
 _HOME = re.compile(r"/(?:home|Users|users)/[^/\s:'\"]+")

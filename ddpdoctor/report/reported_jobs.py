@@ -7,12 +7,12 @@ from typing import TypeVar
 
 import msgspec
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.findings import Severity
+from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.processes import Process
-from ddpdoctor.findings import Severity
-from ddpdoctor.knowledge.gpu_holders import Held, of_process
-from ddpdoctor.knowledge.job_words import Remark, of_pid
-from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.processes.gpu_holders import Held, of_process
+from ddpdoctor.processes.job_words import Remark, of_pid
+from ddpdoctor.processes.jobs import Job
 
 T = TypeVar("T")
 

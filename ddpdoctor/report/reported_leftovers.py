@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ddpdoctor.knowledge.leftovers import Certainty, Kind, Leftover
-from ddpdoctor.treatments.ending import Ending, Fate
+from ddpdoctor.processes.ending import Ending, Fate
+from ddpdoctor.processes.leftovers import Certainty, Kind, Leftover
 
 
 class ReportedLeftover(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import TextIO
 
-from ddpdoctor.terminals import moves_its_cursor
+from ddpdoctor.base.terminal import moves_its_cursor
 
 _CODES = {
     "bold": "1",

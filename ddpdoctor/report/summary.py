@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ddpdoctor.examination import Examination
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.wording import dotted, human, listed, plural
+from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.wording import dotted, human, listed, plural
 
 
 def summary(examination: Examination) -> tuple[tuple[str, str], ...]:

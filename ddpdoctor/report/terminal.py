@@ -8,12 +8,12 @@ from typing import TextIO
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from ddpdoctor.examination import Examination, Verdict, conclusion, node_names
-from ddpdoctor.findings import Evidence, Finding, Fix, Severity
-from ddpdoctor.registry import Check, Why
-from ddpdoctor.report.plain import one_line, plain
+from ddpdoctor.base.findings import Evidence, Finding, Fix, Severity
+from ddpdoctor.base.printable import one_line, plain
+from ddpdoctor.base.wording import plural
+from ddpdoctor.engine.examination import Examination, Verdict, conclusion, node_names
+from ddpdoctor.engine.registry import Check, Why
 from ddpdoctor.report.summary import summary
-from ddpdoctor.wording import plural
 
 _MOST_REASONS = 5
 _MOST_NAMES = 8

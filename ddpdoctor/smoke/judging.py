@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ddpdoctor.examination import Examination, Verdict, examine
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import FAIL, WARN, Finding, Severity
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Examination, Verdict, examine
+from ddpdoctor.engine.registry import Check, Result, all_checks, checks_that_say
 from ddpdoctor.facts.smoke import Ending, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import FAIL, WARN, Finding, Severity
-from ddpdoctor.registry import Check, Result, all_checks, checks_that_say
 from ddpdoctor.smoke.plan import SmokePlan
 
 FAMILY = "smoke"

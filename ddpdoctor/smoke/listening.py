@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from ddpdoctor.smoke.watching import Watch
+from ddpdoctor.smoke.rank_monitor import Watch
 
 MOST_MESSAGE: Final = 64 * 1024
 MOST_HEAD: Final = 4096

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import signal
+from signal import SIGKILL, SIGTERM
 from collections.abc import Iterable
 from typing import Final
 
 from ddpdoctor.facts.smoke import Ending, RankRun, Stage, State
-from ddpdoctor.knowledge.smoke_blame import LOST
-from ddpdoctor.smoke.heard import Heard, last_line, last_words
-from ddpdoctor.smoke.watching import MOST_WORDS, Watch
+from ddpdoctor.smoke.analysis_blame import LOST
+from ddpdoctor.smoke.rank_monitor import MOST_WORDS, Watch
+from ddpdoctor.smoke.rank_progress import Heard, last_line, last_words
 
 BY_ITSELF: Final = (Ending.RAISED, Ending.WRONG, Ending.EXITED, Ending.KILLED)
 """How a rank ends that nobody else has ended."""
@@ -66,7 +66,7 @@ def _run(watch: Watch, one: Heard, host: str, hung: set[int]) -> RankRun:
         stack=one.stack if ending is not Ending.FINISHED else (),
         stack_source=one.stack_source if ending is not Ending.FINISHED else "",
         process_state=one.process_state,
-        out_of_memory=bool(watch.oom_kills) and ending is Ending.KILLED and one.exit_code == -signal.SIGKILL,
+        out_of_memory=bool(watch.oom_kills) and ending is Ending.KILLED and one.exit_code == -SIGKILL,
         memory=one.memory,
         contexts=one.contexts,
     )
@@ -107,7 +107,7 @@ def _ended_by_others(watch: Watch, one: Heard) -> bool:
     gone_at = one.gone_at
     if watch.ended_at is not None and gone_at is not None and gone_at >= watch.ended_at:
         return True
-    if one.exit_code != -signal.SIGTERM or gone_at is None:
+    if one.exit_code != -SIGTERM or gone_at is None:
         return False
     if one.rank in watch.blamed:
         return False
@@ -123,7 +123,7 @@ def _suffers(watch: Watch, one: Heard | None) -> bool:
 
 def _gone_before(watch: Watch, one: Heard, moment: float) -> bool:
     """Whether it had ended by itself by then: the engine acts on that, not on what a rank says."""
-    by_itself = one.exit_code not in (None, 0, -signal.SIGTERM)
+    by_itself = one.exit_code not in (None, 0, -SIGTERM)
     return by_itself and one.gone_at is not None and one.gone_at <= moment and not _suffers(watch, one)
 
 

@@ -7,14 +7,14 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.base.wording import plural
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.knowledge.sharing import lacks_nccl
-from ddpdoctor.wording import plural
 
 GROUPS: Final = ("gpus", "environment")
 """The facts that a plan needs. It is better with torch's, which take an import."""

@@ -12,23 +12,23 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, Final
 
-from ddpdoctor.deadlines import within
+from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.private_folders import Folder, Needs, NoFolderError, private_folder
 from ddpdoctor.facts.smoke import Leftovers, RankRun
 from ddpdoctor.netcheck.messages import ENOUGH
-from ddpdoctor.private_folders import Folder, Needs, NoFolderError, private_folder
 from ddpdoctor.probes.smoke_notes import PREFIX
 from ddpdoctor.smoke import outcome
-from ddpdoctor.smoke.earlier import clear_up_earlier
-from ddpdoctor.smoke.heard import Heard
-from ddpdoctor.smoke.keeping import Keeper
+from ddpdoctor.smoke.earlier_runs import clear_up_earlier
 from ddpdoctor.smoke.leftovers import Traces
 from ddpdoctor.smoke.listening import Ears
 from ddpdoctor.smoke.oom import oom_kills
 from ddpdoctor.smoke.orders import Order
+from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.rank_progress import Heard
+from ddpdoctor.smoke.reaper_client import Keeper
 from ddpdoctor.smoke.stacks import Stack, ask, crash_of
-from ddpdoctor.smoke.watching import Watch
 
-PATIENT: Final = Path(__file__).parent / "patient" / "start.py"
+PATIENT: Final = Path(__file__).parent / "trainer" / "start.py"
 
 SECOND_THOUGHTS: Final = 1.0
 """Seconds after a rank failed in which the others may say what they think of it."""

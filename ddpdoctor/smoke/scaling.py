@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ddpdoctor.facts.smoke import Bandwidth, Ending, Leftovers, RankRun, Scaling, Speed, State
-from ddpdoctor.knowledge.smoke_blame import blame
-from ddpdoctor.knowledge.smoke_words import ended
+from ddpdoctor.smoke.analysis_blame import blame
 from ddpdoctor.smoke.orders import Order
+from ddpdoctor.smoke.rank_monitor import Watch
 from ddpdoctor.smoke.result import left_by
 from ddpdoctor.smoke.running import Ran, run
-from ddpdoctor.smoke.watching import Watch
+from ddpdoctor.smoke.wording import ended
 
 BEGINNING: Final = ("import", "device", "rendezvous", "process group")
 SPEED, DATA_PARALLEL, BANDWIDTH, END = "scaling", "data parallel", "bandwidth", "shutdown"

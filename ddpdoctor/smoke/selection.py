@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from ddpdoctor.registry import nearest_names
+from ddpdoctor.engine.registry import nearest_names
 from ddpdoctor.smoke.orders import STAGES
 
 ALWAYS: Final = ("import", "device", "rendezvous", "process group", "shutdown")

@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.jobs.spying import Spied, spy
-from ddpdoctor.probes.patient.asking import printable
-from ddpdoctor.smoke.heard import Heard, Voice
+from ddpdoctor.probes.py_spy import Spied, spy
+from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.smoke.rank_progress import Heard, Voice
 
 ASKING_SECONDS: Final = 0.8
 """After which a process that could answer has done so: faulthandler needs no GIL."""

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ddpdoctor.logs.wanted import vocabulary
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from tests.benchmarks.measuring import Measured, measuring, print_table
 from tests.command import command
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.logs.parse.reading import read_logs
 
 if __name__ == "__main__":
     log = read_logs(sys.argv[1:], stdin=sys.stdin.buffer)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.engine.registry import diagnose, select
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import Finding
-from ddpdoctor.registry import diagnose, select
 
 NETNS_ETC = Path("/etc/netns")
 _numbers = count(1)

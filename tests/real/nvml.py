@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.gpus import Holder
 
 SOURCES = Path(__file__).parent / "fake_nvidia"

@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint
 
-from ddpdoctor.registry import all_checks, find_check
+from ddpdoctor.engine.registry import all_checks, find_check
 from tests.command import ROOT, ddpdoctor, plain_environ
 from tests.sickness import check as check_all
 

@@ -21,9 +21,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ddpdoctor.registry import select as select_checks
-from ddpdoctor.treatments import proof
-from ddpdoctor.treatments.proof import Unproved, look_again
+from ddpdoctor.engine.registry import select as select_checks
+from ddpdoctor.fixes import proof
+from ddpdoctor.fixes.proof import Unproved, look_again
 from tests.checkpoints import on, pins, save
 from tests.command import ROOT, command, ddpdoctor, plain_environ
 from tests.real.smoke_runs import Estate, wait_for

@@ -41,7 +41,7 @@ def loaded() -> set[str]:
 
 
 def test_nothing_heavy_is_loaded_that_nobody_needs(loaded: set[str]) -> None:
-    assert {"ddpdoctor.probes.libraries", "ddpdoctor.checks.log", "ddpdoctor.report.terminal"} <= loaded
+    assert {"ddpdoctor.probes.libraries", "ddpdoctor.checks.log.failures", "ddpdoctor.report.terminal"} <= loaded
     heavy = (*HEAVY, *(f"ddpdoctor.{name}" for name in OF_OTHER_COMMANDS))
     assert [
         name for name in sorted(loaded) if name.startswith(tuple(f"{one}." for one in heavy)) or name in heavy

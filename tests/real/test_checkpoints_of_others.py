@@ -16,7 +16,8 @@ import torch
 
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.formats.changes import Patch
-from ddpdoctor.checkpoints.writing import holding, in_place, journal
+from ddpdoctor.checkpoints.writing import exclusive_open as holding
+from ddpdoctor.checkpoints.writing import in_place, journal
 from ddpdoctor.checkpoints.writing.journal import Layer, Stage, undo_file
 from tests.checkpoints import on, pins, save
 from tests.command import command, ddpdoctor, plain_environ

@@ -15,10 +15,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.registry import all_checks
+from ddpdoctor.engine.snapshots import encode_snapshot, read_snapshot
 from ddpdoctor.facts.snapshot import GROUPS
-from ddpdoctor.registry import all_checks
-from ddpdoctor.snapshots import encode_snapshot, read_snapshot
 from tests.command import ROOT, command, ddpdoctor, plain_environ
 from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, read_fixture, to_snapshot
 from tests.real.libnccl import beside_torch

@@ -331,7 +331,7 @@ def test_nothing_that_takes_long_is_loaded(ckpt: Path) -> None:
     ended = subprocess.run(line, env=plain_environ(), capture_output=True, text=True, check=True)
     modules = {row.rpartition("|")[2].strip() for row in ended.stderr.splitlines()}
     assert "ddpdoctor.checkpoints.writing.in_place" in modules
-    heavy = ("rich", "torch", "numpy", "pickletools", "asyncio", "psutil", "packaging", "ddpdoctor.registry")
+    heavy = ("rich", "torch", "numpy", "pickletools", "asyncio", "psutil", "packaging", "ddpdoctor.engine.registry")
     assert not [name for name in modules if name.split(".")[0] in heavy or name in heavy]
     assert not [name for name in modules if name.startswith(("ddpdoctor.probes", "ddpdoctor.checks"))]
 

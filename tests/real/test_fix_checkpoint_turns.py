@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ddpdoctor.checkpoints.fixing import Action, Wishes, fix, undo
-from ddpdoctor.checkpoints.writing import turns
+from ddpdoctor.checkpoints.writing import lock_retry as turns
 from tests.command import command, ddpdoctor, plain_environ
 from tests.real.test_fix_checkpoint_command import same, saved, weights
 

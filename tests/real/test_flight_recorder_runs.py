@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.facts.processes import Place, Process, Role
-from ddpdoctor.jobs.flight_recorder import dumps_of, read_dumps
-from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.hang.flight_recorder import dumps_of, read_dumps
 from ddpdoctor.probes.proc import Proc, Stat
+from ddpdoctor.processes.jobs import Job
 from tests import flight_recordings
 from tests.command import plain_environ
 

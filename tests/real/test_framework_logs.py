@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ddpdoctor.facts.log import Log, LogFrame, LogLine, Raised
-from ddpdoctor.knowledge.log_frameworks import ACCELERATE, FIND_UNUSED, framework_of
+from ddpdoctor.knowledge.frameworks import ACCELERATE, FIND_UNUSED, framework_of
 from tests.command import ddpdoctor, plain_environ
 
 TRAINER = """

@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ddpdoctor.base.findings import FAIL, WARN
+from ddpdoctor.engine.registry import Result, diagnose, find_check
 from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.limits import Limits
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import FAIL, WARN
-from ddpdoctor.registry import Result, diagnose, find_check
 
 SILENT = """
 import ctypes, os, sys

@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Process, Processes, Role
-from ddpdoctor.knowledge.jobs import jobs_of, setting
-from ddpdoctor.knowledge.leftover_blind_spots import blind_spots
 from ddpdoctor.probes import process_shares, processes
 from ddpdoctor.probes.context import Context
+from ddpdoctor.processes.jobs import jobs_of, setting
+from ddpdoctor.processes.leftover_blind_spots import blind_spots
 from tests.command import ddpdoctor
 from tests.other_users import User, python_for_all
 

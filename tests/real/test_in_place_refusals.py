@@ -19,7 +19,8 @@ import pytest
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
 from ddpdoctor.checkpoints.formats.changes import Change
-from ddpdoctor.checkpoints.writing import holding, in_place
+from ddpdoctor.checkpoints.writing import exclusive_open as holding
+from ddpdoctor.checkpoints.writing import in_place
 from tests.command import plain_environ
 from tests.real.killed_runs import CHANGES, DATE, ORIGINAL, applied
 

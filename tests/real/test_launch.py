@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.engine.registry import all_checks, diagnose
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.launchers import current_launch
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.environment import probe
-from ddpdoctor.registry import all_checks, diagnose
 
 RANK = """
 import json, os, sys

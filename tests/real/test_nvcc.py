@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.toolchain import Nvcc
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import opened

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddpdoctor.facts.base import Facts, Unknown
+from ddpdoctor.base.unknown import Facts, Unknown
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import diagnose, find_check
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpu, Gpus, Holder, MigInstance
 from ddpdoctor.facts.pci import Pci, PciDevice
-from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.probes import driver, gpus, libcuda, nvml
 from ddpdoctor.probes.context import Context
-from ddpdoctor.registry import diagnose, find_check
 from tests.fixture_hosts import healthy_facts, to_snapshot
 from tests.real.nvml import FakeNvidia, holding
 

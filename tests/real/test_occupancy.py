@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.checkpoints.writing import occupancy
-from ddpdoctor.checkpoints.writing.occupancy import Occupant, file_system, others
+from ddpdoctor.checkpoints.writing import open_handles as occupancy
+from ddpdoctor.checkpoints.writing.open_handles import Occupant, file_system, others
 
 LIBC = """
 import ctypes, os, sys

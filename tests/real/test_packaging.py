@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.registry import all_checks
+from ddpdoctor.engine.registry import all_checks
 from tests.command import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -41,7 +41,7 @@ def test_installed_elsewhere_it_has_every_check(wheel: Path, tmp_path: Path) -> 
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", wheel], capture_output=True, check=True)
-    count = "from ddpdoctor.registry import all_checks; import ddpdoctor; print(len(all_checks()), ddpdoctor.__file__)"
+    count = "from ddpdoctor.engine.registry import all_checks; import ddpdoctor; print(len(all_checks()), ddpdoctor.__file__)"
     ended = subprocess.run([python, "-c", count], cwd=tmp_path, capture_output=True, text=True, check=True)
     number, _, place = ended.stdout.strip().partition(" ")
     assert int(number) == len(all_checks())
@@ -59,7 +59,7 @@ def test_wheel_holds_data_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "ddpdoctor/report/report.schema.json" in names
     assert "ddpdoctor/py.typed" in names
-    assert "ddpdoctor/probes/patient/inquiry.py" in names
+    assert "ddpdoctor/probes/target/inquiry.py" in names
     assert not any(name.startswith(("tests/", "checks/", "fixtures/")) for name in names)
     on_disk = {f"ddpdoctor/{path.relative_to(ROOT / 'ddpdoctor')}" for path in (ROOT / "ddpdoctor").rglob("*.py")}
     assert on_disk <= set(names), "a module is missing in pyproject's list of packages"

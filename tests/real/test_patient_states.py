@@ -15,16 +15,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.probes import packages
-from ddpdoctor.probes import patient as patient_probe
+from ddpdoctor.probes import target as patient_probe
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.patient import asking
-from ddpdoctor.probes.patient.asking import INQUIRY, ask
 from ddpdoctor.probes.runner import take_snapshot
+from ddpdoctor.probes.target import asking
+from ddpdoctor.probes.target.asking import INQUIRY, ask
 from tests.pythons import bare_venv, fake_torch, old_python, real_pythons, stand_in
 
 GROUPS = ("patient", "torch", "packages", "libraries")
@@ -117,7 +117,7 @@ def test_venv_whose_base_lies_where_this_user_may_not_go() -> None:
         as_nobody = (
             "import os, sys\n"
             "from ddpdoctor.probes.context import Context\n"
-            "from ddpdoctor.probes.patient.asking import ask\n"
+            "from ddpdoctor.probes.target.asking import ask\n"
             "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "answer = ask(Context(sys.argv[1], environ={}), 'interpreter')\n"
             "print(answer.state, answer.detail, sep=': ')"

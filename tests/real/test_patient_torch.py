@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.libraries import Libraries
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import NOT_IMPORTED, Torch
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.patient import asking
 from ddpdoctor.probes.runner import take_snapshot
+from ddpdoctor.probes.target import asking
 from tests.pythons import bare_venv, fake_torch
 
 GROUPS = ("patient", "torch", "packages", "libraries")

@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Process, Processes, Role
-from ddpdoctor.knowledge.jobs import Job, jobs_of, setting
-from ddpdoctor.knowledge.leftovers import Kind, left_by_processes
 from ddpdoctor.probes import processes
 from ddpdoctor.probes.context import Context
+from ddpdoctor.processes.jobs import Job, jobs_of, setting
+from ddpdoctor.processes.leftovers import Kind, left_by_processes
 from tests.command import plain_environ
 from tests.real.running_jobs import by_hand, launched, started_by_itself, state, torchrun, wait_until
 
@@ -283,7 +283,7 @@ def test_segment_and_its_holder(tmp_path: Path) -> None:
 
 AS_NOBODY = """
 import os, sys, msgspec
-import ddpdoctor.jobs.spying
+import ddpdoctor.probes.py_spy
 from ddpdoctor.probes import gpus, processes
 from ddpdoctor.probes.context import Context
 os.setgroups([])

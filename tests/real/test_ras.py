@@ -15,9 +15,9 @@ import pytest
 from ddpdoctor.cli import jobs_hang
 from ddpdoctor.facts.hang import RasCount
 from ddpdoctor.facts.processes import Place, Process, Role
-from ddpdoctor.jobs import ras, watching
-from ddpdoctor.jobs.ras import ask_twice
-from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.hang import ras, watching
+from ddpdoctor.hang.ras import ask_twice
+from ddpdoctor.processes.jobs import Job
 from tests import ras_server
 from tests.command import plain_environ
 

@@ -261,7 +261,7 @@ def sabotaged(folder: Path, text: str) -> dict[str, str]:
 
 
 def test_a_diagnosis_that_crashes_is_a_sentence(tmp_path: Path) -> None:
-    environ = sabotaged(tmp_path, "sys.modules['ddpdoctor.logs.reading'] = None")
+    environ = sabotaged(tmp_path, "sys.modules['ddpdoctor.logs.parse.reading'] = None")
     done = subprocess.run(run(*program(tmp_path, WORDS)), env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.endswith("ddpdoctor: there is no diagnosis: it failed, which is a bug in it\n")
@@ -272,11 +272,11 @@ def test_a_diagnosis_that_hangs_is_a_sentence(tmp_path: Path) -> None:
     environ = sabotaged(
         tmp_path,
         "import time, types\n"
-        "import ddpdoctor.running.supervising\n"
-        "ddpdoctor.running.supervising.DIAGNOSIS_PATIENCE = 0.3\n"
-        "import ddpdoctor.logs.reading\n"
+        "import ddpdoctor.run.supervising\n"
+        "ddpdoctor.run.supervising.DIAGNOSIS_PATIENCE = 0.3\n"
+        "import ddpdoctor.logs.parse.reading\n"
         "def read_stream(*_): time.sleep(1000)\n"
-        "ddpdoctor.logs.reading.read_stream = read_stream",
+        "ddpdoctor.logs.parse.reading.read_stream = read_stream",
     )
     done = subprocess.run(run(*program(tmp_path, WORDS)), env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 3
@@ -287,11 +287,11 @@ def test_a_doctor_that_is_killed_is_a_sentence(tmp_path: Path) -> None:
     environ = sabotaged(
         tmp_path,
         "import os, time\n"
-        "import ddpdoctor.logs.reading\n"
+        "import ddpdoctor.logs.parse.reading\n"
         "def read_stream(*_):\n"
         f"    open({str(tmp_path / 'doctor')!r}, 'w').write(str(os.getpid()))\n"
         "    time.sleep(1000)\n"
-        "ddpdoctor.logs.reading.read_stream = read_stream",
+        "ddpdoctor.logs.parse.reading.read_stream = read_stream",
     )
     with subprocess.Popen(run(*program(tmp_path, WORDS)), env=environ, stderr=subprocess.PIPE, text=True) as one:
         assert one.stderr
@@ -303,12 +303,12 @@ def test_a_doctor_that_is_killed_is_a_sentence(tmp_path: Path) -> None:
 def test_copying_that_fails_loses_no_output(tmp_path: Path) -> None:
     environ = sabotaged(
         tmp_path,
-        "import ddpdoctor.running.shared\n"
-        "keep = ddpdoctor.running.shared.Shared.keep\n"
+        "import ddpdoctor.run.shared\n"
+        "keep = ddpdoctor.run.shared.Shared.keep\n"
         "def fails(self, data):\n"
         "    if b'777' in bytes(data): raise ValueError\n"
         "    keep(self, data)\n"
-        "ddpdoctor.running.shared.Shared.keep = fails",
+        "ddpdoctor.run.shared.Shared.keep = fails",
     )
     line = run(sys.executable, "-c", "for i in range(20000): print(i)")
     done = subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
@@ -341,9 +341,9 @@ def test_a_place_that_is_not_ours_to_open(tmp_path: Path, place: str) -> None:
 def test_without_descriptors_the_command_runs_without_us(tmp_path: Path) -> None:
     environ = sabotaged(
         tmp_path,
-        "import ddpdoctor.running.supervising\n"
+        "import ddpdoctor.run.supervising\n"
         "def ways(): raise OSError(24, 'Too many open files')\n"
-        "ddpdoctor.running.supervising.ways = ways",
+        "ddpdoctor.run.supervising.ways = ways",
     )
     done = subprocess.run(run("sh", "-c", "echo out; exit 5"), env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (5, "out\n")
@@ -357,11 +357,11 @@ def test_a_diagnosis_is_stopped_when_somebody_insists(tmp_path: Path, number: in
     """By the first Ctrl-C, and the second SIGTERM: the first may be a launcher's, which waits for us."""
     environ = sabotaged(
         tmp_path,
-        "import os, time\nimport ddpdoctor.logs.reading\n"
+        "import os, time\nimport ddpdoctor.logs.parse.reading\n"
         "def read_stream(*_):\n"
         f"    open({str(tmp_path / 'doctor')!r}, 'w').write(str(os.getpid()))\n"
         "    time.sleep(1000)\n"
-        "ddpdoctor.logs.reading.read_stream = read_stream",
+        "ddpdoctor.logs.parse.reading.read_stream = read_stream",
     )
     with subprocess.Popen(
         run(*program(tmp_path, WORDS)), env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True

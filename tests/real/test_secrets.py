@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ddpdoctor.engine.snapshots import encode_snapshot
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.runner import take_snapshot
-from ddpdoctor.snapshots import encode_snapshot
 from tests.command import ROOT, plain_environ
 from tests.pythons import fake_torch, stand_in
 from tests.sickness import run

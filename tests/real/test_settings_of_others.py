@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.findings import Fix, Severity
-from ddpdoctor.registry import select
-from ddpdoctor.treatments import settings as file
-from ddpdoctor.treatments.applying import Applied, apply
-from ddpdoctor.treatments.choosing import Choice
-from ddpdoctor.treatments.lines import Line
-from ddpdoctor.treatments.proof import look_again
-from ddpdoctor.treatments.remedies import Case, Remedy
+from ddpdoctor.base.findings import Fix, Severity
+from ddpdoctor.engine.registry import select
+from ddpdoctor.fixes import settings as file
+from ddpdoctor.fixes.applying import Applied, apply
+from ddpdoctor.fixes.choosing import Choice
+from ddpdoctor.fixes.proof import look_again
+from ddpdoctor.fixes.remedies import Case, Remedy
+from ddpdoctor.fixes.settings_lines import Line
 from tests.command import ddpdoctor
 from tests.other_users import User
 

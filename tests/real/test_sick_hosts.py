@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ddpdoctor.cli.app import app
-from ddpdoctor.probes.patient import asking
-from ddpdoctor.snapshots import encode_snapshot
+from ddpdoctor.engine.snapshots import encode_snapshot
+from ddpdoctor.probes.target import asking
 from tests.command import ROOT, command, plain_environ
 from tests.fixture_hosts import healthy_facts, to_snapshot
 from tests.pythons import bare_venv, fake_torch, old_python, real_pythons, stand_in

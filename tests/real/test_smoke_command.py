@@ -19,11 +19,11 @@ import jsonschema
 import pytest
 
 from ddpdoctor import report
+from ddpdoctor.base.signals import Stopped
 from ddpdoctor.cli import smoke as command_module
-from ddpdoctor.cli.stopping import Stopped
-from ddpdoctor.examination import Examination
+from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.smoke import Ending, Smoke
-from ddpdoctor.smoke import conducting
+from ddpdoctor.smoke import train as conducting
 from tests.command import command, ddpdoctor, plain_environ
 from tests.real.nvml import FakeNvidia
 from tests.smokes import examined_smoke, rank_run, smoke_of_ranks

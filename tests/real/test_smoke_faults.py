@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.smoke import Ending, RankRun, State
-from ddpdoctor.knowledge.smoke_blame import blame
+from ddpdoctor.smoke.analysis_blame import blame
 from ddpdoctor.smoke.orders import Fault
 from ddpdoctor.smoke.running import Ran
 from tests.real.smoke_runs import STAGES, Estate, by_rank, order, train

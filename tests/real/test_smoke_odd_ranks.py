@@ -14,8 +14,8 @@ import pytest
 from ddpdoctor.facts.smoke import Ending, State
 from ddpdoctor.netcheck.messages import ENOUGH
 from ddpdoctor.smoke.orders import Fault
+from ddpdoctor.smoke.rank_monitor import PROCESS_END, Watch
 from ddpdoctor.smoke.running import Ran, run
-from ddpdoctor.smoke.watching import PROCESS_END, Watch
 from tests.real.smoke_runs import Estate, by_rank, order, rank_1_runs, train
 
 SECONDS = 5.0

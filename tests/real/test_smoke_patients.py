@@ -18,7 +18,7 @@ from ddpdoctor import smoke as smoke_package
 from tests.command import ROOT, command, plain_environ
 from tests.pythons import bare_venv, fake_torch, real_pythons, stand_in
 
-PATIENT = Path(smoke_package.__file__).parent / "patient"
+PATIENT = Path(smoke_package.__file__).parent / "trainer"
 
 USER = (
     "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",

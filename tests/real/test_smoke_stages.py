@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.smoke import Ending, State
-from ddpdoctor.knowledge.smoke_blame import Kind, blame
+from ddpdoctor.smoke.analysis_blame import Kind, blame
 from ddpdoctor.smoke.orders import STAGES, Fault
 from ddpdoctor.smoke.running import Ran
 from tests.real.smoke_runs import Estate, by_rank, order, train

@@ -10,8 +10,8 @@ import sys
 from contextlib import suppress
 
 from ddpdoctor.smoke.orders import Order
+from ddpdoctor.smoke.rank_monitor import Watch
 from ddpdoctor.smoke.running import run
-from ddpdoctor.smoke.watching import Watch
 from tests.command import plain_environ
 
 

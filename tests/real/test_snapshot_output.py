@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.snapshots import encode_snapshot
+from ddpdoctor.engine.snapshots import encode_snapshot
 from tests.command import command, plain_environ
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 from tests.other_users import User

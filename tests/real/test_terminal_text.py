@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ddpdoctor.base.text import UNSEEN
+from ddpdoctor.engine.snapshots import decode_snapshot
 from ddpdoctor.facts.environment import Environment, Setting
-from ddpdoctor.snapshots import decode_snapshot
-from ddpdoctor.text import UNSEEN
 from tests.command import command, plain_environ
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.accelerate import Accelerate, ConfigFile
-from ddpdoctor.facts.base import Unknown
 from ddpdoctor.knowledge.accelerate import KEYS, NotUnderstoodError, on_each_machine, read_config
 from ddpdoctor.probes.accelerate import probe
 from ddpdoctor.probes.accelerate_files import asked_for, default_path, read_file
@@ -221,7 +221,7 @@ def test_accelerate_itself_refuses_what_we_call_refused(tmp_path: Path, text: st
     """Its own functions, up to where it would start the processes."""
     launch = pytest.importorskip("accelerate.commands.launch")
     utils = pytest.importorskip("accelerate.utils.launch")
-    from ddpdoctor.checks.launch_accelerate import _refusals
+    from ddpdoctor.checks.launch.accelerate import _refusals
 
     path = tmp_path / "c.yaml"
     path.write_text(text)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.advice import with_advice
-from ddpdoctor.examination import Examination
+from ddpdoctor.base.findings import Evidence, Finding, Fix
+from ddpdoctor.engine.advice import with_advice
+from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.registry import Check, NotTested, Result, Why, checks_that_say, find_check
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import Evidence, Finding, Fix
-from ddpdoctor.registry import Check, NotTested, Result, Why, checks_that_say, find_check
 
 OWN = Fix("See what the stage needs", ("ddpdoctor check",))
 PORT_TAKEN = "DistNetworkError: The server socket has failed to listen on any local network address. port: 29500"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.facts.planning import plan_for
-from ddpdoctor.registry import Result, all_prescriptions, diagnose
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Result, all_prescriptions, diagnose
 from tests.fixture_hosts import healthy_facts, healthy_names, lay_over, to_snapshot
 
 NVCC = {"path": "/usr/local/cuda/bin/nvcc", "version": "13.0", "found_by": "/usr/local/cuda", "gcc_max": 15}

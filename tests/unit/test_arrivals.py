@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.checks.join_arrivals import duplicate_rank, rdzv_missing_node
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.join.arrivals import duplicate_rank, rdzv_missing_node
 from ddpdoctor.facts.fleet import Absent, Double, Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.findings import Finding
-from ddpdoctor.knowledge.fleet_words import bare_host, names_by_rank
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
+from ddpdoctor.knowledge.node_words import bare_host, names_by_rank
 
 NO_NETWORK = Unknown("not looked at")
 ZERO = Meeting(master="10.0.0.11", port=29500, nnodes=4, node_rank=0, hosts_the_store=True, joined=True)

@@ -11,7 +11,7 @@ import pytest
 ASKS = """
 import signal, threading, time
 from ddpdoctor.cli.asking import ask
-from ddpdoctor.cli.stopping import Stopped, stop_on_signals
+from ddpdoctor.base.signals import Stopped, stop_on_signals
 stop_on_signals()
 signal.signal(signal.SIGWINCH, lambda number, frame: None)
 def send():

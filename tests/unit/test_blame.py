@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.facts.fleet import Fleet, Node, Reach
-from ddpdoctor.knowledge.blame import Blame, Way, Where, blame, subnet_of
+from ddpdoctor.netcheck.reachability import Blame, Way, Where, blame, subnet_of
 
 PORTS = 3
 SYN = 3

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.facts.planning import plan_for
-from ddpdoctor.findings import FAIL, WARN, Finding, Severity
-from ddpdoctor.registry import diagnose, find_check
+from ddpdoctor.base.findings import FAIL, WARN, Finding, Severity
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import diagnose, find_check
 from tests.fixture_hosts import HOSTS, healthy_facts, judge, lay_over, to_snapshot
 
 

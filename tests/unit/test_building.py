@@ -7,7 +7,7 @@ import subprocess
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment, Setting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.probes.cgroup import probe
 from ddpdoctor.probes.context import Context

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
+from ddpdoctor.checkpoints.checkpoint_files import loading, paths, short
+from ddpdoctor.checkpoints.loading import allowing
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Result, Why, all_checks, diagnose, find_check
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints, Pins
-from ddpdoctor.facts.planning import plan_for
-from ddpdoctor.findings import FAIL, INFO, WARN, Severity
-from ddpdoctor.knowledge.checkpoint_files import loading, paths, short
-from ddpdoctor.knowledge.loading import allowing
-from ddpdoctor.registry import Result, Why, all_checks, diagnose, find_check
 from tests.fixture_hosts import HEALTHY, healthy_facts, healthy_names, lay_over, to_snapshot
 
 CHECKS = [one for one in all_checks() if one.family == "checkpoint" and one.groups != {"log"}]

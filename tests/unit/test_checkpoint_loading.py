@@ -17,13 +17,13 @@ import torch
 
 from ddpdoctor.checkpoints.fixing import Action, Wishes, fix
 from ddpdoctor.checkpoints.inspection import inspect
-from ddpdoctor.checkpoints.outcomes import Outcome
-from ddpdoctor.checks.checkpoint import hostile, let_pass
+from ddpdoctor.checkpoints.loading import DO_NOT_LOAD, preparation
+from ddpdoctor.checkpoints.pickle_globals import NEEDS_IMPORT
+from ddpdoctor.checkpoints.render_terminal import show_line, show_one, show_sum
+from ddpdoctor.checkpoints.render_words import loud_parts, paragraphs
+from ddpdoctor.checks.checkpoint.contents import hostile, let_pass
 from ddpdoctor.facts.checkpoints import CheckpointFile, GlobalName, KeyPrefix, Pins
-from ddpdoctor.knowledge.loading import DO_NOT_LOAD, preparation
-from ddpdoctor.knowledge.pickle_globals import NEEDS_IMPORT
-from ddpdoctor.report.checkpoint_terminal import show_line, show_one, show_sum
-from ddpdoctor.report.checkpoint_words import loud_parts, paragraphs
+from ddpdoctor.report.reported_checkpoints import Outcome
 from ddpdoctor.report.screen import Screen
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.complaining import wrapped
+from ddpdoctor.cli.errors import wrapped
 from tests.command import plain_environ
 
 ERROR = (

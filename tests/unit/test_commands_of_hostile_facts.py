@@ -19,18 +19,18 @@ from typing import Any, Final, get_type_hints
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import Maybe
+from ddpdoctor.base.findings import NOT_TYPEABLE, Fix
+from ddpdoctor.base.unknown import Maybe
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Check, all_checks, all_prescriptions, diagnose, find_check
+from ddpdoctor.engine.sanitize_facts import plausible
+from ddpdoctor.engine.snapshots import decode_snapshot, encode_snapshot
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.log import Log
-from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.remedies import Remedy
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
-from ddpdoctor.findings import NOT_TYPEABLE, Fix
-from ddpdoctor.logs.judging import judge_log
-from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.plausible import plausible
-from ddpdoctor.registry import Check, all_checks, all_prescriptions, diagnose, find_check
-from ddpdoctor.snapshots import decode_snapshot, encode_snapshot
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.parse.reading import read_logs
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 from tests.log_corpus import LOGS
 from tests.shell_words import SHELL, carried_out, is_bare

@@ -5,15 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import Severity
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import diagnose, find_check
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.fleet import Fleet, Node
-from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.rdma import Gid, RdmaPort
-from ddpdoctor.findings import Severity
-from ddpdoctor.knowledge.across_nodes import PROTOCOL, deviations, meaning
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.knowledge.rdma_ports import common_index, named, wanted_by
+from ddpdoctor.knowledge.settings_agreement import PROTOCOL, deviations, meaning
 from ddpdoctor.knowledge.version_agreement import (
     stores_meet,
     to_agree_on,
@@ -21,7 +22,6 @@ from ddpdoctor.knowledge.version_agreement import (
     versions_compared,
     versions_unknown,
 )
-from ddpdoctor.registry import diagnose, find_check
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from ddpdoctor.checks.compare_settings import clock_skew, env_not_propagated
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.checks.compare.settings import clock_skew, env_not_propagated
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.rdma import Rdma
-from ddpdoctor.findings import Finding
 
 NOWHERE = Meeting(master="n0", port=29500, joined=True)
 

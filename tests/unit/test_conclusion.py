@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Examination, Verdict, conclusion, examine
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Examination, Verdict, conclusion, examine
+from ddpdoctor.engine.registry import all_checks, select
+from ddpdoctor.engine.snapshots import write_snapshot
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import NOT_IMPORTED
-from ddpdoctor.registry import all_checks, select
 from ddpdoctor.report.terminal import verdict_line
-from ddpdoctor.snapshots import write_snapshot
 from tests.command import ddpdoctor
 from tests.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 

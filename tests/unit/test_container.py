@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.container import Container
 from ddpdoctor.probes.container import probe
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context

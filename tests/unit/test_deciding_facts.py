@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.facts.planning import plan_for
-from ddpdoctor.registry import Result, Why, diagnose, find_check
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Result, Why, diagnose, find_check
 from tests.fixture_hosts import HOSTS, healthy_facts, lay_over, read_fixture, to_snapshot
 
 UNKNOWN = {"type": "unknown", "reason": "could not be read"}

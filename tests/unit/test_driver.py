@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.probes import driver, driver_daemons, driver_module, subprocesses
 from ddpdoctor.probes.context import Context

@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.cli.stopping import Stopped
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.signals import Stopped
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
-from ddpdoctor.knowledge.leftovers import Leftover
-from ddpdoctor.treatments import ending as module
-from ddpdoctor.treatments.ending import Ending, Endings, Fate, Look, end
-from ddpdoctor.treatments.leftovers import targets_of
+from ddpdoctor.fixes.leftovers import targets_of
+from ddpdoctor.processes import ending as module
+from ddpdoctor.processes.ending import Ending, Endings, Fate, Look, end
+from ddpdoctor.processes.leftovers import Leftover
 from tests.process_trees import COLLECTIVES, ELSEWHERE, ME, Host
 from tests.real.running_jobs import start_time, state
 from tests.segments import make, nccl_name

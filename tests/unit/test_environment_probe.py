@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.redaction import REDACTED
+from ddpdoctor.engine.registry import Why, all_checks, diagnose
 from ddpdoctor.facts.environment import Environment, Setting, UnreadableFile
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.probes import environment as module
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.environment import NAMES, PREFIXES, probe
-from ddpdoctor.redaction import REDACTED
-from ddpdoctor.registry import Why, all_checks, diagnose
 
 OURS = [one for one in all_checks() if one.family in ("settings", "launch")]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.base import Facts, Unknown
+from ddpdoctor.base.unknown import Facts, Unknown
 from ddpdoctor.facts.extensions import Extensions
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.probes.context import Context

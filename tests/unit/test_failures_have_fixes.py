@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Examination, examine
+from ddpdoctor.base.findings import FAIL, Fix
+from ddpdoctor.engine.examination import Examination, examine
+from ddpdoctor.engine.registry import all_checks, find_check
 from ddpdoctor.facts.fleet import Cell, Fleet, Node, Reach
 from ddpdoctor.facts.network import Interface, Network
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
-from ddpdoctor.findings import FAIL, Fix
-from ddpdoctor.logs.judging import judge_log
+from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.netcheck.judging import with_fleet
-from ddpdoctor.registry import all_checks, find_check
 from tests.fixture_hosts import HOSTS, fixture_snapshot, lay_over, read_fixture, to_snapshot
 from tests.log_corpus import corpus, log_of
 from tests.unit.test_unknown_facts import with_one_unknown

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.facts.base import Maybe, Unknown
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.engine.registry import diagnose, select
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.network import Interface, Network
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening
-from ddpdoctor.knowledge.root import NEEDS_ROOT
-from ddpdoctor.registry import diagnose, select
+from ddpdoctor.knowledge.privileges import NEEDS_ROOT
 
 HERE = ("10.77.0.0/24",)
 TEXT = "Let in all TCP from 10.77.0.0/24"

@@ -15,16 +15,16 @@ import msgspec
 import pytest
 import typer
 
-from ddpdoctor.checkpoints.outcomes import Action, Moved, Outcome
 from ddpdoctor.checkpoints.pickles.editing import Wishes
+from ddpdoctor.checkpoints.render_json import fixing_report
+from ddpdoctor.checkpoints.render_terminal import show_line, show_one, show_sum
 from ddpdoctor.cli import progress
-from ddpdoctor.cli.fixing_wishes import make_wishes
+from ddpdoctor.cli.fix_options import make_wishes
 from ddpdoctor.cli.progress import FilesProgress
-from ddpdoctor.examination import Verdict
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
-from ddpdoctor.report.checkpoint_json import fixing_report
-from ddpdoctor.report.checkpoint_terminal import show_line, show_one, show_sum
 from ddpdoctor.report.contract import json_schema, to_json
+from ddpdoctor.report.reported_checkpoints import Action, Moved, Outcome
 from ddpdoctor.report.screen import Screen, screen_for
 
 BEFORE = CheckpointFile(

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpdoctor.facts.hang import Collective, Frame, Recorded
-from ddpdoctor.jobs import dump_files, flight_recorder
-from ddpdoctor.jobs.flight_recorder import Dumps, read_dumps
-from ddpdoctor.jobs.plain_pickles import LARGEST, NotPlain
-from ddpdoctor.jobs.recorded_entries import KEPT_ENTRIES, understand
+from ddpdoctor.hang import dump_files, flight_recorder
+from ddpdoctor.hang.flight_recorder import Dumps, read_dumps
+from ddpdoctor.hang.plain_pickles import LARGEST, NotPlain
+from ddpdoctor.hang.recorded_entries import KEPT_ENTRIES, understand
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "flight_recorder"
 TRAIN = "/srv/train/train.py"

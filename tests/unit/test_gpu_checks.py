@@ -9,20 +9,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import FAIL, INFO, WARN
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Check, Result, Why, all_checks, diagnose, find_check
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus, MigInstance
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
-from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.facts.visible import visible_gpus
-from ddpdoctor.findings import FAIL, INFO, WARN
 from ddpdoctor.knowledge.nvidia import called, older
 from ddpdoctor.knowledge.xids import CATALOGUE, SXID_LINE, normal_address, reported
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.kernel_log import lines_that_matter
 from ddpdoctor.probes.pci import probe as look_at_pci
-from ddpdoctor.registry import Check, Result, Why, all_checks, diagnose, find_check
 from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, healthy_names, read_fixture, to_snapshot
 
 FAMILIES = ("driver", "gpu", "container")

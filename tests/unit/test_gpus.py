@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpdoctor.facts.base import Facts, Unknown
+from ddpdoctor.base.unknown import Facts, Unknown
 from ddpdoctor.facts.gpus import NOT_REPORTED, Gpu, Gpus
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.probes import gpus

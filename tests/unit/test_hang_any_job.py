@@ -7,10 +7,10 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Why, all_checks, diagnose
 from ddpdoctor.facts.hang import Hang, Look, RasCount, Recorded, Watched, WatchedRank
-from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.registry import Why, all_checks, diagnose
 from tests.hangs import (
     GETS_ITEM,
     IDLE_WORKER,

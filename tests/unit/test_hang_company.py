@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.hang import WatchedRank
-from ddpdoctor.knowledge.hang_company import Standing, stands_of
+from ddpdoctor.hang.rank_states import Standing, stands_of
 from tests.hangs import backward, collective, destroying, hang, loader, own, rank, saving
 
 

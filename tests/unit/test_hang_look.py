@@ -14,12 +14,13 @@ import pytest
 
 from ddpdoctor.facts.hang import Frame, Look, Watched
 from ddpdoctor.facts.processes import Identity, Process
-from ddpdoctor.jobs import sampling, spying
-from ddpdoctor.jobs.glances import glance
-from ddpdoctor.jobs.permission import Missed, Powers, hidden_stacks, powers
-from ddpdoctor.jobs.sampling import Sampled
-from ddpdoctor.jobs.spying import Trouble, refused, spy
+from ddpdoctor.hang import sampling
+from ddpdoctor.hang.glances import glance
+from ddpdoctor.hang.permission import Missed, Powers, hidden_stacks, powers
+from ddpdoctor.hang.sampling import Sampled
+from ddpdoctor.probes import py_spy as spying
 from ddpdoctor.probes.proc import Proc
+from ddpdoctor.probes.py_spy import Trouble, refused, spy
 
 # --- py-spy's dump ----------------------------------------------------------------------------------------------------------
 

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from ddpdoctor.examination import Verdict
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.jobs.judging import judge_hang
+from ddpdoctor.hang.judging import judge_hang
 from tests.simulated_jobs import simulated_job
 
 SECONDS = (1, 3, 3, 10, 30, 30, 60)

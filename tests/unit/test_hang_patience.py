@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import FAIL, WARN, Severity
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.hang import NOT_FOUND, WatchedRank
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import FAIL, WARN, Severity
-from ddpdoctor.jobs.judging import judge_hang
-from ddpdoctor.report.hang_words import outcome
+from ddpdoctor.hang.judging import judge_hang
+from ddpdoctor.hang.render_words import outcome
 from tests.hangs import (
     GETS_ITEM,
     call,

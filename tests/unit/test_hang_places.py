@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.facts.hang import Frame, Look
-from ddpdoctor.knowledge.hang_places import Where, place_of, worker_place
+from ddpdoctor.knowledge.stack_places import Where, place_of, worker_place
 from tests.hangs import (
     C10D,
     GETS_ITEM,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.facts.hang import Collective, Hang, RasCount, Recorded
-from ddpdoctor.knowledge.hang_recorded import Record, Sign, counts_move, record_of
+from ddpdoctor.hang.recorded import Record, Sign, counts_move, record_of
 from tests.hangs import call, dump, hang, own, rank
 
 

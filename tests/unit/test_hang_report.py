@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Examination, Verdict
+from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.hang import Frame, Hang, WatchedRank
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.jobs.judging import hang_of, judge_hang
-from ddpdoctor.jobs.spying import Trouble
+from ddpdoctor.hang.judging import hang_of, judge_hang
+from ddpdoctor.hang.render import show_where_it_hangs
+from ddpdoctor.hang.render_words import groups, headline
+from ddpdoctor.probes.py_spy import Trouble
 from ddpdoctor.report.contract import build_report, to_json
-from ddpdoctor.report.hang_terminal import show_where_it_hangs
-from ddpdoctor.report.hang_words import groups, headline
 from ddpdoctor.report.terminal import make_console
 from tests.hangs import GETS_ITEM, IDLE_WORKER, collective, hang, in_worker, loader, own, rank, saving, watched
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.facts.processes import Place, Process
-from ddpdoctor.jobs import spying
-from ddpdoctor.jobs.memory_readers import memory_reader
-from ddpdoctor.jobs.permission import Missed, hidden_stacks, powers
-from ddpdoctor.jobs.sampling import sample
-from ddpdoctor.jobs.spying import MAX_OUTPUT, Spied, Trouble, py_spy, run, spy
+from ddpdoctor.hang.permission import Missed, hidden_stacks, powers
+from ddpdoctor.hang.sampling import sample
+from ddpdoctor.probes import py_spy as spying
 from ddpdoctor.probes import run_as
+from ddpdoctor.probes.memory_readers import memory_reader
 from ddpdoctor.probes.proc import Proc
+from ddpdoctor.probes.py_spy import MAX_OUTPUT, Spied, Trouble, py_spy, run, spy
 from tests.other_users import User, python_for_all
 
 pytestmark = pytest.mark.root
@@ -66,7 +66,7 @@ def record(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("py-spy", "real-py-spy"):
         (shared / name).chmod(0o755)
     monkeypatch.setattr(spying, "py_spy", lambda: str(shared / "py-spy"))
-    monkeypatch.setattr("ddpdoctor.jobs.sampling.py_spy", lambda: str(shared / "py-spy"))
+    monkeypatch.setattr("ddpdoctor.hang.sampling.py_spy", lambda: str(shared / "py-spy"))
     return shared / "record"
 
 

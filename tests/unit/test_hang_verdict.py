@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import NotKnown
+from ddpdoctor.base.unknown import NotKnown
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import NotApplicable, diagnose, find_check
 from ddpdoctor.facts.hang import Frame, Hang, WatchedRank
-from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.knowledge.hang_verdict import Kind, verdict_for, verdict_of
-from ddpdoctor.registry import NotApplicable, diagnose, find_check
+from ddpdoctor.hang.verdict import Kind, verdict_for, verdict_of
 from tests.hangs import (
     C10D,
     GETS_ITEM,

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 import pytest
 
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import diagnose, find_check
 from ddpdoctor.facts.hang import Collective, Hang, Recorded, RecordedGroup
-from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import Finding
-from ddpdoctor.jobs.recorded_entries import understand
-from ddpdoctor.knowledge.hang_recorded import Record, Sign, record_of
-from ddpdoctor.knowledge.hang_verdict import Kind, verdict_of
-from ddpdoctor.knowledge.hang_waits import How, waits_of
-from ddpdoctor.registry import diagnose, find_check
+from ddpdoctor.hang.recorded import Record, Sign, record_of
+from ddpdoctor.hang.recorded_entries import understand
+from ddpdoctor.hang.verdict import Kind, verdict_of
+from ddpdoctor.hang.waits import How, waits_of
 from tests.group_jobs import Job, some_job
 from tests.hangs import call
 

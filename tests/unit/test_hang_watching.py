@@ -15,12 +15,12 @@ import pytest
 
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.processes import Place, Process, Processes, Role
-from ddpdoctor.jobs import watching
-from ddpdoctor.jobs.sampling import Sampled
-from ddpdoctor.jobs.watching import backend_of, watch
-from ddpdoctor.knowledge.hang_fixes import full_stacks
-from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.hang import watching
+from ddpdoctor.hang.fixes import full_stacks
+from ddpdoctor.hang.sampling import Sampled
+from ddpdoctor.hang.watching import backend_of, watch
 from ddpdoctor.probes.proc import Proc
+from ddpdoctor.processes.jobs import Job
 
 CODE = "import time\ndef wait_here():\n    print(flush=True)\n    time.sleep(600)\nwait_here()\n"
 
@@ -120,7 +120,7 @@ def test_ranks_that_should_be_here_and_those_of_which_nobody_knows(asleep: list[
 def test_without_py_spy_the_kernel_is_asked_all_the_same(
     asleep: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddpdoctor.jobs.spying.py_spy", lambda: None)
+    monkeypatch.setattr("ddpdoctor.probes.py_spy.py_spy", lambda: None)
     hang = looked(*(process(one.pid, rank) for rank, one in enumerate(asleep)))
     watched = hang.ranks[0].watched
     assert watched is not None

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.facts.planning import plan_for
-from ddpdoctor.findings import FAIL, INFO, WARN, Severity
-from ddpdoctor.registry import Result, Why
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Result, Why
 from tests.fixture_hosts import HOSTS, healthy_facts, judge, lay_over, to_snapshot
 
 SEVERITIES = [

@@ -12,7 +12,7 @@ import torch
 
 from ddpdoctor.checkpoints.fixing import Wishes, fix
 from ddpdoctor.checkpoints.index_copies import copy_indexes, index_of
-from ddpdoctor.checkpoints.outcomes import Action, Outcome
+from ddpdoctor.report.reported_checkpoints import Action, Outcome
 
 NAMES = ("model-1.bin", "deep/model-2.bin")
 

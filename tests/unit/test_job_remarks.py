@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import FAIL, INFO, WARN
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.gpus import Gpus, Holder
 from ddpdoctor.facts.processes import Place, Process
-from ddpdoctor.findings import FAIL, INFO, WARN
-from ddpdoctor.knowledge.job_remarks import remarks_on
-from ddpdoctor.knowledge.job_words import Oddity, Remark, pids_in
-from ddpdoctor.knowledge.jobs import jobs_of
+from ddpdoctor.processes.job_words import Oddity, Remark, pids_in
+from ddpdoctor.processes.jobs import jobs_of
+from ddpdoctor.processes.rank_remarks import remarks_on
 from tests.running import GIB, gpus, launcher, on_their_gpus, processes, rank
 
 RANKS = tuple(rank(number) for number in range(4))

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.processes import Place, Process, Processes, Role
-from ddpdoctor.knowledge.jobs import Job, jobs_of, perhaps_of_several_runs
+from ddpdoctor.processes.jobs import Job, jobs_of, perhaps_of_several_runs
 
 ORDER = "the order in which its parent started them"
 

@@ -10,19 +10,19 @@ import jsonschema
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Verdict
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import INFO
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import select
 from ddpdoctor.facts.gpus import Holder
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import INFO
-from ddpdoctor.jobs.overview import Overview, UnknownJobError, checks_of_jobs, overview
-from ddpdoctor.registry import select
+from ddpdoctor.processes.jobs_json import jobs_report
+from ddpdoctor.processes.jobs_rows import Row, age, waits_for
+from ddpdoctor.processes.jobs_table import columns_for
+from ddpdoctor.processes.jobs_terminal import show_jobs
+from ddpdoctor.processes.overview import Overview, UnknownJobError, checks_of_jobs, overview
 from ddpdoctor.report.contract import json_schema, to_json
-from ddpdoctor.report.jobs_json import jobs_report
-from ddpdoctor.report.jobs_rows import Row, age, waits_for
-from ddpdoctor.report.jobs_table import columns_for
-from ddpdoctor.report.jobs_terminal import show_jobs
 from ddpdoctor.report.terminal import make_console
 from tests.running import GIB, gpus, launcher, on_their_gpus, processes, rank, running
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.probes import kernel_log
 from ddpdoctor.probes.context import Context

@@ -6,14 +6,14 @@ import shlex
 
 import pytest
 
-from ddpdoctor.checks.network_ports import port_in_use
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.network.ports import port_in_use
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.patient import Patient
-from ddpdoctor.knowledge.launcher_options import launcher_of_command
-from ddpdoctor.logs.judging import judge_log
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.analyze.launcher_options import launcher_of_command
 from tests.command import ROOT
 from tests.logs_by_hand import read
 

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.shared_memory import SharedMemory
-from ddpdoctor.knowledge.leftovers import leftovers_of
 from ddpdoctor.probes import segment_users, shared_memory
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
+from ddpdoctor.processes.leftovers import leftovers_of
 from tests.process_trees import Host
 from tests.segments import make, nccl_name
 

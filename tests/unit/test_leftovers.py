@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import NotKnown, Unknown
+from ddpdoctor.base.unknown import NotKnown, Unknown
+from ddpdoctor.engine.registry import find_check
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Holder
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
-from ddpdoctor.knowledge.leftover_blind_spots import blind_spots
-from ddpdoctor.knowledge.leftovers import Certainty, Kind, leftovers_of
-from ddpdoctor.registry import find_check
+from ddpdoctor.processes.leftover_blind_spots import blind_spots
+from ddpdoctor.processes.leftovers import Certainty, Kind, leftovers_of
+from ddpdoctor.processes.zombies_terminal import show_leftovers
 from ddpdoctor.report.screen import Screen
-from ddpdoctor.report.zombies_terminal import show_leftovers
 from tests.fixture_hosts import HEALTHY, healthy_facts, to_snapshot
 from tests.process_trees import ME, Host
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from ddpdoctor.knowledge.leftovers import Leftover, left_by_processes
+from ddpdoctor.processes.leftovers import Leftover, left_by_processes
 from tests.process_trees import (
     DEAD,
     INNOCENT,

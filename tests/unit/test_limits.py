@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.limits import Limits
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.limits import probe

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.examination import Verdict
-from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
-from ddpdoctor.logs.judging import judge_log
-from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.report.log_words import headline, other_attempts
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.render_words import headline, other_attempts
 from tests.logs_by_hand import read
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.examination import Verdict
-from ddpdoctor.logs.judging import judge_log
-from ddpdoctor.report.log_words import headline
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import read
 
 HEAD = "epoch 1 done\n"

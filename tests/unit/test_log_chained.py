@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
-from ddpdoctor.logs.judging import judge_log
-from ddpdoctor.report.log_words import headline
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import read
 
 LIB = "/opt/env/lib/python3.11"

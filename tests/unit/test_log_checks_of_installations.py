@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.engine.registry import NotApplicable, all_checks
 from ddpdoctor.facts.log import Log, LogFile
-from ddpdoctor.findings import Finding
-from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
-from ddpdoctor.registry import NotApplicable, all_checks
+from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
 from tests.log_corpus import LOGS, log_of
 from tests.logs_by_hand import read
 

@@ -6,11 +6,11 @@ import io
 
 import pytest
 
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.engine.registry import NotApplicable, all_checks
 from ddpdoctor.facts.log import Log, LogFile
-from ddpdoctor.findings import Finding
-from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
-from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.registry import NotApplicable, all_checks
+from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.parse.reading import read_logs
 from tests.log_corpus import LOGS, log_of
 
 SAID = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.examination import Verdict
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.base.log_signs import Role
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import NotApplicable, all_checks
 from ddpdoctor.facts.log import Log, LogFile, LogLine, Sighting
-from ddpdoctor.findings import Finding
-from ddpdoctor.log_signs import Role
-from ddpdoctor.logs.judging import judge_log
-from ddpdoctor.registry import NotApplicable, all_checks
+from ddpdoctor.logs.diagnosis import judge_log
 from tests.log_corpus import LOGS, log_of
 from tests.logs_by_hand import read
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.facts.log import LogLine
-from ddpdoctor.knowledge.log_verdict import verdict_of
-from ddpdoctor.logs.judging import judge_log
-from ddpdoctor.report.log_words import headline
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.analyze.verdict import verdict_of
+from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import read
 
 OLD = "[2026-11-22 10:20:02,102] torch.distributed.run: [WARNING] the launcher's own word\n"

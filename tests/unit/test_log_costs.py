@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.engine.registry import all_checks
 from ddpdoctor.facts.log import Log, LogLine
-from ddpdoctor.logs import scanning
-from ddpdoctor.logs.judging_lines import MOST_OF_A_LINE, LineJudge
-from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.logs.wanted import vocabulary
-from ddpdoctor.registry import all_checks
+from ddpdoctor.logs.analyze.judging_lines import MOST_OF_A_LINE, LineJudge
+from ddpdoctor.logs.match import scanning
+from ddpdoctor.logs.match.wanted_signs import vocabulary
+from ddpdoctor.logs.parse.reading import read_logs
 
 SAYS = "loss: nan CUDA out of memory. Error: x"
 SHAPES: dict[str, Callable[[int], str]] = {

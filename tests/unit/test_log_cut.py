@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
-from ddpdoctor.logs.judging import judge_log
-from ddpdoctor.report.log_words import headline
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import read
 
 STEPS = "".join(f"step {step} loss 0.1\n" for step in range(20))

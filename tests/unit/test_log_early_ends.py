@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from ddpdoctor.base.log_signs import Role
 from ddpdoctor.facts.log import LogLine, Raised, Sighting
-from ddpdoctor.knowledge.log_early_ends import WITH_THREADS
-from ddpdoctor.knowledge.log_verdict import verdict_of
-from ddpdoctor.log_signs import Role
+from ddpdoctor.logs.analyze.early_ends import WITH_THREADS
+from ddpdoctor.logs.analyze.verdict import verdict_of
 from tests.logs_by_hand import exited, line, log, raised, seen
 
 LOST = seen("peer-rank-crashed", number=20, role=Role.EFFECT, rank=0, sign="closed by peer")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.reading import DEVICE, NO_TEXT, SOURCE, read_logs
+from ddpdoctor.logs.parse.reading import DEVICE, NO_TEXT, SOURCE, read_logs
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\n    f()\nKeyError: 'x'"
 

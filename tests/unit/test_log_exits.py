@@ -7,8 +7,8 @@ import io
 import pytest
 
 from ddpdoctor.facts.log import Exited, Log
-from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
-from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.parse.reading import read_logs
 
 
 def read(text: str) -> Log:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.knowledge.log_verdict import verdict_of
-from ddpdoctor.logs.file_names import place_of, places_of
-from ddpdoctor.logs.judging_lines import Place
-from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.logs.analyze.judging_lines import Place
+from ddpdoctor.logs.analyze.verdict import verdict_of
+from ddpdoctor.logs.parse.file_names import place_of, places_of
+from ddpdoctor.logs.parse.reading import read_logs
 
 BUG = 'Traceback (most recent call last):\n  File "/home/ada/train.py", line 6, in <module>\n    main()\nKeyError: 3\n'
 

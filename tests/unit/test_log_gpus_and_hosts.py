@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.engine.registry import find_check
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.knowledge.cuda_oom import ALIKE, HELD_BY_OTHERS, OWN_DOING, SURELY_BY_OTHERS
-from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
 from ddpdoctor.knowledge.xids import BUS_XIDS, CATALOGUE, ECC_XIDS, FAULTS, FOLLOWING, NVLINK_XIDS, PROGRAMS, xid_sign
-from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.registry import find_check
+from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.parse.reading import read_logs
 from tests.log_corpus import LOGS, log_of
 
 TORCH2 = (

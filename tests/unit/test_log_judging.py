@@ -7,7 +7,9 @@ from datetime import datetime, timezone
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Verdict
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding
+from ddpdoctor.base.log_signs import Role
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.environment import Environment, Setting
@@ -16,15 +18,13 @@ from ddpdoctor.facts.log import Log, LogFile, LogFrame, LogLine, Raised, Sightin
 from ddpdoctor.facts.network import Listener, Network, Resolution
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import FAIL, INFO, WARN, Finding
-from ddpdoctor.knowledge.log_deciding import deciding, endpoint
-from ddpdoctor.knowledge.log_illnesses import check_of
-from ddpdoctor.knowledge.log_objects import other_than_named
-from ddpdoctor.knowledge.log_settings import MEETING, settings_of
-from ddpdoctor.log_signs import Role
-from ddpdoctor.logs.judging import Standing, judge_log
-from ddpdoctor.logs.kills import of_this_log
-from ddpdoctor.logs.timestamps import NO_YEAR
+from ddpdoctor.logs.analyze.deciding_commands import deciding, endpoint
+from ddpdoctor.logs.analyze.illnesses import check_of
+from ddpdoctor.logs.diagnosis import Standing, judge_log
+from ddpdoctor.logs.analyze.objects import other_than_named
+from ddpdoctor.logs.analyze.settings import MEETING, settings_of
+from ddpdoctor.logs.parse.kills import of_this_log
+from ddpdoctor.logs.parse.timestamps import NO_YEAR
 from tests.fixture_hosts import healthy_facts, to_snapshot
 from tests.log_corpus import LOGS
 from tests.logs_by_hand import exited, line, log, read, seen

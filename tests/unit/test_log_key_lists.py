@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.base.log_signs import Role
 from ddpdoctor.facts.log import LogLine, Sighting
-from ddpdoctor.knowledge.log_key_lists import MODEL, PREFIX, holder, with_lists_compared
-from ddpdoctor.log_signs import Role
+from ddpdoctor.logs.analyze.key_lists import MODEL, PREFIX, holder, with_lists_compared
 
 CUT = "..."
 MISSING, UNEXPECTED = "Missing key(s) in state_dict: ", "Unexpected key(s) in state_dict: "

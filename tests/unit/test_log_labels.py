@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from ddpdoctor.logs.labels import Labelled, Style, StyleFinder, unended_before, unlabelled, without
+from ddpdoctor.logs.parse.labels import Labelled, Style, StyleFinder, unended_before, unlabelled, without
 
 
 @pytest.mark.parametrize(

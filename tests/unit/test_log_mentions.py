@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.mentions import mentioned
+from ddpdoctor.logs.match.mentions import mentioned
 
 SIGN = "unable to open shared memory object"
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from ddpdoctor.facts.log import Log
-from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
-from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.parse.reading import read_logs
 
 RANKS = 64
 LINES = 10_000

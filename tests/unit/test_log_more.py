@@ -6,10 +6,10 @@ import io
 
 import pytest
 
-from ddpdoctor.logs.judging import LogJudgement, judge_log
-from ddpdoctor.report.log_steps import next_steps
-from ddpdoctor.report.log_terminal import show_log
-from ddpdoctor.report.log_words import headline, more
+from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
+from ddpdoctor.logs.render_steps import next_steps
+from ddpdoctor.logs.render_terminal import show_log
+from ddpdoctor.logs.render_words import headline, more
 from ddpdoctor.report.terminal import make_console
 from tests.logs_by_hand import read
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
-from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.parse.reading import read_logs
 
 OWN = ["    if rank == {rank}: data[i]", "                   ~~~~^^^", "KeyError: 3"]
 LOST = [

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.facts.log import Log
-from ddpdoctor.logs import folders
-from ddpdoctor.logs.packed import CHANGED, CUT_OFF, DAMAGED, MORE
-from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.logs.parse import folders
+from ddpdoctor.logs.parse.compressed import CHANGED, CUT_OFF, DAMAGED, MORE
+from ddpdoctor.logs.parse.reading import read_logs
 
 NOISE = random.Random(7)
 TEXT = "".join(f"step {step} loss {NOISE.random()}\n" for step in range(100_000))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.base.findings import Finding
 from ddpdoctor.facts.log import Log
-from ddpdoctor.findings import Finding
-from ddpdoctor.knowledge.log_particulars import particulars
-from ddpdoctor.logs.judging import judge_log
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.analyze.particulars import particulars
 from tests.log_corpus import LOGS, log_of
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.base.log_signs import Role
 from ddpdoctor.facts.log import LogLine, Sighting
-from ddpdoctor.knowledge.log_parts import without_parts_that_all_lack
-from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
-from ddpdoctor.log_signs import Role
+from ddpdoctor.logs.analyze.rank_files import without_parts_that_all_lack
+from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
 from tests.logs_by_hand import read
 
 

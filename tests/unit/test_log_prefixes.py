@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
 from tests.logs_by_hand import read
 
 STEPS = "step 1 loss 2.0\nstep 2 loss 1.0\n"

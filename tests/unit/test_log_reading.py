@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.folders import NO_LOGS, NOT_FILLED
-from ddpdoctor.logs.reading import NO_TEXT, read_logs
+from ddpdoctor.logs.parse.folders import NO_LOGS, NOT_FILLED
+from ddpdoctor.logs.parse.reading import NO_TEXT, read_logs
 from tests.command import plain_environ
 
 BOOM = "RuntimeError: unable to open shared memory object </torch_1> in read-write mode: No space left on device (28)\n"
@@ -142,7 +142,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 LIMITED = """
 import io, sys
-from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.logs.parse.reading import read_logs
 from tests.own_memory import peak
 log = read_logs([sys.argv[1]], stdin=io.BytesIO())
 print(peak() // 2**20, len(log.sightings), log.files[0].lines)

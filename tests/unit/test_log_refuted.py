@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.knowledge.log_refuted import GOOD_NEWS
-from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
-from ddpdoctor.report.log_followed import noise
+from ddpdoctor.logs.analyze.refuted import GOOD_NEWS
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.render_followed import noise
 from tests.logs_by_hand import read
 
 FAILED = (

@@ -10,17 +10,17 @@ import jsonschema
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Verdict
+from ddpdoctor.base.log_signs import Role
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.log import Exited, LogLine
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.log_signs import Role
-from ddpdoctor.logs.judging import Held, LogJudgement, Standing, judge_log
-from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.logs.diagnosis import Held, LogJudgement, Standing, judge_log
+from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.render_followed import harmless, noise
+from ddpdoctor.logs.render_json import log_report, refusal
+from ddpdoctor.logs.render_terminal import show_log
+from ddpdoctor.logs.render_words import clock, headline, how_it_ended, judged_as, outcome, quoted
 from ddpdoctor.report.contract import json_schema, to_json
-from ddpdoctor.report.log_followed import harmless, noise
-from ddpdoctor.report.log_json import log_report, refusal
-from ddpdoctor.report.log_terminal import show_log
-from ddpdoctor.report.log_words import clock, headline, how_it_ended, judged_as, outcome, quoted
 from ddpdoctor.report.terminal import make_console
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 from tests.log_corpus import LOGS, log_of

@@ -6,12 +6,13 @@ import io
 
 import pytest
 
+from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.facts.log import Log
-from ddpdoctor.log_signs import LogSign
-from ddpdoctor.logs import routine, scanning
-from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.logs.scanning import BLOCK
-from ddpdoctor.logs.vocabulary import Vocabulary
+from ddpdoctor.logs.match import scanning
+from ddpdoctor.logs.match.scanning import BLOCK
+from ddpdoctor.logs.match.vocabulary import Vocabulary
+from ddpdoctor.logs.parse import routine
+from ddpdoctor.logs.parse.reading import read_logs
 
 SIGNS = [
     ("plain", LogSign("the pump has failed")),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
-from ddpdoctor.log_signs import Role
-from ddpdoctor.logs.judging import judge_log
-from ddpdoctor.report.log_steps import next_steps
-from ddpdoctor.report.log_words import headline
+from ddpdoctor.base.log_signs import Role
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.render_steps import next_steps
+from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import exited, line, log, raised, seen
 
 WORDS = "ERROR train: dataset manifest is corrupt"

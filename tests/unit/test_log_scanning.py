@@ -7,11 +7,11 @@ from datetime import datetime, timezone
 
 import pytest
 
+from ddpdoctor.base.log_signs import LogSign, Role
 from ddpdoctor.facts.log import Log, Sighting
-from ddpdoctor.knowledge.log_noise import HARMLESS
-from ddpdoctor.log_signs import LogSign, Role
-from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.logs.vocabulary import Vocabulary, Wanted
+from ddpdoctor.logs.analyze.noise import HARMLESS
+from ddpdoctor.logs.match.vocabulary import Vocabulary, Wanted
+from ddpdoctor.logs.parse.reading import read_logs
 
 SIGNS = [
     ("outer", LogSign("the pump has failed")),

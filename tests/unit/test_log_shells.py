@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.knowledge.log_verdict import Outcome
-from ddpdoctor.logs.judging import LogJudgement, judge_log
-from ddpdoctor.report.log_steps import next_steps
+from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
+from ddpdoctor.logs.analyze.verdict import Outcome
+from ddpdoctor.logs.render_steps import next_steps
 from tests.logs_by_hand import read
 
 

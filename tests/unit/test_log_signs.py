@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.log_signs import LogSign, Role
-from ddpdoctor.logs.labels import Style, unlabelled
-from ddpdoctor.registry import LEAST_SIGN, Check, all_checks
+from ddpdoctor.base.log_signs import LogSign, Role
+from ddpdoctor.engine.registry import LEAST_SIGN, Check, all_checks
+from ddpdoctor.logs.parse.labels import Style, unlabelled
 from tests.log_corpus import HEALTHY, LOGS, OUTCOMES, corpus, text_of
 
 LEAST_NEAR = 6

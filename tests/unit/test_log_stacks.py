@@ -10,13 +10,13 @@ from rich.console import Console
 
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.log import Log, LogFrame
+from ddpdoctor.hang.wording import where
 from ddpdoctor.knowledge.framework_phases import phase_of
-from ddpdoctor.knowledge.hang_places import Place, Where
-from ddpdoctor.knowledge.hang_words import where
-from ddpdoctor.knowledge.log_sightings import stack_lines
-from ddpdoctor.logs.judging import judge_log
-from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.report.log_terminal import show_log
+from ddpdoctor.knowledge.stack_places import Place, Where
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.analyze.sightings import stack_lines
+from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.render_terminal import show_log
 from tests.log_corpus import LOGS
 from tests.logs_by_hand import read
 

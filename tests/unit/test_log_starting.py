@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.knowledge.log_more import more_of
-from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
-from ddpdoctor.logs.judging import judge_log
-from ddpdoctor.report.log_steps import next_steps
+from ddpdoctor.logs.analyze.further_words import more_of
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.render_steps import next_steps
 from tests.logs_by_hand import read
 
 UNIX = ("/opt/env/lib/python3.11/", "/")

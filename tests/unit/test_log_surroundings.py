@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
-from ddpdoctor.logs.surroundings import MOST_OF_A_REPORT, is_report
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.parse.surroundings import MOST_OF_A_REPORT, is_report
 from tests.logs_by_hand import read
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is free."

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.base.log_signs import Role
 from ddpdoctor.facts.log import Log, LogFile, LogLine, Sighting
-from ddpdoctor.knowledge.log_timeouts import BEHIND, DESYNC, MISSING, STALLED, UNEVEN, WATCHDOG, hypotheses
-from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
-from ddpdoctor.log_signs import Role
+from ddpdoctor.logs.analyze.timeouts import BEHIND, DESYNC, MISSING, STALLED, UNEVEN, WATCHDOG, hypotheses
+from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
 from tests.log_corpus import LOGS, log_of
 from tests.logs_by_hand import read
 

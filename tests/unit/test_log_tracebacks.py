@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from ddpdoctor.facts.log import Log, LogFrame, Raised
-from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.logs.parse.reading import read_logs
 
 
 def read(text: str) -> Log:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
 from tests.logs_by_hand import read
 
 OOM = (

@@ -9,9 +9,9 @@ import msgspec
 from rich.console import Console
 
 from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.judging import judge_log
-from ddpdoctor.report.log_json import log_report
-from ddpdoctor.report.log_terminal import show_log
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.render_json import log_report
+from ddpdoctor.logs.render_terminal import show_log
 from tests.logs_by_hand import log, raised, read
 
 VALUE = raised("ValueError", "bad literal", number=10, rank=1)

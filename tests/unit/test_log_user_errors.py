@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.findings import Finding
-from ddpdoctor.logs.judging import judge_log
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.logs.diagnosis import judge_log
 from tests.logs_by_hand import read
 
 TOLD = "E1122 23:44:19.924000 29126 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code}) local_rank: 0 (pid: 29161) of binary: {python}\n"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.base.log_signs import Role
 from ddpdoctor.facts.log import Log, LogFile
-from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
-from ddpdoctor.log_signs import Role
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
 from tests.logs_by_hand import exited, line, log, raised, read, seen
 
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.7]:50122"

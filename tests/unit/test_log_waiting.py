@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpdoctor.examination import Verdict
-from ddpdoctor.logs.judging import judge_log
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.logs.diagnosis import judge_log
 from tests.logs_by_hand import read
 
 HEARTBEAT = (

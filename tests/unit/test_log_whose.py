@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.facts.log import Log
-from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
-from ddpdoctor.logs.judging import judge_log
-from ddpdoctor.report.log_words import headline
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import read
 
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:42145"

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.machine import probe

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from ddpdoctor.facts.fleet import Cell, Fleet, Link, Passed, Phase
-from ddpdoctor.report.matrix import show_matrix
+from ddpdoctor.netcheck.render_matrix import show_matrix
 from ddpdoctor.report.terminal import make_console
 from tests.fleets import make_fleet, node
 

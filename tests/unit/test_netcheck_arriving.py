@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.facts.meeting import Meeting, Met
-from ddpdoctor.netcheck import arriving, identification, names
-from ddpdoctor.netcheck.arriving import arrive, look_at_master
+from ddpdoctor.netcheck import arrivals as arriving
+from ddpdoctor.netcheck import identification, names
+from ddpdoctor.netcheck.arrivals import arrive, look_at_master
 from ddpdoctor.netcheck.connecting import Destination, system_words
 from ddpdoctor.netcheck.identification import HTTP, SILENT, SSH, TLS
 from ddpdoctor.netcheck.messages import MOST_BEFORE_WELCOME, PROTOCOL, Counted, Greeting, encode

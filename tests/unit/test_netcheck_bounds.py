@@ -11,13 +11,12 @@ import msgspec
 import pytest
 
 from ddpdoctor import __version__
-from ddpdoctor.examination import Verdict
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.fleet import Link
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.netcheck import guests
+from ddpdoctor.netcheck import peers as guests
 from ddpdoctor.netcheck.agent import HubGone, TurnedAwayError
-from ddpdoctor.netcheck.company import Company
 from ddpdoctor.netcheck.lines import harmless
 from ddpdoctor.netcheck.messages import (
     MOST_FACTS,
@@ -50,6 +49,7 @@ from ddpdoctor.netcheck.messages import (
     encode,
 )
 from ddpdoctor.netcheck.network_programme import NetworkProgramme
+from ddpdoctor.netcheck.node_session import Company
 from ddpdoctor.netcheck.tokens import proof
 from tests.hub_company import HERE, QUICK, TOKEN, Client, agent, agents, client, counts, hub, manifest, run
 from tests.own_memory import peak, start_over

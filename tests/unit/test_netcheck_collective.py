@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddpdoctor.base.ownership import foothold_on
 from ddpdoctor.facts.fleet import Collective
-from ddpdoctor.knowledge.blamed_ranks import Kind, blamed, kind_of
 from ddpdoctor.netcheck import collectives
+from ddpdoctor.netcheck.blamed_ranks import Kind, blamed, kind_of
 from ddpdoctor.netcheck.collectives import collect
 from ddpdoctor.netcheck.messages import ENOUGH, Cannot, Collect, Collected
-from ddpdoctor.ownership import foothold_on
 from tests.free_ports import free_port
 from tests.other_users import User
 from tests.pythons import bare_venv, fake_torch, real_pythons, stand_in

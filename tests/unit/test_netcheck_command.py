@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.checks.network_ports import port_in_use
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.network.ports import port_in_use
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.patient import Patient
-from ddpdoctor.findings import Finding
-from ddpdoctor.knowledge.left_out import token_of_a_visitor, turned_away, wrong_token
-from ddpdoctor.knowledge.meeting_words import another_port
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer, with_token
+from ddpdoctor.netcheck.admission_errors import token_of_a_visitor, turned_away, wrong_token
+from ddpdoctor.netcheck.rendezvous_words import another_port
 
 PLAIN = Meeting(master="n0", port=29500, nnodes=2)
 GIVEN = Meeting(

@@ -10,10 +10,10 @@ from itertools import combinations
 import pytest
 
 from ddpdoctor.facts.fleet import Collective, Fleet, Link, Node, Reach
-from ddpdoctor.netcheck.company import Company
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.messages import Peer
 from ddpdoctor.netcheck.network_programme import NetworkProgramme
+from ddpdoctor.netcheck.node_session import Company
 from tests.fixture_hosts import healthy_facts, to_snapshot
 
 

@@ -10,7 +10,7 @@ from ddpdoctor.facts.fleet import Cell, Link, Node, Reach
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.rdma import Rdma
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.netcheck.foregone import why_no_gloo, why_no_nccl
+from ddpdoctor.netcheck.collective_preconditions import why_no_gloo, why_no_nccl
 from tests.fixture_hosts import healthy_facts, to_snapshot
 
 GPUS = to_snapshot(healthy_facts("h100x8-bare-metal"))

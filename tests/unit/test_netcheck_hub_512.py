@@ -4,9 +4,8 @@ import asyncio
 
 import msgspec
 
-from ddpdoctor.examination import Verdict
-from ddpdoctor.netcheck.door import Limits
-from ddpdoctor.netcheck.guests import EXCHANGES
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.netcheck.listener import Limits
 from ddpdoctor.netcheck.messages import (
     Count,
     Counted,
@@ -21,6 +20,7 @@ from ddpdoctor.netcheck.messages import (
     Waiting,
     encode,
 )
+from ddpdoctor.netcheck.peers import EXCHANGES
 from tests.hub_company import client, hub, run
 from tests.own_memory import peak, start_over
 

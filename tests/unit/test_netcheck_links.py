@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from ddpdoctor.facts.fleet import Fleet, Link, Node
-from ddpdoctor.knowledge.link_figures import (
+from ddpdoctor.netcheck.link_figures import (
     alike,
     better,
     condemned,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.registry import all_checks
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Node
 from ddpdoctor.facts.nccl import Nccl
@@ -14,7 +15,6 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.netcheck.manifests import FAMILIES, GROUPS, node_of
-from ddpdoctor.registry import all_checks
 from tests.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Verdict
+from ddpdoctor.base.findings import WARN, Finding, Fix
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import WARN, Finding, Fix
-from ddpdoctor.knowledge.left_out import turned_away
+from ddpdoctor.netcheck.admission_errors import turned_away
 from ddpdoctor.netcheck.judging import examination_of
 from ddpdoctor.netcheck.messages import Judged, Part, encode
 

@@ -9,11 +9,11 @@ import pytest
 from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.knowledge.blame import COUNTED
 from ddpdoctor.netcheck.agent import HubGone, check_seat
 from ddpdoctor.netcheck.job import Job
 from ddpdoctor.netcheck.messages import Collect, Count, Dial, Measure, Open, Order, Peer, Place, Welcome
 from ddpdoctor.netcheck.order_limits import MOST_TIMES, Master, OrderLimits, RefusedOrderError
+from ddpdoctor.netcheck.reachability import COUNTED
 
 NEAR, FAR = "10.0.0.12", "10.0.0.11"
 

@@ -6,8 +6,8 @@ import ipaddress
 
 import pytest
 
+from ddpdoctor.netcheck.claimed_addresses import plain_address, why_not_there
 from ddpdoctor.netcheck.messages import Place
-from ddpdoctor.netcheck.own_places import plain_address, why_not_there
 
 JOB = (ipaddress.ip_network("198.51.100.0/25"),)
 

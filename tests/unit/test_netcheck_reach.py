@@ -15,12 +15,12 @@ import pytest
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck import reaching
+from ddpdoctor.netcheck.connections import MEASURE, REACH, StrangerError, Visit, receive, visit
 from ddpdoctor.netcheck.counters import count
-from ddpdoctor.netcheck.desk import listening_places
-from ddpdoctor.netcheck.dialling import dial
+from ddpdoctor.netcheck.joining import dial
 from ddpdoctor.netcheck.messages import Counted, Dial, Dialled, Met, Opened, Peer, Place
 from ddpdoctor.netcheck.reaching import LARGE, Listeners
-from ddpdoctor.netcheck.visits import MEASURE, REACH, StrangerError, Visit, receive, visit
+from ddpdoctor.netcheck.worker import listening_places
 
 RUN, OTHER_RUN = "0123456789abcdef" * 2, "f" * 32
 RANGE = (32768, 60999)

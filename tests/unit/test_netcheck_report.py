@@ -11,19 +11,19 @@ import msgspec
 import pytest
 
 import ddpdoctor.report
-from ddpdoctor.examination import Examination, Verdict
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Examination, Verdict
+from ddpdoctor.engine.registry import NotTested, Result, Why, find_check
 from ddpdoctor.facts.fleet import Absent, Cell, Fleet, Link, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, Conflict, Meeting, Met
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.netcheck.judging import judge
 from ddpdoctor.netcheck.messages import Part
-from ddpdoctor.registry import NotTested, Result, Why, find_check
+from ddpdoctor.netcheck.render_terminal import show_alone, show_part, show_verdict
+from ddpdoctor.netcheck.render_words import node_rows, part_lines, phase_text
 from ddpdoctor.report.contract import Report, build_report, to_json
 from ddpdoctor.report.folding import folded
-from ddpdoctor.report.netcheck_terminal import show_alone, show_part, show_verdict
-from ddpdoctor.report.netcheck_words import node_rows, part_lines, phase_text
 from ddpdoctor.report.terminal import make_console
 from tests.fleets import PHASES, examined, make_fleet, node
 

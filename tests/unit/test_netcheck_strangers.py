@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Verdict
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.messages import Count, Counted, Part, Waiting, encode
-from ddpdoctor.netcheck.strangers import A_SECOND, BURST, MOST_KEPT, Strangers, likeness
+from ddpdoctor.netcheck.rejected_connections import A_SECOND, BURST, MOST_KEPT, Strangers, likeness
 from tests.hub_company import HERE, QUICK, TOKEN, agents, client, hub, run
 
 PART = Part(results=(), verdict=Verdict.OK, exit_code=0, lines=())

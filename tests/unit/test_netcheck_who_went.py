@@ -10,21 +10,21 @@ import signal
 import msgspec
 import pytest
 
-from ddpdoctor.cli.stopping import SIGNALS, Stopped
-from ddpdoctor.examination import Examination, Verdict
+from ddpdoctor.base.findings import Evidence, Finding
+from ddpdoctor.base.signals import SIGNALS, Stopped
+from ddpdoctor.engine.examination import Examination, Verdict
+from ddpdoctor.engine.registry import Result, diagnose, find_check
 from ddpdoctor.facts.fleet import Fleet, Link, Passed
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import Evidence, Finding
-from ddpdoctor.knowledge.left_out import ENDED_BY_FAULT
-from ddpdoctor.knowledge.link_figures import troubles
+from ddpdoctor.netcheck.admission_errors import ENDED_BY_FAULT
 from ddpdoctor.netcheck.judging import judged_phases
+from ddpdoctor.netcheck.link_figures import troubles
 from ddpdoctor.netcheck.messages import Part
+from ddpdoctor.netcheck.render_terminal import show_alone, show_part
+from ddpdoctor.netcheck.render_words import part_lines
 from ddpdoctor.netcheck.run import _until_stopped
-from ddpdoctor.registry import Result, diagnose, find_check
-from ddpdoctor.report.netcheck_terminal import show_alone, show_part
-from ddpdoctor.report.netcheck_words import part_lines
 from ddpdoctor.report.terminal import make_console
 from tests.fleets import examined, make_fleet
 from tests.hub_company import agents, client, finish, hub, run

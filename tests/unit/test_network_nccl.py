@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.probes import nccl

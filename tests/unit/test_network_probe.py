@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.network import Network
 from ddpdoctor.knowledge.launchers import split_endpoint
 from ddpdoctor.probes import network

@@ -14,22 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor import regular_files as files
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base import regular_files as files
+from ddpdoctor.base.ownership import who_misleads
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Place, Process
-from ddpdoctor.jobs import flight_recorder
-from ddpdoctor.jobs.dump_files import Contents, NotRead, contents
-from ddpdoctor.jobs.flight_recorder import Dumps, dumps_of
-from ddpdoctor.jobs.mapped_nccl import mapped_nccl
-from ddpdoctor.knowledge.jobs import Job
-from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.ownership import who_misleads
+from ddpdoctor.hang import flight_recorder
+from ddpdoctor.hang.dump_files import Contents, NotRead, contents
+from ddpdoctor.hang.flight_recorder import Dumps, dumps_of
+from ddpdoctor.hang.mapped_nccl import mapped_nccl
+from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.probes import environment
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, opened
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.running.diagnosing import _redirected
-from ddpdoctor.running.supervising import Ended
+from ddpdoctor.processes.jobs import Job
+from ddpdoctor.run.diagnosing import _redirected
+from ddpdoctor.run.supervising import Ended
 from tests.command import ddpdoctor
 from tests.other_users import User, python_for_all
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.ownership import foothold_of_file, foothold_on, open_folder, trusted_users
+from ddpdoctor.base.ownership import foothold_of_file, foothold_on, open_folder, trusted_users
 from tests.other_users import User, python_for_all
 
 pytestmark = pytest.mark.root
@@ -128,5 +128,5 @@ def test_where_root_has_no_number_the_host_s_own_folders_are_still_roots(ada: Us
     namespace = ["unshare", "--map-current-user"]
     if ada.run([*namespace, "true"]).returncode:
         pytest.skip("this kernel makes no user namespaces for ordinary users")
-    ask = "from ddpdoctor.ownership import foothold_on; print(foothold_on('/tmp'))"
+    ask = "from ddpdoctor.base.ownership import foothold_on; print(foothold_on('/tmp'))"
     assert ada.run([*namespace, python, "-c", ask], environ=settings).stdout == "None\n"

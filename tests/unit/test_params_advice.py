@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from ddpdoctor.checkpoints.fixing import fix
-from ddpdoctor.checkpoints.outcomes import Action
-from ddpdoctor.cli.fixing_wishes import make_wishes
+from ddpdoctor.cli.fix_options import make_wishes
+from ddpdoctor.report.reported_checkpoints import Action
 
 WEIGHT = torch.arange(3.0)
 OBJECT = functools.partial(print, 1)

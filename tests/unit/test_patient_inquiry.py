@@ -8,7 +8,7 @@ import tokenize
 
 import pytest
 
-from ddpdoctor.probes.patient.asking import INQUIRY
+from ddpdoctor.probes.target.asking import INQUIRY
 
 TREE = ast.parse(INQUIRY.read_text(), feature_version=(3, 8))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.libraries import Libraries
 from ddpdoctor.probes import libraries
 from ddpdoctor.probes.context import Context

@@ -12,7 +12,7 @@ from tests.patterns import Expression, collected, worst_growth
 PARTS = 8
 """Of the expressions, for tests that run side by side."""
 NOT_IN_THE_SOURCE = {
-    "ddpdoctor/registry.py: sign.pattern": "of the signs of the checks, which are among the expressions",
+    "ddpdoctor/engine/registry.py: sign.pattern": "of the signs of the checks, which are among the expressions",
     "ddpdoctor/knowledge/cuda_stack.py: pattern": "a name of packages that ends in digits, from its callers",
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.probes import pci
 from ddpdoctor.probes.context import Context

@@ -23,10 +23,17 @@ import numpy
 import pytest
 import torch
 
+from ddpdoctor.checkpoints import pickle_globals
+from ddpdoctor.checkpoints.global_meanings import MEANINGS
+from ddpdoctor.checkpoints.pickle_globals import (
+    ALLOWED,
+    NEEDS_IMPORT,
+    NEVER_ALLOWED,
+    OWN,
+    meaning,
+    weights_only_blockers,
+)
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
-from ddpdoctor.knowledge import pickle_globals
-from ddpdoctor.knowledge.global_meanings import MEANINGS
-from ddpdoctor.knowledge.pickle_globals import ALLOWED, NEEDS_IMPORT, NEVER_ALLOWED, OWN, meaning, weights_only_blockers
 
 ASK_TORCH = """
 import importlib, io, json, pathlib, pickle, sys, torch

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from ddpdoctor.checkpoints.fixing import Action, Wishes, fix
 from ddpdoctor.checkpoints.inspection import inspect
+from ddpdoctor.checkpoints.loading import DO_NOT_LOAD
 from ddpdoctor.checkpoints.pickles.names import UNTOLD, named_in
-from ddpdoctor.knowledge.loading import DO_NOT_LOAD
 
 PROTOCOLS = pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 

@@ -10,15 +10,15 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Examination
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.sanitize_facts import FIELDS, is_address, is_host, plausible
+from ddpdoctor.engine.snapshots import decode_snapshot, encode_snapshot
 from ddpdoctor.facts.fleet import Cell, Collective, Fleet, Link, Reach
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.judging import judge, with_fleet
 from ddpdoctor.netcheck.manifests import FAMILIES, node_of
-from ddpdoctor.plausible import FIELDS, is_address, is_host, plausible
-from ddpdoctor.snapshots import decode_snapshot, encode_snapshot
 from tests.fixture_hosts import (
     HOSTS,
     fixture_snapshot,
@@ -38,7 +38,7 @@ TAGS = {"type", "ddpdoctor_snapshot", "role"}
 @cache
 def fixtures() -> dict[str, Snapshot]:
     """Every sick host and near miss of the checks that netcheck judges by."""
-    from ddpdoctor.registry import all_checks
+    from ddpdoctor.engine.registry import all_checks
 
     slugs = {one.slug for one in all_checks() if one.family in FAMILIES}
     found = {f"{path.parent.name}/{path.stem}": path for path in HOSTS.glob("*/*.json") if path.parent.name in slugs}

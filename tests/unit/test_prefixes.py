@@ -12,9 +12,9 @@ import torch
 
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.fixing import Wishes, fix
-from ddpdoctor.checkpoints.outcomes import Action
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.checkpoints.pickles.prefixes import Renamings, strip
+from ddpdoctor.report.reported_checkpoints import Action
 
 WEIGHT = torch.ones(2)
 

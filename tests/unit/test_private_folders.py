@@ -8,7 +8,7 @@ from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
 
-from ddpdoctor.private_folders import Folder, private_folder
+from ddpdoctor.base.private_folders import Folder, private_folder
 from ddpdoctor.smoke.running import FOLDER
 
 
@@ -32,7 +32,7 @@ def test_a_place_that_cant_be_used_is_told() -> None:
 def test_a_limit_of_the_size_of_files_is_named_once() -> None:
     program = """
 import resource
-from ddpdoctor.private_folders import NoFolderError, private_folder
+from ddpdoctor.base.private_folders import NoFolderError, private_folder
 from ddpdoctor.smoke.running import FOLDER
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:

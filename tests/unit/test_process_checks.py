@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Result, Why, all_checks, diagnose, find_check
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
-from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.processes import Place, Process, Processes, Role
-from ddpdoctor.findings import FAIL, INFO, WARN, Severity
-from ddpdoctor.knowledge.gpu_holders import holdings, main_gpu, process_of
-from ddpdoctor.knowledge.job_settings import comparable, differences
-from ddpdoctor.knowledge.unowned_memory import unowned
-from ddpdoctor.registry import Result, Why, all_checks, diagnose, find_check
+from ddpdoctor.processes.gpu_holders import holdings, main_gpu, process_of
+from ddpdoctor.processes.job_settings import comparable, differences
+from ddpdoctor.processes.unowned_memory import unowned
 from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, lay_over, read_fixture, to_snapshot
 
 OURS = [

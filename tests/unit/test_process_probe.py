@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.base import Facts, Unknown
+from ddpdoctor.base.unknown import Facts, Unknown
 from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
 from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.probes import process_patience, process_shares, processes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Place, Role
 from ddpdoctor.probes.proc import FORKED, Stat
 from ddpdoctor.probes.process_commands import is_launcher, programme

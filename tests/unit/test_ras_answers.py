@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdoctor.jobs.ras_answers import NotUnderstood, understand
-from ddpdoctor.jobs.ras_text import understand_text
+from ddpdoctor.hang.ras_answers import NotUnderstood, understand
+from ddpdoctor.hang.ras_text import understand_text
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "ras"
 COMMUNICATOR = "0x27a079b828ff1a75"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.rdma import Gid, RdmaPort
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.rdma import probe

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import pytest
 
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.engine.registry import diagnose, select
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import Finding
-from ddpdoctor.registry import diagnose, select
 from tests.unit.test_blame import PORTS, SYN, column, fleet, row
 
 

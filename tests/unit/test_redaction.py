@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddpdoctor.engine.redaction import REDACTED, is_secret_name, redact_facts, redact_setting, redact_text
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.redaction import REDACTED, is_secret_name, redact_facts, redact_setting, redact_text
 from tests.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 
 SECRET_NAMES = [

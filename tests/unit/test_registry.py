@@ -10,13 +10,10 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from ddpdoctor import registry
-from ddpdoctor.facts.base import Maybe, Unknown, known
-from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.shared_memory import SharedMemory
-from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import FAIL, Finding
-from ddpdoctor.registry import (
+from ddpdoctor.base.findings import FAIL, Finding
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.engine import registry
+from ddpdoctor.engine.registry import (
     Check,
     UnknownSelection,
     Why,
@@ -27,6 +24,9 @@ from ddpdoctor.registry import (
     requires,
     select,
 )
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.shared_memory import SharedMemory
+from ddpdoctor.facts.snapshot import Snapshot
 
 PLAN = Plan(1, "--nproc")
 
@@ -96,10 +96,10 @@ def test_a_crash_is_the_result_of_that_check_alone() -> None:
 
 
 def test_the_order_is_the_same_whichever_file_was_imported_first() -> None:
-    ask = "from ddpdoctor.registry import all_checks; print(*(check.slug for check in all_checks()))"
+    ask = "from ddpdoctor.engine.registry import all_checks; print(*(check.slug for check in all_checks()))"
     orders = {
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-        for program in (ask, f"import ddpdoctor.checks.launch_accelerate; {ask}")
+        for program in (ask, f"import ddpdoctor.checks.launch.accelerate; {ask}")
     }
     assert len(orders) == 1
 

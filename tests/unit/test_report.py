@@ -11,16 +11,16 @@ import msgspec
 import pytest
 
 import ddpdoctor.report
-from ddpdoctor.examination import Examination, Verdict, examine, overall
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.printable import one_line, plain
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Examination, Verdict, examine, overall
+from ddpdoctor.engine.registry import Check, NotTested, Result, Why, all_checks
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.registry import Check, NotTested, Result, Why, all_checks
 from ddpdoctor.report.contract import Report, build_report, json_schema, to_json
 from ddpdoctor.report.markdown import to_markdown
-from ddpdoctor.report.plain import one_line, plain
 from ddpdoctor.report.privacy import Anonymiser
 from ddpdoctor.report.terminal import make_console, show
 from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, healthy_names, read_fixture, to_snapshot

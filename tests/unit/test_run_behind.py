@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.running.behind import wrappers_and_program
-from ddpdoctor.running.words import Words
+from ddpdoctor.run.command_wrappers import wrappers_and_program
+from ddpdoctor.run.wording import Words
 
 
 @pytest.mark.parametrize(

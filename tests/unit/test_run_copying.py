@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdoctor.running import copying
-from ddpdoctor.running.copying import WholeLines, joined, mark, part_of
-from ddpdoctor.running.shared import Shared
+from ddpdoctor.run import copying
+from ddpdoctor.run.copying import WholeLines, joined, mark, part_of
+from ddpdoctor.run.shared import Shared
 
 
 @given(st.lists(st.binary(max_size=50), max_size=30), st.integers(1, 40), st.integers(1, 40))

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpdoctor.cli.stopping import SIGNALS, Stopped, stop_on_signals
-from ddpdoctor.cli.until_stopped import until_stopped
+from ddpdoctor.base.signals import SIGNALS, Stopped, stop_on_signals
+from ddpdoctor.base.until_stopped import until_stopped
 
 
 @pytest.fixture(autouse=True)

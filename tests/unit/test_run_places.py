@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.facts.log import LogFile
-from ddpdoctor.knowledge.log_sightings import common_folder
-from ddpdoctor.report.log_words import _files as named
+from ddpdoctor.logs.analyze.sightings import common_folder
+from ddpdoctor.logs.render_words import _files as named
 
 RANKS = ("/tmp/torchelastic_x/r/attempt_0/0/stderr.log", "/tmp/torchelastic_x/r/attempt_0/1/stderr.log")
 

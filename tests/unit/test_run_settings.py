@@ -15,10 +15,10 @@ from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.known_settings import known_settings
-from ddpdoctor.logs.kills import of_this_run
-from ddpdoctor.running.diagnosing import _read_dumps, folder_of_redirects, log_dir, looks_at_jobs, one_of_many
-from ddpdoctor.running.settings import settings_for, torch_release
-from ddpdoctor.running.supervising import Ended
+from ddpdoctor.logs.parse.kills import of_this_run
+from ddpdoctor.run.diagnosing import _read_dumps, folder_of_redirects, log_dir, looks_at_jobs, one_of_many
+from ddpdoctor.run.settings import settings_for, torch_release
+from ddpdoctor.run.supervising import Ended
 from tests.command import ROOT
 
 DUMPS = "/tmp/ddpdoctor-run-1-rank_"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.fleet import Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
-from ddpdoctor.knowledge.same_torch import same_torch
+from ddpdoctor.netcheck.same_torch import same_torch
 
 WHL = "https://download.pytorch.org/whl"
 MEETING = Meeting(master="n0", port=29500, nnodes=2, node_rank=1)

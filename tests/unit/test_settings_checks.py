@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdoctor.checks.settings import nearest
-from ddpdoctor.checks.settings_visible_gpus import what_cuda_shows
+from ddpdoctor.base.findings import FAIL, WARN, Severity
+from ddpdoctor.checks.settings.invalid import nearest
+from ddpdoctor.checks.settings.visible_gpus import what_cuda_shows
+from ddpdoctor.engine.registry import Result, diagnose, find_check
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.findings import FAIL, WARN, Severity
 from ddpdoctor.knowledge.known_settings import known_settings, one_slip_from, read_by_nothing
 from ddpdoctor.probes import environment
 from ddpdoctor.probes.context import Context
-from ddpdoctor.registry import Result, diagnose, find_check
 from tests.fixture_hosts import HOSTS, judge
 from tests.unit.test_known_settings import valid_value
 

@@ -16,12 +16,12 @@ from unittest import mock
 
 import pytest
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.shared_memory import SharedMemory
-from ddpdoctor.knowledge.leftover_blind_spots import blind_spots
 from ddpdoctor.knowledge.segment_names import MODE, Maker, maker_of, maker_pid, may_be_chosen
 from ddpdoctor.probes import segment_users, shared_memory
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
+from ddpdoctor.processes.leftover_blind_spots import blind_spots
 from tests.other_users import User
 from tests.segments import make, nccl_name
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.processes import Process, ThreadActivity
-from ddpdoctor.knowledge.signs_of_life import signs_of_life, worked_between
+from ddpdoctor.processes.signs_of_life import signs_of_life, worked_between
 
 WATCHED = 0.25
 

@@ -7,12 +7,12 @@ import io
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.examination import Verdict
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, Stage, State
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.report.smoke_terminal import show_smoke
 from ddpdoctor.report.terminal import make_console
 from ddpdoctor.smoke.judging import judge, verdict_of
+from ddpdoctor.smoke.render_terminal import show_smoke
 from tests.smokes import STAGES
 
 TEXT = st.text(max_size=30)

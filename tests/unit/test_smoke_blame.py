@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.engine.registry import Result, diagnose, find_check
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.smoke import Call, Ending, RankRun, Smoke, Stage, State
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import Finding
-from ddpdoctor.knowledge.smoke_blame import Blame, Kind, at_the_end, blame
-from ddpdoctor.knowledge.smoke_words import short
-from ddpdoctor.registry import Result, diagnose, find_check
+from ddpdoctor.smoke.analysis_blame import Blame, Kind, at_the_end, blame
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.outcome import runs
-from ddpdoctor.smoke.watching import Watch
+from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.wording import short
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 
 STAGES = ("import", "device", "rendezvous", "process group", "barrier", "all_reduce", "training", "shutdown")

@@ -11,8 +11,8 @@ import pytest
 
 from ddpdoctor import smoke as smoke_package
 from ddpdoctor.facts.smoke import Ending, RankRun
-from ddpdoctor.knowledge.smoke_blame import Kind, waits
-from ddpdoctor.knowledge.smoke_places import WAITING_STEP
+from ddpdoctor.smoke.analysis_blame import Kind, waits
+from ddpdoctor.smoke.places import WAITING_STEP
 from tests.unit.test_smoke_blame import ELSEWHERE, finding, found, named, ran, recorded, waits_in_all_reduce
 
 # What waits is what needs a result, and it leaves no frame of its own.
@@ -82,7 +82,7 @@ LONELY_STEPS = {
 
 
 def test_of_each_step_without_a_call_it_is_known_whether_ranks_meet_in_it() -> None:
-    files = (Path(smoke_package.__file__).parent / "patient" / "ddpdoctor_smoke" / "stages").glob("*.py")
+    files = (Path(smoke_package.__file__).parent / "trainer" / "ddpdoctor_smoke" / "stages").glob("*.py")
     words = {text for file in files for text in steps_in(ast.parse(file.read_text()))}
     assert words == MEETING_STEPS | LONELY_STEPS
     for text in words:

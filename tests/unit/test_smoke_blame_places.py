@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ddpdoctor.facts.smoke import Ending, RankRun
-from ddpdoctor.knowledge.smoke_blame import Kind
+from ddpdoctor.smoke.analysis_blame import Kind
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.outcome import runs
-from ddpdoctor.smoke.watching import Watch
+from ddpdoctor.smoke.rank_monitor import Watch
 from tests.unit.test_smoke_blame import ELSEWHERE, found, named, ran, waits_in_all_reduce
 from tests.unit.test_smoke_blame_nccl import IN_FLOAT, IN_GATHER, trains
 

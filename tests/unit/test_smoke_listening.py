@@ -14,7 +14,7 @@ from ddpdoctor_smoke.doctor import Doctor
 
 from ddpdoctor.smoke.listening import Ears
 from ddpdoctor.smoke.orders import Order
-from ddpdoctor.smoke.watching import Watch
+from ddpdoctor.smoke.rank_monitor import Watch
 
 NOBODY = 65534
 HOUR = 3600.0

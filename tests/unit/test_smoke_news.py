@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from ddpdoctor.smoke.orders import Order
+from ddpdoctor.smoke.rank_monitor import Watch
 from ddpdoctor.smoke.running import _Run
-from ddpdoctor.smoke.watching import Watch
 
 STAGES = ("import", "shutdown")
 AGO = 100.0

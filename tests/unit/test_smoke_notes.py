@@ -12,9 +12,9 @@ from random import Random
 import pytest
 
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
-from ddpdoctor.knowledge.leftovers import Certainty, leftovers_of
 from ddpdoctor.probes.smoke_notes import NOTES, PREFIX, dead_runs
-from ddpdoctor.smoke.earlier import clear_up_earlier
+from ddpdoctor.processes.leftovers import Certainty, leftovers_of
+from ddpdoctor.smoke.earlier_runs import clear_up_earlier
 from tests.other_users import User
 from tests.process_trees import ME, Host
 

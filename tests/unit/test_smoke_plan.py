@@ -7,18 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.cli import smoke as command
 from ddpdoctor.cli.smoke import _with_torch
-from ddpdoctor.examination import Verdict
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.smoke import ELASTIC, RENDEZVOUS, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.smoke.conducting import Wishes
 from ddpdoctor.smoke.judging import before, judge, own_findings, verdict_of
 from ddpdoctor.smoke.orders import STAGES, Launched, Order
 from ddpdoctor.smoke.plan import smoke_plan
+from ddpdoctor.smoke.train import Wishes
 from tests.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 from tests.smokes import smoke_of_ranks
 

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Verdict
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.smoke import Ending, Leftovers, RankRun, Smoke, Stage, State
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.netcheck.company import Company
 from ddpdoctor.netcheck.messages import (
     MOST_ANSWER,
     MOST_RUN,
@@ -26,10 +25,11 @@ from ddpdoctor.netcheck.messages import (
     Rehearsed,
     encode,
 )
+from ddpdoctor.netcheck.node_session import Company
 from ddpdoctor.smoke.orders import STAGES
-from ddpdoctor.smoke.programme import SmokeProgramme, believable, runs_of
-from ddpdoctor.smoke.purpose import SmokePurpose, own_part
-from ddpdoctor.smoke.rehearsing import Share, fitted
+from ddpdoctor.smoke.remote_training import Share, fitted
+from ddpdoctor.smoke.steps import SmokeProgramme, believable, runs_of
+from ddpdoctor.smoke.task import SmokePurpose, own_part
 from tests.hub_company import PART, agents, hub, run
 from tests.smoke_companies import TERMS, Nodes, cpu
 from tests.smokes import rank_run

@@ -10,25 +10,25 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Verdict
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.netcheck.company import Company, ImpossibleError
 from ddpdoctor.netcheck.messages import (
     MOST_RANKS_HERE,
     Answer,
     Rehearse,
     Rehearsed,
 )
+from ddpdoctor.netcheck.node_session import Company, ImpossibleError
 from ddpdoctor.smoke.judging import Found, own_findings
 from ddpdoctor.smoke.orders import STAGES
-from ddpdoctor.smoke.programme import SmokeProgramme, Terms
-from ddpdoctor.smoke.purpose import SmokePurpose
-from ddpdoctor.smoke.rehearsing import Share
+from ddpdoctor.smoke.remote_training import Share
+from ddpdoctor.smoke.steps import SmokeProgramme, Terms
+from ddpdoctor.smoke.task import SmokePurpose
 from tests.fixture_hosts import healthy_facts, to_snapshot
 from tests.smoke_companies import TERMS, Nodes, cpu, gpus, meeting, named
 from tests.smokes import rank_run

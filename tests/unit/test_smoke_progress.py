@@ -11,10 +11,10 @@ from contextlib import suppress
 import pytest
 from rich.console import Console, Group
 
-from ddpdoctor.report.smoke_live import LiveView, drawing
-from ddpdoctor.report.smoke_progress import Lines, Progress, make_view, status
+from ddpdoctor.smoke.live import LiveView, drawing
 from ddpdoctor.smoke.orders import Order
-from ddpdoctor.smoke.watching import Watch
+from ddpdoctor.smoke.progress import Lines, Progress, make_view, status
+from ddpdoctor.smoke.rank_monitor import Watch
 
 STAGES = ("import", "device", "barrier", "all_reduce", "shutdown")
 HOSTILE = "\x1b[31mred\nsecond line [bold]x[/bold]"

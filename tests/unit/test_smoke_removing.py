@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpdoctor.checks.smoke_run import smoke_leftovers
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.checks.smoke.run import smoke_leftovers
 from ddpdoctor.facts.smoke import Leftovers
-from ddpdoctor.findings import Finding
 from tests.smokes import smoke_of_ranks
 
 

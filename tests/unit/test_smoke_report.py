@@ -12,16 +12,13 @@ import msgspec
 import pytest
 
 import ddpdoctor.report
-from ddpdoctor.examination import Examination, Verdict
+from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.engine.examination import Examination, Verdict
+from ddpdoctor.engine.redaction import redact_facts
+from ddpdoctor.engine.registry import all_checks
 from ddpdoctor.facts.smoke import Ending, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.redaction import redact_facts
-from ddpdoctor.registry import all_checks
 from ddpdoctor.report.contract import Report, build_report, to_json
-from ddpdoctor.report.smoke_marks import Mark, columns, ranks_text
-from ddpdoctor.report.smoke_terminal import show_smoke
-from ddpdoctor.report.smoke_words import headline
 from ddpdoctor.report.terminal import make_console
 from ddpdoctor.smoke.judging import (
     before,
@@ -33,6 +30,9 @@ from ddpdoctor.smoke.judging import (
     with_host,
 )
 from ddpdoctor.smoke.plan import SmokePlan
+from ddpdoctor.smoke.render_marks import Mark, columns, ranks_text
+from ddpdoctor.smoke.render_terminal import show_smoke
+from ddpdoctor.smoke.render_words import headline
 from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, read_fixture, to_snapshot
 from tests.smokes import STAGES, examined_smoke, rank_run, result, smoke_of_ranks
 

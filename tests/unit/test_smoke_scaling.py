@@ -12,16 +12,16 @@ import pytest
 from ddpdoctor_smoke.orders import Order as PatientsOrder
 from ddpdoctor_smoke.stages import scaling as stages
 
-from ddpdoctor.examination import Verdict
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.smoke import Bandwidth, Ending, Leftovers, RankRun, Scaling, Smoke, Speed
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.knowledge.normal_bandwidths import Norm, normal_bandwidth
-from ddpdoctor.report.smoke_scaling import efficiency, rate, show_scaling
-from ddpdoctor.report.smoke_words import headline, outcome
+from ddpdoctor.netcheck.normal_bandwidths import Norm, normal_bandwidth
 from ddpdoctor.report.terminal import make_console
 from ddpdoctor.smoke import scaling as measuring
 from ddpdoctor.smoke.judging import judge, verdict_of
 from ddpdoctor.smoke.orders import Order
+from ddpdoctor.smoke.render_scaling import efficiency, rate, show_scaling
+from ddpdoctor.smoke.render_words import headline, outcome
 from ddpdoctor.smoke.running import Ran
 from ddpdoctor.smoke.scaling import Measured, numbers_of_ranks
 from tests.fixture_hosts import healthy_facts, to_snapshot

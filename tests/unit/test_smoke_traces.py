@@ -17,23 +17,24 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor import private_folders
-from ddpdoctor.cli.stopping import SIGNALS, Stopped
-from ddpdoctor.cli.until_stopped import until_stopped
+from ddpdoctor.base import private_folders
+from ddpdoctor.base.private_folders import NoFolderError, private_folder
+from ddpdoctor.base.signals import SIGNALS, Stopped
+from ddpdoctor.base.until_stopped import until_stopped
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.smoke import Leftovers
-from ddpdoctor.jobs.spying import Spied, Trouble
-from ddpdoctor.private_folders import NoFolderError, private_folder
-from ddpdoctor.smoke import keeping, running
-from ddpdoctor.smoke.heard import Heard
-from ddpdoctor.smoke.keeper import descendants
-from ddpdoctor.smoke.keeping import KEEPER, Keeper
+from ddpdoctor.probes.py_spy import Spied, Trouble
+from ddpdoctor.smoke import reaper_client as keeping
+from ddpdoctor.smoke import running
 from ddpdoctor.smoke.leftovers import Traces
 from ddpdoctor.smoke.oom import oom_kills
 from ddpdoctor.smoke.orders import Order
+from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.rank_progress import Heard
+from ddpdoctor.smoke.reaper import descendants
+from ddpdoctor.smoke.reaper_client import KEEPER, Keeper
 from ddpdoctor.smoke.running import FOLDER
 from ddpdoctor.smoke.stacks import crash_of, frames_of, process_state, spied_frames
-from ddpdoctor.smoke.watching import Watch
 from tests.other_users import User
 from tests.real.running_jobs import wait_until
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.facts.smoke import Ending, RankRun, State
-from ddpdoctor.smoke.heard import MOST_ANSWERED, MOST_KEPT, Voice
 from ddpdoctor.smoke.orders import Launched, Order
 from ddpdoctor.smoke.outcome import problem, runs
-from ddpdoctor.smoke.watching import PROCESS_END, Watch
+from ddpdoctor.smoke.rank_monitor import PROCESS_END, Watch
+from ddpdoctor.smoke.rank_progress import MOST_ANSWERED, MOST_KEPT, Voice
 
 STAGES = ("import", "device", "all_reduce", "shutdown")
 

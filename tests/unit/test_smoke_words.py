@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.checks.smoke import smoke_rank_failed
-from ddpdoctor.checks.smoke_run import smoke_ended_early
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.smoke.abnormal_ends import smoke_rank_failed
+from ddpdoctor.checks.smoke.run import smoke_ended_early
+from ddpdoctor.engine.registry import NotApplicable
 from ddpdoctor.facts.smoke import Ending, RankRun, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import Finding
-from ddpdoctor.knowledge.smoke_words import message
-from ddpdoctor.registry import NotApplicable
-from ddpdoctor.report.smoke_words import accounts, culprits
 from ddpdoctor.smoke.judging import judge
+from ddpdoctor.smoke.render_words import accounts, culprits
+from ddpdoctor.smoke.wording import message
 from tests.smokes import rank_run, smoke_of_ranks
 
 GLOO = "/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"

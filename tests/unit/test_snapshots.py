@@ -12,9 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.snapshots import (
+    MAX_SIZE,
+    SnapshotError,
+    decode_snapshot,
+    encode_snapshot,
+    read_snapshot,
+    write_snapshot,
+)
 from ddpdoctor.facts.snapshot import SCHEMA, Snapshot
-from ddpdoctor.snapshots import MAX_SIZE, SnapshotError, decode_snapshot, encode_snapshot, read_snapshot, write_snapshot
 from tests.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 
 

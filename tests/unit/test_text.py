@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdoctor.shell import is_typeable, quoted
-from ddpdoctor.text import escaped_json, guard, has_unseen, masked, visible
+from ddpdoctor.base.shell import is_typeable, quoted
+from ddpdoctor.base.text import escaped_json, guard, has_unseen, masked, visible
 
 
 def test_no_control_or_format_character_is_forgotten() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.base import Facts, Unknown
+from ddpdoctor.base.unknown import Facts, Unknown
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Compiler, Toolchain
 from ddpdoctor.probes import toolchain as module

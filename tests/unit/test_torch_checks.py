@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdoctor.facts.base import Unknown
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Result, diagnose, find_check
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.libraries import Library
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
-from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.knowledge.cuda_stack import pin_of, pins, together, version_of
 from ddpdoctor.knowledge.installing import driver_cuda, install_torch, replacing
 from ddpdoctor.knowledge.wheels import (
@@ -31,7 +32,6 @@ from ddpdoctor.knowledge.wheels import (
     same_version,
     tag_cuda,
 )
-from ddpdoctor.registry import Result, diagnose, find_check
 from tests.fixture_hosts import healthy_facts, lay_over, to_snapshot
 
 UNASKED = Unknown("not asked")

@@ -16,21 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdoctor.cli.treating_wishes import arguments_again, not_ours
-from ddpdoctor.examination import Examination, Verdict, examine
+from ddpdoctor.base.findings import Fix, Severity
+from ddpdoctor.cli.fix_check_options import arguments_again, not_ours
+from ddpdoctor.engine.examination import Examination, Verdict, examine
+from ddpdoctor.engine.registry import select
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.findings import Fix, Severity
+from ddpdoctor.fixes import settings as file
+from ddpdoctor.fixes.applying import Applied, apply, refusals
+from ddpdoctor.fixes.choosing import Choice, all_of, ask_for_each
+from ddpdoctor.fixes.port import free_port
+from ddpdoctor.fixes.proof import Proof, SmokeReport, treatments
+from ddpdoctor.fixes.remedies import Case, Remedy, cases, remedy
+from ddpdoctor.fixes.settings_lines import Line, keys_of_line, lines_of
 from ddpdoctor.probes.ports import error_of_bind
-from ddpdoctor.registry import select
-from ddpdoctor.treatments import settings as file
-from ddpdoctor.treatments.applying import Applied, apply, refusals
-from ddpdoctor.treatments.choosing import Choice, all_of, ask_for_each
-from ddpdoctor.treatments.lines import Line, keys_of_line, lines_of
-from ddpdoctor.treatments.outcomes import State
-from ddpdoctor.treatments.port import free_port
-from ddpdoctor.treatments.proof import Proof, SmokeReport, treatments
-from ddpdoctor.treatments.remedies import Case, Remedy, cases, remedy
+from ddpdoctor.report.reported_fixes import State
 from tests.fixture_hosts import HOSTS, fixture_snapshot, judge, read_fixture
 from tests.recorded_launches import SRUN, TORCHRUN_ONE_NODE
 

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Verdict, examine
+from ddpdoctor.engine.examination import Verdict, examine
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Why, all_checks, diagnose, find_check
 from ddpdoctor.facts.pci import Pci
-from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.nvidia import is_compat, own_gpus
-from ddpdoctor.registry import Why, all_checks, diagnose, find_check
 from tests.fixture_hosts import (
     HOSTS,
     fixture_snapshot,

@@ -58,9 +58,9 @@ def read_parts(layout: Layout) -> list[Part]:
 
 def _judged(old: OldProtocol, data: bytes) -> Refused:
     """The refusal, with a word on what is dangerous in it."""
+    from ddpdoctor.checkpoints.loading import DO_NOT_LOAD
+    from ddpdoctor.checkpoints.pickle_globals import is_dangerous, meaning
     from ddpdoctor.checkpoints.pickles.names import named_in
-    from ddpdoctor.knowledge.loading import DO_NOT_LOAD
-    from ddpdoctor.knowledge.pickle_globals import is_dangerous, meaning
 
     named = named_in(io.BytesIO(data))
     dangerous = [name for name in (*named.sure, *named.perhaps) if is_dangerous(name)]

@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ddpdoctor.base.wording import plural
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, OutOfData, Refused
 from ddpdoctor.checkpoints.formats.archive_changes import differences
 from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, Place, item_size
 from ddpdoctor.checkpoints.formats.reading import Source
-from ddpdoctor.checkpoints.pickles.garbage import without_collection
+from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
 from ddpdoctor.checkpoints.pickles.nodes import Container, Storage, Text
 from ddpdoctor.checkpoints.pickles.tensors import ELEMENT_SIZES
-from ddpdoctor.wording import plural
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001

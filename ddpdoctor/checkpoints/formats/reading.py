@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from ddpdoctor.base.regular_files import NotRegularError, open_regular
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Damaged, NotACheckpoint, Refused
-from ddpdoctor.regular_files import NotRegularError, open_regular
 
 PIECE = 1 << 20
 """Bytes read at a time where much is read."""

@@ -10,10 +10,10 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
+from ddpdoctor.base.text import has_unseen
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
 from ddpdoctor.checkpoints.formats.reading import Source
-from ddpdoctor.checkpoints.pickles.garbage import without_collection
-from ddpdoctor.text import has_unseen
+from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 
 END = Struct("<4sHHHHLLH")
 LOCATOR = Struct("<4sLQL")

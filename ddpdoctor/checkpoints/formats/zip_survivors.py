@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ddpdoctor.base.wording import plural
 from ddpdoctor.checkpoints.errors import CheckpointError
 from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, item_size
 from ddpdoctor.checkpoints.formats.reading import Source
@@ -18,7 +19,6 @@ from ddpdoctor.checkpoints.formats.zip_records import (
     extra_field,
 )
 from ddpdoctor.checkpoints.pickles.machine import scan
-from ddpdoctor.wording import plural
 
 _LONGEST_SEARCH = 1 << 26
 """Bytes: how far the end of a record is looked for of which nothing says where it is."""

@@ -7,10 +7,10 @@ import os
 import re
 from pathlib import Path
 
+from ddpdoctor.base.wording import human, listed
 from ddpdoctor.checkpoints.kinds.protobuf_kinds import recognise_protobuf
 from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, printable
 from ddpdoctor.facts.remedies import remedy
-from ddpdoctor.wording import human, listed
 
 
 def recognise_binary(glance: Glance) -> Recognised | None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged
 from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, printable
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.checkpoints.pickles.nodes import Container, Text
 from ddpdoctor.facts.remedies import Remedy, remedy
-from ddpdoctor.wording import human, listed, plural
 
 METADATA = ".metadata"
 _RANKS_METADATA = re.compile(r"__\d+\.metadata\Z")

@@ -6,11 +6,11 @@ import os
 import re
 from pathlib import Path
 
+from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.checkpoints.kinds.dcp import is_dcp, recognise_dcp
 from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of
 from ddpdoctor.checkpoints.loaders import of_names
 from ddpdoctor.facts.remedies import remedy
-from ddpdoctor.wording import listed, plural
 
 LEFT_ALONE = frozenset({"dcp-folder", "deepspeed-states", "tensorflow", "jax", "unpacked-zip"})
 """Kinds of folders that are named as a whole, and whose files are not looked for."""

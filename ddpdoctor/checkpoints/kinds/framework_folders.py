@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.base.regular_files import read_start
 from ddpdoctor.checkpoints.kinds.recognised import mode_of
 from ddpdoctor.checkpoints.loaders import TRAINER, of_names
 from ddpdoctor.checkpoints.rank_files import rank_files
 from ddpdoctor.facts.checkpoints import CheckpointFolder
-from ddpdoctor.regular_files import read_start
 
 MAX_STATE_BYTES = 1 << 26
 MAX_CHECKPOINTS = 200

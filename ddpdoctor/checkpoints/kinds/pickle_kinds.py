@@ -58,9 +58,9 @@ def _inflated(data: bytes, most: int) -> bytes:
 
 def _judged(found: Recognised, pickle: BinaryIO) -> Recognised:
     """With what the pickle names; without a word on how to load it where one of these is dangerous."""
+    from ddpdoctor.checkpoints.loading import DO_NOT_LOAD
+    from ddpdoctor.checkpoints.pickle_globals import is_dangerous
     from ddpdoctor.checkpoints.pickles.names import named_in
-    from ddpdoctor.knowledge.loading import DO_NOT_LOAD
-    from ddpdoctor.knowledge.pickle_globals import is_dangerous
 
     named = named_in(pickle)
     # Behind what can be followed, an array's bytes may look like the name of anything.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddpdoctor.base.wording import human
 from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised
-from ddpdoctor.wording import human
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _GRAPH = 7

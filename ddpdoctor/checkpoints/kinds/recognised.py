@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.base.regular_files import open_regular
+from ddpdoctor.base.text import masked
 from ddpdoctor.facts.remedies import Remedy, commands_of
-from ddpdoctor.regular_files import open_regular
-from ddpdoctor.text import masked
 
 HEAD = 4096
 """Bytes at the front of a file that are looked at first."""

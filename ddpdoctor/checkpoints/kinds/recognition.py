@@ -12,10 +12,10 @@ import re
 import stat
 from pathlib import Path
 
+from ddpdoctor.base.regular_files import NotRegularError
 from ddpdoctor.checkpoints.kinds.own_files import recognise_own
 from ddpdoctor.checkpoints.kinds.recognised import BUSY, Glance, Recognised, mode_of
 from ddpdoctor.facts.remedies import remedy
-from ddpdoctor.regular_files import NotRegularError
 
 LEGACY = Recognised(kind="legacy", called="a PyTorch checkpoint (format before torch 1.6)")
 _MAGIC = 0x1950A86A20F9469CFC6C

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.base.wording import human
 from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, printable
-from ddpdoctor.wording import human
 
 _LONGEST_HEADER = 100_000_000
 """Bytes; what the safetensors library allows."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, printable
 from ddpdoctor.facts.remedies import remedy
-from ddpdoctor.wording import human, listed, plural
 
 _LARGEST_JSON = 1 << 26
 _LFS = re.compile(rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/spec/v1\s")

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 from struct import Struct
 
+from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, printable
 from ddpdoctor.facts.remedies import remedy
-from ddpdoctor.wording import human, listed, plural
 
 _LOCAL = Struct("<4s2xHHHHLLLHH")
 _ENTRY = Struct("<4s4xHHHHLLLHHHHHLL")

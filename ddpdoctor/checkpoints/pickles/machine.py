@@ -10,7 +10,7 @@ from struct import error as _error
 from typing import Any, NamedTuple
 
 from ddpdoctor.checkpoints.errors import Damaged, OutOfData, Refused
-from ddpdoctor.checkpoints.pickles.garbage import without_collection
+from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.nodes import Call, Container, Global, Holder, Pair, Reference, Storage, Text, Tuple
 from ddpdoctor.checkpoints.pickles.opcodes import OTHERS, unknown_opcode
 from ddpdoctor.checkpoints.pickles.plain_tensors import UNREAD, Unforeseen, fetched_late, read_tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.pickles.nodes import Pair, Text
 from ddpdoctor.checkpoints.pickles.tensors import (
@@ -18,7 +19,6 @@ from ddpdoctor.checkpoints.pickles.tensors import (
     storages_of,
     view,
 )
-from ddpdoctor.wording import listed, plural
 
 WELL_KNOWN = (
     "model",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.pickles.machine import Program
 from ddpdoctor.checkpoints.pickles.nodes import Call, Pair, Text
 from ddpdoctor.checkpoints.pickles.splices import Wording
 from ddpdoctor.checkpoints.pickles.tensors import Found, is_extra_state_name, is_state_dict, pairs, walk
-from ddpdoctor.wording import listed, plural
 
 WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.")
 """What DistributedDataParallel and DataParallel, torch.compile, Lightning's Fabric and FSDP put before every key."""

@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from ddpdoctor.base.wording import human, listed
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.pickles.comparison import Expected, same
-from ddpdoctor.checkpoints.pickles.garbage import without_collection
+from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
 from ddpdoctor.checkpoints.pickles.models import Model, candidates_named, find_model
 from ddpdoctor.checkpoints.pickles.nodes import Pair, Storage
@@ -27,7 +28,6 @@ from ddpdoctor.checkpoints.pickles.tensors import (
     storages_of,
     view,
 )
-from ddpdoctor.wording import human, listed
 
 _WORTH_A_NOTE = 1 << 14
 """Bytes that nobody would mind below this."""

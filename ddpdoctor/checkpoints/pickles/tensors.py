@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ddpdoctor.base.wording import plural
 from ddpdoctor.checkpoints.pickles.nodes import (
     Bytes,
     Call,
@@ -17,7 +18,6 @@ from ddpdoctor.checkpoints.pickles.nodes import (
     Text,
     Tuple,
 )
-from ddpdoctor.wording import plural
 
 VIEWS = frozenset(
     {

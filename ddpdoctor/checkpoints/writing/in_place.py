@@ -14,10 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from ddpdoctor.base.regular_files import open_regular
+from ddpdoctor.base.wording import plural
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale
 from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.writing import journal
-from ddpdoctor.checkpoints.writing.holding import Held, held, opened_folder, unopened
+from ddpdoctor.checkpoints.writing.exclusive_open import Held, held, opened_folder, unopened
 from ddpdoctor.checkpoints.writing.interruptions import put_off
 from ddpdoctor.checkpoints.writing.journal import Layer, Record, Stage, State, undo_file
 from ddpdoctor.checkpoints.writing.leftovers import NEVER_BEGUN, Ending, Recovery, ending_of
@@ -32,8 +34,6 @@ from ddpdoctor.checkpoints.writing.undo_words import (
     refused_for,
     stuck,
 )
-from ddpdoctor.regular_files import open_regular
-from ddpdoctor.wording import plural
 
 
 def change_in_place(path: Path, change: Change, *, aside: str = "") -> Path:

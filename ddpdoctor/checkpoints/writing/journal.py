@@ -21,7 +21,7 @@ import msgspec
 
 from ddpdoctor.checkpoints.errors import Refused, Untrusted
 from ddpdoctor.checkpoints.formats.changes import Change, Patch
-from ddpdoctor.checkpoints.writing.holding import Held
+from ddpdoctor.checkpoints.writing.exclusive_open import Held
 from ddpdoctor.checkpoints.writing.trust import ensure_owner_trusted, ensure_trusted, free_name
 
 SUFFIX = ".ddpdoctor-undo"

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ddpdoctor.base.ownership import user_name
+from ddpdoctor.base.shell import quoted
+from ddpdoctor.base.wording import human
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
-from ddpdoctor.ownership import user_name
-from ddpdoctor.shell import quoted
-from ddpdoctor.wording import human
 
 _LONGEST_NAME = 255
 """Bytes, on every file system that matters."""

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.checkpoints.errors import Damaged, Refused
 from ddpdoctor.checkpoints.formats.layouts import Layout, item_size
 from ddpdoctor.checkpoints.pickles.machine import Program
 from ddpdoctor.checkpoints.pickles.nodes import Call, Global, Storage, Text, Tuple
 from ddpdoctor.checkpoints.pickles.tensors import View, describe, is_dict, is_tensor, pairs, view
 from ddpdoctor.checkpoints.writing.gathering import Dim, merged, span
-from ddpdoctor.wording import human, listed, plural
 
 _LONGEST_HEADER = 100_000_000
 """Bytes; what the safetensors library reads."""

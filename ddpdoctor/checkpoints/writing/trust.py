@@ -7,10 +7,10 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from ddpdoctor.base.ownership import Foothold, access_list, foothold_of_file, trusted_users, user_name
+from ddpdoctor.base.shell import quoted
 from ddpdoctor.checkpoints.errors import Untrusted
-from ddpdoctor.checkpoints.writing.holding import Held
-from ddpdoctor.ownership import Foothold, access_list, foothold_of_file, trusted_users, user_name
-from ddpdoctor.shell import quoted
+from ddpdoctor.checkpoints.writing.exclusive_open import Held
 
 
 def ensure_trusted(file: int, name: str, held: Held) -> None:

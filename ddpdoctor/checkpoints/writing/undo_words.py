@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ddpdoctor.base.regular_files import open_regular
+from ddpdoctor.base.shell import quoted
+from ddpdoctor.base.wording import human
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Stale, Torn
 from ddpdoctor.checkpoints.writing import journal
-from ddpdoctor.checkpoints.writing.holding import Held, opened_folder
+from ddpdoctor.checkpoints.writing.exclusive_open import Held, opened_folder
 from ddpdoctor.checkpoints.writing.journal import State, undo_file
-from ddpdoctor.regular_files import open_regular
-from ddpdoctor.shell import quoted
-from ddpdoctor.wording import human
 
 A_COPY = "Write a new file instead: add -o and its name to the same command"
 

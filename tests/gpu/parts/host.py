@@ -356,7 +356,7 @@ def holders_of(kit: Kit) -> dict[int, Any]:
 def context_memory(kit: Kit) -> None:
     import pynvml
 
-    from ddpdoctor.knowledge.gpu_holders import BARE_CONTEXT
+    from ddpdoctor.processes.gpu_holders import BARE_CONTEXT
 
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)

@@ -100,8 +100,8 @@ FAULTS = (
 
 def fails(fault: Fault) -> Callable[[Kit], None]:
     def work(kit: Kit) -> None:
-        from ddpdoctor.knowledge.smoke_blame import blame
         from ddpdoctor.smoke import orders
+        from ddpdoctor.smoke.analysis_blame import blame
         from ddpdoctor.smoke.running import run
 
         ranks = kit.machine.ranks

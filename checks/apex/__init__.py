@@ -1,0 +1,1 @@
+"""NVIDIA Apex: what is installed against this torch, and how it is built."""

@@ -1,0 +1,490 @@
+"""NVIDIA Apex: whether what is installed fits this torch, and how to build it here (`ddpdoctor explain apex`)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import dotted, listed
+from ddpdoctor.checks.torch.extensions import cudart_major, other_python, unresolved
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.toolchain import Nvcc, Toolchain
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.visible import needs_certain_order, visible_gpus
+from ddpdoctor.knowledge.building import build_commands, gcc_limit, home_of, matching_nvcc, serves, too_new
+from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
+from ddpdoctor.knowledge.evidence import told, torch_version
+from ddpdoctor.knowledge.installing import uninstall
+from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability
+from ddpdoctor.knowledge.nvidia import without as leave_out
+from ddpdoctor.logs.analyze.refuted import INSTALLED
+
+USES = {
+    "amp_C": "FusedAdam, FusedLAMB, FusedSGD and clip_grad_norm_",
+    "fused_layer_norm_cuda": "FusedLayerNorm and FusedRMSNorm",
+    "mlp_cuda": "apex.mlp",
+    "fused_dense_cuda": "apex.fused_dense",
+    "syncbn": "SyncBatchNorm",
+    "apex_C": "flattening in apex.parallel",
+}
+"""What each core extension is for, those whose absence raises first."""
+
+FALL_BACK = ("syncbn", "apex_C")
+"""Without these Apex goes on with slower Python."""
+
+
+def installed(extensions: Extensions, torch: Torch) -> Apex:
+    """The NVIDIA Apex that would be imported; ends the check where there is none, or where AMD's own rules hold."""
+    requires(torch.installed, "torch is not installed")
+    found = known(extensions.apex)
+    requires(found, "Apex is not installed")
+    requires(found[0].kind == "nvidia", "the apex that is installed is not NVIDIA's: see apex-wrong-package")
+    requires(torch.hip is None, "torch is built for ROCm")
+    return found[0]
+
+
+def for_this_python(apex: Apex, patient: Patient) -> list[SharedObject]:
+    """The extensions that the patient would load; ends the check where there are none."""
+    found = [one for one in apex.objects if not other_python(one, patient)]
+    requires(found, "Apex is installed without extensions: see apex-missing-ext")
+    return found
+
+
+UNASKED = Unknown("not asked")
+
+
+def prescription_for(patient: Patient, torch: Maybe[Torch], nvcc: Maybe[Nvcc | None] = UNASKED) -> Fix:
+    """The command that works out how to build Apex for this patient, announced as what it will say.
+
+    Args:
+        patient: whose Apex it is.
+        torch: what it is to go with.
+        nvcc: that of torch's CUDA version, where it was looked for.
+    """
+    named = ["--python", patient.python] if patient.chosen_by == "--python" else []
+    command = (shlex.join(["ddpdoctor", "explain", "apex", *named]),)
+    if isinstance(torch, Torch) and torch.installed and torch.hip is not None:
+        return Fix("Build AMD's fork of Apex, which goes with this torch for ROCm: this prints the commands", command)
+    if isinstance(torch, Torch) and torch.cpu_only:
+        return Fix(
+            "See what torch itself has in place of Apex, which has nothing to offer a torch without CUDA", command
+        )
+    if nvcc is None:
+        return Fix(
+            "See what is to be done before NVIDIA's Apex can be built here, and what torch has in its place", command
+        )
+    return Fix(
+        "Build NVIDIA's Apex, where this host has what that takes: this prints the commands, or what is lacking",
+        command,
+    )
+
+
+def removal(patient: Patient) -> Fix:
+    return Fix("Remove this Apex", (uninstall(patient, "apex"),))
+
+
+def where(apex: Apex) -> Evidence:
+    return Evidence(f"Apex {apex.version}".strip() + f" in {apex.location}", "apex folder and its .so files")
+
+
+@check(
+    "apex-wrong-package",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "cannot import name 'UnencryptedCookieSessionFactoryConfig'",
+            why="Only the web toolkit that PyPI calls apex imports that of pyramid, which dropped it in 2.0",
+            source="made to happen with PyPI's apex 0.9.10dev and pyramid 2.0.2",
+        ),
+    ),
+)
+def apex_wrong_package(extensions: Extensions, patient: Patient, torch: Maybe[Torch]) -> Iterator[Finding]:
+    """The package "apex" is not NVIDIA's.
+
+    ## What breaks
+    `from apex import amp` or `from apex.optimizers import FusedAdam` ends with an ImportError that names things of a
+    web framework, such as UnencryptedCookieSessionFactoryConfig.
+
+    ## Why
+    On PyPI the name belongs to an unrelated toolkit for web applications. NVIDIA's Apex isn't on PyPI, so
+    `pip install apex` always brings the wrong one.
+
+    ## Fix
+    `pip uninstall apex`, then build NVIDIA's from its repository (`ddpdoctor explain apex` gives the command for this
+    host), or use what torch has instead.
+    """
+    found = known(extensions.apex)
+    requires(found, "Apex is not installed")
+    if found[0].kind != "nvidia":
+        yield Finding(
+            summary=f"The apex {found[0].version} that is installed is PyPI's web toolkit, not NVIDIA's Apex".replace(
+                "  ", " "
+            ),
+            evidence=(where(found[0]),),
+            fixes=(
+                removal(patient),
+                prescription_for(patient, torch),
+            ),
+        )
+
+
+@check(
+    "apex-missing-ext",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "No module named 'amp_C'",
+            pattern="ModuleNotFoundError: No module named 'amp_C'",
+            why="The name of an extension of Apex, as an error; within Apex's own warning training goes on",
+            source="NVIDIA/apex: apex/optimizers/fused_adam.py; made to happen with a stand-in",
+        ),
+        LogSign(
+            "No module named 'fused_layer_norm_cuda'",
+            why="The name of an extension of Apex",
+            source="NVIDIA/apex: apex/normalization/fused_layer_norm.py; made to happen with a stand-in",
+        ),
+        LogSign(
+            "No module named 'apex_C'",
+            pattern="ModuleNotFoundError: No module named 'apex_C'",
+            why="The name of an extension of Apex",
+            source="NVIDIA/apex: setup.py, which calls the extension so; Python's own words",
+        ),
+        LogSign(
+            "requires cuda extensions",
+            pattern=r"apex\.optimizers\.Fused\w+ requires cuda extensions",
+            why="Apex's optimizers refuse so when amp_C can't be imported",
+            source="NVIDIA/apex: apex/optimizers/fused_adam.py",
+        ),
+        LogSign(
+            "Warning:  multi_tensor_applier fused unscale kernel is unavailable",
+            role=Role.NOISE,
+            why="Training goes on with slower Python code",
+            source="NVIDIA/apex: apex/amp/scaler.py",
+        ),
+    ),
+)
+def apex_missing_ext(extensions: Extensions, torch: Torch, patient: Patient) -> Iterator[Finding]:
+    """Apex was installed without its compiled extensions.
+
+    ## What breaks
+    `FusedAdam` and the other fused optimizers stop with "apex.optimizers.FusedAdam requires cuda extensions" or "No
+    module named 'amp_C'", `FusedLayerNorm` with "No module named 'fused_layer_norm_cuda'". SyncBatchNorm and
+    apex.parallel go on with slower Python code.
+
+    ## Why
+    A plain `pip install` of the repository builds the Python part only. The options that ask for the extensions are
+    easily lost: for a project with a pyproject.toml pip ignores `--global-option`, and a build in isolation doesn't see
+    torch.
+
+    ## Fix
+    In a clone of the repository:
+    `APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install -v --no-build-isolation --no-cache-dir .`
+    """
+    apex = installed(extensions, torch)
+    needs_cuda_build(torch)
+    fitting = [one for one in apex.objects if not other_python(one, patient)]
+    present = {one.module for one in fitting}
+    missing = [name for name in USES if name not in present]
+    if not missing:
+        return
+    tags = sorted({version for one in apex.objects if (version := other_python(one, patient))})
+    if not fitting and tags:
+        summary = f"Apex's extensions are built for Python {listed(tags)}; this is {patient.version}"
+    elif not fitting:
+        summary = "Apex is installed without its compiled extensions: its fused optimizers and norms won't work"
+    else:
+        summary = f"Apex lacks {listed(missing)}, part of its compiled extensions"
+    raising = [USES[name] for name in missing if name not in FALL_BACK]
+    slower = [USES[name] for name in missing if name in FALL_BACK]
+    yield Finding(
+        summary=summary,
+        cause=" ".join(
+            [f"These stop with an error: {listed(raising)}."] * bool(raising)
+            + [f"These get slower: {listed(slower)}."] * bool(slower)
+        ),
+        evidence=(where(apex), Evidence(f"compiled modules: {listed(sorted(present)) or 'none'}", apex.location)),
+        fixes=(prescription_for(patient, torch),),
+    )
+
+
+@check(
+    "apex-cuda-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Cuda extensions are being compiled with a version of Cuda that does not match the version used to compile Pytorch binaries",
+            pattern=r"does not match the version used to compile Pytorch binaries(?:\. +Pytorch binaries were compiled with Cuda (?P<torch_cuda>\d[\d.]*\d))?",
+            why="Apex's setup.py alone says so; torch's own check has other words",
+            source="NVIDIA/apex: setup.py",
+        ),
+    ),
+)
+def apex_cuda_mismatch(extensions: Extensions, torch: Torch, patient: Patient) -> Iterator[Finding]:
+    """Apex's extensions were built for another CUDA than torch's.
+
+    ## What breaks
+    Importing amp_C or fused_layer_norm_cuda ends with "libcudart.so.11.0: cannot open shared object file"; or, where
+    that old runtime is still installed, two CUDA runtimes run in one process.
+
+    ## Why
+    The extensions name the runtime they were built for. Changing torch to a build for another major version of CUDA,
+    or to one without CUDA, leaves them behind.
+
+    ## Fix
+    Remove Apex and build it again with the toolkit of torch's version; its setup.py takes no other.
+    """
+    apex = installed(extensions, torch)
+    loadable = for_this_python(apex, patient)
+    version = torch.cuda or ""
+    for one in loadable:
+        major = cudart_major(one)
+        name = one.path.rpartition("/")[2]
+        if not torch.cuda and one.missing:
+            summary = f"Apex's {one.module} needs {listed(one.missing, 2)}; torch {torch.version} is built without CUDA"
+        elif major and torch.cuda and major != version.partition(".")[0]:
+            summary = f"Apex's {one.module} was built for CUDA {major}; torch {torch.version} is for CUDA {version}"
+        else:
+            continue
+        yield Finding(
+            summary=summary,
+            evidence=(
+                Evidence(f"{name} needs {listed([*one.missing, *_runtime(one)])}", one.path),
+                torch_version(torch),
+            ),
+            fixes=(
+                removal(patient),
+                prescription_for(patient, torch),
+            ),
+        )
+        return
+
+
+def _runtime(one: SharedObject) -> list[str]:
+    return [name for name in one.needed if name.startswith("libcudart")]
+
+
+@check(
+    "apex-undefined-symbol",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "undefined symbol: ",
+            pattern=r"/(?:amp_C|apex_C|fused_layer_norm_cuda|syncbn|(?:fused_weight_gradient_)?mlp_cuda|fused_dense_cuda)\.[^:]*: undefined symbol: ",
+            why="The file is an extension of Apex: it was built against another torch",
+            source="glibc's ld.so; made to happen with hand-linked modules of these names",
+        ),
+    ),
+)
+def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient) -> Iterator[Finding]:
+    """Apex's extensions were built against another torch.
+
+    ## What breaks
+    Importing amp_C, or anything of Apex that uses it, ends with "undefined symbol: _ZN3c10..." or "_ZN2at...".
+
+    ## Why
+    torch's C++ functions change from release to release; the extensions look for ones that this torch doesn't have.
+    It happens whenever torch is upgraded under an Apex that was built before.
+
+    ## Fix
+    Remove Apex and build it again in this environment, with `--no-build-isolation --no-cache-dir`.
+    """
+    apex = installed(extensions, torch)
+    loadable = for_this_python(apex, patient)
+    for one in loadable:
+        if one.missing or cudart_major(one) not in ("", (torch.cuda or "").partition(".")[0]):
+            continue  # Of another CUDA, which apex-cuda-mismatch says.
+        broken = f"can't be loaded: {one.error}"
+        found = (broken, broken) if one.error else unresolved(one, torch)
+        if found is None:
+            continue
+        summary, evidence = found
+        yield Finding(
+            summary=f"Apex's {one.module} {summary}"[:160],
+            evidence=(Evidence(evidence, one.path), torch_version(torch)),
+            fixes=(
+                removal(patient),
+                prescription_for(patient, torch),
+            ),
+        )
+        return
+
+
+@check(
+    "apex-arch-missing",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "no kernel image is available for execution on the device",
+            near="/apex/",
+            why="The CUDA runtime's words for code that isn't for this GPU; a frame of Apex stands near",
+            source="torch 2.9.1: libcudart; NVIDIA/apex's folder name",
+        ),
+    ),
+)
+def apex_arch_missing(
+    extensions: Extensions, torch: Torch, gpus: Gpus, patient: Patient, environment: Maybe[Environment]
+) -> Iterator[Finding]:
+    """Apex's extensions hold no code for this GPU.
+
+    ## What breaks
+    The first fused optimizer step or layer norm ends with "no kernel image is available for execution on the device".
+
+    ## Why
+    nvcc compiles for the architectures that it is told: by default those of the GPUs in the machine that builds. An
+    Apex built on an A100 has nothing for an RTX 4090 of another major version, unless PTX was added.
+
+    ## Fix
+    Build it again with `TORCH_CUDA_ARCH_LIST` naming every GPU it shall run on: `TORCH_CUDA_ARCH_LIST="8.0;9.0"`.
+    """
+    apex = installed(extensions, torch)
+    loadable = [one for one in for_this_python(apex, patient) if one.architectures]
+    requires(loadable, "no extension of Apex tells which GPUs it has code for")
+    requires(gpus.vendor != "amd" and gpus.answering, NO_GPU)
+    usable = [one.gpu for one in visible_gpus(gpus, environment)]
+    requires(usable, "no GPU is visible to torch")
+    without = [
+        (gpu, one, gpu.compute_capability)
+        for gpu in usable
+        for one in loadable
+        if isinstance(gpu.compute_capability, tuple)
+        and not any(serves(each, gpu.compute_capability) for each in one.architectures)
+    ]
+    if without:
+        bad = [gpu for gpu in usable if any(gpu is other for other, _, _ in without)]
+        fixes = [prescription_for(patient, torch)]
+        if len(bad) < len(usable):
+            needs_certain_order(gpus, environment)
+            # Each once, though a GPU may stand there for several slices.
+            shown = {each.index: each for each in usable}.values()
+            others = ("export CUDA_DEVICE_ORDER=PCI_BUS_ID", leave_out(shown, bad))
+            fixes.append(Fix(f"Or leave {called(bad)} out", others))
+        gpu, one, capability = without[0]
+        yield Finding(
+            summary=f"Apex's {one.module} is built for {listed(one.architectures)}, not for GPU {gpu.index}, "
+            f"{gpu.name} (sm_{capability[0]}{capability[1]})",
+            severity=WARN if len(bad) < len(usable) else FAIL,
+            evidence=(
+                Evidence(f"{one.module}: {listed(one.architectures)}", f"fat binary of {one.path}"),
+                Evidence(f"GPU {gpu.index} has compute capability {dotted(capability)}", "NVML"),
+            ),
+            fixes=tuple(fixes),
+        )
+        return
+    for gpu in usable:
+        compute_capability(gpu)  # One that doesn't tell leaves the check untested.
+
+
+@check(
+    "apex-build-isolation",
+    severity=INFO,
+    log_signs=(
+        LogSign(
+            "No module named 'torch'",
+            pattern=r"^\s+ModuleNotFoundError: No module named 'torch'",
+            near="Getting requirements to build wheel",
+            why="pip indents what a build says: torch is missing in the isolated build, not in training",
+            source="made to happen with pip 23.2: pip install of a package whose setup.py imports torch",
+        ),
+        *(
+            LogSign(
+                "No module named 'torch'",
+                pattern=r"^\s+ModuleNotFoundError: No module named 'torch'",
+                near=step,
+                why="the same of another step: pip asks each package what it is before it installs any, torch among them",
+                source="pip 18 to 25, as reported in public, mostly of flash-attn",
+            )
+            for step in ("setup.py egg_info", "Preparing metadata (pyproject.toml)")
+        ),
+        LogSign(
+            "No module named 'torch'",
+            pattern=r"ModuleNotFoundError: No module named 'torch'",
+            near="declare it as a build dependency",
+            within=4,
+            why="uv's own words stand below: it builds in isolation, too",
+            source="uv: crates/uv-build-frontend/src/error.rs",
+        ),
+        LogSign(
+            "No module named 'torch'",
+            pattern=r"^\s+ModuleNotFoundError: No module named 'torch'",
+            near="uild `apex",
+            why="uv indents what a build says, and names the package before: it builds in isolation, too",
+            source="uv 0.4 and later, as reported in public",
+        ),
+        LogSign(
+            "Arguments to --config-settings must be of the form KEY=VAL",
+            why="pip refuses the option with which Apex's extensions are asked for",
+            source="pip 23.2.1: pip/_internal/cli/cmdoptions.py",
+        ),
+        LogSign(
+            "Please install apex from",
+            near="Arguments to --config-settings must be of the form KEY=VAL",
+            why="what the script misses, pip has refused to build just before",
+            source="pip 23.2.1: pip/_internal/cli/cmdoptions.py; NVIDIA/apex: examples/imagenet/main_amp.py",
+        ),
+        LogSign(
+            INSTALLED,
+            role=Role.NOISE,
+            pattern=r"^\s*Successfully installed (?P<packages>\S.*)",
+            near="No module named 'torch'",
+            why="pip's own words: another try went through",
+            source="pip 23.2: pip/_internal/commands/install.py",
+        ),
+        LogSign(
+            "--build-option and --global-option are deprecated",
+            role=Role.NOISE,
+            why="pip goes on; whether the extensions were built, it doesn't say",
+            source="pip 23.2.1: pip/_internal/req/req_install.py",
+        ),
+    ),
+)
+def apex_build_isolation(
+    toolchain: Toolchain, extensions: Extensions, patient: Patient, torch: Torch
+) -> Iterator[Finding]:
+    """A plain `pip install` builds Apex, and others whose setup.py imports torch, where there is no torch.
+
+    ## What breaks
+    The build stops with "No module named 'torch'", or it ends well and has built no extensions. Of flash-attn, and of
+    any other package whose setup.py imports torch, the former holds, too.
+
+    ## Why
+    pip and uv build in an environment of their own, without torch, unless told `--no-build-isolation`; and a
+    torch that the same command is to install isn't there yet. pip ignores `--global-option` for a project with a
+    pyproject.toml, so that Apex's extensions are left out silently.
+
+    ## Fix
+    Install torch by a command of its own, then what is built against it: `pip install torch`, then
+    `pip install --no-build-isolation flash-attn`. Apex:
+    `APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install -v --no-build-isolation --no-cache-dir .`; for an older tree, whose
+    setup.py doesn't read these variables,
+    `--config-settings "--build-option=--cpp_ext" --config-settings "--build-option=--cuda_ext"`.
+    """
+    requires(torch.installed, "torch is not installed")
+    requires(toolchain.apex_source, "no Apex source tree in the working folder")
+    found = extensions.apex
+    if not isinstance(found, Unknown) and any(not other_python(each, patient) for one in found for each in one.objects):
+        return  # It was built, and with its extensions.
+    pip = known(patient.pip_version)
+    requires(pip, "there is no pip: see pip-missing")
+    nvcc = matching_nvcc(toolchain, torch.cuda) if torch.cuda else None
+    limit = gcc_limit(nvcc) if nvcc else None
+    compilers = (toolchain.compiler, toolchain.nvcc_compiler)
+    refused = limit is not None and any(too_new(compiler, limit) for compiler in compilers)
+    yield Finding(
+        summary=f"A plain `pip install` of the Apex source in {toolchain.apex_source} fails, or builds no extensions"[
+            :160
+        ],
+        cause=f"pip {pip} builds in an environment without torch, and leaves the extensions out, unless told otherwise.",
+        evidence=(
+            told(toolchain, "apex_source", f"an Apex source tree lies in {toolchain.apex_source}"),
+            patient.seen("pip_version"),
+        ),
+        fixes=(Fix("Build it with these commands", build_commands(toolchain, patient, home_of(nvcc))),)
+        if nvcc and not refused
+        else (prescription_for(patient, torch, nvcc),),
+    )

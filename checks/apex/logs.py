@@ -1,0 +1,92 @@
+"""A build of Apex that failed, told from its output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.log import Log
+from ddpdoctor.logs.analyze.refuted import INSTALLED
+from ddpdoctor.logs.analyze.sightings import lines, sightings, where
+from ddpdoctor.smoke.wording import short
+
+COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )?error:? (?:#error -- )?(?P<what>\S.*)")
+"""As gcc and nvcc report an error: after the place in a source file."""
+
+
+@check(
+    "apex-build-failed",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Failed building wheel for apex",
+            pattern=r"Failed building wheel for apex\b",
+            why="pip's own words, with the package's name",
+            source="pip 23.2: pip/_internal/operations/build/wheel.py; made to happen",
+        ),
+        LogSign(
+            "Check the logs",
+            pattern=r" --(?:cpp|cuda)_ext .*\binstall --record .* Check the logs",
+            why="pip's own words on a build that failed, with the options that are Apex's",
+            source="pip up to 21, as reported in public; NVIDIA/apex: setup.py",
+        ),
+        LogSign(
+            " failed with error code ",
+            pattern=r" --(?:cpp|cuda)_ext .*\binstall --record .* failed with error code \d+ in \S*pip-",
+            why="the same in older releases of pip",
+            source="pip up to 19.1, as reported in public; NVIDIA/apex: setup.py",
+        ),
+        LogSign(
+            "Running setup.py install for apex did not run successfully",
+            why="pip's own words, with the package's name",
+            source="pip 21.3 to 23.0, as reported in public",
+        ),
+        LogSign(
+            INSTALLED,
+            why="pip's own words: another try went through, mostly one without the CUDA extensions",
+            role=Role.NOISE,
+            pattern=r"Successfully installed (?:.* )?apex-\d",
+            source="pip 23.2: pip/_internal/commands/install.py",
+        ),
+    ),
+)
+def apex_build_failed(log: Log) -> Iterator[Finding]:
+    """NVIDIA Apex could not be built.
+
+    ## What breaks
+    `pip install` ends with "Failed building wheel for apex", and nothing is installed.
+
+    ## Why
+    The reason stands above, in the first line with "error:": a compiler that nvcc doesn't take, a header that this torch no
+    longer has (an Apex too old for it), another CUDA than torch's, or too little memory ("Killed").
+
+    ## Fix
+    Look for the first "error:" of the build. `ddpdoctor explain apex` gives the commands that fit this host. For most uses torch
+    itself has what Apex had: `torch.amp`, `torch.optim.AdamW(fused=True)`, `torch.nn.SyncBatchNorm`.
+    """
+    seen = [one for one in sightings(log, "apex-build-failed") if one.role is not Role.NOISE]
+    if not seen:
+        return
+    said = sorted((*log.errors, *(one.line for one in log.sightings)), key=lambda line: line.order)
+    of_compiler = ((line, COMPILER.search(line.text)) for line in said if line.order < seen[-1].line.order)
+    line, found = next(((line, found) for line, found in of_compiler if found), (None, None))
+    yield Finding(
+        summary=short(
+            "Apex could not be built: the first line with error: above says why"
+            + (f", {' '.join(found['what'].split())}" if found else "")
+        ),
+        evidence=(*((Evidence(line.text.strip(), where(log, line)),) if line else ()), *lines(log, seen)),
+        fixes=(
+            Fix("See whether toolkit, compiler and torch fit, and which commands build it here", ("ddpdoctor explain apex",)),
+            Fix(
+                "Build with few jobs, so that the first error stands alone and memory suffices",
+                (
+                    "MAX_JOBS=2 APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install -v --no-build-isolation --no-cache-dir . 2>&1"
+                    " | tee build.log",
+                    "grep -n -m 5 'error:' build.log",
+                ),
+            ),
+        ),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Checkpoints: can they be read, and where do they load."""

@@ -1,0 +1,429 @@
+"""Whether a checkpoint can be read at all, and what torch.load will say to the classes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from packaging.version import Version
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.wording import human, in_patient, listed
+from ddpdoctor.checkpoints.checkpoint_files import (
+    NONE_NAMED,
+    NOT_TO_BE_LOADED,
+    all_read,
+    is_dangerous,
+    is_let_pass,
+    loading,
+    readable,
+    seen,
+    short,
+    subject,
+    verb,
+)
+from ddpdoctor.checkpoints.loading import ALL, DO_NOT_LOAD, preparation
+from ddpdoctor.checkpoints.pickle_globals import NEEDS_IMPORT
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.evidence import torch_version
+from ddpdoctor.knowledge.wheels import release
+
+WEIGHTS_ONLY_BY_DEFAULT = Version("2.6")
+"""The release from which on torch.load has weights_only=True unless told otherwise."""
+
+PICKLES = ("zip", "legacy")
+"""Kinds that torch.load unpickles; TorchScript goes to torch.jit.load, which imports nothing."""
+
+
+@check(
+    "ckpt-truncated",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "PytorchStreamReader failed reading zip archive: failed finding central directory",
+            why="A zip file's directory stands at its end, which is missing",
+            source="torch 2.13.0: caffe2/serialize/inline_container.cc; made to happen",
+        ),
+        LogSign(
+            "PytorchStreamReader failed reading zip archive: not a ZIP archive",
+            why="The file ends within its first 22 bytes, of which the smallest zip file consists",
+            source="torch 2.13.0: third_party/miniz; made to happen",
+        ),
+        LogSign(
+            "OSError: [Errno 22] Invalid argument",
+            pattern=r"^OSError: \[Errno 22\] Invalid argument$",
+            near="torch._C.PyTorchFileReader(name_or_buffer)",
+            within=20,
+            why="A zip file cut to 4 to 70 KiB: torch's reader looks for its directory before the file's beginning",
+            source="made to happen with torch 2.13.0, by cutting a file",
+        ),
+        LogSign(
+            "ValueError: negative seek value -",
+            near="torch._C.PyTorchFileReader(name_or_buffer)",
+            within=20,
+            why="The same of bytes in memory (io.BytesIO)",
+            source="made to happen with torch 2.13.0, by cutting a file",
+        ),
+        LogSign(
+            "invalid header or archive is corrupted",
+            pattern=r"PytorchStreamReader failed (?:reading|locating) .*: invalid header or archive is corrupted",
+            why="torch's zip reader: bytes within the file are not those that were saved",
+            source="torch 2.13.0: caffe2/serialize/inline_container.cc; made to happen",
+        ),
+        LogSign(
+            "unexpected EOF, expected",
+            pattern=r"unexpected EOF, expected \d+ more bytes",
+            why="torch's reader of the old format: the file ends within a tensor",
+            source="torch 2.13.0: torch/csrc/serialization.cpp; made to happen",
+        ),
+        LogSign(
+            "EOFError",
+            pattern=r"^(?:EOFError|EOFError: Ran out of input)$",
+            near="torch/serialization.py",
+            why="An empty file, read by torch.load; other pickles say it, too, but not from there",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Unsupported operand ",
+            pattern=r"(?:^\s*|WeightsUnpickler error: |UnpicklingError: |RuntimeError: )Unsupported operand (?:10|60|118|123)\s*$",
+            why="The file begins with a line break, <, v or {: a web page, a git-lfs pointer or JSON, no checkpoint",
+            source="torch 2.13.0: torch/_weights_only_unpickler.py; made to happen with a git-lfs pointer",
+        ),
+        LogSign(
+            "invalid load key, '",
+            pattern=r"UnpicklingError: invalid load key, '",
+            near="torch/serialization.py",
+            why="No pickle begins so: of a web page '<', of a git-lfs pointer 'v', of JSON '{', else bytes are not those that were saved",
+            source="Python 3.11: Modules/_pickle.c, read by torch 2.13.0: torch/serialization.py",
+        ),
+        LogSign(
+            "Error while deserializing header: ",
+            pattern=r"(?:SafetensorError|Exception|OSError): Error while deserializing header: ",
+            why="safetensors' own words: the file is cut off, or it is a git-lfs pointer or a web page, whose text it takes for a length",
+            source="safetensors: src/tensor.rs, as reported in public",
+        ),
+        LogSign(
+            "You seem to have cloned a repository without having git-lfs installed",
+            why="transformers has looked into the file, and found a git-lfs pointer",
+            source="transformers 4.57: modeling_utils.py",
+        ),
+    ),
+)
+def ckpt_truncated(checkpoints: Checkpoints) -> Iterator[Finding]:
+    """A checkpoint can't be read: it is truncated, corrupt, or no checkpoint at all.
+
+    ## What breaks
+    `torch.load` ends with "failed finding central directory", "unexpected EOF" or "invalid load key", often hours after the
+    job was queued.
+
+    ## Why
+    The save was cut short by a kill, a time limit or a full disk; several ranks wrote to one path; a download was cut short,
+    or brought an error page; Git LFS left its pointer in the file's place.
+
+    ## Fix
+    `head -c 100 FILE` shows whether it is a Git LFS pointer ("version https://git-lfs": `git lfs pull`), a web page or JSON;
+    `weights_only=False` changes nothing. Resume from the checkpoint before it, or fetch the file anew. So that it doesn't happen
+    again: save on rank 0 alone, to a temporary name in the same folder, and `os.replace` it by the real name when it is whole.
+    """
+    requires(checkpoints.files, NONE_NAMED)
+    alike: dict[tuple[str, str, str], list[CheckpointFile]] = {}
+    for one in checkpoints.files:
+        if one.problem:
+            alike.setdefault((one.kind, one.problem, one.advice), []).append(one)
+    groups = list(alike.values())
+    # A folder of broken shards is one illness, however each of them is broken.
+    if len(groups) > 3:
+        groups = [[one for group in groups for one in group]]
+    for files in groups:
+        yield unreadable(files)
+
+
+def unreadable(files: Sequence[CheckpointFile]) -> Finding:
+    first = files[0]
+    damaged = sum(one.damaged for one in files)
+    if len(files) == 1:
+        start = f"{short(first.path)} {'is damaged' if damaged else 'cannot be loaded'}: "
+    else:
+        outcome = "are damaged" if damaged == len(files) else "cannot be loaded"
+        start = f"{len(files)} checkpoints {outcome}; {short(first.path)}: "
+    advice = {one.advice: one.commands for one in reversed(files) if one.advice}
+    fixes = [Fix(text, commands) for text, commands in reversed(advice.items())][:3]
+    if not fixes and not damaged:
+        fixes.append(Fix("Name the checkpoint itself, if this is not what you meant"))
+    elif not fixes:
+        fixes.append(Fix("Resume from the checkpoint before it, or fetch the file anew from where it came"))
+    return Finding(
+        summary=start + in_short(first.problem, 160 - len(start)),
+        # How a whole checkpoint comes to be damaged is the page's "Why": here, nothing of that kind happened.
+        cause="" if damaged else f"torch.load reads checkpoints that torch.save wrote; here it finds {first.called}.",
+        evidence=seen(files, map(what_is_there, files), "the file's bytes"),
+        fixes=tuple(fixes),
+    )
+
+
+def what_is_there(one: CheckpointFile) -> str:
+    if one.kind == "missing":
+        return one.problem
+    return f"{one.called}{f', {human(one.size)}' if one.size else ''}: {one.problem}"
+
+
+def in_short(text: str, most: int) -> str:
+    """As much of a sentence as makes sense by itself: up to a clause's end, else up to a word's."""
+    if len(text) <= most:
+        return text
+    clauses = [place for mark in (": ", "; ", ", ", " (") if (place := text.rfind(mark, most // 3, most)) > 0]
+    return text[: max(clauses)] if clauses else f"{text[: most - 1].rpartition(' ')[0] or text[: most - 1]}…"
+
+
+@check(
+    "ckpt-weights-only",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "Weights only load failed",
+            pattern=r"Weights only load failed. This file can still be loaded",
+            why="torch.load's own refusal of a class or function that isn't allowed",
+            source="torch 2.13.0: torch/serialization.py; made to happen",
+        ),
+        LogSign(
+            "WeightsUnpickler error: Unsupported global: GLOBAL",
+            pattern=r"Unsupported global: GLOBAL (?P<name>[\w.]+)",
+            why="Names the class or function that the file holds",
+            source="torch 2.13.0: torch/_weights_only_unpickler.py; made to happen",
+        ),
+        LogSign(
+            "Weights only load failed",
+            role=Role.HINTS,
+            pattern=r"Weights only load failed. (?!This file can)",
+            why="The same refusal, also of files that are no checkpoint at all",
+            source="torch 2.13.0 and 1.13.1: torch/serialization.py; made to happen",
+        ),
+        LogSign(
+            "to learn more about types accepted by default with weights_only",
+            role=Role.HINTS,
+            why="The end of that refusal, where a log begins behind the rest of it",
+            source="torch 2.13.0: torch/serialization.py; made to happen",
+        ),
+    ),
+)
+def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator[Finding]:
+    """A checkpoint holds more than tensors: torch.load stops at it, or would run what the file says.
+
+    ## What breaks
+    From torch 2.6 on `torch.load(FILE)` ends with "Weights only load failed"; before, and with `weights_only=False`, loading
+    it imports and calls whatever the file names.
+
+    ## Why
+    A checkpoint is a pickle, and a pickle is a program. With `weights_only=True`, the default since 2.6, torch calls nothing
+    but a short list of its own functions. Saved arguments, configurations and NumPy arrays are outside of that list.
+
+    ## Fix
+    Allow exactly the classes that are in it: `torch.serialization.add_safe_globals([...])`, or for one call
+    `with torch.serialization.safe_globals([...]):`. `weights_only=False` only for a file whose origin you trust as you would
+    a program's. Where a function that runs commands is named, don't load the file at all.
+    """
+    files = readable(checkpoints)
+    # Plain pickles, too, which torch.load can't read: somebody will load them with something else.
+    dangerous = [one for one in checkpoints.files if is_dangerous(one)]
+    if dangerous:
+        yield hostile(dangerous)
+    blocked = [
+        one
+        for one in files
+        if one.kind in PICKLES and one.weights_only_blockers and one not in dangerous and not is_let_pass(one)
+    ]
+    if blocked:
+        torch = known(torch)
+        requires(torch.installed, "torch is not installed")
+        version = release(torch.version)
+        if version is None:
+            raise NotKnown("this torch doesn't tell its version")
+        if version >= WEIGHTS_ONLY_BY_DEFAULT:
+            yield from (stops(alike, torch) for alike in by_blockers(blocked))
+    all_read(checkpoints)
+
+
+def hostile(files: Sequence[CheckpointFile]) -> Finding:
+    names = {name.name: name for one in files for name in one.globals if name.dangerous}
+    first = next(iter(names.values()))
+    means = f" ({first.meaning})" if first.meaning else ""
+    lines = [listed((name.name for name in one.globals if name.dangerous), 6) for one in files]
+    return Finding(
+        summary=f"DANGER: whoever loads {subject(files)} may run what its author wants: it names {first.name[:50]}{means}"[
+            :160
+        ],
+        cause="Few honest checkpoints hold that, and nothing in the file tells them from the others. torch.load with "
+        "weights_only=False, pickle.load and joblib.load do what it says as you, with your files, keys and network.",
+        evidence=(
+            *seen(files, (f"names {line}" for line in lines)),
+            *(Evidence(f"{one.name}: {one.meaning}", "known names") for one in list(names.values())[:5] if one.meaning),
+        ),
+        fixes=(
+            Fix(DO_NOT_LOAD if len(files) == 1 else DO_NOT_LOAD.replace("this file", "these files")),
+            Fix(
+                "Ask the author for the weights as safetensors; if that is you, save model.state_dict() and nothing else"
+            ),
+            Fix(
+                "If a stranger's file of this kind was loaded already: change the keys and passwords that you can read"
+            ),
+        ),
+        severity=FAIL,
+    )
+
+
+def by_blockers(files: Sequence[CheckpointFile]) -> list[list[CheckpointFile]]:
+    """Files that want the same classes: nobody is to allow one file's classes for the sake of another."""
+    groups: dict[frozenset[str], list[CheckpointFile]] = {}
+    for one in files:
+        groups.setdefault(frozenset(one.weights_only_blockers), []).append(one)
+    return list(groups.values())
+
+
+def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
+    blockers = files[0].weights_only_blockers
+    return Finding(
+        summary=f"{subject(files)}: torch.load of torch {torch.version} stops at {listed((name[:40] for name in blockers), 3)}"[
+            :160
+        ],
+        cause="Since torch 2.6 torch.load calls nothing but a short list of torch's own functions unless it is told otherwise."
+        + (f" {files[0].loader}, which loads it at a resume, stops there, too." if files[0].loader else ""),
+        evidence=(
+            *seen(files, (f"outside of that list: {listed(one.weights_only_blockers, 8)}" for one in files)),
+            torch_version(torch),
+        ),
+        fixes=let_pass(files, blockers),
+        severity=INFO if all(name in NEEDS_IMPORT for name in blockers) else WARN,
+    )
+
+
+def let_pass(files: Sequence[CheckpointFile], blockers: Sequence[str]) -> tuple[Fix, ...]:
+    """From the least that is given away to the most."""
+    prepared = preparation(blockers)
+    if prepared is not None:
+        return (Fix(prepared.text, prepared.lines),)
+    return (
+        Fix("Ask for the file to be saved as a dict of tensors, with torch.save's own pickle protocol"),
+        Fix(f"Or, only {ALL}", (loading(files[0], 'map_location="cpu", weights_only=False'),)),
+    )
+
+
+BESIDE_WEIGHTS = (
+    r"(?:torch\.(?!nn\b)|(?:deepspeed|megatron|numpy|pandas|scipy|sklearn|omegaconf|hydra|fairseq|apex|wandb|accelerate|lightning|lightning_fabric"
+    r"|pytorch_lightning|transformers\.(?:train|integrations|tokeniz)\w*|mmcv|mmengine)\b)"
+)
+"""Modules of libraries whose objects lie in checkpoints beside the weights (optimizers' states, configurations, tokenizers): a version of
+the library that lacks one can't load the file, whether or not a model is in it."""
+
+
+@check(
+    "ckpt-whole-module",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "Can't get attribute",
+            near="torch/serialization.py",
+            pattern=rf"Can't get attribute(?! '[^']*' on <module '{BESIDE_WEIGHTS})(?!.* from '[^']*[/\\](?:site|dist)-packages[/\\])",
+            why="Any pickle can say it, also that of a DataLoader's worker; here torch.load stands near, and the class is of the script's own",
+            source="Python 3.11: pickle.py; made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Can't get attribute",
+            near="torch/serialization.py",
+            role=Role.HINTS,
+            pattern=rf"Can't get attribute(?! '[^']*' on <module '{BESIDE_WEIGHTS}).* from '[^']*[/\\](?:site|dist)-packages[/\\]",
+            why="A class of an installed package, which another version of it wrote: one of a model, or of what was saved beside it",
+            source="Python 3.11: pickle.py; made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "No module named '",
+            near="super().find_class(",
+            pattern=rf"No module named '(?!{BESIDE_WEIGHTS})",
+            why="torch.load looks for the module in which a pickled class was defined",
+            source="torch 2.13.0: torch/serialization.py; made to happen",
+        ),
+    ),
+)
+def ckpt_whole_module(checkpoints: Checkpoints, patient: Maybe[Patient]) -> Iterator[Finding]:
+    """A checkpoint holds a whole model, and not its state dict.
+
+    ## What breaks
+    `torch.load` ends with "Can't get attribute ... on module" or "No module named ..." where the model's source is not
+    importable under the name that it had; from torch 2.6 on it needs `weights_only=False` besides. After the class has
+    changed, it loads and fails later.
+
+    ## Why
+    `torch.save(model)` stores the names of the model's classes and all their attributes, but not their source.
+
+    ## Fix
+    Where the classes can be imported, load it once and save `model.state_dict()`; then build the model from source and
+    `load_state_dict`.
+    """
+    by_class: dict[str, list[CheckpointFile]] = {}
+    for one in readable(checkpoints):
+        if one.whole_module:
+            by_class.setdefault(one.whole_module, []).append(one)
+    for files in by_class.values():
+        yield pickled_module(files, patient)
+    all_read(checkpoints)
+
+
+WRAPPERS = {
+    "torch.nn.parallel.distributed.DistributedDataParallel": "It loads only after init_process_group, in every rank.",
+    "torch.nn.parallel.data_parallel.DataParallel": "It loads only where the GPUs that it was made for exist.",
+}
+"""Modules that want more than their source, and what."""
+
+
+def pickled_module(files: Sequence[CheckpointFile], patient: Maybe[Patient]) -> Finding:
+    """Of files with the same class."""
+    name = files[0].whole_module
+    others = [
+        [other.name for other in one.globals if other.name != name and not _of_torch(other.name)] for one in files
+    ]
+    if _of_torch(name) and name not in WRAPPERS and not any(others):
+        severity: Severity = INFO
+        wants = "loads only with a torch like the one that saved it"
+        cause = f"Its layers are torch's own, so that every torch has their source; but {name} may have gained attributes since."
+    else:
+        severity = WARN
+        wants = "loads only where its classes can be imported"
+        cause = f"torch.load imports {name} and every class below it by name. {WRAPPERS.get(name, '')}".strip()
+    return Finding(
+        summary=f"{subject(files)} {verb(files, 'holds', 'hold')} a pickled module, {name.rpartition('.')[2][:40]}: {wants}"[
+            :160
+        ],
+        cause=cause,
+        evidence=seen(
+            files, (f"an object of {name}{f'; also named: {listed(more, 6)}' if more else ''}" for more in others)
+        ),
+        fixes=(as_state_dict(files[0], patient),),
+        severity=severity,
+    )
+
+
+def _of_torch(name: str) -> bool:
+    return name.startswith("torch.")
+
+
+AS_STATE_DICT = (
+    'import sys, torch; old = torch.load(sys.argv[1], map_location="cpu", weights_only=False); '
+    "new = lambda x: x.state_dict() if isinstance(x, torch.nn.Module) else x; "
+    "torch.save({k: new(v) for k, v in old.items()} if isinstance(old, dict) else new(old), sys.argv[2])"
+)
+"""Replaces each module by its state dict, whether it is the whole file or stands in its dict."""
+
+
+def as_state_dict(one: CheckpointFile, patient: Maybe[Patient]) -> Fix:
+    if is_dangerous(one):
+        return NOT_TO_BE_LOADED
+    text = "If you trust its origin as you would a program's, load it once where its classes can be imported"
+    distributed = one.whole_module == "torch.nn.parallel.distributed.DistributedDataParallel"
+    if isinstance(patient, Unknown) or distributed:
+        return Fix(f"{text}, and save the state_dict() of the module in its place")
+    return Fix(
+        f"{text}, and save its state dict",
+        (in_patient(patient, "-c", AS_STATE_DICT, one.path, f"{one.path}.state_dict.pt"),),
+    )

@@ -1,0 +1,207 @@
+"""A checkpoint that doesn't fit the model, told from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.logs.analyze.key_lists import holder
+from ddpdoctor.logs.analyze.sightings import lines, sightings, word
+
+
+@check(
+    "ckpt-arch-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "size mismatch for ",
+            pattern=r"size mismatch for (?P<key>\S+): copying a param with shape torch\.Size\((?P<saved>\[[\d, ]*\])\) from checkpoint, "
+            r"the shape in current model is torch\.Size\((?P<wanted>\[[\d, ]*\])\)",
+            why="load_state_dict's own words: the names fit, the shapes don't",
+            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
+        ),
+        LogSign(
+            "Size mismatch between saved ",
+            role=Role.HINTS,
+            pattern=r"Size mismatch between saved torch\.Size\((?P<saved>\[[\d, ]*\])\) and current: torch\.Size\((?P<wanted>\[[\d, ]*\])\) for (?P<key>\S+)",
+            why="torch.distributed.checkpoint's own words: another model, or one that is wrapped or sharded in another way",
+            source="torch 2.9.1: torch/distributed/checkpoint/default_planner.py",
+        ),
+        LogSign(
+            " mismatch sizes torch.Size(",
+            role=Role.HINTS,
+            pattern=r"fqn='(?P<key>[^']+)'.* mismatch sizes torch\.Size\((?P<wanted>\[[\d, ]*\])\) vs torch\.Size\((?P<saved>\[[\d, ]*\])",
+            why="the same of the part that a rank reads: another model, or one that is wrapped or sharded in another way",
+            source="torch 2.13.0: torch/distributed/checkpoint/filesystem.py",
+        ),
+        LogSign(
+            "Global shape mismatch for loaded (",
+            role=Role.HINTS,
+            pattern=r"for loaded \((?:torch\.Size\()?(?P<saved>[\[(][\d, ]*[\])])\)*\)? and expected \((?P<wanted>\([\d, ]*\))\) tensor for key (?P<key>\S+)",
+            why="Megatron's own words: another model, or a parameter that its ranks cut in another way",
+            source="Megatron-LM: core/dist_checkpointing/strategies/torch.py",
+        ),
+        LogSign(
+            "Missing key(s) in state_dict: ",
+            role=Role.HINTS,
+            pattern=r'Missing key\(s\) in state_dict: "(?P<missing>[^"]*)"',
+            why="Another model; or only the prefix of a wrapper, which the line on unexpected keys would show",
+            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
+        ),
+        LogSign(
+            "Unexpected key(s) in state_dict: ",
+            role=Role.HINTS,
+            pattern=r'Unexpected key\(s\) in state_dict: "(?P<unexpected>[^"]*)"',
+            why="Another model; or only the prefix of a wrapper, which the line on missing keys would show",
+            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
+        ),
+        LogSign(
+            'unexpected key "',
+            role=Role.HINTS,
+            pattern=r"KeyError: 'unexpected key \"(?P<unexpected>(?!module\.)[^\"]*)\" in state_dict'",
+            why="Releases before 0.4 name only the first key that doesn't fit: another model, or the whole checkpoint was given",
+            source="torch 0.1 to 0.3: torch/nn/modules/module.py; copies of it in public repositories",
+        ),
+        LogSign(
+            "Missing key in checkpoint state_dict: ",
+            role=Role.HINTS,
+            pattern=r"Missing key in checkpoint state_dict: (?P<missing>\S+?)\.?\s*$",
+            why="torch.distributed.checkpoint's own words: another model or optimizer, or names with or without a wrapper's prefix",
+            source="torch 2.13.0: torch/distributed/checkpoint/default_planner.py",
+        ),
+        LogSign(
+            "Invalid access pattern: ",
+            role=Role.HINTS,
+            pattern=r"Invalid access pattern: (?P<shards>\d+) ShardedObject are missing",
+            why="Megatron's own words: all ranks together don't name each part of an object, as with other layers or stages than they say",
+            source="Megatron-LM: core/dist_checkpointing/validation.py",
+        ),
+        LogSign(
+            "loaded state dict ",
+            role=Role.HINTS,
+            pattern=r"^\s*[\w.]*Error: loaded state dict (?P<groups>has a different number of parameter groups|contains a parameter group that doesn't match)",
+            why="The optimizer's state is of other parameters: another model, or other ones of it were frozen",
+            source="torch 2.13.0: torch/optim/optimizer.py",
+        ),
+        LogSign(
+            "Error(s) in loading state_dict for",
+            role=Role.HINTS,
+            pattern=r"^\s*[\w.]*(?:Error|Exception): Error\(s\) in loading",
+            why="load_state_dict's headline: which keys and shapes stands in the lines behind it, which may be cut off",
+            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
+        ),
+        LogSign(
+            " value from checkpoint (",
+            pattern=r"(?:^|\W)(?P<key>(?!\w*(?:parallel|random_init))\w+) value from checkpoint \((?P<saved>[^()]*)\) is not equal to the "
+            r"(?:input argument|currently set argument) ?value \((?P<wanted>[^()]*)\)",
+            why="Megatron and GPT-NeoX hold the arguments of the model against those that were saved with the checkpoint",
+            source="Megatron-LM: training/checkpointing.py; GPT-NeoX: megatron/checkpointing.py",
+        ),
+    ),
+)
+def ckpt_arch_mismatch(log: Log) -> Iterator[Finding]:
+    """The checkpoint is of another model than the one that is to take it.
+
+    ## What breaks
+    `load_state_dict()` ends with "size mismatch for ..." or with lists of missing and unexpected keys.
+
+    ## Why
+    The model was built from another config (width, depth, number of classes, vocabulary), the code has changed since it was saved, or
+    one rank builds another model than the rest. Or what was loaded is not the model's state, but the dict that holds it beside the
+    epoch and the optimizer's.
+
+    ## Fix
+    Build the model from the config that was saved with the checkpoint. Where only the head differs, as in fine-tuning, take its keys
+    out of the state before loading, and say `strict=False`.
+    """
+    seen = sightings(log, "ckpt-arch-mismatch")
+    if not seen:
+        return
+    key, saved, wanted = (word(seen, name) for name in ("key", "saved", "wanted"))
+    missing, unexpected = word(seen, "missing"), word(seen, "unexpected")
+    if word(seen, "groups"):
+        yield _other_optimizer(log, seen)
+        return
+    if word(seen, "shards"):
+        yield _not_all_parts(log, seen)
+        return
+    if not (key or missing or unexpected):
+        yield _no_list(log, seen)
+        return
+    if not key and (within := holder(seen)):
+        yield Finding(
+            summary=f"load_state_dict() was given the whole checkpoint: the model's state lies in it under {within}",
+            evidence=lines(log, seen),
+            fixes=(Fix("Load that part of it", (f'model.load_state_dict(checkpoint["{within}"])',)),),
+        )
+        return
+    if key:
+        summary = f"The checkpoint's {key} is {saved}, the model's {wanted}"
+    elif missing:
+        summary = f"The model has {missing}, and the checkpoint doesn't"
+    else:
+        summary = f"The checkpoint has {unexpected}, and the model doesn't"
+    yield Finding(
+        summary=summary if len(summary) <= 160 else "The checkpoint's tensors have other shapes than the model's",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Build the model from the config with which the checkpoint was saved"),
+            Fix(
+                "Where only some tensors differ on purpose, load the others, and see that these are most of them",
+                (
+                    "fitting = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}  # own = model.state_dict()",
+                    'assert 2 * len(fitting) > len(own), f"only {len(fitting)} of {len(own)} fit"  # strict=False would hide it',
+                    "model.load_state_dict(fitting, strict=False)",
+                ),
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _no_list(log: Log, seen: Sequence[Sighting]) -> Finding:
+    return Finding(
+        summary="load_state_dict() refused the checkpoint, and the log doesn't show for which keys",
+        cause="It lists missing and unexpected keys and other shapes behind these words; here they are cut off.",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix(
+                "See what differs",
+                (
+                    "own = model.state_dict(); print(sorted(own.keys() ^ state.keys())[:20])",
+                    "print([(k, own[k].shape, v.shape) for k, v in state.items() if k in own and own[k].shape != v.shape][:20])",
+                ),
+            ),
+            Fix(
+                "Where all keys differ by module. or _orig_mod. alone, it is only a wrapper's prefix",
+                ("ddpdoctor explain ckpt-module-prefix",),
+            ),
+            Fix("Else build the model from the config with which the checkpoint was saved"),
+        ),
+    )
+
+
+def _other_optimizer(log: Log, seen: Sequence[Sighting]) -> Finding:
+    return Finding(
+        summary="The optimizer's state in the checkpoint is of other parameters than the optimizer's",
+        cause="An optimizer knows its parameters by their number alone: others were frozen, added or put into groups when it was saved.",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Freeze and group the parameters as they were when it was saved, before the optimizer is made"),
+            Fix("To go on with the model alone, load its state and begin with a new optimizer"),
+        ),
+    )
+
+
+def _not_all_parts(log: Log, seen: Sequence[Sighting]) -> Finding:
+    return Finding(
+        summary=f"Megatron's ranks don't name all parts of what they are to load: {word(seen, 'shards')} are missing",
+        cause="The model that was built here says that an object has more parts, mostly one for each layer, than its ranks ask for. The"
+        " checkpoint itself may well be whole.",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Build the model with the number of layers and of pipeline stages with which the checkpoint was saved"),
+            Fix("Where it is turned into another format, give the converter the arguments that were saved with it, not those of a default"),
+        ),
+    )  # fmt: skip

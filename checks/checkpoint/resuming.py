@@ -1,0 +1,274 @@
+"""Whether a checkpoint fits the job that is to resume from it: its keys' names, and how many ranks wrote it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.checkpoints.checkpoint_files import RANDOM_NUMBERS, all_read, paths, readable, seen, subject
+from ddpdoctor.checkpoints.model_wrappers import prefix_parts, writers
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints, KeyPrefix, RankFiles
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.knowledge.launchers import current_launch, several_nodes
+
+OWN_PART: Final = (
+    r"(?:rng_state_|random_states_|__|(?:\w{1,60}[_-])?rank[_-]?)(?P<part>\d+)"
+    r"(?:_\d+\.distcp|\.(?:pth?|pkl|ckpt|tar|pth\.tar|safetensors))"
+)
+"""The name of a file that each rank writes under its own number."""
+OF_CHECKPOINT: Final = (
+    r"(?=[^'\"]*(?:ckpt|checkpoint|optim|state|step|epoch|model[_-]|__\d|(?<![^'\"/])rank))(?![^'\"]*lora)"
+)
+"""What the path has besides: a rank's shard of the data is called after it, too, and "rank 64" is an adapter's."""
+OPTIMIZERS: Final = (
+    "/torch/optim/",
+    "/deepspeed/",
+    "/fairscale/optim/",
+    "/torch/distributed/fsdp/",
+    "/torch/distributed/optim/",
+)
+"""Where what steps over flat shards lies."""
+FRAMES: Final = 24
+"""Lines of a traceback."""
+
+
+@check(
+    "ckpt-module-prefix",
+    severity=INFO,
+    log_signs=(
+        LogSign(
+            'Unexpected key(s) in state_dict: "module.',
+            role=Role.HINTS,
+            why="The prefix of the DDP wrapper on the first key: named where the list of missing keys has it not",
+            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
+        ),
+        LogSign(
+            'unexpected key "module.',
+            pattern=r"KeyError: 'unexpected key \"module\.(?P<key>[^\"]*)\" in state_dict'",
+            why="Releases before 0.4 name only the first key that doesn't fit: with the wrapper's prefix, where the model was not wrapped yet",
+            source="torch 0.1 to 0.3: torch/nn/modules/module.py; copies of it in public repositories",
+        ),
+        LogSign(
+            'Missing key(s) in state_dict: "module.',
+            role=Role.HINTS,
+            why="The prefix of the DDP wrapper on the first key: named where the list of unexpected keys has it not",
+            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
+        ),
+        *(
+            LogSign(
+                f'{listing} key(s) in state_dict: "_orig_mod.',
+                role=Role.HINTS,
+                why="The prefix of a compiled model on the first key: named where the list of the other keys has it not",
+                source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
+            )
+            for listing in ("Missing", "Unexpected")
+        ),
+    ),
+)
+def ckpt_module_prefix(checkpoints: Checkpoints) -> Iterator[Finding]:
+    """The keys of a state dict have a wrapper's prefix that the model's don't have, or lack it.
+
+    ## What breaks
+    `load_state_dict` of the bare model ends with 'Missing key(s) in state_dict' and 'Unexpected key(s) in state_dict:
+    "module.'. With `strict=False` it is worse: nothing is loaded, and training starts from random weights without a word.
+
+    ## Why
+    The state dict is that of the wrapper (DistributedDataParallel, torch.compile, Lightning Fabric), whose keys begin with
+    `module.`, `_orig_mod.` or `_forward_module.`. It fits a model that is wrapped in the same way when it is loaded, and no other.
+
+    ## Fix
+    Where it is to be loaded before the model is wrapped: `ddpdoctor fix-checkpoint --strip-prefix module. FILE`. To save it
+    without: `torch.save(model.module.state_dict(), ...)`.
+    """
+    by_prefix: dict[str, list[tuple[CheckpointFile, KeyPrefix]]] = {}
+    for one in readable(checkpoints):
+        for prefix in (each for each in one.prefixes if not each.may_be_models):
+            by_prefix.setdefault(prefix.prefix, []).append((one, prefix))
+    for name, found in by_prefix.items():
+        yield prefixed(name, found)
+    all_read(checkpoints)
+
+
+def prefixed(prefix: str, found: Sequence[tuple[CheckpointFile, KeyPrefix]]) -> Finding:
+    files = list(dict.fromkeys(one for one, _ in found))
+    wrapper = writers(prefix)
+    lines = [
+        listed(
+            (
+                f"all {plural(where.keys, 'key')} of {where.where or 'the top level'}"
+                for one, where in found
+                if one == file
+            ),
+            6,
+        )
+        for file in files
+    ]
+    options = " ".join(f"--strip-prefix {shlex.quote(part)}" for part in prefix_parts(prefix))
+    return Finding(
+        summary=f"{subject(files)}: all {sum(where.keys for _, where in found)} keys begin with {prefix}; "
+        f"fits only a model wrapped by {wrapper} when loaded"[:160],
+        cause=f"It was saved from a model wrapped by {wrapper}. That is right where the model is wrapped before load_state_dict.",
+        evidence=seen(files, (f"{line} begin with {prefix}" for line in lines)),
+        fixes=(
+            Fix(
+                "Only where you load it into a bare model: take the prefix off",
+                (f"ddpdoctor fix-checkpoint {options} {paths(files)}",),
+            ),
+        ),
+    )
+
+
+class World(msgspec.Struct, frozen=True):
+    """The ranks of the planned job. certain: something says over how many nodes it runs."""
+
+    size: int
+    source: str
+    certain: bool
+
+
+def planned_world(plan: Plan, environment: Environment) -> World:
+    """A launcher's word, for as many ranks on each of its nodes as are planned on this one; else this node alone."""
+    launch = current_launch(environment)
+    if launch and launch.world_size:
+        if launch.local_world_size and launch.world_size % launch.local_world_size == 0:
+            nodes = launch.world_size // launch.local_world_size
+            return World(nodes * plan.nproc, f"{launch.launcher}: {plural(nodes, 'node')}; {plan.source}", True)
+        return World(launch.world_size, f"{launch.launcher}'s world size", True)
+    return World(plan.nproc, plan.source, several_nodes(environment) == "")
+
+
+@check(
+    "ckpt-world-size-mismatch",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "The checkpoint being loaded used a DP world size of",
+            why="DeepSpeed's own words",
+            source="deepspeed 0.19.8: runtime/engine.py",
+        ),
+        LogSign(
+            "Didn't find an RNG file for process",
+            role=Role.NOISE,
+            why="The Trainer goes on, with other random numbers on that rank",
+            source="transformers 5.23.0: trainer.py",
+        ),
+        LogSign(
+            "zero_pp_rank_",
+            pattern=r"(?:FileNotFoundError|No such file or directory).*zero_pp_rank_\d+",
+            why="A rank's own share of DeepSpeed's checkpoint is missing",
+            source="deepspeed 0.19.8: runtime/engine.py, which calls the files so; Python's own words",
+        ),
+        LogSign(
+            "No such file or directory: ",
+            role=Role.HINTS,
+            pattern=rf"^(?:FileNotFoundError: )?\[Errno 2\] No such file or directory: ['\"]{OF_CHECKPOINT}(?:[^'\"]*[/_.-])?{OWN_PART}['\"]",
+            why="A rank's own share of a checkpoint isn't there: counts only where other ranks don't lack theirs",
+            source="Python's own words; files are called so by transformers' Trainer, accelerate and torch.distributed.checkpoint, others by scripts",
+        ),
+        LogSign(
+            " value from checkpoint (",
+            pattern=r"\b(?P<key>\w{0,60}parallel_size) value from checkpoint \((?P<saved>\d+)\) is not equal to the (?:input argument|currently set argument) ?"
+            r"value \((?P<wanted>\d+)\)",
+            why="Megatron's own words: the checkpoint is cut into parts for another number of ranks of a model",
+            source="Megatron-LM: training/checkpointing.py; GPT-NeoX: megatron/checkpointing.py",
+        ),
+        *(
+            LogSign(
+                "The size of tensor a (",
+                role=Role.HINTS,
+                pattern=r"The size of tensor a \(\d{6,}\) must match the size of tensor b \(\d{6,}\) at non-singleton dimension 0\b",
+                near=near,
+                within=FRAMES,
+                why="Flat tensors of a size that only shares of a whole model have, in an optimizer's step: its state is of another number of ranks",
+                source="torch's broadcasting, met by optimizers of FSDP and ZeRO, as reported in public",
+            )
+            for near in OPTIMIZERS
+        ),
+    ),
+)
+def ckpt_world_size_mismatch(checkpoints: Checkpoints, environment: Environment, plan: Plan) -> Iterator[Finding]:
+    """A checkpoint of which every rank wrote a part is of another number of ranks, or lacks some of them.
+
+    ## What breaks
+    DeepSpeed ends with "The checkpoint being loaded used a DP world size of 8 but the current world size is 4"; the Trainer of
+    transformers goes on with other random numbers; other programs wait for a file that isn't there.
+
+    ## Why
+    Each rank saved its share of the optimizer's state, or its random numbers, under its own number. Another number of ranks
+    has other shares. Single files are missing where a rank was killed while it saved, or where nodes wrote to disks of
+    their own.
+
+    ## Fix
+    Resume with as many ranks as wrote it, or turn it into one file for any number of ranks first (DeepSpeed:
+    `zero_to_fp32.py` in the checkpoint's folder for the weights, a universal checkpoint for the optimizer's state, too; Megatron:
+    `tools/checkpoint/convert.py` for another tensor or pipeline size). Copy missing files from the other nodes' disks.
+    """
+    found: dict[RankFiles, CheckpointFile] = {}
+    for one in readable(checkpoints):
+        for ranks in one.rank_files:
+            found.setdefault(ranks, one)
+    world = planned_world(plan, environment)
+    for ranks, one in found.items():
+        if ranks.missing:
+            yield incomplete(ranks, one)
+        elif ranks.world_size != world.size:
+            yield of_other_ranks(ranks, one, world, plan)
+    all_read(checkpoints)
+
+
+def is_optimizer_state(ranks: RankFiles) -> bool:
+    """Whether it is DeepSpeed's share of the optimizer, without which it stops; others make do, or may."""
+    return "zero_pp_rank_" in ranks.pattern
+
+
+def incomplete(ranks: RankFiles, one: CheckpointFile) -> Finding:
+    names = listed((ranks.pattern.replace("*", str(rank)) for rank in ranks.missing), 4)
+    if ranks.pattern.count("*") > 1:
+        names = f"{ranks.pattern} of {plural(len(ranks.missing), 'rank')}"
+    return Finding(
+        summary=f"{ranks.pattern} is of {ranks.world_size} ranks, and {plural(len(ranks.missing), 'is missing', 'are missing')}: "
+        f"{listed(ranks.missing, 6)}"[:160],
+        evidence=(Evidence(f"beside or in {one.path}: no {names}", "the folder"),),
+        fixes=(
+            Fix("Copy them from the other nodes' disks, if each node wrote to its own"),
+            Fix("Otherwise resume from the checkpoint before it: this one was not saved to the end"),
+        ),
+        severity=FAIL if is_optimizer_state(ranks) else WARN,
+    )
+
+
+def of_other_ranks(ranks: RankFiles, one: CheckpointFile, world: World, plan: Plan) -> Finding:
+    wrote = ranks.world_size
+    nodes, rest = divmod(wrote, plan.nproc)
+    # Nobody says over how many nodes the job is to run, and there is a number that fits.
+    may_fit = not world.certain and nodes > 1 and rest == 0
+    random = ranks.pattern.startswith(RANDOM_NUMBERS)
+    severity: Severity = INFO if may_fit or random else FAIL if is_optimizer_state(ranks) else WARN
+    if may_fit:
+        fixes = [Fix(f"Resume it on {nodes} nodes with {plural(plan.nproc, 'rank')} each")]
+    else:
+        fixes = [Fix(f"Resume it with {wrote} ranks in all")]
+    if is_optimizer_state(ranks):
+        fixes.append(Fix("Or convert it for any number of ranks first; DeepSpeed calls that a universal checkpoint"))
+    return Finding(
+        summary=f"{ranks.pattern} is of {plural(wrote, 'rank')}, and {world.size} {'is' if world.size == 1 else 'are'} planned"[
+            :160
+        ],
+        cause="These are the ranks' random numbers: the model and its optimizer are whole. A rank without such a file goes on with "
+        "other random numbers."
+        if random
+        else "Every rank wrote its own share, and another number of ranks would need other shares.",
+        evidence=(
+            Evidence(f"{one.path}: {ranks.pattern} of {wrote} ranks", PICKLE),
+            Evidence(f"ranks planned: {world.size}", world.source),
+        ),
+        fixes=tuple(fixes),
+        severity=severity,
+    )

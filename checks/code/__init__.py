@@ -1,0 +1,1 @@
+"""Mistakes of the training script that a log shows."""

@@ -1,0 +1,210 @@
+"""Mistakes of a training script in its use of CUDA, told from their log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.log import Log
+from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
+
+PAST_AN_ARRAY = (
+    "mostly an index past an array, in a kernel before this call; a GPU's fault says the same, and the kernel log tells"
+)
+
+
+@check(
+    "cuda-fork-reinit",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Cannot re-initialize CUDA in forked subprocess",
+            why="only torch says so, in a process that was forked after CUDA had begun",
+            source="torch 2.13.0 and 2.9.1: torch/cuda/__init__.py",
+        ),
+    ),
+)
+def cuda_fork_reinit(log: Log) -> Iterator[Finding]:
+    """A forked process uses CUDA, which its parent had already begun to use.
+
+    ## What breaks
+    A DataLoader's worker or a process of multiprocessing ends with "Cannot re-initialize CUDA in forked subprocess".
+
+    ## Why
+    CUDA doesn't survive a fork. A dataset or collate function that moves tensors to the GPU needs it in the workers;
+    `mp.Process` forks by default on Linux before Python 3.14.
+
+    ## Fix
+    Keep CUDA out of the workers: return CPU tensors, and move them in the training loop. Else
+    `DataLoader(..., multiprocessing_context="spawn")` or `mp.set_start_method("spawn")`; ranks are best started by torchrun.
+    """
+    seen = sightings(log, "cuda-fork-reinit")
+    if not seen:
+        return
+    yield Finding(
+        summary="A forked process used CUDA, which its parent had begun to use",
+        evidence=lines(log, seen),
+        fixes=_start_anew(log),
+        rank=said_by(seen),
+    )
+
+
+def _start_anew(log: Log) -> tuple[Fix, ...]:
+    paths = [frame.path.replace("\\", "/") for one in log.raised for frame in one.frames]
+    if any("torch/multiprocessing/spawn.py" in one for one in paths) and not any("utils/data/" in one for one in paths):
+        return (
+            Fix(
+                'Start the processes anew, and don\'t fork them: mp.start_processes(..., start_method="spawn"), or torchrun'
+            ),
+            Fix(
+                "Or leave CUDA alone in the process that starts them: no tensor on a GPU, and no torch.cuda before that"
+            ),
+        )
+    return (
+        Fix("Let datasets and collate functions return CPU tensors, and move them in the loop: x.to(device)"),
+        Fix('Or start the workers anew: DataLoader(..., multiprocessing_context="spawn")'),
+    )
+
+
+@check(
+    "cuda-illegal-access",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "CUDA error: an illegal memory access was encountered",
+            why=PAST_AN_ARRAY,
+            role=Role.HINTS,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1: c10/cuda/CUDAException.cpp",
+        ),
+        LogSign(
+            "'an illegal memory access was encountered'",
+            why=PAST_AN_ARRAY,
+            role=Role.HINTS,
+            pattern=r"Cuda failure (?:\d+ )?'an illegal",
+            source="NCCL 2.20.5 and 2.27.5: include/checks.h",
+        ),
+        LogSign(
+            ") : an illegal memory access was encountered",
+            why=PAST_AN_ARRAY,
+            role=Role.HINTS,
+            pattern=r"cuda runtime error \(\d+\) : an illegal",
+            source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
+        ),
+    ),
+)
+def cuda_illegal_access(log: Log) -> Iterator[Finding]:
+    """A CUDA kernel read or wrote memory that isn't its own.
+
+    ## What breaks
+    The rank dies with "an illegal memory access was encountered", at some call after the kernel's; NCCL's watchdog often is
+    the one that notices, and the other ranks lose the connection.
+
+    ## Why
+    An index past an array, in the script's own kernel or one of an extension (flash-attention, Triton, a custom operator), a
+    tensor on another GPU than the kernel's, or one freed while it was in use. Rarely it is a fault of the GPU: then the
+    driver logs an Xid of it.
+
+    ## Fix
+    `CUDA_LAUNCH_BLOCKING=1` makes the traceback point at the kernel; `compute-sanitizer --target-processes all python
+    train.py` names the access. `sudo dmesg | grep -i xid` tells whether it is the GPU.
+    """
+    seen = sightings(log, "cuda-illegal-access")
+    if not seen:
+        return
+    yield Finding(
+        summary="A CUDA kernel accessed memory that isn't its own: an illegal memory access was encountered",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix(
+                "Let the traceback point at the kernel",
+                ("CUDA_LAUNCH_BLOCKING=1 torchrun --nproc-per-node=1 train.py",),
+            ),
+            Fix("See which access it is", ("compute-sanitizer --target-processes all python train.py",)),
+            Fix("See whether the driver logged a fault of the GPU", ("sudo dmesg | grep -i xid",)),
+        ),
+        rank=said_by(seen),
+    )
+
+
+GUESSES = r"using (?:best-guess )?GPU (?P<gpu>\d+) (?:to perform barrier as devices|as device) used by this process (?:are|is) currently unknown"
+WHY_A_GUESS = "NCCL had to guess a barrier's GPU, and the first collective timed out"
+
+
+@check(
+    "barrier-device-unknown",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "used by this process",
+            why=WHY_A_GUESS,
+            role=Role.HINTS,
+            pattern=GUESSES,
+            near="WorkNCCL(SeqNum=1,",
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "Guessing device ID based on global rank",
+            why=WHY_A_GUESS,
+            role=Role.HINTS,
+            near="WorkNCCL(SeqNum=1,",
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        *(
+            LogSign(
+                "WorkNCCL(SeqNum=1,",
+                why="the first collective timed out after a rank, which no label tells, had guessed",
+                role=Role.HINTS,
+                near=guess,
+                anywhere=True,
+                source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+            )
+            for guess in (
+                "to perform barrier as devices used by this process",
+                "Guessing device ID based on global rank",
+            )
+        ),
+        LogSign(
+            "used by this process",
+            why="most runs that say so guessed right, and go on",
+            role=Role.NOISE,
+            pattern=GUESSES,
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "Guessing device ID based on global rank",
+            why="most runs that say so guessed right, and go on",
+            role=Role.NOISE,
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+    ),
+)
+def barrier_device_unknown(log: Log) -> Iterator[Finding]:
+    """NCCL had to guess on which GPU a barrier is to run.
+
+    ## What breaks
+    Where the guess is wrong, two ranks take one GPU, or memory is taken on a GPU that isn't theirs: the first barrier hangs
+    until the watchdog ends it.
+
+    ## Why
+    `dist.barrier()` came before any other collective, and nobody had said which GPU is the rank's. NCCL takes the global rank
+    modulo the number of GPUs, which is wrong where ranks are ordered otherwise or each rank sees other GPUs.
+
+    ## Fix
+    `torch.cuda.set_device(local_rank)` first, and `init_process_group("nccl", device_id=torch.device("cuda", local_rank))`.
+    """
+    seen = sightings(log, "barrier-device-unknown")
+    if not seen:
+        return
+    gpu = word([one for one in seen if one.role is not Role.NOISE], "gpu")
+    yield Finding(
+        summary=f"NCCL guessed GPU {gpu} for a barrier, and the first collective timed out" if gpu else WHY_A_GUESS,
+        evidence=lines(log, seen),
+        fixes=(
+            Fix(
+                "Say which GPU is the rank's: torch.cuda.set_device(local_rank), and"
+                ' init_process_group("nccl", device_id=torch.device("cuda", local_rank))'
+            ),
+        ),
+        rank=said_by(seen),
+    )

@@ -1,0 +1,459 @@
+"""Mistakes in a training script that DDP stumbles over, told from their log."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from ddpdoctor.base.findings import FAIL, INFO, Finding, Fix
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.knowledge.frameworks import FIND_UNUSED, LIGHTNING, framework_of
+from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
+from ddpdoctor.smoke.wording import short
+
+_TWO_COUNTS: Final = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent ([1-9]\d{0,5})(?!\d)")
+
+
+@check(
+    "unused-parameters",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Expected to have finished reduction in the prior iteration before starting a new one",
+            why="only DDP says so, and only for parameters that got no gradient in the step before",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
+        ),
+        LogSign(
+            "arameter indices which did not receive grad for rank",
+            why="the same message's line that names them; TORCH_DISTRIBUTED_DEBUG adds their names in another line",
+            pattern=r"did not receive grad for rank (?P<rank>\d+): (?P<indices>\d[\d ]*)",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
+        ),
+        LogSign(
+            "Parameters which did not receive grad for rank",
+            why="said only with TORCH_DISTRIBUTED_DEBUG=INFO or DETAIL, in the same message",
+            pattern=r"did not receive grad for rank (?P<rank>\d+): (?P<names>\S.{0,200})",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
+        ),
+        LogSign(
+            "It looks like your LightningModule has parameters that were not used in producing the loss",
+            why="what Lightning puts in the place of DDP's message, and of that alone",
+            source="lightning 1.9 to 2.6: pytorch/strategies/ddp.py, as reported in public and in its tests",
+        ),
+        LogSign(
+            "our training graph has changed in this iteration",
+            why="only DDP(static_graph=True) says so: other parameters took part in this step than in the first",
+            pattern=r"[Yy]our training graph has changed in this iteration",
+            source="torch 1.11 to 2.13: torch/csrc/distributed/c10d/reducer.cpp",
+        ),
+        LogSign(
+            "compatible with static_graph set to True",
+            why="the same message's end",
+            pattern=r"(?P<static>static_graph) set to True",
+            source="torch 1.11 to 2.13: torch/csrc/distributed/c10d/reducer.cpp",
+        ),
+    ),
+)
+def unused_parameters(log: Log) -> Iterator[Finding]:
+    """Parameters of the model got no gradient in a step, and DDP waits for theirs.
+
+    ## What breaks
+    The step after ends with "Expected to have finished reduction in the prior iteration"; on other paths through the model
+    the ranks hang instead.
+
+    ## Why
+    DDP counts on a gradient for every parameter in every step. A layer that isn't used, a branch that isn't taken in this
+    step, or an output that isn't part of the loss leaves some without.
+
+    ## Fix
+    Remove or freeze (`requires_grad_(False)`) what is never used; where branches differ from step to step,
+    `DDP(model, find_unused_parameters=True)`, without `static_graph=True`, which promises the same parameters in every step.
+    Lightning: `Trainer(strategy="ddp_find_unused_parameters_true")`; transformers' Trainer:
+    `TrainingArguments(ddp_find_unused_parameters=True)`; accelerate: `DistributedDataParallelKwargs` in `kwargs_handlers`.
+    `TORCH_DISTRIBUTED_DEBUG=INFO` has torch name them.
+    """
+    seen = sightings(log, "unused-parameters")
+    if not seen:
+        return
+    if word(seen, "static"):
+        yield _other_graph(log, seen)
+        return
+    framework = LIGHTNING if any("LightningModule" in one.sign for one in seen) else framework_of(log)
+    names, indices = word(seen, "names"), word(seen, "indices").strip()
+    which = f": {names}" if names else f": numbers {indices} of model.parameters()" if indices else ""
+    naming = Fix("See their names in the next run", ("export TORCH_DISTRIBUTED_DEBUG=INFO",))
+    yield Finding(
+        summary=short(f"Parameters got no gradient, which DDP does not allow{which}"),
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Remove or freeze layers that are never used, and take all outputs of forward() into the loss"),
+            Fix(f"Where it differs from step to step which are used: {FIND_UNUSED[framework]}"),
+            *(() if names else (naming,)),
+        ),
+        rank=said_by(seen),
+    )
+
+
+def _other_graph(log: Log, seen: Sequence[Sighting]) -> Finding:
+    return Finding(
+        summary="With static_graph=True other parameters took part in this step than in the first one",
+        cause="DDP(static_graph=True) keeps which parameters get a gradient, and how often, from the first step. A branch that depends"
+        " on the data or on the step's number, or a layer that is frozen or freed later, changes that.",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Drop static_graph=True; find_unused_parameters=True beside it changes nothing"),
+            Fix(f"Without it, where some parameters are unused in some steps: {FIND_UNUSED[framework_of(log)]}"),
+            Fix(
+                "Or let all take part in every step: add 0.0 * output.sum() of the branch that wasn't taken to the loss"
+            ),
+        ),
+        rank=said_by(seen),
+    )
+
+
+@check(
+    "ddp-reentrant-checkpoint",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Expected to mark a variable ready only once",
+            why="only DDP says so, when two backward passes come to the same parameter in one step",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
+        ),
+        LogSign(
+            "has been marked as ready twice",
+            why="the same message's line that names the parameter, with TORCH_DISTRIBUTED_DEBUG",
+            pattern=r"Parameter at index (?P<index>\d+)(?: with name (?P<name>\S+))? has been marked as ready twice",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
+        ),
+    ),
+)
+def ddp_reentrant_checkpoint(log: Log) -> Iterator[Finding]:
+    """A parameter's gradient came twice in one step: reentrant activation checkpointing under DDP, mostly.
+
+    ## What breaks
+    The first backward pass ends with "Expected to mark a variable ready only once".
+
+    ## Why
+    Reentrant checkpointing runs a backward pass of its own within the backward pass. Together with
+    `find_unused_parameters=True`, or where one layer is called twice, DDP then sees the same parameter twice.
+
+    ## Fix
+    `checkpoint(..., use_reentrant=False)`; with transformers
+    `gradient_checkpointing_kwargs={"use_reentrant": False}`. Or drop `find_unused_parameters=True`, or, where the graph is the
+    same in every step, `DDP(model, static_graph=True)`.
+    """
+    seen = sightings(log, "ddp-reentrant-checkpoint")
+    if not seen:
+        return
+    name = word(seen, "name") or (f"number {word(seen, 'index')}" if word(seen, "index") else "")
+    which = f"parameter {name}" if name else "a parameter"
+    yield Finding(
+        summary=short(f"The gradient of {which} came twice in one step"),
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Checkpoint without reentrance: torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"),
+            Fix('In transformers: TrainingArguments(gradient_checkpointing_kwargs={"use_reentrant": False})'),
+            Fix(
+                "Or drop find_unused_parameters=True, or use DDP(model, static_graph=True) where every step is the same"
+            ),
+            Fix("See the parameter's name in the next run", ("export TORCH_DISTRIBUTED_DEBUG=INFO",)),
+        ),
+        rank=said_by(seen),
+    )
+
+
+@check(
+    "ddp-buffer-inplace",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "one of the variables needed for gradient computation has been modified by an inplace operation",
+            why="a tensor that no operation made: a buffer, like position ids or BatchNorm's means. A weight that optimizer.step()"
+            " changed between forward and backward looks the same; what an operation made, the script itself has changed",
+            role=Role.HINTS,
+            pattern=r"\[torch\.(?:cuda\.)?(?P<tensor>\w+Tensor \[[\d, ]*\])\] is at version \d+",
+            source="torch 2.9.1: torch/csrc/autograd/saved_variable.cpp",
+        ),
+        LogSign(
+            "]] is at version ",
+            why="the same where the message was broken into lines: the tensor stands on the next one",
+            role=Role.HINTS,
+            pattern=r"^\s*\[torch\.(?:cuda\.)?(?P<tensor>\w+Tensor \[[\d, ]*\])\] is at version \d+",
+            near="has been modified by an inplace operation",
+            within=2,
+            source="torch 2.9.1: torch/csrc/autograd/saved_variable.cpp",
+        ),
+    ),
+)
+def ddp_buffer_inplace(log: Log) -> Iterator[Finding]:
+    """DDP has overwritten the model's buffers between a forward pass and its backward pass.
+
+    ## What breaks
+    backward() ends with "one of the variables needed for gradient computation has been modified by an inplace operation",
+    although the same script runs on one GPU.
+
+    ## Why
+    Before each forward pass DDP copies rank 0's buffers (BatchNorm's means, position ids) over those of the other ranks. With
+    two forward passes before one backward pass (two crops, two sentences, a GAN) the second one spoils what the first saved.
+    torch 2.13 keeps track of that, and no longer fails.
+
+    ## Fix
+    `DDP(model, broadcast_buffers=False)`, with SyncBatchNorm where BatchNorm's means are to be the same on all ranks; or
+    concatenate both inputs into one forward pass.
+    """
+    seen = sightings(log, "ddp-buffer-inplace")
+    if not seen:
+        return
+    yield Finding(
+        summary=f"A buffer was overwritten between forward and backward: {word(seen, 'tensor')}",
+        cause="With two forward passes before one backward pass it is DDP that does so. Without, look for optimizer.step() or an"
+        " in-place operation between forward() and backward().",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Let DDP leave the buffers alone: DDP(model, broadcast_buffers=False)"),
+            Fix("Or make one forward pass of the two: model(torch.cat([first, second])).chunk(2)"),
+            Fix("If that doesn't help, see which operation it was: torch.autograd.set_detect_anomaly(True)"),
+        ),
+        rank=said_by(seen),
+    )
+
+
+@check(
+    "ddp-param-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "DDP expects same model across all ranks",
+            why="DDP has compared how many parameters the ranks have; 0, below, or millions of tensors are no number of a model's",
+            pattern=r"Rank (?P<rank>\d+) has (?P<own>\d+) params, while rank (?P<other>\d+) has inconsistent (?P<theirs>[1-9]\d{0,5})(?!\d)",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
+        ),
+        LogSign(
+            "DDP expects same model across all ranks",
+            why="the other rank had failed, or was in another collective, when DDP compared",
+            role=Role.EFFECT,
+            pattern=r"while rank \d+ has inconsistent 0 params",
+            source="torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
+        ),
+        LogSign(
+            "appears not to match sizes of the same param in process 0",
+            why="DDP has compared the shape of each parameter with rank 0's",
+            pattern=r"\[(?P<rank>\d+)\]: params\[(?P<number>\d+)\] in this process with sizes (?P<sizes>\[[\d, ]*\])",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
+        ),
+        LogSign(
+            "appears not to match strides of the same param in process 0",
+            why="DDP has compared the layout of each parameter with rank 0's: the script laid it out otherwise, or another torch",
+            role=Role.HINTS,
+            pattern=r"params\[(?P<number>\d+)\] in this process with sizes (?P<sizes>\[[\d, ]*\])",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
+        ),
+    ),
+)
+def ddp_param_mismatch(log: Log) -> Iterator[Finding]:
+    """The ranks have built different models.
+
+    ## What breaks
+    DDP() ends on some ranks with "DDP expects same model across all ranks" or "appears not to match sizes of the same param",
+    and on the others with a lost connection.
+
+    ## Why
+    Something that decides about the model differs between ranks: the size of a vocabulary or the number of classes counted
+    from each rank's own shard, a configuration file of another node, a layer under `if rank == 0:`, another version of the
+    script or of a library. "inconsistent 0 params", or a number of millions, says something else: that rank had
+    failed, or was in another collective, whose bytes were taken for the number.
+
+    ## Fix
+    Count on one rank and send the result to all (`dist.broadcast_object_list`), or store it with the data. Print
+    `sum(p.numel() for p in model.parameters())` on every rank before DDP().
+    """
+    seen = sightings(log, "ddp-param-mismatch")
+    if not seen:
+        return
+    counts = _counts(log, seen)
+    odd = _odd_one_out(counts)
+    yield Finding(
+        summary=_how_they_differ(seen) if odd is None else _odd_one(odd, counts),
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Print on every rank what differs, before DDP(): [(n, tuple(p.shape)) for n, p in model.named_parameters()]"),
+            Fix("Decide about sizes on rank 0, and send them to all: dist.broadcast_object_list([sizes], src=0)"),
+            Fix("Where nodes may have other versions: netcheck, run on every node, compares them", ("ddpdoctor netcheck --help",)),
+        ),
+        rank=said_by(seen) if odd is None else odd,
+    )  # fmt: skip
+
+
+def _counts(log: Log, seen: Sequence[Sighting]) -> dict[int, int]:
+    """How many parameters the ranks have, as far as the messages tell: each names two of them."""
+    counts: dict[int, int] = {}
+    for text in (*(one.line.text for one in seen), *(one.message for one in log.raised)):
+        if found := _TWO_COUNTS.search(text):
+            rank, own, other, theirs = map(int, found.groups())
+            counts |= {rank: own, other: theirs}
+    return counts
+
+
+def _odd_one_out(counts: Mapping[int, int]) -> int | None:
+    """The one rank that has another number than all others, of which there are several."""
+    numbers = Counter(counts.values())
+    alone = [rank for rank, number in counts.items() if numbers[number] == 1]
+    return alone[0] if len(numbers) == 2 and len(alone) == 1 and len(counts) > 2 else None
+
+
+def _odd_one(rank: int, counts: Mapping[int, int]) -> str:
+    others = next(number for other, number in counts.items() if other != rank)
+    return f"Rank {rank} has {counts[rank]} parameters, the other ranks have {others}: rank {rank} built another model"
+
+
+def _how_they_differ(seen: Sequence[Sighting]) -> str:
+    if word(seen, "own"):
+        return (
+            f"Rank {word(seen, 'rank')} has {word(seen, 'own')} parameters, rank {word(seen, 'other')} has "
+            f"{word(seen, 'theirs')}: the ranks built different models"
+        )
+    if word(seen, "number"):
+        return f"Parameter {word(seen, 'number')} with sizes {word(seen, 'sizes')} differs from rank 0's: the ranks built different models"
+    return "DDP found different models on the ranks"
+
+
+@check(
+    "ddp-grad-stride-warning",
+    severity=INFO,
+    log_signs=(
+        LogSign(
+            "Grad strides do not match bucket view strides",
+            why="a warning, once a run; it says itself that it is no error",
+            role=Role.NOISE,
+            source="torch 2.13.0, 2.9.1, 1.13.1: torch/csrc/distributed/c10d/reducer.cpp",
+        ),
+    ),
+)
+def ddp_grad_stride_warning(log: Log) -> Iterator[Finding]:
+    """DDP warns that a gradient lies in memory otherwise than its bucket: harmless.
+
+    ## What breaks
+    Nothing. One more copy of that gradient in each step.
+
+    ## Why
+    A convolution of one by one, channels_last, or a transposed parameter makes a gradient whose strides differ from the
+    parameter's.
+
+    ## Fix
+    None is needed. `.contiguous()` on a parameter that was transposed does away with the warning.
+    """
+    seen = sightings(log, "ddp-grad-stride-warning")
+    if seen:
+        yield Finding(
+            summary="DDP warns of a gradient's strides: harmless, a small cost at most",
+            evidence=lines(log, seen, most=1),
+            fixes=(Fix("None is needed; .contiguous() on a transposed parameter does away with the warning"),),
+        )
+
+
+@check(
+    "fsdp-mixed-parameters",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Must flatten tensors with uniform dtype but got",
+            why="only FSDP says so, as it puts the parameters of a unit into one tensor",
+            pattern=r"uniform dtype but got (?P<one>[\w.]+) and (?P<other>[\w.]+)",
+            source="torch 2.13.0: torch/distributed/fsdp/_flat_param.py",
+        ),
+        LogSign(
+            "FSDP expects uniform original parameter dtype but got",
+            why="the same of FSDP2, which gathers the trained parameters of a unit together",
+            pattern=r"dtype but got \{(?P<one>[\w.]+), (?P<other>[\w.]+)",
+            source="torch 2.13.0: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py",
+        ),
+        LogSign(
+            "Must flatten tensors with uniform `requires_grad`",
+            why="only FSDP says so, of a unit in which some parameters are frozen",
+            pattern=r"uniform `(?P<frozen>requires_grad)` when",
+            source="torch 2.13.0: torch/distributed/fsdp/_flat_param.py",
+        ),
+        LogSign(
+            "`FlatParameter` requires uniform `requires_grad`",
+            why="the same of releases before 2.1, in which `use_orig_params` can't allow it either",
+            pattern=r"`FlatParameter` requires uniform `(?P<older>requires_grad)`",
+            source="torch 1.12 to 2.0: torch/distributed/fsdp/flat_param.py, as reported in public",
+        ),
+        LogSign(
+            "`FlatParameter` requires uniform dtype but got",
+            why="the same of older releases, of types",
+            pattern=r"uniform dtype but got (?P<one>[\w.]+) and (?P<other>[\w.]+)",
+            source="torch 1.12 to 2.0: torch/distributed/fsdp/flat_param.py, as reported in public",
+        ),
+        LogSign(
+            "Cannot flatten integer dtype tensors",
+            why="the same of a unit that begins with whole numbers: weights that were quantised to 4 or 8 bits",
+            pattern=r"(?<!\(\")Cannot flatten (?P<whole>integer) dtype tensors",
+            source="torch 1.12 to 2.13: torch/distributed/fsdp/_flat_param.py",
+        ),
+    ),
+)
+def fsdp_mixed_parameters(log: Log) -> Iterator[Finding]:
+    """FSDP can't put the parameters of a unit into one tensor: their types differ, or some of them are frozen.
+
+    ## What breaks
+    `FSDP(model)`, or the Trainer's or accelerate's start, ends with "Must flatten tensors with uniform dtype" or "with uniform
+    `requires_grad`".
+
+    ## Why
+    FSDP makes one flat tensor of all parameters that it wraps together. LoRA's adapters in float32 on a model in bfloat16 are the usual
+    case (peft makes them so), or norms that were left in float32; and adapters that train on a base that doesn't. Weights of 4 or 8 bits
+    (bitsandbytes) lie in whole numbers, of which it makes no flat tensor.
+
+    ## Fix
+    One type before it is wrapped: `model.to(torch.bfloat16)`, with peft `get_peft_model(..., autocast_adapter_dtype=False)`; or load
+    all in float32 and let `MixedPrecision` do the rest; FSDP2 wants one type of what trains, too. For frozen parameters `use_orig_params=True`, or FSDP2, `fully_shard`.
+    """
+    seen = sightings(log, "fsdp-mixed-parameters")
+    if not seen:
+        return
+    if word(seen, "whole"):
+        yield _quantised(log, seen)
+        return
+    one, other = word(seen, "one"), word(seen, "other")
+    types = (
+        Fix("Give all parameters one type before they are wrapped: model.to(torch.bfloat16)"),
+        Fix(
+            "With LoRA let peft keep the adapters in the model's type: get_peft_model(..., autocast_adapter_dtype=False)"
+        ),
+    )
+    frozen: tuple[Fix, ...] = (
+        Fix("Let frozen and trained parameters share a unit: FSDP(..., use_orig_params=True)"),
+        Fix("Or use FSDP2, which has no flat tensor: torch.distributed.fsdp.fully_shard(module)"),
+    )
+    if word(seen, "older"):
+        frozen = (Fix("Take torch 2.1 or newer: before that no option lets them share a unit"), *frozen)
+    yield Finding(
+        summary=f"FSDP got parameters of {one} and {other} in one unit, which it wants to be of one type"
+        if one
+        else "FSDP got frozen parameters and such that train in one unit, without use_orig_params=True",
+        evidence=lines(log, seen),
+        fixes=types if one else frozen,
+        rank=said_by(seen),
+    )  # fmt: skip
+
+
+def _quantised(log: Log, seen: Sequence[Sighting]) -> Finding:
+    return Finding(
+        summary="FSDP got parameters of whole numbers, as quantised weights are, of which it makes no flat tensor",
+        cause="bitsandbytes keeps weights of 4 bits in uint8, unless told otherwise, and those of 8 bits in int8.",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix(
+                "Of 4 bits (QLoRA): let them lie in the type of all the others, in which the model is to be loaded, too",
+                ("BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_storage=torch.bfloat16)",),
+            ),
+            Fix("Of 8 bits: train with DDP, or without quantisation"),
+            Fix("Leave parameters that hold no weights out: FSDP(..., ignored_states=[...])"),
+        ),
+        rank=said_by(seen),
+    )

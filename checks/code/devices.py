@@ -1,0 +1,147 @@
+"""Models and tensors that are not on the GPU on which the script means to use them, told from its log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
+from ddpdoctor.smoke.wording import short
+
+IN_DDP: Final = ("_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers")
+"""Calls in which DDP first sends something of the model's."""
+NO_CPU_YET: Final = "Tensors must be CUDA and dense"
+"""Releases that say so may not have groups of two backends yet."""
+
+
+@check(
+    "model-not-on-device",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "only work with single-device/multiple-device GPU modules or CPU modules",
+            why="only DDP says so: device_ids were given, and the parameters are elsewhere",
+            pattern=r"got device_ids (?P<ids>\[[^\]]*\]).*module parameters (?P<where>\{.{0,120}\})",
+            source="made to happen with torch 2.13.0: torch/nn/parallel/distributed.py",
+        ),
+        LogSign(
+            "module must have its parameters and buffers on device",
+            why="only DataParallel says so",
+            pattern=r"on device (?P<wanted>\S+) \(device_ids\[0\]\) but found one of them on device: (?P<where>\S+)",
+            source="torch 2.13.0, 2.9.1, 1.13.1: torch/nn/parallel/data_parallel.py",
+        ),
+        LogSign(
+            "DistributedDataParallel's input module must be on the same type of devices",
+            why="only DDP says so: some parameters were moved, others weren't",
+            pattern=r"module parameters locate in (?P<where>\{.{0,120}\})",
+            source="made to happen with torch 2.13.0: torch/nn/parallel/distributed.py",
+        ),
+        LogSign(
+            "An FSDP-managed module unexpectedly has parameters on",
+            why="only FSDP says so, before its first forward pass: it was given a model on the CPU, or somebody moved it there",
+            pattern=r"An (?P<wrapper>FSDP)-managed module unexpectedly has parameters on (?P<where>\w+(?::\d+)?)",
+            source="torch 2.13.0: torch/distributed/fsdp/_runtime_utils.py",
+        ),
+        *(
+            LogSign(
+                "No backend type associated with device type cpu",
+                why="NCCL works on GPUs alone, and what DDP sends, or compares first, lies on the CPU",
+                pattern=r"associated with device type (?P<where>cpu)",
+                near=near,
+                source="torch 2.0 to 2.13: torch/csrc/distributed/c10d/ProcessGroup.hpp",
+            )
+            for near in IN_DDP
+        ),
+        LogSign(
+            "No backend type associated with device type cpu",
+            why="NCCL works on GPUs alone, and a tensor that a collective was given lies on the CPU",
+            pattern=r"associated with device type (?P<tensor>cpu)",
+            source="torch 2.0 to 2.13: torch/csrc/distributed/c10d/ProcessGroup.hpp",
+        ),
+        *(
+            LogSign(
+                NO_CPU_YET,
+                why="what DDP sends, or compares first, lies on the CPU: parameters are never sparse",
+                pattern=r"Tensors must be (?P<where>CUDA) and dense",
+                near=near,
+                source="torch 1.0 to 2.4: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+            )
+            for near in IN_DDP
+        ),
+        LogSign(
+            NO_CPU_YET,
+            why="a tensor that NCCL was given lies on the CPU; or it is sparse, which it can't send either",
+            role=Role.HINTS,
+            pattern=r"Tensors must be (?P<tensor>CUDA) and dense",
+            source="torch 1.0 to 2.4: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+    ),
+)
+def model_not_on_device(log: Log) -> Iterator[Finding]:
+    """The model, or a part of it, was not on its GPU when DDP got it; or a tensor that a collective got.
+
+    ## What breaks
+    DDP() or the first forward pass ends with a ValueError or RuntimeError about devices, a collective with "No backend type
+    associated with device type cpu".
+
+    ## Why
+    `model.to(device)` is missing, comes after DDP(), or a layer was added to the model after it was moved. `device_ids` is for
+    models on one GPU only. NCCL works on GPUs alone: parameters, buffers and tensors on the CPU it can't send.
+
+    ## Fix
+    `torch.cuda.set_device(local_rank)`, then `model = model.to(local_rank)`, then
+    `DDP(model, device_ids=[local_rank])`. On the CPU: `DDP(model)` without device_ids. For tensors on the CPU, too:
+    `init_process_group("cpu:gloo,cuda:nccl")` from torch 2.0 on, before `dist.new_group(backend="gloo")`.
+    """
+    seen = sightings(log, "model-not-on-device")
+    if not seen:
+        return
+    where = word(seen, "where")
+    if not where and word(seen, "tensor"):
+        yield _tensor_not_on_device(log, seen)
+        return
+    on = "the CPU" if where in ("cpu", "CUDA") else where
+    if word(seen, "wrapper"):
+        yield Finding(
+            summary=short(f"The model was not on the GPU on which FSDP is to train it: its parameters are on {on}"),
+            evidence=lines(log, seen),
+            fixes=(
+                Fix("Let FSDP move it: FSDP(model, device_id=torch.cuda.current_device()), behind torch.cuda.set_device(local_rank)"),
+                Fix("See that nothing moves it back before forward(): model.cpu(), an offload between two phases of the training"),
+            ),
+            rank=said_by(seen),
+        )  # fmt: skip
+        return
+    yield Finding(
+        summary=short(
+            f"The model was not on the GPU that DDP was given{f': its parameters are on {on}' if on else ''}"
+        ),
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Move the whole model before it is wrapped: DDP(model.to(local_rank), device_ids=[local_rank])"),
+            Fix(
+                "To train on the CPU: DDP(model), without device_ids and output_device; over gloo, as NCCL works on GPUs alone"
+            ),
+        ),
+        rank=said_by(seen),
+    )
+
+
+def _tensor_not_on_device(log: Log, seen: Sequence[Sighting]) -> Finding:
+    sparse = ", or a sparse one" if all(one.role is Role.HINTS for one in seen) else ""
+    return Finding(
+        summary=f"A collective was given a tensor on the CPU{sparse}, and this group has NCCL alone, which works on GPUs",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix('Make it on the rank\'s GPU: torch.tensor(..., device=f"cuda:{local_rank}")'),
+            Fix(
+                'Or send it over a group for the CPU: group = dist.new_group(backend="gloo"), on all ranks; dist.all_reduce(x, group=group)'
+            )
+            if any(one.sign == NO_CPU_YET for one in seen)
+            else Fix('Or give the group a backend for the CPU, too: dist.init_process_group("cpu:gloo,cuda:nccl")'),
+        ),
+        rank=said_by(seen),
+    )

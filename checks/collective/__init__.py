@@ -1,0 +1,1 @@
+"""torch's real store and collectives, tried between nodes."""

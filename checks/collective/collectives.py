@@ -1,0 +1,132 @@
+"""The real store and collectives of torch, run on nodes whose connections all work."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.wording import in_patient, listed
+from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.facts.fleet import Collective, Fleet
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.netcheck.blamed_ranks import BEFORE_THE_STORE, NOT_STARTED, STAGES, Kind, blamed, kind_of
+from ddpdoctor.netcheck.collective_meanings import Run, meaning
+
+SOURCE = "torch.distributed, in a subprocess"
+MOST_SHOWN = 8
+"""Ranks whose words are shown."""
+
+
+@check("collective-failed", severity=FAIL)
+def collective_failed(fleet: Fleet, meeting: Meeting, patient: Patient) -> Iterator[Finding]:
+    """The real store or an all_reduce fails although the nodes reach each other.
+
+    ## What breaks
+    Training on these nodes fails or hangs at the same place: at `init_process_group`, or at the first collective.
+
+    ## Why
+    The stage tells. `import`: that node's torch is broken. `store`: torch's TCPStore could not be opened or reached; its
+    protocol differs between torch releases, and its port must be free on node 0. `group`: the addresses that the ranks offer
+    each other don't work, or one rank never got so far. 4 B: the group's first transfer. 4 B passes and 4 MiB fails: large
+    packets are lost on the way (MTU). Where all hang, the logs of none name a culprit: some wait for each other.
+
+    ## Fix
+    By stage: see the words of torch in the finding, then run the same by hand with `TORCH_CPP_LOG_LEVEL=INFO` on all nodes.
+    """
+    requires(fleet.nodes, "only netcheck looks at other nodes")
+    requires(fleet.collectives, _why_none(fleet))
+    nodes = {node.rank: node for node in fleet.nodes}
+    for backend in dict.fromkeys(one.backend for one in fleet.collectives):
+        ran = [one for one in fleet.collectives if one.backend == backend]
+        run = Run(ran, nodes, meeting, patient)
+        blame = blamed(ran)
+        # A node that was lost has a finding of its own.
+        here = next((one for one in blame if one.node == meeting.node_rank and not nodes[one.node].lost), None)
+        if here is not None:
+            yield _failed(here, run)
+        elif not blame and any(not one.ok for one in ran) and meeting.node_rank == ran[0].node:
+            yield _all_waited(run)
+
+
+def _why_none(fleet: Fleet) -> str:
+    reasons = [phase.reason for phase in fleet.phases if phase.name in ("gloo", "nccl") and phase.reason]
+    return next(iter(reasons), "no collective was run")
+
+
+def _failed(here: Collective, run: Run) -> Finding:
+    """This rank ended with an error of its own."""
+    kind = kind_of(here)
+    waiting = [run.name(one) for one in run.ran if not one.ok and kind_of(one) is Kind.WAITED]
+    cause, fixes = meaning(here, kind, run)
+    return Finding(
+        summary=_short(
+            f"{run.name(here)}: {_doing(here)} {'crashes' if kind is Kind.CRASH else 'fails'}: {here.words}"
+        ),
+        cause=cause + (f" Meanwhile {listed(waiting, 4)} waited." if waiting else ""),
+        evidence=_words(run),
+        fixes=fixes if here.stage in BEFORE_THE_STORE else (*fixes, _by_hand(here, run)),
+    )
+
+
+def _all_waited(run: Run) -> Finding:
+    """No rank has an error of its own: each waited for another one."""
+    failed = [one for one in run.ran if not one.ok]
+    first = min(failed, key=lambda one: STAGES.index(one.stage) if one.stage in STAGES else len(STAGES))
+    cause, fixes = meaning(first, Kind.WAITED, run)
+    what = f"{_doing(first)} doesn't {'come up' if first.stage == 'store' else 'end'}"
+    who = "all ranks" if len(failed) == len(run.ran) else listed((run.name(one) for one in failed), 4)
+    seconds = max(one.seconds for one in failed)
+    return Finding(
+        summary=_short(f"{what} within {seconds:.0f} s: {who} wait, and none has an error of its own"),
+        cause=cause,
+        evidence=_words(run),
+        fixes=(*fixes, _by_hand(first, run)),
+    )
+
+
+def _by_hand(one: Collective, run: Run) -> Fix:
+    """The same without ddpdoctor, with all that torch has to say."""
+    rank = [other.node for other in run.ran].index(one.node)
+    code = f'import torch.distributed as d; d.init_process_group({json.dumps(one.backend)}); d.barrier(); print("ok")'
+    settings = (
+        f"MASTER_ADDR={shlex.quote(run.meeting.master)} MASTER_PORT={run.meeting.port} WORLD_SIZE={len(run.ran)}"
+        f" RANK={rank} TORCH_CPP_LOG_LEVEL=INFO"
+    )
+    others = listed((number for number in range(len(run.ran)) if number != rank), 3)
+    text = f"See all that torch says: run this here, and the same with RANK={others} on the others"
+    return Fix(text, (f"{settings} {in_patient(run.patient, '-c', code)}",))
+
+
+def _words(run: Run) -> tuple[Evidence, ...]:
+    """What each rank came to; those that failed first."""
+    ordered = sorted(run.ran, key=lambda one: one.ok)
+    shown = tuple(Evidence(f"{run.name(one)}: {_came_to(one)}", SOURCE) for one in ordered[:MOST_SHOWN])
+    more = len(ordered) - len(shown)
+    return (*shown, Evidence(f"and {more} more", SOURCE)) if more else shown
+
+
+def _came_to(one: Collective) -> str:
+    return f"all well after {one.seconds:.1f} s" if one.ok else f"{one.stage}, after {one.seconds:.1f} s: {one.words}"
+
+
+def _doing(one: Collective) -> str:
+    """The stage as the subject of a sentence."""
+    what = {
+        NOT_STARTED: "the start of torch",
+        "import": "the import of torch",
+        "store": "torch's TCPStore",
+        "group": f"the making of a {one.backend} group",
+        "end": f"a barrier over {one.backend}",
+    }
+    return what.get(one.stage, f"an {one.stage} over {one.backend}")
+
+
+def _short(summary: str) -> str:
+    """One line with a capital first, unless it begins with a node's name, of at most 160 characters."""
+    text = " ".join(summary.split())
+    if ": " not in text.partition(" ")[0] + " ":
+        text = text[:1].upper() + text[1:]
+    return text if len(text) <= 160 else f"{text[:157].rstrip()}..."

@@ -1,0 +1,1 @@
+"""Nodes of one job held against each other."""

@@ -1,0 +1,367 @@
+"""The nodes' software side by side: torch, Python and NCCL."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import in_patient, pip_install
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.fleet import Fleet, Node
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.netcheck_command import netcheck_command
+from ddpdoctor.knowledge.node_words import NO_FLEET, ONE_THERE, called, names, own_node, there
+from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.version_agreement import (
+    platform,
+    stores_meet,
+    to_agree_on,
+    torch_build,
+    torch_release,
+)
+from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, older
+from ddpdoctor.netcheck.same_torch import same_torch
+
+LOST = "this node is lost"
+
+
+def own_of_several(fleet: Fleet, meeting: Meeting) -> Node:
+    """This node, where there is another to compare it with."""
+    requires(fleet.nodes, NO_FLEET)
+    own = own_node(fleet, meeting)
+    requires(own, LOST)
+    requires(len(there(fleet)) > 1, ONE_THERE)
+    assert own is not None
+    return own
+
+
+@check(
+    "torch-version-mismatch",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "unsupported pickle protocol: ",
+            why="what another rank has pickled, with a newer Python",
+            near="in _tensor_to_object",
+            within=4,
+            fatal=True,
+            source="Python 3.11: pickle.py; torch 1.10 and 2.13.0: torch/distributed/distributed_c10d.py",
+        ),
+    ),
+)
+def torch_version_mismatch(
+    fleet: Fleet, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
+) -> Iterator[Finding]:
+    """The nodes have different versions of torch, or of Python.
+
+    ## What breaks
+    Between torch 2.1 and 2.2, and with a master before 2.5 and other nodes from 2.5 on, the ranks never meet: torch's store
+    doesn't understand them, and says nothing about versions. Other differences may show as mismatched parameters, pickled
+    objects that don't load, or slightly different results. So may other minor versions of Python: their pickles and the
+    packages that they can have differ. NVIDIA drivers may differ, since torch brings its own CUDA runtime: that is told for
+    your information, as NCCL picks some features by the driver, and is a warning where one is too old for its node's torch.
+
+    ## Why
+    Each node has an environment of its own, and one was updated, or another one is active there. A newer master hides what
+    fails as soon as an older node becomes the master.
+
+    ## Fix
+    Install the same version, of the same build (`+cu130`, `+cpu`), on all nodes, or use one container image or shared
+    environment: `python -m pip install torch==VERSION`.
+    """
+    own = own_of_several(fleet, meeting)
+    nodes = there(fleet)
+    versions = {one.rank: one.torch for one in nodes if isinstance(one.torch, str)}
+    yield from _other_driver(own, fleet)
+    requires(versions, "torch is not installed")
+    if isinstance(own.torch, Unknown):
+        known(own.torch)
+    pattern = _pattern(nodes)
+    if not isinstance(own.torch, str):
+        yield _without_torch(own, pattern, fleet, meeting, patient)
+    elif pattern.rank != own.rank:
+        yield from _other_torch(own, pattern, fleet, meeting, patient, packages)
+    yield from _other_python(own, fleet, meeting, patient)
+
+
+def _pattern(nodes: tuple[Node, ...]) -> Node:
+    """A node whose torch is the one that all should have."""
+    kinds = {one.rank: (torch_release(one.torch), torch_build(one)) for one in nodes if isinstance(one.torch, str)}
+    wanted = to_agree_on(kinds)
+    return next(one for one in nodes if kinds.get(one.rank) == wanted)
+
+
+def _torches(nodes: tuple[Node, ...]) -> Evidence:
+    """Which nodes have which torch."""
+    versions = {
+        one.rank: one.torch if isinstance(one.torch, str) else "not installed" if one.torch is None else "unknown"
+        for one in nodes
+    }
+    return Evidence(f"torch: {_each(versions, nodes)}", "torch/version.py on each node")
+
+
+def _each(values: Mapping[int, str], nodes: tuple[Node, ...]) -> str:
+    """Which nodes have which of the values, given by rank: "2.13.0 on n1 and n2; 2.3.1 on n3"."""
+    groups: dict[str, list[Node]] = {}
+    for one in nodes:
+        if one.rank in values:
+            groups.setdefault(values[one.rank], []).append(one)
+    return "; ".join(f"{value} on {names(some)}" for value, some in groups.items())
+
+
+def _without_torch(own: Node, pattern: Node, fleet: Fleet, meeting: Meeting, patient: Maybe[Patient]) -> Finding:
+    return Finding(
+        summary=f"{called(own)} has no torch in the Python that was looked at; {called(pattern)} has {pattern.torch}",
+        cause="Training can't run there; or another environment than training's was active when netcheck ran.",
+        evidence=(_torches(there(fleet)), *_interpreter(patient)),
+        fixes=(
+            *same_torch(pattern, own, meeting, patient, Packages(installed=())),
+            Fix(
+                "If training uses another environment, run netcheck with that one's Python in place of `python`",
+                (netcheck_command(meeting, fleet.expected, own.rank, ("--python python",)),),
+            ),
+        ),
+        severity=FAIL,
+    )
+
+
+def _interpreter(patient: Maybe[Patient]) -> tuple[Evidence, ...]:
+    if isinstance(patient, Unknown):
+        return ()
+    return (told(patient, "python", f"Python that was looked at: {patient.python} ({patient.chosen_by})"),)
+
+
+def _other_torch(
+    own: Node, pattern: Node, fleet: Fleet, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
+) -> Iterator[Finding]:
+    nodes = there(fleet)
+    assert isinstance(own.torch, str)
+    assert isinstance(pattern.torch, str)
+    build, wanted = torch_build(own), torch_build(pattern)
+    same_release = torch_release(own.torch) == torch_release(pattern.torch)
+    # A build that doesn't tell what it is for is taken for the same.
+    if same_release and (build == wanted or not (build and wanted)):
+        return
+    severity, cause = _verdict(own, pattern, nodes)
+    others = [one for one in nodes if one.torch == pattern.torch]
+    here, elsewhere = (_with_cuda(one) if same_release else one.torch for one in (own, pattern))
+    yield Finding(
+        summary=f"{called(own)} has torch {here}, {names(others, most=3)} {elsewhere}",
+        cause=cause,
+        evidence=(_torches(nodes), *_interpreter(patient)),
+        fixes=same_torch(pattern, own, meeting, patient, packages),
+        severity=severity,
+    )
+
+
+def _with_cuda(node: Node) -> str:
+    """Its torch with what tells builds of one release apart: "2.13.0+cu130", "2.13.0 (CUDA 12.8)"."""
+    assert isinstance(node.torch, str)
+    told = "+" in node.torch or not isinstance(node.cuda, str)
+    return node.torch if told else f"{node.torch} (CUDA {node.cuda})"
+
+
+def _verdict(own: Node, pattern: Node, nodes: tuple[Node, ...]) -> tuple[Severity, str]:
+    """How bad the difference is, and why."""
+    assert isinstance(own.torch, str)
+    server = next((one for one in nodes if one.rank == 0), pattern)
+    for one in nodes if own.rank == server.rank else (own,):
+        if isinstance(server.torch, str) and isinstance(one.torch, str) and not stores_meet(server.torch, one.torch):
+            return FAIL, (
+                f"The ranks never meet: the store of torch {server.torch} on {called(server)} doesn't understand "
+                f"torch {one.torch} on {called(one)}."
+            )
+    mine, theirs = platform(torch_build(own)), platform(torch_build(pattern))
+    if mine and theirs and mine != theirs:
+        # A CPU build among GPU ones is fatal where there are GPUs for it to use: then NCCL is wanted.
+        serious = "cpu" not in (mine, theirs) or (mine == "cpu" and isinstance(own.driver, str))
+        return FAIL if serious else WARN, (
+            f"One is built for {mine}, the other for {theirs}: a group with the backend nccl can't be made of both. "
+            "gloo can."
+        )
+    if torch_release(own.torch) == torch_release(pattern.torch or ""):  # type: ignore[arg-type]
+        return WARN, (
+            "The same release of torch in different builds: they meet, but bring other versions of NCCL and cuDNN, and may "
+            "differ in their last digits."
+        )
+    return WARN, (
+        "These versions meet as things are (with an older master they might not), but are not tested together: objects "
+        "pickled on one may not load on the other."
+    )
+
+
+def _other_python(own: Node, fleet: Fleet, meeting: Meeting, patient: Maybe[Patient]) -> Iterator[Finding]:
+    """Another minor version of Python than the others'."""
+    nodes = there(fleet)
+    minors = {one.rank: _minor(one.python) for one in nodes if isinstance(one.python, str)}
+    if own.rank not in minors or minors[own.rank] == (wanted := to_agree_on(minors)):
+        return
+    others = [one for one in nodes if minors.get(one.rank) == wanted]
+    yield Finding(
+        summary=f"{called(own)} trains with Python {own.python}, {names(others, most=3)} with {others[0].python}",
+        cause="Mostly that works, but packages may differ in version, and functions or objects that are pickled on one may "
+        "not load on the other.",
+        evidence=(
+            Evidence(
+                f"Python: {_each({one.rank: one.python for one in nodes if isinstance(one.python, str)}, nodes)}",
+                "sys.version_info on each node",
+            ),
+            *_interpreter(patient),
+        ),
+        fixes=(
+            Fix(
+                f"Make an environment with Python {wanted} on {called(own)}, install the same there, and check it",
+                (
+                    f"{shlex.quote(f'python{wanted}')} -m venv ddp-env",
+                    netcheck_command(meeting, fleet.expected, own.rank, ("--python ddp-env/bin/python",)),
+                ),
+            ),
+        ),
+        severity=WARN,
+    )
+
+
+def _other_driver(own: Node, fleet: Fleet) -> Iterator[Finding]:
+    """Another driver than the others'."""
+    nodes = there(fleet)
+    drivers = {one.rank: one.driver for one in nodes if isinstance(one.driver, str)}
+    if own.rank not in drivers or drivers[own.rank] == (wanted := to_agree_on(drivers)):
+        return
+    here = drivers[own.rank]
+    others = [one for one in nodes if drivers.get(one.rank) == wanted]
+    floor = DRIVER_FLOOR.get(int(own.cuda.partition(".")[0])) if isinstance(own.cuda, str) else None
+    too_old = floor is not None and older(here, floor)
+    yield Finding(
+        summary=f"{called(own)} has NVIDIA driver {here}, {names(others, most=3)} {wanted}"
+        + (f"; CUDA {own.cuda} of its torch wants {floor}" if too_old else ""),
+        cause="Without NVIDIA's package for forward compatibility torch finds no GPU there."
+        if too_old
+        else "They may differ, since torch brings its own CUDA runtime.",
+        evidence=_drivers(nodes),
+        fixes=(
+            by_root(
+                f"{'Update' if too_old else 'To make them alike, install'} the driver on {called(own)}, with its system's own "
+                "package manager or the one that NVIDIA's instructions name; this shows what is loaded",
+                ("cat /proc/driver/nvidia/version",),
+            ),
+        ),
+        severity=WARN if too_old else INFO,
+    )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+@check(
+    "nccl-version-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Mismatched NCCL version detected",
+            why="NCCL compares the versions of all ranks, and names two that differ",
+            pattern=r"rank (?P<rank>\d+) version (?P<version>\d+) rank (?P<other_rank>\d+) version (?P<other_version>\d+)",
+            source="nccl 2.27.5, 2.32.3: init.cc",
+        ),
+        LogSign(
+            "Mismatched NCCL git versions detected",
+            why="the same number, but another build of NCCL on some rank",
+            source="nccl 2.32.3: init.cc",
+        ),
+        LogSign(
+            "socketFinalizeAccept",
+            why="what came over the socket isn't what this version expects; whatever else talks to NCCL's port is told so, too",
+            role=Role.HINTS,
+            pattern=r"socketFinalizeAccept.*: wrong type \d+ != \d+",
+            source="nccl 2.20.5, 2.27.5: socket.cc",
+        ),
+    ),
+)
+def nccl_version_mismatch(
+    fleet: Fleet, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
+) -> Iterator[Finding]:
+    """The nodes have different versions of NCCL.
+
+    ## What breaks
+    NCCL doesn't start between them. Since 2.23.4 it says "Mismatched NCCL version detected"; before that, expect
+    "Message truncated", "wrong type" or a hang.
+
+    ## Why
+    NCCL's nodes must have the very same version, for what they send each other changes with every release. It comes with
+    torch (as the package nvidia-nccl-cuXX), so that other versions of torch bring others; or another libnccl is found first.
+
+    ## Fix
+    Install the same torch on all nodes, or the same package: `python -m pip install nvidia-nccl-cu13==VERSION`.
+    """
+    own = own_of_several(fleet, meeting)
+    nodes = there(fleet)
+    versions = {one.rank: one.nccl for one in nodes if isinstance(one.nccl, str)}
+    requires(versions, "no node has NCCL")
+    requires(known(own.nccl), "this node has no NCCL")
+    requires(len(versions) > 1, "only one node has NCCL")
+    wanted = to_agree_on(versions)
+    if versions[own.rank] == wanted:
+        return
+    others = [one for one in nodes if versions.get(one.rank) == wanted]
+    yield Finding(
+        summary=f"{called(own)} has NCCL {own.nccl}, {names(others, most=3)} {wanted}",
+        cause=_words_of_nccl(versions),
+        evidence=(
+            Evidence(
+                f"NCCL: {_each(versions, nodes)}",
+                "ncclGetVersion, or its package, on each node",
+            ),
+            _torches(nodes),
+            *_drivers(nodes),
+        ),
+        fixes=_same_nccl(own, others[0], wanted, meeting, patient, packages),
+    )
+
+
+def _words_of_nccl(versions: dict[int, str]) -> str:
+    if all(not older(one, "2.23.4") for one in versions.values()):
+        return 'NCCL itself says "Mismatched NCCL version detected" when it starts, and fails.'
+    return (
+        'Not all are as new as 2.23.4, the first that says "Mismatched NCCL version detected": expect "Message truncated", '
+        '"wrong type", or a hang.'
+    )
+
+
+def _drivers(nodes: tuple[Node, ...]) -> tuple[Evidence, ...]:
+    """Drivers may differ; where they do, it is good to know."""
+    drivers = {one.rank: one.driver for one in nodes if isinstance(one.driver, str)}
+    if len(set(drivers.values())) < 2:
+        return ()
+    return (Evidence(f"driver: {_each(drivers, nodes)} (that may differ)", "/proc/driver/nvidia/version on each node"),)
+
+
+def _same_nccl(
+    own: Node, other: Node, wanted: str, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
+) -> tuple[Fix, ...]:
+    if isinstance(patient, Unknown):
+        return ()
+    if own.torch != other.torch and isinstance(other.torch, str):
+        return same_torch(other, own, meeting, patient, packages)
+    installed = () if isinstance(packages, Unknown) else packages.installed
+    names_here = [one.name for one in installed if one.name.startswith("nvidia-nccl-cu")]
+    if names_here and not patient.externally_managed:
+        return (
+            Fix(
+                f"Install on {called(own)} what {called(other)} has",
+                (pip_install(patient, "--force-reinstall", "--no-deps", f"{names_here[0]}=={wanted}"),),
+            ),
+        )
+    return (
+        Fix(
+            f"torch is the same, so another libnccl is found first on {called(own)}: this shows which",
+            (
+                "echo $LD_LIBRARY_PATH; ldconfig -p | grep libnccl",
+                in_patient(patient, "-c", "import torch; print(torch.cuda.nccl.version())"),
+            ),
+        ),
+    )

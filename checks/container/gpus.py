@@ -1,0 +1,317 @@
+"""Containers and GPUs: whether the host can hand its GPUs in, and whether they arrived and stayed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.evidence import kernel_module, libcuda, nvml_start, told
+from ddpdoctor.knowledge.nvidia import IN_CONTAINER, NO_DRIVER, NO_GPU, NO_NODES, bus_gpus, driver_loaded, own_gpus
+from ddpdoctor.knowledge.privileges import by_root
+
+WITH_GPUS = {
+    "docker": Fix("Start the container with the GPUs: `docker run --gpus all --ipc=host`, then the rest as before"),
+    "podman": Fix(
+        "Start the container with the GPUs: `podman run --device nvidia.com/gpu=all`, then the rest as before"
+    ),
+    "kubernetes": Fix(
+        "Ask for GPUs in the pod's spec: `resources: {limits: {nvidia.com/gpu: 8}}` (the cluster needs NVIDIA's device "
+        "plugin for it)"
+    ),
+    "apptainer": Fix("Start the container with the driver's libraries: `apptainer exec --nv`, then the rest as before"),
+    "enroot": Fix(
+        "Start the container with the GPUs: `NVIDIA_VISIBLE_DEVICES=all enroot start`, then the rest as before"
+    ),
+    "lxc": Fix("Give the container the GPUs, on the host: `lxc config device add`, the container's name, `gpu gpu`"),
+    "containerd": Fix("Start the container with the GPUs: `nerdctl run --gpus all`, then the rest as before"),
+}
+
+
+NO_GPUS = (
+    "No CUDA GPUs are available",
+    "no CUDA-capable device is detected",
+    "CUDA unknown error - this may be due to an incorrectly set up environment",
+)
+"""What CUDA says where it may open none of the device nodes, as where there are none."""
+
+
+def _numbered(driver: Driver) -> tuple[str, ...]:
+    """/dev/nvidia0, /dev/nvidia1 ..."""
+    return tuple(one for one in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", one))
+
+
+def _setting(name: str, value: str | None) -> str:
+    return f"{name} is not set" if value is None else f"{name}={value}"
+
+
+def _with_gpus(container: Container) -> Fix:
+    return WITH_GPUS.get(
+        container.runtime or "", Fix("Start the container with the GPUs (Docker: `--gpus all`, Apptainer: `--nv`)")
+    )
+
+
+@check(
+    "container-toolkit-missing",
+    severity=INFO,
+    log_signs=(
+        LogSign(
+            "could not select device driver",
+            why="Docker knows nobody who brings GPUs into a container",
+            pattern=r'could not select device driver "(?:nvidia)?" with capabilities: \[\[.*gpu',
+            fatal=True,
+            source="Docker, as reported in public",
+        ),
+        LogSign(
+            "unknown or invalid runtime name: nvidia",
+            why="the toolkit isn't there, or Docker wasn't told of it",
+            fatal=True,
+            source="Docker, as reported in public",
+        ),
+        LogSign(
+            "unresolvable CDI devices nvidia.com/gpu",
+            why="no specification of the GPUs was written on this host, which is the toolkit's task (`nvidia-ctk cdi generate`)",
+            fatal=True,
+            source="Docker and Podman, as reported in public",
+        ),
+        LogSign(
+            "nknown runtime specified nvidia",
+            why="the same in older releases",
+            source="Docker up to 20.10, as reported in public",
+            fatal=True,
+        ),
+        LogSign(
+            "load library failed: lib",
+            why="the toolkit is there, and finds no driver on the host; of a Docker that is a snap it can't",
+            role=Role.HINTS,
+            pattern=r"nvidia-container-cli: .*load library failed: lib(?:nvidia-ml|cuda)\.so\.1",
+            fatal=True,
+            source="libnvidia-container: src/nvc.c, as reported in public",
+        ),
+    ),
+)
+def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, machine: Machine) -> Iterator[Finding]:
+    """Docker is here and NVIDIA's container toolkit is not.
+
+    ## What breaks
+    `docker run --gpus all` stops with "could not select device driver". Training outside of containers is not touched.
+
+    ## Why
+    Docker knows nothing of GPUs. NVIDIA's container toolkit puts the driver's libraries and device nodes into a
+    container when it starts. Docker as a snap can't use a toolkit from the system's packages.
+
+    ## Fix
+    Install nvidia-container-toolkit, let it configure Docker, restart Docker:
+    `sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker`.
+    """
+    requires(container.runtime is None, IN_CONTAINER)
+    if not machine.wsl:
+        bus_gpus(pci, machine)
+    requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
+    docker = known(container.docker)
+    requires(docker is not None, "no Docker on this host")
+    toolkit = known(container.toolkit)
+    if toolkit is not None and not container.docker_is_snap:
+        return
+    if not isinstance(container.docker_runtimes, Unknown) and "nvidia" in container.docker_runtimes:
+        return
+    debian = not isinstance(machine.os_id, Unknown) and machine.os_id in ("ubuntu", "debian")
+    install = ("apt-get" if debian else "dnf") + " install nvidia-container-toolkit"
+    yield Finding(
+        summary="Docker is installed as a snap here, and a snap can't use the system's NVIDIA container toolkit"
+        if container.docker_is_snap
+        else "Docker is installed, but NVIDIA's container toolkit is not: containers can't get the GPUs",
+        evidence=(
+            container.seen("docker"),
+            told(container, "toolkit", f"NVIDIA's container toolkit: {toolkit or 'not found'}"),
+        ),
+        fixes=(
+            by_root(
+                "Install Docker from its own packages (https://docs.docker.com/engine/install) in place of the snap; removing "
+                "the snap removes its images and containers, too",
+                ("sudo snap remove docker",),
+            )
+            if container.docker_is_snap
+            else by_root(
+                "If you train in containers: add NVIDIA's package source "
+                "(https://docs.nvidia.com/datacenter/cloud-native/container-toolkit), then install the toolkit",
+                (
+                    f"sudo {install}",
+                    "sudo nvidia-ctk runtime configure --runtime=docker",
+                    "sudo systemctl restart docker",
+                ),
+            ),
+        ),
+    )
+
+
+@check(
+    "container-no-gpu",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Found no NVIDIA driver on your system",
+            why="the image says at its start that it got no GPU",
+            near="WARNING: The NVIDIA Driver was not detected",
+            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp; NVIDIA's images, as reported in public",
+        ),
+        LogSign(
+            "Found no NVIDIA driver on your system",
+            why="in a container it got no GPU; outside of one there is no driver",
+            role=Role.HINTS,
+            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            "libcuda.so.1: cannot open shared object file",
+            why="in a container it got no GPU; outside of one there is no driver. What NVIDIA's runtime says so of is the host",
+            role=Role.HINTS,
+            pattern=r"^(?!.*nvidia-container-cli: ).*libcuda\.so\.1: cannot open",
+            source="glibc: elf/dl-load.c",
+        ),
+        LogSign(
+            "Failed to initialize NVML: GPU access blocked by the operating system",
+            why="NVML's library is there, and the GPU isn't: a container that got none, mostly, or a WSL that lost it",
+            role=Role.HINTS,
+            source="nvidia-smi, as reported in public",
+        ),
+    ),
+)
+def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Maybe[Torch]) -> Iterator[Finding]:
+    """The host has GPUs, and this container got none.
+
+    ## What breaks
+    torch finds no NVIDIA driver, as if the machine had no GPU.
+
+    ## Why
+    A container gets device nodes and the driver's libraries only when it is started with them. `--privileged` brings the
+    nodes but not the libraries; NVIDIA_DRIVER_CAPABILITIES without `compute` leaves out libcuda.so.1.
+
+    ## Fix
+    `docker run --gpus all ...`; Podman `--device nvidia.com/gpu=all`; Kubernetes `nvidia.com/gpu` in the limits;
+    Apptainer `--nv`. Installing a driver inside of the container doesn't help.
+    """
+    requires(container.runtime, "not in a container")
+    gpus = own_gpus(pci)
+    requires(gpus, NO_GPU)
+    requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
+    requires(isinstance(torch, Unknown) or not torch.hip, "torch is built for ROCm")
+    nodes = _numbered(driver)
+    if nodes and known(driver.libcuda_path) is not None:
+        return
+    visible = container.nvidia_visible_devices
+    capabilities = container.nvidia_driver_capabilities
+    evidence = (
+        Evidence(f"{plural(len(gpus), 'NVIDIA GPU')} on the host's PCI bus", "/sys/bus/pci/devices"),
+        told(driver, "device_nodes", f"device nodes: {listed(nodes)}" if nodes else "no /dev/nvidia0 or the like"),
+        libcuda(driver),
+        told(container, "nvidia_visible_devices", _setting("NVIDIA_VISIBLE_DEVICES", visible)),
+        told(container, "nvidia_driver_capabilities", _setting("NVIDIA_DRIVER_CAPABILITIES", capabilities)),
+    )
+    fix = _with_gpus(container)
+    if not nodes and not driver_loaded(driver):
+        cause = "The host's own NVIDIA driver isn't loaded, so no container can get it."
+        fix = Fix("Find out on the host why its driver isn't loaded; run there", ("ddpdoctor check --select driver",))
+    elif not nodes and visible in ("void", "none", ""):
+        cause = f"NVIDIA_VISIBLE_DEVICES is {visible!r}, which asks for a container without GPUs."
+    elif not nodes:
+        cause = "The container was started without its GPUs."
+    elif capabilities is not None and not {"compute", "all"} & set(capabilities.split(",")):
+        cause = f"NVIDIA_DRIVER_CAPABILITIES is {capabilities!r}; libcuda.so.1 comes with `compute`."
+        fix = Fix(
+            "Start the container with `-e NVIDIA_DRIVER_CAPABILITIES=compute,utility`; `compute` is what brings libcuda.so.1"
+        )
+    else:
+        cause = "The device nodes are here, the driver's libraries are not: that is what --privileged or --device alone gives."
+    lacks = "no device nodes" if not nodes else "no libcuda.so.1"
+    yield Finding(
+        summary=f"The host has {plural(len(gpus), 'NVIDIA GPU')}, but this container can't use them: {lacks}",
+        cause=cause,
+        evidence=evidence,
+        fixes=(fix,),
+    )
+
+
+def _shut_nodes(driver: Driver) -> Evidence:
+    return told(driver, "unreadable_nodes", f"may not be opened: {listed(driver.unreadable_nodes)}")
+
+
+@check(
+    "container-lost-gpu",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Failed to initialize NVML: Unknown Error",
+            why="in a container its devices were taken away; on a host a GPU may have failed",
+            role=Role.HINTS,
+            source="nvidia-smi, as reported in public",
+        ),
+        *(
+            LogSign(
+                "Failed to initialize NVML: Unknown Error",
+                why="neither CUDA nor NVML may open the device nodes, which are there",
+                near=text,
+                anywhere=True,
+                source="nvidia-smi, as reported in public; torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
+            )
+            for text in NO_GPUS
+        ),
+        *(
+            LogSign(
+                text,
+                why="the device nodes are there, as for NVML's own word beside it, and nobody may open them",
+                near="Failed to initialize NVML: Unknown Error",
+                source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp; nvidia-smi, as reported in public",
+            )
+            for text in NO_GPUS
+        ),
+    ),
+)
+def container_lost_gpu(container: Container, driver: Driver) -> Iterator[Finding]:
+    """The container had its GPUs and lost them.
+
+    ## What breaks
+    After hours or days `nvidia-smi` says "Failed to initialize NVML: Unknown Error", and new processes find no GPU. Those
+    that run may go on.
+
+    ## Why
+    A `systemctl daemon-reload` on the host made systemd write the container's device rules anew, and without the NVIDIA
+    devices, which were added behind its back.
+
+    ## Fix
+    Restart the container. To keep it from coming back, on the host: `sudo nvidia-ctk system create-dev-char-symlinks
+    --create-all` at boot, or name the nodes when you start it (`--device=/dev/nvidia0 ...`), or use Docker's cgroupfs driver.
+    """
+    requires(container.runtime, "not in a container")
+    nodes = _numbered(driver)
+    requires(nodes, NO_NODES)
+    if known(driver.nvml_status) != 999:
+        return
+    devices = " ".join(f"--device={one}" for one in (*nodes, "/dev/nvidiactl", "/dev/nvidia-uvm"))
+    yield Finding(
+        summary=f"This container lost its GPUs: {plural(len(nodes), 'device node')} {'is' if len(nodes) == 1 else 'are'} here, but "
+        "NVML fails (unknown error 999)",
+        evidence=(
+            nvml_start(driver),
+            driver.seen("device_nodes", listed(nodes, most=8)),
+            *([_shut_nodes(driver)] if driver.unreadable_nodes else []),
+            kernel_module(driver),
+        ),
+        fixes=(
+            Fix("Stop the container, and start it anew on the host"),
+            by_root(
+                "To keep it from happening again, on the host",
+                ("sudo nvidia-ctk system create-dev-char-symlinks --create-all",),
+            ),
+            Fix(
+                f"Or name the devices when you start it, so that systemd knows them: `docker run --gpus all {devices}`",
+            ),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The NVIDIA driver: module, libraries, device nodes, daemons."""

@@ -1,0 +1,61 @@
+"""A driver that NCCL can't work with, told from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.log import Log
+from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
+
+
+@check(
+    "nccl-cuda-driver-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "API call is not supported in the installed CUDA driver",
+            why="CUDA's word for a function that this driver hasn't got, said to NCCL",
+            pattern=r"Cuda failure (?:\d+ )?'(?P<said>API call is not supported in the installed CUDA driver)'",
+            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h; CUDA runtime in torch 2.9.1",
+        ),
+        LogSign(
+            "'operation not supported'",
+            why="a vGPU, a container or an old driver that lacks what NCCL asks for",
+            role=Role.HINTS,
+            pattern=r"^(?!.*init\.cc:4(?:16|26) ).*Cuda failure (?:801 )?'(?P<said>operation not supported)'",
+            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h",
+        ),
+    ),
+)
+def nccl_cuda_driver_mismatch(log: Log) -> Iterator[Finding]:
+    """NCCL calls functions that this driver doesn't have.
+
+    ## What breaks
+    The first collective fails with "unhandled cuda error" (ncclUnhandledCudaError), although torch computes on the GPU.
+
+    ## Why
+    torch's wheel brings an NCCL that was built for a newer CUDA than the driver is of. CUDA itself runs by its minor-version
+    compatibility; the functions that only NCCL uses don't. Virtual GPUs lack some whatever the version.
+
+    ## Fix
+    Update the driver, or take a torch wheel of an older CUDA. Where it is about shared buffers, `NCCL_CUMEM_ENABLE=0` (and
+    `NCCL_NVLS_ENABLE=0`) keeps NCCL from asking.
+    """
+    seen = sightings(log, "nccl-cuda-driver-mismatch")
+    if not seen:
+        return
+    yield Finding(
+        summary=f'NCCL asked the driver for what it hasn\'t got: "{word(seen, "said")}"',
+        evidence=lines(log, seen),
+        fixes=(
+            Fix(
+                "Compare what torch was built for with what the driver can",
+                ("ddpdoctor check --select driver-too-old",),
+            ),
+            Fix("Try without NCCL's newer ways to share memory", ("export NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0",)),
+            Fix("Else update the driver, or install a torch wheel of the driver's CUDA or an older one"),
+        ),
+        rank=said_by(seen),
+    )

@@ -1,0 +1,393 @@
+"""Whether NVIDIA's kernel module is there, loaded, and holds the GPUs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.kernel_log import KernelLog
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.pci import Pci, PciDevice
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.evidence import kernel_module, libcuda, told
+from ddpdoctor.knowledge.no_gpu_signs import NCCL_SEES_NONE, SEES_NONE
+from ddpdoctor.knowledge.nvidia import (
+    IN_CONTAINER,
+    INSTALL,
+    NO_DRIVER,
+    NO_GPU,
+    bus_gpus,
+    driver_loaded,
+    is_compat,
+    said,
+)
+from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.logs.analyze.refuted import BUILT, IN_USE, NO_MODULE, NVIDIAS
+
+SECURE_BOOT = re.compile(r"Loading of .*module.* is rejected|Lockdown: .*module")
+
+
+def _judged_here(pci: Pci, machine: Machine, container: Container) -> tuple[PciDevice, ...]:
+    """The NVIDIA GPUs whose kernel module is this system's own business."""
+    gpus = bus_gpus(pci, machine)
+    requires(container.runtime is None, IN_CONTAINER)
+    return gpus
+
+
+def _user_space(driver: Driver) -> bool:
+    """Whether the driver's libraries are installed: forward-compatibility packages and stubs are no driver."""
+    path = known(driver.libcuda_path)
+    return path is not None and not is_compat(path) and "/stubs/" not in path
+
+
+def _distribution(machine: Machine) -> str:
+    return "" if isinstance(machine.os_id, Unknown) else machine.os_id
+
+
+def _no_module(driver: Driver, machine: Machine) -> Evidence:
+    on_disk = driver.module_on_disk
+    text = f"no nvidia kernel module is installed for kernel {machine.kernel}"
+    if isinstance(on_disk, Unknown):
+        text = f"an nvidia kernel module for kernel {machine.kernel}: unknown ({on_disk.reason})"
+    return told(driver, "module_on_disk", text)
+
+
+def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
+    seen = (f"{one.address} (driver: {one.driver or 'none'})" for one in gpus)
+    return Evidence(f"NVIDIA GPUs on the PCI bus: {listed(seen, most=8)}", "/sys/bus/pci/devices")
+
+
+@check(
+    "no-nvidia-driver",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Found no NVIDIA driver on your system",
+            why="libcuda.so.1 wasn't found: no driver, or a container without the GPUs",
+            role=Role.HINTS,
+            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            "libcuda.so.1: cannot open shared object file",
+            why="the same, said by the dynamic loader",
+            role=Role.HINTS,
+            source="glibc: elf/dl-load.c",
+        ),
+        LogSign(
+            " Error: libcuda.so: cannot open shared object file",
+            role=Role.HINTS,
+            pattern=r"Could not load library libcudnn\S* Error: libcuda\.so: cannot open",
+            why="the same, said by cuDNN, which asks for it by the name without a number",
+            source="cuDNN 8, as reported in public",
+        ),
+        LogSign(
+            "load library failed: lib",
+            why="NVIDIA's container runtime looks for the driver on the host before a container starts, and finds none; from within a snap it can't",
+            role=Role.HINTS,
+            pattern=r"nvidia-container-cli: .*load library failed: lib(?:nvidia-ml|cuda)\.so\.1",
+            source="libnvidia-container: src/nvc.c, as reported in public",
+        ),
+        LogSign(
+            "initialization error: WSL environment detected but no adapters were found",
+            why="NVIDIA's container runtime found no GPU that Windows hands on: no driver there, or no GPU",
+            pattern=r"nvidia-container-cli: .*no adapters were found",
+            source="libnvidia-container: src/nvc.c, as reported in public",
+        ),
+        LogSign(
+            "Cannot access accelerator device when none is",
+            role=Role.HINTS,
+            why="torch's word where this build has no accelerator; in the first releases with these words also where it saw none",
+            source="aten/src/ATen/DeviceAccelerator.cpp",
+        ),
+        LogSign(
+            NO_MODULE,
+            why="there is no kernel module for the running kernel, and torch finds no libcuda.so.1, either",
+            near="Found no NVIDIA driver on your system",
+            source="modprobe, as reported in public",
+        ),
+        LogSign(
+            NO_MODULE,
+            why="there is no kernel module for the running kernel: no driver, or one that wasn't built for this kernel",
+            role=Role.HINTS,
+            source="modprobe, as reported in public",
+        ),
+        NCCL_SEES_NONE,
+        *SEES_NONE,
+    ),
+)
+def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Container) -> Iterator[Finding]:
+    """There is an NVIDIA GPU, and no NVIDIA driver.
+
+    ## What breaks
+    `torch.cuda.is_available()` is False, and anything that wants the GPU stops with "Found no NVIDIA driver on your
+    system". Training then runs on the CPU, or not at all.
+
+    ## Why
+    torch brings its own CUDA libraries but not the driver: kernel module and libcuda.so.1 belong to the system.
+
+    ## Fix
+    Ask the administrator to install the driver (Ubuntu: `sudo ubuntu-drivers install --gpgpu`) and to reboot.
+    In a container nothing is installed; it must be started with the GPU (see container-no-gpu).
+    """
+    gpus = _judged_here(pci, machine, container)
+    loaded = driver_loaded(driver)
+    # Where /lib/modules can't be seen (a small virtual machine), the missing libraries alone say it.
+    if not loaded and not isinstance(driver.module_on_disk, str) and not _user_space(driver):
+        name = _distribution(machine)
+        yield Finding(
+            summary=f"{plural(len(gpus), 'NVIDIA GPU')} on the PCI bus, but no NVIDIA driver is installed",
+            evidence=(
+                _addresses(gpus),
+                kernel_module(driver),
+                _no_module(driver, machine),
+                libcuda(driver),
+            ),
+            fixes=(
+                by_root("Install the driver and reboot", INSTALL[name])
+                if name in INSTALL
+                else by_root("Install the driver: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide"),
+            ),
+        )
+
+
+@check(
+    "nvidia-module-not-loaded",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
+            why="the driver's programs are there, and its module doesn't answer",
+            source="nvidia-smi, as reported in public",
+        ),
+        LogSign(
+            "nvml error: driver not loaded",
+            why="NVIDIA's container runtime asks NVML before a container starts, and no module answers",
+            pattern=r"nvidia-container-cli: .*nvml error: driver not loaded",
+            source="libnvidia-container: src/nvc.c, as reported in public",
+        ),
+        LogSign(
+            NO_MODULE,
+            why="there is no kernel module for the running kernel, and torch's words are those of a libcuda.so.1 that finds none",
+            near="No CUDA GPUs are available",
+            source="modprobe, as reported in public; torch 2.9.1: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            BUILT,
+            pattern=r"\bnvidia(?:-[\w-]+)?[/,] ?[\d.]+, (?P<kernel>\S+), \w+: installed",
+            near=NO_MODULE,
+            why="dkms has built the driver for a kernel, and it isn't the one that runs",
+            source="dkms status and modprobe, as reported in public",
+        ),
+        LogSign(
+            NO_MODULE,
+            why="there is no kernel module for the running kernel: no driver, or one that wasn't built for this kernel",
+            role=Role.HINTS,
+            source="modprobe, as reported in public",
+        ),
+        LogSign(
+            "could not insert 'nvidia': ",
+            why="why the kernel refused the module: signature (Secure Boot), another version, or no GPU that it could have or knows",
+            pattern=r"could not insert 'nvidia': (?P<refused>No such device|Key was rejected by service|Required key not available|Exec format error|Operation not permitted|Invalid argument)",
+            source="modprobe, as reported in public",
+        ),
+        LogSign(
+            "No CUDA GPUs are available",
+            why="CUDA_VISIBLE_DEVICES that hides all of them says the same",
+            role=Role.HINTS,
+            source="torch 1.13.1, 2.9.1 and 2.13.0: c10/cuda/CUDAFunctions.cpp",
+        ),
+        NCCL_SEES_NONE,
+        *SEES_NONE,
+    ),
+)
+def nvidia_module_not_loaded(
+    pci: Pci, driver: Driver, machine: Machine, container: Container, kernel_log: Maybe[KernelLog]
+) -> Iterator[Finding]:
+    """The NVIDIA driver is installed, but its kernel module is not loaded.
+
+    ## What breaks
+    `nvidia-smi` can't communicate with the driver, and torch sees no GPU, often from one day to the next.
+
+    ## Why
+    Mostly the kernel was updated and the module was not built for the new one (DKMS failed, or its headers are
+    missing). Else Secure Boot refused the module's signature, or nobody loaded it.
+
+    ## Fix
+    Build the module for the running kernel (`sudo dkms autoinstall`) and load it (`sudo modprobe nvidia`), or boot the
+    previous kernel. With Secure Boot: enrol the signing key (`sudo mokutil --import`), or turn Secure Boot off.
+    """
+    gpus = _judged_here(pci, machine, container)
+    if driver_loaded(driver):
+        return
+    requires(any(one.driver != "nouveau" for one in gpus), "nouveau holds the GPUs: see nouveau-conflict")
+    on_disk = known(driver.module_on_disk)
+    requires(on_disk is not None or _user_space(driver), NO_DRIVER)
+    evidence = [_addresses(gpus), kernel_module(driver)]
+    if on_disk is None:
+        debian = _distribution(machine) in ("ubuntu", "debian")
+        package = (
+            f"apt-get install linux-headers-{shlex.quote(machine.kernel)}"
+            if debian
+            else f"dnf install kernel-devel-{shlex.quote(machine.kernel)}"
+        )
+        yield Finding(
+            summary=f"The NVIDIA driver is installed, but has no kernel module for the running kernel {machine.kernel}",
+            cause="The kernel was probably updated, and the module was not built for the new one.",
+            evidence=(
+                *evidence,
+                _no_module(driver, machine),
+                libcuda(driver),
+            ),
+            fixes=(
+                by_root(
+                    "Build the module for this kernel and load it",
+                    (
+                        f"sudo {package}",
+                        f"sudo dkms autoinstall -k {shlex.quote(machine.kernel)}",
+                        "sudo modprobe -a nvidia nvidia_uvm",
+                    ),
+                ),
+                Fix("Or reboot, and choose the previous kernel in the boot menu"),
+            ),
+        )
+        return
+    refused = _secure_boot(kernel_log)
+    yield Finding(
+        summary=f"The NVIDIA driver {on_disk} is installed, but its kernel module is not loaded",
+        cause="The kernel refused the module, because its signature isn't trusted (Secure Boot)." if refused else "",
+        evidence=(*evidence, told(driver, "module_on_disk", f"kernel module on disk: {on_disk}"), *refused),
+        fixes=(
+            by_root(
+                "Enrol the key that signed the module, or turn Secure Boot off in the firmware, and reboot",
+                ("mokutil --sb-state", "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der", "sudo reboot"),
+            )
+            if refused
+            else by_root(
+                "Load the module; if that fails, see the kernel log",
+                ("sudo modprobe nvidia", "sudo modprobe nvidia_uvm", "sudo dmesg | tail -n 20"),
+            ),
+        ),
+    )
+
+
+def _secure_boot(kernel_log: Maybe[KernelLog]) -> tuple[Evidence, ...]:
+    """The kernel's words where it turned the module down."""
+    if isinstance(kernel_log, Unknown):
+        return ()
+    return tuple(Evidence(one.text, kernel_log.source) for one in kernel_log.lines if SECURE_BOOT.search(one.text))[:2]
+
+
+@check(
+    "nouveau-conflict",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "NVRM: The NVIDIA probe routine was not called for",
+            why="another driver has the GPU",
+            source="open-gpu-kernel-modules: kernel-open/nvidia/nv.c",
+        ),
+        LogSign(
+            IN_USE,
+            why="lspci names the driver that has the GPU, and NVIDIA's own program gets none",
+            near="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
+            source="lspci -k, as reported in public",
+        ),
+        LogSign(
+            IN_USE,
+            why="lspci names the driver that has a card, no other card has NVIDIA's, and CUDA gets none",
+            near="RuntimeError: No CUDA GPUs are available",
+            source="lspci -k, as reported in public",
+        ),
+        LogSign(
+            IN_USE,
+            why="lspci names the driver that has a card, and CUDA gets none: it may be a card for the display, beside the GPU",
+            near="No CUDA GPUs are available",
+            role=Role.HINTS,
+            source="lspci -k, as reported in public",
+        ),
+        LogSign(
+            NVIDIAS,
+            why="NVIDIA's driver has a GPU: what nouveau has is another card, mostly for the display",
+            role=Role.NOISE,
+            source="lspci -k, as reported in public",
+        ),
+    ),
+)
+def nouveau_conflict(
+    pci: Pci, driver: Driver, machine: Machine, container: Container, torch: Maybe[Torch]
+) -> Iterator[Finding]:
+    """Another kernel driver holds the GPU.
+
+    ## What breaks
+    The NVIDIA driver is installed but gets no GPU: `nvidia-smi` finds no devices, torch no CUDA.
+
+    ## Why
+    A GPU has one kernel driver at a time. nouveau, the open driver for displays, was loaded first and can't run CUDA;
+    or all GPUs are lent to virtual machines by vfio-pci.
+
+    ## Fix
+    Keep nouveau from loading: `echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf`, rebuild the
+    initial ramdisk (`sudo update-initramfs -u` or `sudo dracut --force`), reboot.
+    """
+    requires(not machine.wsl, "WSL has no PCI bus of its own")
+    requires(not machine.jetson, "a Jetson's GPU is not on the PCI bus")
+    requires(pci.nvidia_gpus, NO_GPU)
+    requires(container.runtime is None, IN_CONTAINER)
+    held = tuple(one for one in pci.nvidia_gpus if one.driver == "nouveau")
+    lent = all(one.driver in ("vfio-pci", "pci-stub") for one in pci.nvidia_gpus)
+    if not held and not lent:
+        return
+    unused = not isinstance(torch, Unknown) and torch.cpu_only
+    if lent:
+        requires(not unused, "torch is a CPU-only build")
+        address = shlex.quote(pci.nvidia_gpus[0].address)
+        yield Finding(
+            summary=f"{plural(len(pci.nvidia_gpus), 'NVIDIA GPU')} here, all held for virtual machines (by vfio-pci)",
+            evidence=(_addresses(pci.nvidia_gpus),),
+            fixes=(
+                Fix("Train in the virtual machine that owns the GPUs"),
+                by_root(
+                    "Or give one back to this host, while no virtual machine uses it",
+                    (
+                        f"echo {address} | sudo tee /sys/bus/pci/drivers/vfio-pci/unbind",
+                        f"echo | sudo tee /sys/bus/pci/devices/{address}/driver_override",
+                        "sudo modprobe nvidia",
+                        f"echo {address} | sudo tee /sys/bus/pci/drivers_probe",
+                    ),
+                ),
+            ),
+            severity=WARN,
+        )
+        return
+    requires(driver_loaded(driver) or known(driver.module_on_disk) is not None or _user_space(driver), NO_DRIVER)
+    debian = _distribution(machine) in ("ubuntu", "debian")
+    yield Finding(
+        summary=f"The display driver nouveau holds {plural(len(held), 'NVIDIA GPU')}, so NVIDIA's driver gets "
+        f"{'none' if len(held) == len(pci.nvidia_gpus) else 'only the rest'}",
+        evidence=(_addresses(held), _blacklist(driver)),
+        fixes=(
+            by_root(
+                "Keep nouveau from loading, and reboot",
+                (
+                    r"printf 'blacklist nouveau\noptions nouveau modeset=0\n' "
+                    "| sudo tee /etc/modprobe.d/blacklist-nouveau.conf",
+                    "sudo update-initramfs -u" if debian else "sudo dracut --force",
+                    "sudo reboot",
+                ),
+            ),
+        ),
+        severity=WARN if unused else None,
+    )
+
+
+def _blacklist(driver: Driver) -> Evidence:
+    listed_there = driver.nouveau_blacklisted
+    text = said(listed_there) if isinstance(listed_there, Unknown) else "yes" if listed_there else "no"
+    return told(driver, "nouveau_blacklisted", f"nouveau kept from loading by modprobe's settings: {text}")

@@ -1,0 +1,381 @@
+"""Whether the driver answers: its libraries NVML and libcuda, and the device nodes they open."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.wording import listed
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.evidence import cuda_start, kernel_module, nvml_start, told
+from ddpdoctor.knowledge.nvidia import (
+    NO_DRIVER,
+    NO_GPU,
+    NO_NODES,
+    NVML_CODES,
+    SHUT,
+    driver_loaded,
+    is_compat,
+    own_gpus,
+    shut_nodes,
+)
+from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.stuck_driver import cuda_cut_short, nvml_cut_short
+
+
+@check(
+    "nvml-driver-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Driver/library version mismatch",
+            why="NVML compares the two versions itself",
+            pattern=r"NVML: Driver/library version mismatch",
+            source="nvidia-smi, as reported in public",
+        ),
+        LogSign(
+            "nvml error: driver/library version mismatch",
+            why="the same, said when a container starts",
+            source="nvidia-container-cli, as reported in public",
+        ),
+        LogSign(
+            "NVRM: API mismatch: the client has the version",
+            why="the kernel module refused a program's libraries, and names both versions",
+            pattern=r"client has the version (?P<client>[\d.]+)",
+            source="the driver's kernel log, as reported in public",
+        ),
+        LogSign(
+            "RM has detected an NVML/RM version mismatch",
+            why="NVML's sentence for it, from Python",
+            source="nvidia-ml-py: pynvml.py",
+        ),
+        LogSign(
+            "system has unsupported display driver / cuda driver combination",
+            why="error 803: CUDA's own comparison of libcuda and module; rarely a forward-compatibility libcuda that doesn't fit",
+            source="made to happen with torch 2.9.1 over a libcuda that answers so",
+        ),
+    ),
+)
+def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
+    """The driver's libraries and its loaded kernel module are of different versions.
+
+    ## What breaks
+    `nvidia-smi` says "Driver/library version mismatch", torch finds no GPU, and NCCL can't start. Jobs that ran before
+    go on; new ones fail.
+
+    ## Why
+    The driver's packages were upgraded (often by unattended-upgrades) while the old kernel module stays loaded until
+    the next reboot. In a container: the host was upgraded under it, or the image brings libraries of its own.
+
+    ## Fix
+    Reboot, or stop everything that uses the GPUs and reload the modules. Restart containers.
+    To keep it from coming back: `sudo apt-mark hold 'nvidia-*' 'libnvidia-*'`.
+    """
+    loaded = known(driver.kernel_version)
+    status = known(driver.nvml_status)
+    requires(not machine.wsl, "WSL takes the NVIDIA driver from Windows")
+    requires(loaded is not None or status == 18, NO_DRIVER)
+    library = (driver.nvml_version if status == 18 else None) or driver.libcuda_version or driver.nvml_version
+    if status is None and library is None:
+        raise NotKnown("none of the driver's libraries tells its version")
+    path = "" if isinstance(driver.libcuda_path, Unknown) else driver.libcuda_path or ""
+    initialised = None if isinstance(driver.cuda_init, Unknown) else driver.cuda_init
+    # Newer libraries out of a compat folder may serve an older module: that is what they are for.
+    differs = loaded is not None and library is not None and loaded != library and not is_compat(path)
+    if status != 18 and not (differs and initialised != 0) and not (initialised == 803 and not is_compat(path)):
+        return
+    yield Finding(
+        summary=f"The loaded kernel module is {loaded}, the driver's libraries are {library}"
+        if loaded and library and loaded != library
+        else "NVML says that the driver's libraries and its loaded kernel module are of different versions",
+        cause="The host's driver was changed under this container, or the image brings driver libraries of its own."
+        if container.runtime
+        else "",
+        evidence=(
+            kernel_module(driver),
+            told(
+                driver,
+                "libcuda_path",
+                f"driver's libraries: version {library or 'unknown'}, {path or 'no libcuda.so.1'}",
+            ),
+            nvml_start(driver),
+        ),
+        fixes=(
+            (
+                Fix("Start the container anew, so that it gets the libraries that the host has now"),
+                Fix(
+                    "If that doesn't help: remove the driver's packages from the image (as root, in its Dockerfile)",
+                    ("apt-get purge -y 'libnvidia-*' 'nvidia-*'",),
+                ),
+            )
+            if container.runtime
+            else (
+                by_root("Reboot", ("sudo reboot",)),
+                Fix(
+                    "Or, while no process uses the GPUs, reload the modules (needs root)",
+                    (
+                        "sudo rmmod nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia",
+                        "sudo modprobe nvidia_uvm",
+                    ),
+                ),
+            )
+        ),
+    )
+
+
+@check(
+    "nvml-unavailable",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "couldn't find libnvidia-ml.so library in your system",
+            why="nvidia-smi is there without its library",
+            source="nvidia-smi, as reported in public",
+        ),
+        LogSign(
+            "Can't initialize NVML",
+            why="torch's warning; it goes on, and NCCL can't",
+            role=Role.HINTS,
+            pattern=r"UserWarning: Can't initialize NVML",
+            source="torch 2.9.1: torch/cuda/__init__.py",
+        ),
+        LogSign(
+            "Failed to initialize NVML: GPU access blocked by the operating system",
+            why="NVML's library is there, and the GPU isn't: in a container that got none, or in WSL after its host's driver changed",
+            role=Role.HINTS,
+            source="nvidia-smi, as reported in public",
+        ),
+    ),
+)
+def nvml_unavailable(
+    driver: Driver,
+    container: Container,
+    machine: Machine,
+    plan: Plan,
+    pci: Maybe[Pci],
+    gpus: Maybe[Gpus],
+    torch: Maybe[Torch],
+) -> Iterator[Finding]:
+    """The driver's management library (NVML) doesn't work.
+
+    ## What breaks
+    `nvidia-smi` fails, and so does NCCL, which asks NVML for the GPUs' connections when it starts: training on more than
+    one GPU stops at the first collective.
+
+    ## Why
+    libnvidia-ml.so.1 is missing or isn't the driver's, this user may not open the device nodes, or the driver is in a
+    bad state.
+
+    ## Fix
+    See what `nvidia-smi` says. In a container: `NVIDIA_DRIVER_CAPABILITIES=compute,utility` (utility is what brings NVML).
+    On a host: `sudo dmesg | grep NVRM`, and a reboot if the driver is stuck.
+    """
+    requires(not machine.jetson, "a Jetson has no full NVML")
+    if driver.nvml_end:
+        requires(driver.device_nodes or driver_loaded(driver) or own_gpus(known(pci)), NO_GPU)
+        yield nvml_cut_short(driver, container, gpus, not isinstance(torch, Unknown) and torch.cuda_available is True)
+        return
+    requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
+    requires(driver.libcuda_path is not None, "there is no libcuda.so.1")
+    status = driver.nvml_status
+    if isinstance(status, Unknown):
+        raise NotKnown(status.reason)
+    requires(status != 18 or machine.wsl, "NVML's version differs from the driver's: see nvml-driver-mismatch")
+    requires(status != 15, "a GPU is lost: see gpu-fell-off-bus")
+    requires(status != 999 or container.runtime is None, "the container lost its GPUs: see container-lost-gpu")
+    requires(status != 4 or not shut_nodes(driver), SHUT)
+    if status == 0:
+        return
+    several = plan.nproc > 1 or sum(bool(re.fullmatch(r"/dev/nvidia\d+", one)) for one in driver.device_nodes) > 1
+    missing = status in (None, 12)
+    words = "there is no libnvidia-ml.so.1" if status is None else NVML_CODES.get(status, driver.nvml_message)
+    fixes = [
+        Fix(
+            "See what nvidia-smi and the kernel log say, and send it to the administrator",
+            ("nvidia-smi", "sudo dmesg | grep NVRM | tail -n 20"),
+        )
+    ]
+    if missing and container.runtime:
+        fixes = [
+            Fix(
+                "Start the container with `-e NVIDIA_DRIVER_CAPABILITIES=compute,utility`; `utility` is what brings NVML"
+            )
+        ]
+    elif missing:
+        fixes = [by_root("Install the driver's libraries, in the version of the kernel module")]
+    elif status == 18:
+        fixes = [Fix("Restart WSL, from Windows: its driver was changed meanwhile", ("wsl.exe --shutdown",))]
+    elif status == 4:
+        fixes.insert(
+            0, Fix("See who may open the device nodes, and which groups you are in", ("ls -l /dev/nvidia*", "id"))
+        )
+    yield Finding(
+        summary=f"NVML can't be used: {words or 'it fails'}" + ("" if status is None else f" (code {status})"),
+        evidence=(
+            nvml_start(driver),
+            *([told(driver, "nvml_path", f"NVML's library: {driver.nvml_path}")] if driver.nvml_path else []),
+            *([kernel_module(driver)] if driver.kernel_version else []),
+        ),
+        fixes=tuple(fixes),
+        severity=None if several else WARN,
+    )
+
+
+@check(
+    "gpu-device-permission",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Failed to initialize NVML: Insufficient Permissions",
+            why="NVML could not open the device nodes: their mode or group, or SELinux in a container",
+            source="nvidia-smi, as reported in public",
+        ),
+    ),
+)
+def gpu_device_permission(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
+    """This user may not open the GPU's device nodes.
+
+    ## What breaks
+    torch sees no GPU although `nvidia-smi`, run by root, shows them all.
+
+    ## Why
+    CUDA talks to the driver through /dev/nvidia*. Their mode or group shuts this user out, or a cgroup does.
+
+    ## Fix
+    Join the group that owns them (`ls -l /dev/nvidia*`, then `sudo usermod -aG video $USER` and a new login), or in a
+    batch system ask for GPUs, so that it lets the job use them.
+    """
+    requires(driver.device_nodes, NO_NODES)
+    lost = not isinstance(driver.nvml_status, Unknown) and driver.nvml_status == 999 and container.runtime
+    requires(not lost, "the container lost its GPUs: see container-lost-gpu")
+    closed = shut_nodes(driver)
+    if not closed:
+        return
+    fixes = [
+        by_root(
+            "Join the group that owns them, and log in again",
+            ("ls -l " + " ".join(closed[:3]), "sudo usermod -aG video,render $USER"),
+        ),
+        Fix("Or, in a batch system, ask for GPUs when you submit the job (Slurm: `--gpus-per-node`)"),
+    ]
+    if machine.user_id == 0:
+        fixes = [Fix("Start the container or the job with its GPUs: a device cgroup shuts out even root")]
+    yield Finding(
+        summary=f"User {machine.user_id} may not open {listed(closed, most=3)}",
+        evidence=(
+            told(driver, "unreadable_nodes", f"may not be opened: {listed(driver.unreadable_nodes, most=8)}"),
+            machine.seen("user_id"),
+        ),
+        fixes=tuple(fixes),
+    )
+
+
+@check(
+    "cuda-unknown-error",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "CUDA unknown error - this may be due to an incorrectly set up environment",
+            why="error 999; CUDA_VISIBLE_DEVICES set after the start is rarer",
+            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            ") : unknown error",
+            why="errors 999 and 30 in older releases of torch; 30 was said by failed calls of any kind, too",
+            role=Role.HINTS,
+            pattern=r"cuda runtime error \((?:30|999)\) : unknown error",
+            source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
+        ),
+        LogSign(
+            "CUDA driver initialization failed, you might not have a CUDA gpu",
+            why="error 3: the driver is there, and can't start; a worker that was forked after CUDA's start says so, too",
+            role=Role.HINTS,
+            source="made to happen with torch 2.9.1 over a driver that answers so: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            "CUDA error: unknown error",
+            role=Role.HINTS,
+            why="errors 999 and 30 said by any call of CUDA's: its start that fails, or a GPU that fails later",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1; as reported in public",
+        ),
+        LogSign(
+            "Error 999: unknown error",
+            pattern=r"cudaGetDeviceCount\(\).* Error 999: unknown error",
+            why="the same error 999, as the first call of CUDA's gives it",
+            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
+        ),
+        LogSign(
+            "Error 304: OS call failed or operation not supported on this OS",
+            role=Role.HINTS,
+            why="the driver could not do what it asked the system for: its device nodes are missing or shut, or a module is stuck",
+            source="CUDA runtime in torch 2.9.1; as reported in public",
+        ),
+        LogSign(
+            "initialization error: cuda error: unknown error",
+            why="NVIDIA's container runtime starts CUDA before a container does, and the driver can't",
+            pattern=r"nvidia-container-cli: .*cuda error: unknown error",
+            source="libnvidia-container: src/nvc.c, as reported in public",
+        ),
+    ),
+)
+def cuda_unknown_error(
+    driver: Driver, container: Container, machine: Machine, torch: Maybe[Torch]
+) -> Iterator[Finding]:
+    """CUDA can't start: "unknown error", or its start hangs or crashes.
+
+    ## What breaks
+    `nvidia-smi` looks fine, and every CUDA program stops with "CUDA unknown error" (999), never gets past its first call, or
+    is killed in it.
+
+    ## Why
+    Nearly always the nvidia_uvm module: not loaded, its device node missing, or stuck after the machine slept.
+
+    ## Fix
+    Reload it: `sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm; sudo nvidia-modprobe -u -c=0`. Else reboot.
+    """
+    requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
+    requires(driver.cuda_init is not None, "there is no libcuda.so.1")
+    nvml = None if isinstance(driver.nvml_status, Unknown) else driver.nvml_status
+    requires((nvml in (0, None) and not driver.nvml_end) or machine.jetson, "NVML fails, too: see nvml-unavailable")
+    requires(not shut_nodes(driver), SHUT)
+    if driver.cuda_end:
+        if isinstance(torch, Unknown) or torch.cuda_available is not True:
+            yield cuda_cut_short(driver, container)
+        return
+    if known(driver.cuda_init) != 999:
+        return
+    loaded = () if isinstance(driver.loaded_modules, Unknown) else driver.loaded_modules
+    reasons = []
+    ordinary = not machine.wsl and not machine.jetson
+    if "nvidia_uvm" not in loaded and ordinary:
+        reasons.append("nvidia_uvm is not loaded")
+    if "/dev/nvidia-uvm" not in driver.device_nodes and ordinary:
+        reasons.append("/dev/nvidia-uvm is missing")
+    yield Finding(
+        summary="CUDA can't start: unknown error (cuInit returned 999)" + (f"; {listed(reasons)}" if reasons else ""),
+        cause=""
+        if reasons or not ordinary
+        else "The module nvidia_uvm is there, but it can be stuck after a suspend or a driver change.",
+        evidence=(
+            cuda_start(driver),
+            told(driver, "loaded_modules", f"loaded kernel modules: {listed(loaded, most=8) or 'none of the driver'}"),
+            driver.seen("device_nodes", listed(driver.device_nodes, most=4)),
+        ),
+        fixes=(
+            Fix("Start the container anew with the GPUs given by NVIDIA's toolkit (Docker: `--gpus all`)")
+            if container.runtime
+            else by_root(
+                "Reload the module while no process uses the GPUs, or reboot",
+                ("sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm", "sudo nvidia-modprobe -u -c=0"),
+            ),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The GPUs: enough of them, healthy, free, where they belong."""

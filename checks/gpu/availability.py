@@ -1,0 +1,482 @@
+"""The GPUs against the plan: are there enough, alike, free, and may several ranks use them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
+from ddpdoctor.knowledge.evidence import planned, torch_version
+from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
+from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
+from ddpdoctor.processes.gpu_holders import told_by_holder
+
+
+def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
+    """Those that are visible as whole GPUs, not as MIG slices."""
+    return tuple(one.gpu for one in visible if one.slice is None and one.gpu.mig_enabled is not True)
+
+
+@check(
+    "nproc-exceeds-gpus",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "CUDA error: invalid device ordinal",
+            why="a rank took a GPU that it doesn't see: too many ranks, CUDA_VISIBLE_DEVICES, MIG, or a number that stands in the script",
+            role=Role.HINTS,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            ") : invalid device ordinal",
+            why="the same in older releases of torch",
+            role=Role.HINTS,
+            pattern=r"cuda runtime error \(\d+\) : invalid device ordinal",
+            source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
+        ),
+        LogSign(
+            "GPU device may be out of range, do you have enough GPUs?",
+            why="torch adds it to the same error",
+            role=Role.HINTS,
+            source="torch 2.9.1: c10/cuda/CUDAMiscFunctions.cpp",
+        ),
+        LogSign(
+            " But your machine only has: ",
+            why="Lightning counts the visible GPUs before it starts ranks, and says what it was asked for in the line before",
+            near="You requested gpu: [",
+            source="lightning 2.6.6: lightning/fabric/utilities/device_parser.py",
+        ),
+        LogSign(
+            "But your machine only has: ",
+            why="the same in older releases of Lightning",
+            near="You requested GPUs: [",
+            source="pytorch-lightning 1.x: pytorch_lightning/utilities/device_parser.py, as reported in public",
+        ),
+    ),
+)
+def nproc_exceeds_gpus(
+    gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Maybe[Smoke]
+) -> Iterator[Finding]:
+    """More ranks are planned than there are visible GPUs.
+
+    ## What breaks
+    The ranks past the last GPU die with "invalid device ordinal", or two ranks land on one GPU, which NCCL refuses
+    ("Duplicate GPU detected"). The others wait for them.
+
+    ## Why
+    `--nproc-per-node` comes from a recipe for a bigger machine, or CUDA_VISIBLE_DEVICES hides some GPUs.
+
+    ## Fix
+    `torchrun --nproc-per-node=gpu` takes as many as there are; or widen CUDA_VISIBLE_DEVICES.
+    """
+    requires(not on_the_cpu(smoke), "the ranks run on the CPU")
+    # Where the bus shows a GPU that the driver doesn't, the driver's checks say so.
+    if not gpus.devices and gpus.vendor is None and plan.source == "--nproc":
+        yield from (lacking := tuple(_ranks_without_gpu(plan, environment, known(torch))))
+        if lacking:
+            return
+    requires(gpus.devices, "no GPU on this host")
+    requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
+    requires(gpus.answering, "no GPU answers")
+    seen = visible_gpus(gpus, environment)
+    requires(not any(one.slice for one in seen), "only MIG slices are visible: see mig-multi-instance")
+    visible = len(seen)
+    name = selector(gpus, environment)
+    requires(visible, "no GPU is visible to torch")
+    counted = None if isinstance(torch, Unknown) or isinstance(torch.device_count, Unknown) else torch.device_count
+    if counted:
+        visible = counted
+    requires(not (visible == 1 and one_gpu_each(environment)), "Slurm gives each rank a GPU of its own")
+    requires(not one_gpu_for_all(seen, plan), "one GPU is visible to all ranks: see duplicate-gpu")
+    requires(not on_the_gpus(smoke), "a training over NCCL: see duplicate-gpu")
+    if plan.nproc <= visible:
+        if not counted:
+            known(environment)  # it may hide some
+        return
+    shown = "" if isinstance(environment, Unknown) or name is None else f" ({name}={environment.get(name)})"
+    source = "torch.cuda.device_count()" if counted else "NVML and the environment"
+    yield Finding(
+        summary=f"{plan.nproc} ranks are planned, but only {plural(visible, 'GPU')} can be seen{shown}"[:160],
+        evidence=(
+            planned(plan),
+            Evidence(f"visible GPUs: {visible} of {len(gpus.devices)}{shown}", source),
+        ),
+        fixes=(
+            Fix(f"Start only as many ranks as there are GPUs: `torchrun --nproc-per-node={visible}`"),
+            *(
+                (Fix(f"Or show the program all GPUs, if {name} hides them by mistake", (f"unset {name}",)),)
+                if shown
+                else ()
+            ),
+        ),
+    )
+
+
+def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch) -> Iterator[Finding]:
+    """Ranks that were asked for on a host without any GPU, by a torch that was installed for GPUs."""
+    if not (torch.cuda or torch.hip):
+        return
+    hidden = not isinstance(environment, Unknown) and any(
+        name in environment and environment.get(name) in ("", "-1")
+        for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    )
+    if hidden:
+        return
+    built_for = "CUDA" if torch.cuda else "ROCm"
+    yield Finding(
+        summary=f"No GPU was found, and torch is built for {built_for}: "
+        f"{plural(plan.nproc, 'rank')} would have to run on the CPU",
+        cause="This host has no GPU, or the job, container or virtual machine was given none.",
+        evidence=(planned(plan), Evidence("GPUs found: none", "NVML, PCI"), torch_version(torch)),
+        fixes=(
+            Fix(
+                "See whether the system shows any GPU", ("ls /dev/nvidia* /dev/kfd; lspci | grep -iE '3d|vga|display'",)
+            ),
+            Fix("If training is meant for the CPU, say so", ("export CUDA_VISIBLE_DEVICES=",)),
+        ),
+        severity=WARN,
+    )
+
+
+@check(
+    "mig-multi-instance",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",
+            why="more GPUs were counted than CUDA gives: MIG, or CUDA_VISIBLE_DEVICES changed after the start",
+            role=Role.HINTS,
+            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDAContext.cpp",
+        ),
+        LogSign(
+            "invalid device ordinal",
+            why="a second slice is never seen; the run itself listed slices (nvidia-smi -L)",
+            near="(UUID: MIG-",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "invalid device ordinal",
+            why="a second slice is never seen; the run itself was given slices",
+            near="CUDA_VISIBLE_DEVICES=MIG-",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        *(
+            LogSign(
+                "Duplicate GPU detected : rank",
+                why="slices of one GPU have one PCI address, by which NCCL goes; the run itself lists slices, or was given some",
+                role=Role.HINTS,
+                near=slices,
+                anywhere=True,
+                source="nccl 2.20.5 and 2.27.5: init.cc",
+            )
+            for slices in ("(UUID: MIG-", "CUDA_VISIBLE_DEVICES=MIG-")
+        ),
+    ),
+)
+def mig_multi_instance(
+    gpus: Gpus, plan: Plan, environment: Maybe[Environment], smoke: Maybe[Smoke]
+) -> Iterator[Finding]:
+    """Several ranks are planned on MIG slices.
+
+    ## What breaks
+    Rank 0 gets a slice; rank 1 dies with "invalid device ordinal", or NCCL refuses with "Duplicate GPU detected".
+
+    ## Why
+    A CUDA process sees a single MIG slice, whatever CUDA_VISIBLE_DEVICES lists, and slices of one GPU can't reach each
+    other. NCCL's support for them is experimental and new (2026; it wants NCCL_MULTI_RANK_GPU_ENABLE=1).
+
+    ## Fix
+    One rank on one slice; or switch MIG off for training on whole GPUs (`sudo nvidia-smi -mig 0`, which ends
+    everybody's slices); or, for a test, one process a slice with gloo.
+    """
+    nvidia_gpus(gpus)
+    requires(not on_the_cpu(smoke), "the ranks run on the CPU")
+    visible = visible_gpus(gpus, environment)
+    slices = tuple(one for one in visible if one.slice is not None)
+    requires(slices, "MIG is off, or no slice of it is visible")
+    if plan.nproc <= max(1, len(_whole(visible))):
+        return
+    guessed = plan.source.startswith("the number of GPUs")
+    if guessed and isinstance(environment, Unknown):
+        raise NotKnown(environment.reason)
+    allowed = not isinstance(environment, Unknown) and environment.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    sliced = sorted({one.gpu.index for one in slices})
+    first = slices[0].slice
+    yield Finding(
+        summary=f"{plan.nproc} ranks on MIG slices (GPU {listed(sliced)}): a process sees one slice, and NCCL can't connect them"
+        if not guessed
+        else f"{plural(len(slices), 'MIG slice')} here: each is good for a job of one rank, but no job can span them",
+        evidence=(
+            planned(plan),
+            Evidence(
+                f"MIG slices: {listed((f'{one.slice.uuid} on GPU {one.gpu.index}' for one in slices if one.slice), 3)}",
+                "NVML",
+            ),
+        ),
+        fixes=(
+            Fix(
+                "Run one rank on one slice: `torchrun --nproc-per-node=1` after",
+                (f"export CUDA_VISIBLE_DEVICES={shlex.quote(first.uuid) if first else ''}",),
+            ),
+            by_root(
+                "Or switch MIG off to have the whole GPU, while no process uses it: that ends everybody's slices of it",
+                tuple(f"sudo nvidia-smi -i {one} -mig 0" for one in sliced),
+            ),
+        ),
+        severity=INFO if guessed else WARN if allowed else None,
+    )
+
+
+@check(
+    "compute-mode-exclusive",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "busy or unavailable",
+            why="no compute mode says anything else; a vGPU without licence and a GPU that failed say it, too",
+            role=Role.HINTS,
+            pattern=r"(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1; the first wording: CUDA up to 10.2",
+        ),
+    ),
+)
+def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
+    """A GPU's compute mode keeps ranks out.
+
+    ## What breaks
+    A rank stops with "all CUDA-capable devices are busy or unavailable" although there is memory enough.
+
+    ## Why
+    In the mode EXCLUSIVE_PROCESS a GPU takes one process: a second rank, or somebody else's notebook, is refused. In
+    the mode PROHIBITED it takes none. One rank a GPU is fine with EXCLUSIVE_PROCESS, and so are several under CUDA's
+    Multi-Process Service (MPS), whose server is then the one process.
+
+    ## Fix
+    `sudo nvidia-smi -i N -c DEFAULT`, or no more than one rank a GPU, on GPUs that nobody else uses.
+    """
+    devices = nvidia_gpus(gpus)
+    whole = _whole(visible_gpus(gpus, environment))
+    requires(whole, "no whole GPU is visible (only MIG slices, or none)")
+    asked = tuple(one for one in whole if not isinstance(one.compute_mode, Unknown))
+    if not asked:
+        raise NotKnown("the compute mode of the visible GPUs is not reported")
+    prohibited = tuple(one for one in asked if one.compute_mode == "prohibited")
+    # Under MPS the mode is as recommended: its server is the one process, and lets the ranks in.
+    mps = not isinstance(environment, Unknown) and "CUDA_MPS_PIPE_DIRECTORY" in environment
+    exclusive = tuple(
+        one for one in asked if str(one.compute_mode).startswith("exclusive") and not mps and not one.mps_server
+    )
+    taken = tuple(one for one in exclusive if not isinstance(one.processes, Unknown) and one.processes > 0)
+    free = len(whole) - len(prohibited) - len(taken)
+    if prohibited:
+        yield _closed(
+            prohibited, devices, f"{called(prohibited)} can't be used: compute mode PROHIBITED lets no process in"
+        )
+    if taken and plan.nproc > free:
+        yield _closed(
+            taken,
+            devices,
+            f"{called(taken)} can't be used: compute mode EXCLUSIVE_PROCESS, and another process is in",
+            True,
+        )
+    elif exclusive and plan.nproc > len(whole):
+        yield _closed(
+            exclusive,
+            devices,
+            f"{plan.nproc} ranks on {plural(len(whole), 'GPU')} in compute mode EXCLUSIVE_PROCESS, which lets one process in",
+        )
+    if len(asked) < len(whole):
+        raise NotKnown("the compute mode of some visible GPUs is not reported")
+    untold = [one.processes for one in exclusive if isinstance(one.processes, Unknown)]
+    if untold and plan.nproc > free - len(untold):
+        known(untold[0])
+
+
+def _closed(bad: tuple[Gpu, ...], devices: tuple[Gpu, ...], summary: str, taken: bool = False) -> Finding:
+    chosen = ",".join(str(one.index) for one in bad)
+    left = [str(one.index) for one in devices if one not in bad]
+    return Finding(
+        summary=summary,
+        evidence=tuple(
+            Evidence(
+                f"GPU {one.index}: compute mode {one.compute_mode}"
+                + ("" if isinstance(one.processes, Unknown) else f", {plural(one.processes, 'process', 'processes')}"),
+                "NVML",
+            )
+            for one in bad
+        ),
+        fixes=(
+            *(
+                (Fix("See which process has it", ("nvidia-smi --query-compute-apps=gpu_uuid,pid,name --format=csv",)),)
+                if taken
+                else ()
+            ),
+            by_root(
+                "Set the compute mode back",
+                (f"sudo nvidia-smi -i {chosen} -c DEFAULT",),
+            ),
+            *(
+                (Fix("Or use only the other GPUs", (f"export CUDA_VISIBLE_DEVICES={shlex.quote(','.join(left))}",)),)
+                if left
+                else ()
+            ),
+        ),
+    )
+
+
+@check("gpu-heterogeneous", severity=WARN)
+def gpu_heterogeneous(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
+    """The GPUs of one job are not alike.
+
+    ## What breaks
+    Every step takes as long as the slowest GPU, and the batch has to fit the smallest memory: the first to run out of
+    memory takes the others down.
+
+    ## Why
+    Ranks take the GPUs in order, and a small one (for the display, say) is among them. CUDA counts the fastest first
+    unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set, so that its numbers may differ from those of nvidia-smi.
+
+    ## Fix
+    Choose like GPUs by their UUIDs (`nvidia-smi -L`) in CUDA_VISIBLE_DEVICES.
+    """
+    nvidia_gpus(gpus)
+    visible = _whole(visible_gpus(gpus, environment))
+    requires(len(visible) > 1 and plan.nproc > 1, "no more than one GPU in the job")
+    best = max(visible, key=_strength)
+    alike = tuple(one for one in visible if _alike(one, best))
+    others = tuple(one for one in visible if one not in alike)
+    ordered = not isinstance(environment, Unknown) and environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    chosen = selector(gpus, environment) is not None
+    first = visible[: plan.nproc] if ordered or chosen else (*alike, *others)[: plan.nproc]
+    if all(_alike(one, first[0]) for one in first):
+        return
+    yield Finding(
+        summary=f"The GPUs of this job differ: {listed((_described(one) for one in _kinds(first)), most=3)}",
+        evidence=(
+            planned(plan),
+            *(Evidence(f"GPU {one.index}: {_described(one)}", "NVML") for one in visible[:8]),
+        ),
+        fixes=(
+            Fix(
+                f"Use only the {best.name}: `torchrun --nproc-per-node={len(alike)}` after",
+                ("export CUDA_VISIBLE_DEVICES=" + shlex.quote(",".join(one.uuid for one in alike)),),
+            ),
+        ),
+    )
+
+
+def _strength(gpu: Gpu) -> tuple[int, tuple[int, ...]]:
+    """Which GPU one would rather train on: memory first (in steps of 4 GiB), then generation."""
+    return round(_memory(gpu) / 4 / 1024**3), () if isinstance(
+        gpu.compute_capability, Unknown
+    ) else gpu.compute_capability
+
+
+def _memory(gpu: Gpu) -> int:
+    return 0 if isinstance(gpu.memory_total, Unknown) else gpu.memory_total
+
+
+def _alike(one: Gpu, other: Gpu) -> bool:
+    """Same model, and the same memory (where both tell it) but for what ECC or the firmware keeps."""
+    mine, theirs = _memory(one), _memory(other)
+    return one.name == other.name and (not mine or not theirs or abs(mine - theirs) <= 0.05 * max(mine, theirs))
+
+
+def _kinds(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    kinds: list[Gpu] = []
+    for one in gpus:
+        if not any(_alike(one, other) for other in kinds):
+            kinds.append(one)
+    return tuple(kinds)
+
+
+def _described(gpu: Gpu) -> str:
+    return f"{gpu.name} ({human(_memory(gpu))})"
+
+
+@check("gpu-memory-in-use", severity=WARN)
+def gpu_memory_in_use(
+    gpus: Gpus, plan: Plan, environment: Maybe[Environment], processes: Maybe[Processes], machine: Maybe[Machine]
+) -> Iterator[Finding]:
+    """Something else holds much of a GPU's memory.
+
+    ## What breaks
+    "CUDA out of memory" at a batch size that fitted yesterday, on some ranks only.
+
+    ## Why
+    Another job or a notebook uses the GPU, or ranks of a run that was killed still live. Processes in other containers
+    hold memory too, and can't be seen from here.
+
+    ## Fix
+    `nvidia-smi` shows who; stop what is yours, or choose free GPUs by CUDA_VISIBLE_DEVICES.
+    """
+    devices = nvidia_gpus(gpus)
+    visible = _whole(visible_gpus(gpus, environment))
+    requires(visible, "no whole GPU is visible (only MIG slices, or none)")
+    asked = tuple(one for one in visible if not one.integrated and _share(one) is not None)
+    if not asked:
+        raise NotKnown("the memory in use on the visible GPUs is not reported")
+    # Where it is known who holds what, gpu-memory-held-by-others, zombie-gpu-process and gpu-memory-unowned name them.
+    looked_at = isinstance(processes, Processes) and isinstance(machine, Machine) and not machine.wsl
+    named = tuple(one for one in asked if looked_at and told_by_holder(one))
+    full = tuple(one for one in asked if (_share(one) or 0.0) >= 0.1 and one not in named)
+    if not full:
+        if len(asked) < sum(not one.integrated for one in visible):
+            raise NotKnown("the memory in use on some visible GPUs is not reported")
+        return
+    worst = max(full, key=lambda one: _share(one) or 0.0)
+    free = [one for one in asked if one not in full]
+    unseen = all(one.processes == 0 for one in full)
+    yield Finding(
+        summary=f"Memory is already in use on {called(full)}: "
+        + (
+            f"up to {_share(worst) or 0:.0%} (GPU {worst.index})"
+            if len(full) > 1
+            else f"{_share(worst) or 0:.0%} of it"
+        ),
+        cause="NVML lists no process there: it runs in another container, or a killed one hasn't quite ended."
+        if unseen
+        else "",
+        evidence=tuple(Evidence(f"GPU {one.index}: {_held(one)}", "NVML") for one in full[:8]),
+        fixes=(
+            Fix(
+                "See which process holds it, and end it if it is yours",
+                ("nvidia-smi", "fuser -v /dev/nvidia*" if unseen else "ps -fu $USER"),
+            ),
+            *(
+                (Fix("Or use only the free GPUs", (_choose(free),)),)
+                if len(free) >= plan.nproc or (free and len(devices) > 1)
+                else ()
+            ),
+        ),
+        severity=None if (_share(worst) or 0.0) >= 0.5 else INFO,
+    )
+
+
+def _choose(free: list[Gpu]) -> str:
+    return "export CUDA_VISIBLE_DEVICES=" + ",".join(str(one.index) for one in free)
+
+
+def _share(gpu: Gpu) -> float | None:
+    if isinstance(gpu.memory_used, Unknown) or isinstance(gpu.memory_total, Unknown) or not gpu.memory_total:
+        return None
+    return gpu.memory_used / gpu.memory_total
+
+
+def _held(gpu: Gpu) -> str:
+    used = "unknown" if isinstance(gpu.memory_used, Unknown) else human(gpu.memory_used)
+    total = "unknown" if isinstance(gpu.memory_total, Unknown) else human(gpu.memory_total)
+    who = "" if isinstance(gpu.processes, Unknown) else f", {plural(gpu.processes, 'process', 'processes')}"
+    return f"{used} of {total} in use{who}"

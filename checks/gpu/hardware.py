@@ -1,0 +1,490 @@
+"""Hardware that fails or is slowed down: memory errors, lost GPUs, Xid errors, heat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.kernel_log import KernelLog
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.knowledge.nvidia import NO_GPU, bus_gpus, called, nvidia_gpus, own_gpus, without
+from ddpdoctor.knowledge.privileges import by_root, on_the_host
+from ddpdoctor.knowledge.xids import (
+    BUS_XIDS,
+    DEBUG,
+    ECC_XIDS,
+    FAULTS,
+    FOLLOWING,
+    FOLLOWS,
+    PROGRAMS,
+    REBOOT,
+    RESET,
+    UNLISTED,
+    Reported,
+    normal_address,
+    reported,
+    xid_sign,
+)
+
+DAY = 86400.0
+ON_A_GPU = r"CUDA (?:driver )?error: |Cuda failure (?:\d+ )?'|cuda runtime error \(\d+\) : "
+"""As torch, cuBLAS, NCCL and the older releases of torch begin such a line."""
+
+
+def _reset(gpus: tuple[Gpu, ...], container: Maybe[Container]) -> Fix:
+    chosen = ",".join(str(one.index) for one in gpus)
+    reset = by_root(
+        f"Reset {called(gpus)} while no process uses {'it' if len(gpus) == 1 else 'them'}, or reboot",
+        (f"sudo nvidia-smi --gpu-reset -i {chosen}",),
+    )
+    return on_the_host(reset, container)
+
+
+def _leave_out(all_of: tuple[Gpu, ...], bad: tuple[Gpu, ...]) -> tuple[Fix, ...]:
+    left = len(all_of) - len(bad)
+    if not left:
+        return ()
+    return (
+        Fix(
+            f"Until then train without {'it' if len(bad) == 1 else 'them'}, with {plural(left, 'rank')} on this host",
+            (without(all_of, bad),),
+        ),
+    )
+
+
+@check(
+    "gpu-ecc-error",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "uncorrectable ECC error encountered",
+            why="the driver's word for it, in torch, NCCL and CUDA alike",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "CUDA_ERROR_ECC_UNCORRECTABLE",
+            why="the name of the same error",
+            source="CUDA runtime in torch 1.13.1 and nccl 2.20.5",
+        ),
+        xid_sign(ECC_XIDS, "uncorrectable memory errors; 63 (repaired) and 92 (corrected) are not among them"),
+    ),
+)
+def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
+    """A GPU's memory had errors that could not be corrected.
+
+    ## What breaks
+    The process that touches the bad memory dies with "uncorrectable ECC error encountered", and its job with it. After a
+    contained error the GPU may go on; after others everything on it fails until it is reset.
+
+    ## Why
+    A memory cell failed. GPUs since Ampere replace the whole row at the next reset; when no spare rows are left, the GPU
+    has to be replaced. Earlier ones retire the page at the next reboot.
+
+    ## Fix
+    `sudo nvidia-smi --gpu-reset -i N` or a reboot. If it comes back, or the remapping failed, have the GPU replaced, and
+    leave it out by CUDA_VISIBLE_DEVICES until then.
+    """
+    devices = nvidia_gpus(gpus)
+    failed = tuple(one for one in devices if one.row_remap_failed is True)
+    errors = {one.index: _count(one.ecc_uncorrected_volatile) for one in devices}
+    fresh = tuple(one for one in devices if errors[one.index] and one not in failed)
+    waiting = tuple(
+        one
+        for one in devices
+        if True in (one.row_remap_pending, one.retired_pages_pending) and one not in failed and one not in fresh
+    )
+    if failed:
+        yield Finding(
+            summary=f"{called(failed)} ran out of spare memory rows (remapping failed) and must be replaced",
+            evidence=(Evidence(f"remapping of memory rows failed on {called(failed)}", "NVML"),),
+            fixes=(
+                Fix("Report it to the administrator, with what this prints", ("nvidia-smi -q -d ROW_REMAPPER,ECC",)),
+                *_leave_out(devices, failed),
+            ),
+        )
+    if fresh:
+        counted = listed((f"GPU {one.index}: {errors[one.index]}" for one in fresh), most=8)
+        yield Finding(
+            summary=f"Uncorrectable memory errors since the driver was loaded: {counted}",
+            evidence=(Evidence(f"uncorrected ECC errors since the driver was loaded: {counted}", "NVML"),),
+            fixes=(_reset(fresh, container), *_leave_out(devices, fresh)),
+        )
+    if waiting:
+        yield Finding(
+            summary=f"{called(waiting)} found bad memory, and can only replace it by spare memory at the next reset",
+            cause="Until then the bad memory stays in use, and a process that touches it may die.",
+            evidence=(Evidence(f"remapping of rows or retirement of pages is pending on {called(waiting)}", "NVML"),),
+            fixes=(_reset(waiting, container),),
+            severity=WARN,
+        )
+    old = tuple(one for one in devices if _count(one.ecc_uncorrected_aggregate))
+    if old and not (failed or fresh or waiting):
+        yield Finding(
+            summary=f"{called(old)} had uncorrectable memory errors in the past, none since the driver was loaded",
+            evidence=tuple(
+                Evidence(
+                    f"GPU {one.index}: uncorrected errors in its lifetime: {one.ecc_uncorrected_aggregate}", "NVML"
+                )
+                for one in old
+            ),
+            fixes=(
+                Fix(
+                    "Do nothing, unless jobs on it die: then report this to the administrator",
+                    ("nvidia-smi -q -d ROW_REMAPPER,ECC",),
+                ),
+            ),
+            severity=INFO,
+        )
+    for one in devices:
+        if one.ecc_enabled is True and not (failed or fresh or waiting or old):
+            known(one.ecc_uncorrected_volatile)
+            if isinstance(one.retired_pages_pending, Unknown):  # only GPUs before Ampere retire pages
+                known(one.row_remap_pending)
+    asked = (one.ecc_uncorrected_volatile for one in devices)
+    requires(any(not isinstance(one, Unknown) for one in asked), "these GPUs have no ECC memory, or it is off")
+
+
+def _count(value: Maybe[int]) -> int:
+    return 0 if isinstance(value, Unknown) else value
+
+
+@check(
+    "gpu-fell-off-bus",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "fallen off the bus",
+            why="the driver's word for a GPU that no longer answers (Xid 79, or while the driver starts)",
+            source="the driver's kernel log, as reported in public",
+        ),
+        LogSign(
+            "Unable to determine the device handle for",
+            why="nvidia-smi lists all GPUs, and can't open this one",
+            pattern=r"device handle for ?GPU ?(?P<gpu>\d*(?:: )?(?:[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)?)",
+            source="nvidia-smi, as reported in public",
+        ),
+        LogSign(
+            "GPU is lost",
+            why="NVML's word for it",
+            pattern=r"GPU is lost\b",
+            source="nvidia-ml-py: NVML_ERROR_GPU_IS_LOST",
+        ),
+        LogSign(
+            "RmInitAdapter failed!",
+            role=Role.HINTS,
+            pattern=r"NVRM: .*RmInitAdapter failed! \(",
+            why="the driver can't start this GPU: it no longer answers, or module, firmware and GPU don't go together",
+            source="NVIDIA's open kernel modules: src/nvidia/arch/nvalloc/unix/src/osinit.c; as reported in public",
+        ),
+        LogSign(
+            "rm_init_adapter failed",
+            role=Role.HINTS,
+            pattern=r"NVRM: .*rm_init_adapter failed",
+            why="the same, said by another part of the driver",
+            source="NVIDIA's open kernel modules: kernel-open/nvidia/nv.c; as reported in public",
+        ),
+        LogSign(
+            "*** Cannot attach gpu",
+            role=Role.HINTS,
+            pattern=r"NVRM: .*\*\*\* Cannot attach gpu",
+            why="the same, said before it gives up",
+            source="NVIDIA's open kernel modules: src/nvidia/arch/nvalloc/unix/src/osinit.c; as reported in public",
+        ),
+        xid_sign(BUS_XIDS, "the number means this and nothing else"),
+    ),
+)
+def gpu_fell_off_bus(
+    gpus: Maybe[Gpus], pci: Pci, driver: Maybe[Driver], kernel_log: Maybe[KernelLog], container: Maybe[Container]
+) -> Iterator[Finding]:
+    """A GPU no longer answers on the PCI bus.
+
+    ## What breaks
+    Every process on it dies, the job hangs or aborts, and `nvidia-smi` may hang or say "GPU is lost". Other GPUs of the
+    machine may work or not.
+
+    ## Why
+    The PCIe link went down: power (a peak, a loose cable), heat, a riser or slot, or the GPU itself. "RmInitAdapter failed" alone
+    may also be a driver whose module or firmware doesn't go with this GPU.
+
+    ## Fix
+    Reboot; only a full power-off helps some. If it comes back: lower the power limit (`sudo nvidia-smi -pl 300`), reseat the
+    card, another power supply.
+    """
+    gone = {one.address: "the PCI bus reads only ff from it" for one in own_gpus(pci) if one.revision == 0xFF}
+    requires(isinstance(gpus, Unknown) or gpus.vendor != "amd", NO_GPU)
+    listed_gpus = () if isinstance(gpus, Unknown) else gpus.devices
+    for one in listed_gpus:
+        if one.lost:
+            gone[one.bus_id or str(one.index)] = "NVML says that this GPU is lost"
+    if not isinstance(kernel_log, Unknown):
+        for line in _still_gone(kernel_log, gpus, driver):
+            gone.setdefault(line.gpu + ".0", line.text)
+    status = None if isinstance(driver, Unknown) else driver.nvml_status
+    if gone or status == 15:
+        names = f"{'GPUs' if len(gone) > 1 else 'GPU'} {listed(sorted(gone), most=4)}" if gone else "A GPU"
+        yield Finding(
+            summary=f"{names} no longer {'answer' if len(gone) > 1 else 'answers'} (fell off the bus)",
+            evidence=(
+                *(Evidence(f"GPU {where}: {how}", "sysfs, NVML, kernel log") for where, how in sorted(gone.items())),
+                *((Evidence("NVML can't start: a GPU is lost (15)", "nvmlInit"),) if status == 15 else ()),
+            ),
+            fixes=(
+                on_the_host(
+                    by_root(
+                        "Reboot, and if that doesn't bring it back, switch the power off and on",
+                        ("sudo reboot",),
+                    ),
+                    container,
+                ),
+                on_the_host(
+                    by_root(
+                        "If it happens again, see the kernel log, have cables, riser and slot looked at, or lower the power limit",
+                        ("sudo dmesg | grep -iE 'xid|aer|pcieport'",),
+                    ),
+                    container,
+                ),
+            ),
+        )
+    requires(gone or pci.nvidia_gpus or listed_gpus, NO_GPU)
+    if not gone and status != 15:
+        known(gpus)
+        known(known(driver).nvml_status)
+        known(kernel_log)  # which alone remembers a GPU that is gone from the bus
+
+
+def _still_gone(log: KernelLog, gpus: Maybe[Gpus], driver: Maybe[Driver]) -> tuple[Reported, ...]:
+    """Lines of Xid 79 about GPUs that NVML doesn't list. One that answers again was reset since; where NVML lists
+    nothing, or only the GPUs of this job, that proves nothing."""
+    if isinstance(gpus, Unknown) or not gpus.answering or isinstance(driver, Unknown) or driver.unreadable_nodes:
+        return ()
+    answering = {normal_address(one.bus_id) for one in gpus.answering if one.bus_id}
+    return tuple(one for one in reported(log) if one.number == 79 and one.gpu not in answering)
+
+
+@check(
+    "xid-error",
+    severity=FAIL,
+    log_signs=(
+        xid_sign(FAULTS, "hardware, driver or firmware: the program can't do that"),
+        xid_sign(PROGRAMS, "mostly the program's own doing, an index past an array", Role.HINTS),
+        xid_sign(FOLLOWING, "follows from another error", Role.EFFECT),
+        LogSign(
+            "unspecified launch failure",
+            why="mostly the program's own kernel; the kernel log tells a GPU's fault from it",
+            role=Role.HINTS,
+            pattern=ON_A_GPU,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "an illegal memory access was encountered",
+            why="mostly an index past an array; the kernel log tells a GPU's fault from it",
+            role=Role.HINTS,
+            pattern=ON_A_GPU,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "an illegal instruction was encountered",
+            why="a kernel for another GPU, or one that fails; the kernel log tells",
+            role=Role.HINTS,
+            pattern=ON_A_GPU,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "the launch timed out and was terminated",
+            why="a kernel that runs too long on a GPU with a display, or one that hangs; the kernel log tells",
+            role=Role.HINTS,
+            pattern=ON_A_GPU,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "CUDA error: unknown error",
+            why="in the midst of a training rather a GPU that fails than a driver that can't start; the kernel log tells",
+            role=Role.HINTS,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+    ),
+)
+def xid_error(
+    kernel_log: Maybe[KernelLog],
+    pci: Pci,
+    gpus: Maybe[Gpus],
+    driver: Maybe[Driver],
+    machine: Machine,
+    container: Maybe[Container],
+) -> Iterator[Finding]:
+    """The NVIDIA driver logged errors (Xid).
+
+    ## What breaks
+    Depends on the number: from one process that was ended (13, 31, 43, 45) to a GPU that needs a reset (48, 64, 95, 119),
+    a reboot (79) or replacement.
+
+    ## Why
+    An Xid is the driver's report of a fault. 13 and 31 are mostly the program's own (an index out of range), 43 and 45
+    follow from others, 63 is a repair that worked; 48, 64, 74, 79, 94, 95, 140, 143 are hardware; 119 and 120 are the
+    firmware.
+
+    ## Fix
+    By number. Look which came first: `sudo dmesg -T | grep -i xid`. Xid 154, where it is there, says what the driver
+    itself thinks the GPU needs.
+    """
+    lines = () if isinstance(kernel_log, Unknown) else reported(kernel_log)
+    if not lines:  # a GPU that fell off may be gone from the bus
+        bus_gpus(pci, machine)
+    log = known(kernel_log)
+    elsewhere = _still_gone(log, gpus, driver)  # gpu-fell-off-bus tells of them
+    lines = tuple(one for one in lines if one not in elsewhere)
+    leading = [one for one in lines if one.means.whose != FOLLOWS and one.number != 43]
+    told = leading or [one for one in lines if one.number != 45 and "(None)" not in one.text]
+    hints = [one for one in lines if one.number == 154]
+    findings = []
+    for number, group in groupby(sorted(told, key=lambda one: one.number), key=lambda one: one.number):
+        same = list(group)
+        severity = _faded(same[0].means.severity, min(max(one.age, 0.0) for one in same))
+        if severity is not None:
+            findings.append(_xid_finding(number, same, hints, severity, log.source, container))
+    worse = [one for one in findings if one.severity is not INFO]
+    yield from sorted(worse or findings, key=lambda one: one.severity.rank if one.severity else 0)
+
+
+def _faded(severity: Severity, age: float) -> Severity | None:
+    """What was bad a day ago and let the machine go on counts one step less; a remark of then is dropped."""
+    if age <= DAY:
+        return severity
+    return {FAIL: WARN, WARN: INFO, INFO: None}[severity]
+
+
+def _xid_finding(
+    number: int,
+    same: list[Reported],
+    hints: list[Reported],
+    severity: Severity,
+    source: str,
+    container: Maybe[Container],
+) -> Finding:
+    means = same[0].means
+    where = sorted({one.gpu for one in same})
+    newest = min(same, key=lambda one: max(one.age, 0.0))
+    advice = [one.text.partition("154,")[2].strip() for one in hints if one.gpu in where]
+    fix = Fix(f"{means.action[:1].upper()}{means.action[1:]}", _xid_commands(means.action, where))
+    fixes = [on_the_host(fix, container) if means.action in (RESET, REBOOT) else fix]
+    if advice:
+        fixes.insert(0, Fix(f"Do what the driver itself says: {advice[-1]}"))
+    times = f", {len(same)} times" if len(same) > 1 else ""
+    return Finding(
+        summary=f"Xid {number} on {listed(where, most=3)}{_ago(newest.age)}{times}: {means.meaning}",
+        cause=f"This is mostly a fault of {means.whose}." if means.whose not in (FOLLOWS, UNLISTED.whose) else "",
+        evidence=tuple(Evidence(one.text, source) for one in same[-3:]),
+        fixes=tuple(fixes),
+        severity=severity,
+    )
+
+
+def _ago(age: float) -> str:
+    if age < 0:
+        return ""
+    for unit, seconds in (("day", DAY), ("hour", 3600.0), ("minute", 60.0)):
+        if age >= seconds:
+            return f" {plural(int(age // seconds), unit)} ago"
+    return " just now"
+
+
+def _xid_commands(action: str, where: list[str]) -> tuple[str, ...]:
+    if action == RESET:
+        return tuple(f"sudo nvidia-smi --gpu-reset -i {one}.0" for one in where)
+    if action == REBOOT:
+        return ("sudo reboot",)
+    if action == DEBUG:
+        return ("export CUDA_LAUNCH_BLOCKING=1",)
+    return ()
+
+
+@check("gpu-throttled", severity=WARN)
+def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
+    """A GPU is slowed down by heat or power.
+
+    ## What breaks
+    Nothing dies, but a DDP step takes as long as the slowest GPU: one that is too hot holds up all ranks of the job.
+
+    ## Why
+    The GPU lowers its clock to protect itself: it is too hot, or the power supply asks for it (power brake). A limit that
+    was set by hand (`nvidia-smi -pl`) does the same, by intent. Being held by the normal power limit is not an illness.
+
+    ## Fix
+    See `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`: fans, filters, neighbours, cables. The same power limit on all
+    GPUs: `sudo nvidia-smi -pl WATTS`.
+    """
+    devices = nvidia_gpus(gpus)
+    known_reasons = [(one, one.throttle_reasons) for one in devices if not isinstance(one.throttle_reasons, Unknown)]
+    for reasons, why, look in (
+        (
+            {"hw-thermal", "sw-thermal"},
+            "too hot",
+            "Have the cooling looked at (fans, filters, neighbouring cards); this shows temperatures and reasons",
+        ),
+        (
+            {"hw-power-brake"},
+            "braked by the power supply",
+            "Have the power supply and its cables looked at; this shows the reasons",
+        ),
+        ({"hw-slowdown"}, "slowed by its own protection", "Have cooling and power looked at; this shows the reasons"),
+    ):
+        hit = tuple(one for one, active in known_reasons if reasons & set(active))
+        if reasons == {"hw-slowdown"}:  # it comes with the other two, which say why
+            hit = tuple(
+                one
+                for one, active in known_reasons
+                if reasons & set(active) and not {"hw-thermal", "sw-thermal", "hw-power-brake"} & set(active)
+            )
+        if hit:
+            yield Finding(
+                summary=f"{called(hit)} {'runs' if len(hit) == 1 else 'run'} slowed down: {why} ({'' if len(hit) == 1 else f'GPU {hit[0].index}: '}{_state(hit[0])})",
+                evidence=tuple(
+                    Evidence(f"GPU {one.index}: {listed(active)}; {_state(one)}", "NVML")
+                    for one, active in known_reasons
+                    if one in hit
+                ),
+                fixes=(Fix(look, ("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",)),),
+            )
+    limits = [(one, one.power_limit, one.power_limit_default) for one in devices]
+    lowered = [
+        (one, limit, usual)
+        for one, limit, usual in limits
+        if not isinstance(limit, Unknown) and not isinstance(usual, Unknown) and 0 < limit < 0.95 * usual
+    ]
+    if lowered:
+        yield Finding(
+            summary=f"The power limit of {called([one for one, _, _ in lowered])} was lowered to {lowered[0][1]:.0f} W, from "
+            f"{lowered[0][2]:.0f} W",
+            cause="Somebody set it by hand. A step of DDP takes as long as the slowest GPU.",
+            evidence=tuple(
+                Evidence(f"GPU {one.index}: {limit:.0f} W, by default {usual:.0f} W", "NVML")
+                for one, limit, usual in lowered
+            ),
+            fixes=(
+                on_the_host(
+                    by_root(
+                        "Raise it again, unless power supply or cooling need it",
+                        tuple(f"sudo nvidia-smi -i {one.index} -pl {usual:.0f}" for one, _, usual in lowered),
+                    ),
+                    container,
+                ),
+            ),
+            severity=INFO,
+        )
+    if len(known_reasons) < len(devices):
+        raise NotKnown("these GPUs don't say why they slow down")
+
+
+def _state(gpu: Gpu) -> str:
+    parts = [f"{gpu.temperature} degrees"] if not isinstance(gpu.temperature, Unknown) else []
+    if not isinstance(gpu.sm_clock, Unknown) and not isinstance(gpu.sm_clock_max, Unknown):
+        parts.append(f"{gpu.sm_clock} of {gpu.sm_clock_max} MHz")
+    return ", ".join(parts) or "no figures"

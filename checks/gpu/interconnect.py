@@ -1,0 +1,496 @@
+"""How the GPUs of one host reach each other: NVLink, NVSwitch and its fabric manager, peer-to-peer over PCIe."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.kernel_log import KernelLog
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.pci import Pci, PciDevice
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.knowledge.evidence import cuda_start, told
+from ddpdoctor.knowledge.nvidia import NO_DRIVER, bus_gpus, called, driver_loaded, nvidia_gpus, older, said
+from ddpdoctor.knowledge.privileges import by_root, on_the_host
+from ddpdoctor.knowledge.xids import NVLINK_XIDS, SXID_LINE, reported, xid_sign
+
+WITHOUT_P2P = Fix(
+    "Let NCCL go through host memory, until this is cured (slower, but it works)", ("export NCCL_P2P_DISABLE=1",)
+)
+
+
+DAY = 86400.0
+DEBIAN = ("ubuntu", "debian")
+
+
+def _off(environment: Maybe[Environment], name: str) -> bool:
+    return not isinstance(environment, Unknown) and environment.get(name) not in ("", "0")
+
+
+@check(
+    "fabric-manager-not-running",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "system not yet initialized",
+            why="CUDA says so on boards with NVSwitches alone",
+            pattern=r"(?:Error 802: |CUDA error: |Cuda failure (?:802 )?'|CUDA driver error: |\(code=802.*|\(802\) : |what\(\): +Error \([\w./-]+:\d+\): )"
+            r"system not yet initialized",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1; torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp; gpu_burn; as reported in public",
+        ),
+        LogSign(
+            "cudaErrorSystemNotReady", why="the name of the same error", source="CUDA runtime in torch 1.13.1 and 2.9.1"
+        ),
+        LogSign(
+            "NV_WARN_NOTHING_TO_DO",
+            why="the manager was installed on a host without NVSwitches, and has nothing to manage",
+            role=Role.NOISE,
+            source="nvidia-fabricmanager, as reported in public",
+        ),
+        LogSign(
+            "CUDA_ERROR_SYSTEM_NOT_READY",
+            why="the name of the same error",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+    ),
+)
+def fabric_manager_not_running(
+    driver: Driver, pci: Pci, gpus: Maybe[Gpus], container: Container, machine: Machine, plan: Plan
+) -> Iterator[Finding]:
+    """The NVSwitch fabric isn't ready: its manager doesn't run, or has another version than the driver.
+
+    ## What breaks
+    `nvidia-smi` looks fine, and every CUDA program stops with "system not yet initialized" (802). On newer boards CUDA
+    starts, but without NVLink.
+
+    ## Why
+    Boards with NVSwitches (HGX and DGX A100, H100, H200, B200) need nvidia-fabricmanager, in exactly the driver's
+    version, to set up the switches at boot. After a driver upgrade it often stays behind.
+
+    ## Fix
+    `sudo apt-get install nvidia-fabricmanager-<branch>=<driver's version>`, then
+    `sudo systemctl enable --now nvidia-fabricmanager`. In a container or virtual machine: the host has to do it.
+    """
+    bus_gpus(pci, machine)
+    requires(driver_loaded(driver), NO_DRIVER)
+    devices = () if isinstance(gpus, Unknown) or gpus.vendor == "amd" else gpus.answering
+    initialised = None if isinstance(driver.cuda_init, Unknown) else driver.cuda_init
+    waiting = tuple(one for one in devices if one.fabric_state in ("not-started", "in-progress") or _registration(one))
+    done = any(one.fabric_state == "completed" for one in devices) and not waiting
+    requires(pci.nvswitches or waiting or done or initialised == 802, "no NVSwitch on this host")
+    manager = driver.fabric_manager
+    here = container.runtime is None
+    theirs = None if isinstance(driver.fabric_manager_version, Unknown) else driver.fabric_manager_version
+    differs = here and theirs is not None and driver.version is not None and theirs != driver.version
+    severity: Severity | None = None
+    if initialised == 802:
+        summary = "CUDA can't start: the NVSwitch fabric is not set up (802, system not yet initialized)"
+    elif waiting and (plan.nproc > 1 or initialised != 0):
+        summary = (
+            f"{called(waiting)} didn't join the NVLink fabric ({listed(sorted({_fabric(one) for one in waiting}))})"
+        )
+        severity = WARN if initialised == 0 else None
+    elif here and not done and pci.nvswitches and manager != "active":
+        if isinstance(manager, Unknown):
+            raise NotKnown(manager.reason)
+        summary = f"{plural(len(pci.nvswitches), 'NVSwitch', 'NVSwitches')} here, but the fabric manager is {_manager(driver)}"
+        severity = WARN if initialised == 0 else None
+    elif differs:
+        summary = f"The fabric manager is {theirs}, but the driver is {driver.version}: it won't start again"
+        severity = WARN
+    else:
+        requires(not waiting, "a single rank needs no NVLink")
+        if not done:
+            known(driver.cuda_init)
+        for one in nvidia_gpus(known(gpus)):
+            if known(one.fabric_state) == "completed":
+                known(one.fabric_status)
+        if here and manager is not None:
+            known(driver.fabric_manager_version)
+        return
+    yield Finding(
+        summary=summary,
+        cause=f"Fabric manager {theirs} refuses to work with driver {driver.version}: the versions must be the same."
+        if differs
+        else "",
+        evidence=(
+            cuda_start(driver),
+            *([told(driver, "fabric_manager", f"fabric manager: {_manager(driver)}")] if here else []),
+            *([told(driver, "fabric_manager_version", f"fabric manager's version: {theirs}")] if theirs else []),
+            Evidence(f"driver {driver.version}", "/proc/driver/nvidia/version, NVML"),
+            *(Evidence(f"GPU {one.index}: joining the fabric: {_fabric(one)}", "NVML") for one in waiting[:8]),
+        ),
+        fixes=_fabric_fixes(driver, machine, here, installed=not here or manager is not None, differs=differs),
+        severity=severity,
+    )
+
+
+def _manager(driver: Driver) -> str:
+    return "not installed" if driver.fabric_manager is None else said(driver.fabric_manager)
+
+
+def _registration(gpu: Gpu) -> bool:
+    """Whether the GPU tried to join the fabric and was turned down."""
+    return gpu.fabric_state == "completed" and not isinstance(gpu.fabric_status, Unknown) and gpu.fabric_status != 0
+
+
+def _fabric(gpu: Gpu) -> str:
+    return f"failed with code {gpu.fabric_status}" if _registration(gpu) else str(gpu.fabric_state)
+
+
+def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool, differs: bool) -> tuple[Fix, ...]:
+    if not here:
+        return (
+            Fix(
+                "Ask the administrator to start nvidia-fabricmanager on the host, which a container can't do; there, this shows "
+                "its state",
+                ("systemctl status nvidia-fabricmanager",),
+            ),
+        )
+    version = driver.version or ""
+    start = "sudo systemctl restart nvidia-fabricmanager"
+    look = Fix(
+        "If it doesn't start, see why", ("systemctl status nvidia-fabricmanager", "tail /var/log/fabricmanager.log")
+    )
+    if installed and not differs:
+        again = "Restart" if driver.fabric_manager == "active" else "Start"
+        return (
+            by_root(
+                f"{again} the fabric manager",
+                ("sudo systemctl enable nvidia-fabricmanager", start),
+            ),
+            look,
+        )
+    install = f"dnf install nvidia-fabric-manager-{shlex.quote(version)}"
+    if machine.os_id in DEBIAN:
+        install = (
+            f"apt-get install nvidia-fabricmanager-{shlex.quote(version.split('.')[0])}={shlex.quote(f'{version}-*')}"
+        )
+    return (
+        by_root(
+            "Install it in the driver's version, and start it",
+            (f"sudo {install}", "sudo systemctl enable nvidia-fabricmanager", start),
+        ),
+        look,
+    )
+
+
+@check(
+    "nvlink-error",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "uncorrectable NVLink error detected during the execution",
+            why="CUDA's word for it",
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            "SXid (PCI:",
+            why="an NVSwitch; those that are not fatal repair themselves",
+            pattern=r"SXid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal",
+            source="NVIDIA's fabric manager guide; the kernel log, as reported in public",
+        ),
+        xid_sign(NVLINK_XIDS, "errors of links"),
+    ),
+)
+def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: Maybe[Container]) -> Iterator[Finding]:
+    """NVLinks are down, or an NVSwitch reports fatal errors.
+
+    ## What breaks
+    Collectives abort with "uncorrectable NVLink error", hang, or silently take the slow way over PCIe.
+
+    ## Why
+    A link or a switch port failed, or the GPU at its other end did. A GPU with fewer links than its sisters shows it.
+
+    ## Fix
+    `nvidia-smi nvlink -s` and `-e`; reset the GPUs or reboot. If it comes back, the board has to be looked at.
+    """
+    devices = nvidia_gpus(gpus)
+    counts = [(one, one.nvlinks_active) for one in devices if not isinstance(one.nvlinks_active, Unknown)]
+    switched = bool(pci.nvswitches) or any(one.fabric_state == "completed" for one in devices)
+    fatal = (
+        ()
+        if isinstance(kernel_log, Unknown)
+        else tuple(one for one in reported(kernel_log, SXID_LINE) if one.age <= DAY)
+    )
+    fewer = []
+    for one, active in counts:
+        most = max(count for other, count in counts if other.name == one.name)
+        # Without a switch, no link at all only means that no bridge is plugged in.
+        if active < most and (active or switched) and one.mig_enabled is not True:
+            fewer.append((one, active, most))
+    if fewer:
+        which = called([one for one, _, _ in fewer])
+        yield Finding(
+            summary=f"{which}: only {plural(fewer[0][1], 'NVLink')} up, while the other GPUs have {fewer[0][2]}",
+            evidence=tuple(
+                Evidence(f"GPU {one.index}: {active} of {most} NVLinks up", "NVML") for one, active, most in fewer
+            ),
+            fixes=(
+                Fix(
+                    "See which links are down, and send it to the administrator",
+                    ("nvidia-smi nvlink -s", "nvidia-smi nvlink -e"),
+                ),
+                on_the_host(
+                    by_root("Reboot, and if it comes back, have the board examined", ("sudo reboot",)), container
+                ),
+            ),
+            severity=FAIL if switched and any(not active for _, active, _ in fewer) else None,
+        )
+    if fatal:
+        numbers = sorted({one.number for one in fatal})
+        yield Finding(
+            summary=f"An NVSwitch reported fatal errors (SXid {listed(numbers)})",
+            evidence=tuple(Evidence(one.text, "kernel log") for one in fatal[-3:]),
+            fixes=(
+                on_the_host(
+                    by_root(
+                        "Reboot, and if it comes back, have the board examined",
+                        ("sudo dmesg -T | grep SXid", "sudo reboot"),
+                    ),
+                    container,
+                ),
+            ),
+        )
+    if not fatal and not fewer:
+        for one in devices:
+            known(one.nvlinks_active)
+        requires(any(count for _, count in counts), "no NVLink between the GPUs")
+        if switched:  # of its own errors a switch only tells the kernel log
+            known(kernel_log)
+
+
+@check(
+    "p2p-acs-iommu",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "Watchdog caught collective operation timeout",
+            why="the first collective of all never came through, and NCCL copies from GPU to GPU; the network between hosts and a rank that never came look the same",
+            role=Role.HINTS,
+            pattern=r"SeqNum=[1-3],",
+            near="via P2P/",
+            source="torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; nccl 2.27.5: transport/p2p.cc",
+        ),
+        LogSign(
+            "completion from peer",
+            why="4 is IBV_WC_LOC_PROT_ERR: an IOMMU between card and GPU may be what refuses the access",
+            role=Role.HINTS,
+            pattern=r"with (?:error |status=)(?:\w+\()?4\b",
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: net_ib, with the numbers of libibverbs",
+        ),
+        LogSign(
+            "peer access is not supported between these two devices",
+            why="NCCL took a way from GPU to GPU that the driver refuses: something parts them, or each rank sees another GPU alone (under Ray)",
+            role=Role.HINTS,
+            pattern=r"NCCL WARN .*peer access|Cuda failure (?:217 )?'peer access",
+            fatal=True,
+            source="nccl 2.7 to 2.32.3: transport/p2p.cc; the CUDA runtime's own text",
+        ),
+        LogSign(
+            "AMD-Vi: Event logged [IO_PAGE_FAULT",
+            why="the IOMMU threw a GPU's write away",
+            pattern=r"nvidia (?P<gpu>[0-9a-f:.]+): AMD-Vi",
+            source="Linux: drivers/iommu/amd/iommu.c",
+        ),
+        LogSign(
+            "DMAR: [DMA ",
+            why="the IOMMU threw a device's access away; lspci tells whether it is a GPU",
+            role=Role.HINTS,
+            pattern=r"\[DMA (?:Read|Write)(?: NO_PASID)?\] Request device \[(?P<device>[0-9a-fx:.]+)\]",
+            near="nvidia",
+            source="Linux: drivers/iommu/intel/dmar.c",
+        ),
+    ),
+)
+def p2p_acs_iommu(
+    pci: Pci,
+    gpus: Gpus,
+    machine: Machine,
+    container: Maybe[Container],
+    plan: Plan,
+    environment: Maybe[Environment],
+) -> Iterator[Finding]:
+    """PCIe access control (ACS) or the IOMMU stands between the GPUs.
+
+    ## What breaks
+    NCCL connects all rings, and the first collective hangs, or is several times too slow, or brings wrong numbers.
+
+    ## Why
+    NCCL copies from GPU to GPU over PCIe. ACS sends such traffic up to the processor and back, and an IOMMU that
+    translates may lose it, though the driver says that it works.
+
+    ## Fix
+    `export NCCL_P2P_DISABLE=1` works at once, at a price in speed. For good: `iommu=pt` (or off) on the kernel command
+    line, ACS off in the firmware or by `setpci` on the bridges.
+    """
+    devices = nvidia_gpus(gpus)
+    requires(not machine.wsl, "WSL has no PCI bus of its own")
+    requires(plan.nproc > 1 and len(devices) > 1, "no more than one GPU in the job")
+    virtual = [one.virtualization for one in devices if not isinstance(one.virtualization, Unknown)]
+    requires(all(one == "none" for one in virtual), "in a virtual machine this is the host's matter")
+    linked = all(not isinstance(one.nvlinks_active, Unknown) and one.nvlinks_active for one in devices)
+    requires(not linked, "the GPUs reach each other by NVLink")
+    requires(not _off(environment, "NCCL_P2P_DISABLE"), "NCCL_P2P_DISABLE is set")
+    matrix = known(gpus.p2p)
+    cells = {cell for row in matrix for cell in row}
+    if "ok" not in cells and "unknown" in cells:
+        raise NotKnown("the driver doesn't say whether the GPUs can reach each other directly")
+    requires("ok" in cells, "peer-to-peer is not possible between these GPUs, and NCCL knows it")
+    above = _bridges(pci)
+    bridges = tuple(one for one in above if one.acs_redirect)
+    command_line = machine.kernel_command_line
+    translating = _translating(pci, command_line)
+    if bridges:
+        yield Finding(
+            summary=f"ACS redirects GPU-to-GPU traffic at {plural(len(bridges), 'PCIe bridge')}: NCCL may hang or be slow",
+            evidence=tuple(
+                Evidence(f"PCIe bridge {one.address}: ACS redirect is on", "its configuration space")
+                for one in bridges[:8]
+            ),
+            fixes=(
+                WITHOUT_P2P,
+                on_the_host(
+                    by_root(
+                        "Turn ACS off in the firmware, or with this until the next boot",
+                        tuple(f"sudo setpci -s {shlex.quote(one.address)} ECAP_ACS+6.w=0000" for one in bridges[:8]),
+                    ),
+                    container,
+                ),
+            ),
+        )
+    if translating is True:
+        yield Finding(
+            summary="The IOMMU translates GPU-to-GPU traffic (no iommu=pt): NCCL's peer-to-peer copies may hang",
+            evidence=(
+                told(pci, "iommu_groups", f"the IOMMU is on ({said(pci.iommu_groups)} groups)"),
+                *([machine.seen("kernel_command_line")] if isinstance(command_line, str) and command_line else []),
+                told(gpus, "p2p", "the driver says that the GPUs can reach each other directly"),
+            ),
+            fixes=(
+                WITHOUT_P2P,
+                on_the_host(
+                    by_root(
+                        "Let the IOMMU pass traffic through, and reboot",
+                        (
+                            r"""sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&iommu=pt /' /etc/default/grub""",
+                            "sudo update-grub && sudo reboot",
+                        )
+                        if machine.os_id in DEBIAN
+                        else ("sudo grubby --update-kernel=ALL --args=iommu=pt", "sudo reboot"),
+                    ),
+                    container,
+                ),
+            ),
+        )
+    if not bridges and translating is not True:
+        known(translating)
+        for one in devices:
+            known(one.virtualization)
+        if not pci.nvidia_gpus:
+            raise NotKnown("sysfs doesn't show the GPUs")
+        if any(one.acs_redirect is None for one in above):
+            raise NotKnown("ACS can't be read without root")
+
+
+def _bridges(pci: Pci) -> tuple[PciDevice, ...]:
+    """All bridges above the GPUs."""
+    by_address = {one.address: one for one in pci.devices}
+    found: dict[str, PciDevice] = {}
+    for gpu in pci.nvidia_gpus:
+        above = by_address.get(gpu.parent or "")
+        while above is not None:
+            found[above.address] = above
+            above = by_address.get(above.parent or "")
+    return tuple(found.values())
+
+
+def _translating(pci: Pci, command_line: Maybe[str]) -> Maybe[bool]:
+    """Whether the IOMMU translates for the GPUs: by the kernel's own word, else by what it was told at boot."""
+    if isinstance(pci.iommu_groups, Unknown):
+        return pci.iommu_groups
+    if not pci.iommu_groups:
+        return False
+    domains = {one.iommu_domain for one in pci.nvidia_gpus if one.iommu_domain}
+    if domains:
+        return any(one != "identity" for one in domains)
+    if isinstance(command_line, Unknown):
+        return command_line
+    words = command_line.split()
+    through = {"iommu=pt", "iommu.passthrough=1", "intel_iommu=off", "amd_iommu=off", "iommu=off"}
+    return not through & set(words) if words else Unknown("the kernel doesn't show its command line")
+
+
+@check(
+    "rtx4000-p2p-unsupported",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "doesn't support faster communication broadband via P2P or IB",
+            pattern=r"Using RTX (?:3090 or )?4000 series doesn't",
+            why="Accelerate refuses to start so",
+            source="accelerate 1.15.0 and 0.2x, which named the RTX 3090, too: accelerate/state.py",
+        ),
+        LogSign(
+            "We've detected an older driver with an RTX 4000 series GPU",
+            why="Accelerate refuses to spread a model so",
+            source="accelerate 1.15.0: accelerate/big_modeling.py",
+        ),
+    ),
+)
+def rtx4000_p2p_unsupported(
+    gpus: Gpus, driver: Driver, plan: Plan, environment: Maybe[Environment], packages: Maybe[Packages]
+) -> Iterator[Finding]:
+    """GeForce RTX 40 cards can't copy from one to another, and this driver or Accelerate trips over it.
+
+    ## What breaks
+    With a driver before 525.105.17 the first collective hangs, or brings wrong numbers. With one before 550.40.07
+    Accelerate and the Transformers Trainer stop with NotImplementedError unless started by `accelerate launch`.
+
+    ## Why
+    These cards have no peer-to-peer over PCIe. Early drivers said that they had; Accelerate refuses to run where it
+    can't be sure that the driver tells the truth.
+
+    ## Fix
+    `export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1`, or a newer driver.
+    """
+    devices = nvidia_gpus(gpus)
+    cards = tuple(one for one in devices if "RTX 40" in one.name)
+    requires(len(cards) > 1 and plan.nproc > 1, "no more than one RTX 40 in the job")
+    version = driver.version
+    if version is None:
+        raise NotKnown("the driver's version is not known")
+    off = _off(environment, "NCCL_P2P_DISABLE")
+    evidence = (
+        Evidence(f"{len(cards)} x {cards[0].name}", "NVML"),
+        Evidence(f"driver {version}", "/proc/driver/nvidia, NVML"),
+    )
+    fix = Fix("Turn peer-to-peer and InfiniBand off in NCCL", ("export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1",))
+    newer = by_root("Or install a newer driver, 550.40.07 at least")
+    geforce = any("GeForce" in one.name for one in cards)
+    if geforce and older(version, "525.105.17") and not off:
+        yield Finding(
+            summary=f"Driver {version} wrongly offers peer-to-peer on {cards[0].name}: NCCL hangs or gives wrong results",
+            evidence=evidence,
+            fixes=(fix, newer),
+        )
+        return
+    both = off and _off(environment, "NCCL_IB_DISABLE")
+    if both or not older(version, "550.40.07"):
+        return
+    if accelerate := known(packages).version("accelerate"):
+        yield Finding(
+            summary=f"Accelerate {accelerate} refuses RTX 40 cards with driver {version}, unless `accelerate launch` starts it",
+            evidence=(*evidence, Evidence(f"accelerate {accelerate}", "packages of the patient")),
+            fixes=(fix, newer),
+            severity=WARN,
+        )

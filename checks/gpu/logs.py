@@ -1,0 +1,140 @@
+"""A GPU's memory that runs out, told from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.base.wording import ranks_named
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.log import Log
+from ddpdoctor.knowledge.cuda_library_signs import CUBLAS_GIVES_UP, CUDNN_GIVES_UP
+from ddpdoctor.knowledge.cuda_oom import OWN_DOING
+from ddpdoctor.logs.analyze.sightings import lines, sightings, word
+
+
+@check(
+    "oom-batch-too-large",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "out of memory. Tried to allocate",
+            why="torch's allocator, where its figures don't say that somebody else holds the most of the GPU",
+            pattern=OWN_DOING,
+            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
+        ),
+        LogSign(
+            "CUDA error: out of memory",
+            why="outside of torch's allocator, with no figures: at the first use of a GPU that others fill, or where all of it is used",
+            role=Role.HINTS,
+            source="CUDA runtime in torch 1.13.1 and 2.9.1",
+        ),
+        LogSign(
+            ") : out of memory",
+            why="the same in older releases of torch, whose allocator gave no figures either",
+            role=Role.HINTS,
+            pattern=r"cuda runtime error \(2\) : out of memory",
+            source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
+        ),
+        LogSign(
+            "CUBLAS_STATUS_ALLOC_FAILED when calling",
+            why="cuBLAS found no memory for its workspace: torch holds the rest; a driver that doesn't fit says the same",
+            role=Role.HINTS,
+            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDABlas.cpp",
+        ),
+        CUBLAS_GIVES_UP,
+        *CUDNN_GIVES_UP,
+    ),
+)
+def oom_batch_too_large(log: Log) -> Iterator[Finding]:
+    """The model, its batch and its activations don't fit into the GPU's memory.
+
+    ## What breaks
+    The rank stops with "CUDA out of memory"; the others wait for it or lose the connection.
+
+    ## Why
+    The process itself holds the memory: parameters, gradients, the optimizer's state, and activations, which grow with the
+    batch and the length of its samples. A longest sample, or validation without `torch.no_grad()`, may come late. Tensors
+    that are kept (`losses.append(loss)`) grow with every step. Where torch's figures show that others hold the GPU, it is
+    another illness: gpu-memory-held-by-others, zombie-gpu-process.
+
+    ## Fix
+    A smaller batch for each GPU, with gradient accumulation; mixed precision (bf16); activation checkpointing; FSDP or ZeRO
+    for a large model. Where much is "reserved by PyTorch but unallocated":
+    `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+    """
+    seen = sightings(log, "oom-batch-too-large")
+    if not seen:
+        return
+    ranks = {one.line.rank for one in seen if one.line.rank is not None}
+    wanted = word(seen, "wanted")
+    yield Finding(
+        summary=f"GPU memory is full on {ranks_named(ranks) if ranks else 'a GPU'}"
+        + (f": {wanted} more were wanted" if wanted else ""),
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Take a smaller batch for each GPU, and accumulate gradients over several"),
+            Fix("Or need less: bf16 autocast, activation checkpointing, FSDP for a large model"),
+            Fix(
+                "Where much is reserved but unallocated, let torch grow its blocks",
+                ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",),
+            ),
+            Fix(
+                "See that nobody else holds the GPU", ("ddpdoctor check --select gpu-memory-in-use,zombie-gpu-process",)
+            ),
+        ),
+        rank=min(ranks, default=None),
+    )
+
+
+@check(
+    "nccl-cuda-oom",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "'out of memory'",
+            why="CUDA's answer to NCCL, which needs buffers of its own beside torch's",
+            pattern=r"Cuda failure (?:\d+ )?'out of memory'",
+            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h; torch 2.9.1 repeats it as the last error",
+        ),
+        LogSign(
+            "Failed to CUDA ",
+            why="NCCL's own buffers, with their size",
+            pattern=r"Failed to CUDA (?:calloc(?: async)?|malloc|host alloc) (?P<bytes>\d+) bytes",
+            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/alloc.h",
+        ),
+    ),
+)
+def nccl_cuda_oom(log: Log) -> Iterator[Finding]:
+    """NCCL found no room on the GPU for its buffers.
+
+    ## What breaks
+    Init or the first collective fails with "unhandled cuda error"; the other ranks see an internal error, a closed
+    connection or a timeout.
+
+    ## Why
+    torch keeps what it has freed, so the GPU is full for everybody else. NCCL takes its buffers when a process group first
+    communicates: some hundred MiB, more with many groups (tensor, pipeline, expert parallel) and many GPUs.
+
+    ## Fix
+    Leave some GiB free: a smaller batch, or `torch.cuda.set_per_process_memory_fraction(0.9)`. Call one collective on each
+    group before the model is made. `NCCL_BUFFSIZE=2097152` halves the buffers.
+    """
+    seen = sightings(log, "nccl-cuda-oom")
+    if not seen:
+        return
+    ranks = {one.line.rank for one in seen if one.line.rank is not None}
+    yield Finding(
+        summary=f"NCCL found no memory for its buffers on {ranks_named(ranks) if ranks else 'a GPU'}",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix(
+                "Leave NCCL some GiB: a smaller batch, or torch.cuda.set_per_process_memory_fraction(0.9) before the model"
+            ),
+            Fix("Or halve its buffers", ("export NCCL_BUFFSIZE=2097152",)),
+            Fix(
+                "See that nobody else holds the GPU", ("ddpdoctor check --select gpu-memory-in-use,zombie-gpu-process",)
+            ),
+        ),
+        rank=min(ranks, default=None),
+    )

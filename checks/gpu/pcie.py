@@ -1,0 +1,219 @@
+"""The PCIe links of GPUs and network cards."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.pci import Pci, PciDevice
+from ddpdoctor.knowledge.privileges import NEEDS_ROOT
+
+
+@check("pcie-link-degraded", severity=WARN)
+def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
+    """A GPU or network card has fewer PCIe lanes, or a slower link, than it and its slot can do.
+
+    ## What breaks
+    Nothing dies; batches arrive late and gradients travel slowly, for all ranks, since they wait for each other.
+
+    ## Why
+    The card sits badly, in the wrong slot, or on a bad riser; or the firmware gave its lanes to something else. An idle
+    GPU that lowers its generation to save power is fine.
+
+    ## Fix
+    Reseat the card, use a slot that is wired to the processor with all lanes, set the slot to its full generation in
+    the firmware.
+    """
+    cards = tuple(one for one in pci.devices if one.driver not in ("vfio-pci", "pci-stub") and _matters(one))
+    requires(cards, "no GPU and no InfiniBand card on this host")
+    apart = set() if isinstance(gpus, Unknown) else {one.bus_id for one in gpus.devices if _off_slot(one)}
+    # Without the slot's own word one can't tell eight lanes that are wired from eight that are lost.
+    known_links = tuple(
+        one for one in cards if one.link_width and one.parent_link_width_max and one.address not in apart
+    )
+    if not known_links:
+        raise NotKnown("sysfs doesn't say how the cards and their slots are linked")
+    busy = {} if isinstance(gpus, Unknown) else {one.bus_id: one for one in gpus.answering if _busy(one)}
+    narrow = tuple(one for one in known_links if one.link_width < _best(one.link_width_max, one.parent_link_width_max))
+    slow = tuple(
+        one
+        for one in known_links
+        if one not in narrow
+        and (one.address in busy or not (one.is_nvidia_gpu or one.is_amd_gpu))
+        and one.link_speed < _best(one.link_speed_max, one.parent_link_speed_max)
+    )
+    for one in (*narrow, *slow):
+        width = _best(one.link_width_max, one.parent_link_width_max)
+        speed = _best(one.link_speed_max, one.parent_link_speed_max)
+        has = (
+            f"{one.link_width} of {width} PCIe lanes"
+            if one in narrow
+            else f"a PCIe link of {one.link_speed:g} of {speed:g} GT/s, though it is in use"
+        )
+        yield Finding(
+            summary=f"{_kind(one)} {one.address} runs with {has}",
+            evidence=(
+                Evidence(
+                    f"{one.address}: x{one.link_width}, {one.link_speed:g} GT/s; card and slot can do x{width}, "
+                    f"{speed:g} GT/s",
+                    "/sys/bus/pci/devices",
+                ),
+                *(
+                    (Evidence(f"the GPU is {busy[one.address].utilisation} % busy", "NVML"),)
+                    if one.address in busy
+                    else ()
+                ),
+            ),
+            fixes=(
+                Fix(
+                    "Ask the administrator to reseat the card or to give it a slot with all lanes; this shows its link (LnkSta)",
+                    (f"sudo lspci -vvs {shlex.quote(one.address)}",),
+                ),
+            ),
+        )
+    if not narrow and not slow:
+        if unread := [one.address for one in cards if one not in known_links and one.address not in apart]:
+            raise NotKnown(f"sysfs doesn't say how {listed(unread, most=4)} and the slot are linked")
+        _assert_idle(known_links, gpus)
+
+
+def _assert_idle(links: tuple[PciDevice, ...], gpus: Maybe[Gpus]) -> None:
+    """A GPU's slow link is fine while it idles.
+
+    Raises:
+        NotKnown: nobody said whether it does.
+    """
+    lowered = {one.address for one in links if one.link_speed < _best(one.link_speed_max, one.parent_link_speed_max)}
+    if lowered:
+        for gpu in known(gpus).answering:
+            if gpu.bus_id in lowered:
+                known(gpu.utilisation)
+
+
+def _matters(one: PciDevice) -> bool:
+    """GPUs and Mellanox cards."""
+    return one.is_nvidia_gpu or one.is_amd_gpu or (one.vendor == 0x15B3 and one.class_code >> 16 == 0x02)
+
+
+def _kind(one: PciDevice) -> str:
+    return "GPU" if one.is_nvidia_gpu or one.is_amd_gpu else "Network card"
+
+
+def _off_slot(gpu: Gpu) -> bool:
+    """Whether its slot says nothing: made up in a virtual machine, and beside the real link (C2C) of Grace's GPUs."""
+    if re.search(r"\bG[HB]\d{2,3}\b", gpu.name):
+        return True
+    return not isinstance(gpu.virtualization, Unknown) and gpu.virtualization != "none"
+
+
+def _busy(gpu: Gpu) -> bool:
+    return not isinstance(gpu.utilisation, Unknown) and gpu.utilisation >= 50
+
+
+def _best(card: float, slot: float) -> float:
+    """What both can do; a bridge that says nothing limits nothing."""
+    return min(card, slot) if card and slot else card
+
+
+AT_BOOT = "one or a few that are not fatal, while the host starts, are normal"
+RUNNING = r"^(?!\[ {0,4}\d{1,2}\.\d{6}\])"
+"""Not in the first seconds of the host, by dmesg's clock."""
+NONFATAL_FLOOR = 10
+"""Probing of devices at boot leaves one such error or a few (unsupported request); a link that loses packets, dozens."""
+
+
+@check(
+    "pcie-aer-errors",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "PCIe Bus Error: severity=Uncorrect",
+            why="of a GPU; those that were corrected are normal, and a few in the first seconds of the host, too",
+            pattern=rf"{RUNNING}.*nvidia (?P<device>[0-9a-f:.]+): (?:AER: )?PCIe Bus Error: severity=Uncorrect",
+            source="Linux: drivers/pci/pcie/aer.c",
+        ),
+        LogSign(
+            "PCIe Bus Error: severity=Uncorrect",
+            why="of a port or another device: lspci -t tells what hangs below it",
+            role=Role.HINTS,
+            pattern=rf"{RUNNING}(?!.*nvidia [0-9a-f:.]+: ).*PCIe Bus Error",
+            source="Linux: drivers/pci/pcie/aer.c",
+        ),
+        LogSign(
+            "AER: Uncorrect",
+            why="a fatal one resets the link, whatever hangs below the port",
+            pattern=rf"{RUNNING}.*AER: Uncorrect(?:ed|able) \(Fatal\)",
+            source="Linux: drivers/pci/pcie/aer.c",
+        ),
+        LogSign(
+            "AER: Uncorrect",
+            why="the port that reports it; the device is named in the next lines",
+            role=Role.HINTS,
+            pattern=rf"{RUNNING}.*AER: Uncorrect(?:ed|able) \(Non-Fatal\)",
+            source="Linux: drivers/pci/pcie/aer.c",
+        ),
+        LogSign(
+            "PCIe Bus Error: severity=Correct",
+            why="corrected errors are normal, as long as they are few",
+            role=Role.NOISE,
+            source="Linux: drivers/pci/pcie/aer.c",
+        ),
+        LogSign(
+            "AER: Correct",
+            why="corrected errors are normal, as long as they are few",
+            role=Role.NOISE,
+            source="Linux: drivers/pci/pcie/aer.c",
+        ),
+    ),
+)
+def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
+    """A GPU's PCIe link had errors that were not corrected.
+
+    ## What breaks
+    Transfers are repeated and slow; often the GPU falls off the bus some hours later.
+
+    ## Why
+    A bad riser, slot or cable, or a link that is faster than it can bear. Errors that were corrected are normal, and so
+    are a few that were not fatal: probing a device that isn't there, at boot, counts as one.
+
+    ## Fix
+    Reseat the card, replace the riser, or set the slot one generation lower in the firmware.
+    """
+    cards = tuple(one for one in pci.devices if _matters(one) and one.driver not in ("vfio-pci", "pci-stub"))
+    requires(cards, "no GPU and no InfiniBand card on this host")
+    above = {one.parent for one in cards}
+    watched = (*cards, *(one for one in pci.devices if one.address in above and one not in cards))
+    if all(one.aer_fatal is None and one.aer_nonfatal is None for one in watched):
+        raise NotKnown("the kernel doesn't count PCIe errors here")
+    counted = tuple((one, one.aer_fatal or 0, one.aer_nonfatal or 0) for one in watched)
+    bad = tuple(each for each in counted if each[1] or each[2] >= NONFATAL_FLOOR)
+    if bad:
+        yield Finding(
+            summary=f"PCIe errors that were not corrected since boot: {plural(sum(fatal + nonfatal for _, fatal, nonfatal in bad), 'error')} at "
+            f"{listed((one.address for one, _, _ in bad), most=4)}",
+            evidence=tuple(
+                Evidence(
+                    f"{one.address}: {fatal} fatal, {nonfatal} not fatal, {one.aer_correctable or 0} corrected",
+                    f"/sys/bus/pci/devices/{one.address}/aer_dev_*",
+                )
+                for one, fatal, nonfatal in bad
+            ),
+            fixes=(
+                Fix(
+                    "See whether the count grows"
+                    + (", on the host" if container.runtime else "")
+                    + f"; if so, have riser, slot and cable looked at; the kernel log tells more {NEEDS_ROOT}",
+                    (
+                        f"grep TOTAL /sys/bus/pci/devices/{shlex.quote(bad[0][0].address)}/aer_dev_*",
+                        "sudo dmesg | grep -i aer",
+                    ),
+                ),
+            ),
+        )

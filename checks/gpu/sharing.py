@@ -1,0 +1,155 @@
+"""Whether two ranks would use one GPU."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import listed, plural, ranks_named
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.visible import selector, visible_gpus
+from ddpdoctor.knowledge.evidence import planned
+from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
+from ddpdoctor.processes.gpu_holders import Held, Shared, all_told, holdings, of_process, own_jobs, shared_gpus
+from ddpdoctor.processes.gpu_holders_words import evidence_of
+from ddpdoctor.processes.job_words import places
+from ddpdoctor.processes.jobs import Job
+
+
+@check(
+    "duplicate-gpu",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Duplicate GPU detected : rank",
+            why="NCCL compares the PCI addresses of all ranks of a host",
+            pattern=r"rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device (?P<device>[0-9a-f]+)",
+            source="nccl 2.20.5 and 2.27.5: init.cc",
+        ),
+        LogSign(
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library",
+            why="says only that NCCL refused: mostly two ranks on one GPU",
+            role=Role.HINTS,
+            source="torch 1.13.1: torch/csrc/distributed/c10d/NCCLUtils.hpp",
+        ),
+    ),
+)
+def duplicate_gpu(
+    gpus: Gpus,
+    plan: Plan,
+    environment: Maybe[Environment],
+    torch: Maybe[Torch],
+    smoke: Smoke,
+    processes: Maybe[Processes],
+) -> Iterator[Finding]:
+    """Several ranks use the same GPU, or would.
+
+    ## What breaks
+    NCCL refuses at the first collective: "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device". Where each rank
+    takes the GPU of its local rank, those past the last one die with "invalid device ordinal" before that.
+
+    ## Why
+    More ranks than GPUs were started; or every rank takes `cuda:0`, since `torch.cuda.set_device(local_rank)` is missing or
+    comes too late; or a launcher shows all ranks the same single GPU by CUDA_VISIBLE_DEVICES.
+
+    ## Fix
+    At most as many ranks as GPUs (`torchrun --nproc-per-node=gpu`), and `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`
+    as the first that touches CUDA. To try out several ranks without as many GPUs: the backend gloo on the CPU.
+    """
+    if isinstance(processes, Processes):
+        yield from _running(gpus, processes)
+    yield from _planned(gpus, plan, environment, torch, smoke)
+    if own_jobs(known(processes)):
+        all_told(gpus.answering)
+
+
+def _planned(
+    gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Smoke
+) -> Iterator[Finding]:
+    requires(not on_the_cpu(smoke), "the ranks run on the CPU")
+    requires(gpus.devices, "no GPU on this host")
+    requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
+    seen = visible_gpus(gpus, environment)
+    requires(seen, "no GPU is visible to torch")
+    requires(not any(one.slice for one in seen), "only MIG slices are visible: see mig-multi-instance")
+    # Of a training over NCCL it was seen which GPUs the ranks are shown.
+    own = len(seen) == 1 and one_gpu_each(environment) and not on_the_gpus(smoke)
+    requires(not own, "Slurm gives each rank a GPU of its own")
+    counted = torch.device_count if isinstance(torch, Torch) and isinstance(torch.device_count, int) else 0
+    if plan.nproc <= max(len(seen), counted):
+        if plan.nproc > counted:
+            known(environment)  # It may hide some.
+        return
+    # With several GPUs it is nproc-exceeds-gpus that speaks, unless ranks are just about to be put on them.
+    requires(on_the_gpus(smoke) or one_gpu_for_all(seen, plan), "several GPUs are visible: see nproc-exceeds-gpus")
+    yield _shared(gpus, plan, environment, len(seen))
+
+
+def _running(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
+    """Of running jobs those whose ranks share a GPU for another reason than a missing set_device."""
+    held = holdings(gpus, processes)
+    for job in own_jobs(processes):
+        if shared := [one for one in shared_gpus(job, held, gpus) if not one.unset]:
+            yield _runs_on_one(job, shared, held)
+
+
+def _runs_on_one(job: Job, shared: Sequence[Shared], held: Sequence[Held]) -> Finding:
+    ranks = [rank for one in shared for rank in one.ranks]
+    over_nccl = any("nccl" in mark.lower() for one in ranks for mark in one.marks)
+    where = listed((f"{_named(one.ranks)} on GPU {one.gpu.index}" for one in shared), 3)
+    if len(where) > 110:
+        where = f"{len(ranks)} ranks on {plural(len(shared), 'GPU')}"
+    return Finding(
+        summary=f"Job {job.name}: {where} {'share a GPU' if len(shared) == 1 else 'share GPUs'}, "
+        + ("which NCCL refuses" if over_nccl else "and take turns"),
+        evidence=evidence_of(
+            [each for one in shared for rank in one.ranks for each in of_process(rank, held) if each.gpu == one.gpu]
+        ),
+        fixes=(
+            Fix(
+                "Start at most as many ranks as GPUs, and let each take that of its local rank: "
+                'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+            ),
+            Fix("See which GPUs each rank was shown", (f"ddpdoctor jobs {shlex.quote(job.name)}",)),
+        ),
+        severity=FAIL if over_nccl else WARN,
+    )
+
+
+def _named(ranks: Sequence[Process]) -> str:
+    return ranks_named(places(ranks)) if places(ranks) else plural(len(ranks), "rank")
+
+
+def _shared(gpus: Gpus, plan: Plan, environment: Maybe[Environment], visible: int) -> Finding:
+    name = selector(gpus, environment)
+    value = "" if isinstance(environment, Unknown) or name is None else environment.get(name)
+    shown = f" ({name}={value})" if value else ""
+    without = ranks_named(range(visible, plan.nproc))
+    summary = f"{plan.nproc} ranks are planned on {plural(visible, 'GPU')}{shown}: {without} would share one, which NCCL refuses"
+    widen = Fix(f"Or show the ranks all GPUs, if {name} hides them by mistake", (f"unset {name}",))
+    return Finding(
+        summary=summary if len(summary) <= 160 else f"{plan.nproc} ranks are planned on {plural(visible, 'GPU')}",
+        evidence=(
+            planned(plan),
+            Evidence(f"visible GPUs: {visible} of {len(gpus.devices)}{shown}", "NVML and the environment"),
+        ),
+        fixes=(
+            Fix(
+                f"Start {plural(visible, 'rank')} on this host, with torchrun: --nproc-per-node={visible}",
+                (f"ddpdoctor smoke --nproc {visible}",),
+            ),
+            *((widen,) if value and len(gpus.answering) > visible else ()),
+            Fix(
+                "Or try so many ranks on the CPU, over gloo: that tests all but the GPUs",
+                (f"ddpdoctor smoke --nproc {plan.nproc} --backend gloo",),
+            ),
+        ),
+    )

@@ -1,0 +1,276 @@
+"""Why a running job hangs: ranks that can do nothing at all, or are gone."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.base.wording import listed
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.hang import Hang
+from ddpdoctor.hang.certainty import severity_of
+from ddpdoctor.hang.fixes import end_the_rest, full_stacks, lines_of, read_the_code
+from ddpdoctor.hang.verdict import Kind, Verdict, verdict_for
+from ddpdoctor.hang.wording import evidence_of, named, timeout_words, waiting_words, where
+from ddpdoctor.smoke.wording import short
+
+
+@check("rank-stopped", severity=FAIL)
+def rank_stopped(hang: Hang) -> Iterator[Finding]:
+    """A rank of a running job is stopped.
+
+    ## What breaks
+    All other ranks wait in their next collective until the timeout of the group ends the job. The stopped rank uses no
+    processor, and keeps its GPU memory.
+
+    ## Why
+    Somebody pressed Ctrl-Z, a debugger or profiler holds the process, a job in the background wanted to read from its
+    terminal (SIGTTIN), or a scheduler has suspended the job (SIGSTOP).
+
+    ## Fix
+    `kill -CONT PID`, or `fg` in the terminal; let a debugger go on or detach. After a long stop NCCL's watchdog may have
+    given the job up already.
+    """
+    found = verdict_for(hang, Kind.STOPPED)
+    if found is None:
+        return
+    traced = [one for one in found.culprits if one.rank.watched and one.rank.watched.last.state == "t"]
+    stopped = [one for one in found.culprits if one not in traced]
+    pids = " ".join(str(one.pid) for one in stopped)
+    how = "held by a debugger" if traced and not stopped else "stopped"
+    yield Finding(
+        summary=short(f"{named(found.culprits, hang)} {_is(found)} {how} at {_at(found)}{waiting_words(found, hang)}"),
+        cause=f"{timeout_words(hang)} Stopped ranks can't be woken by the others." if found.waiting else "",
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *(
+                (
+                    Fix(
+                        f"Let {'it' if len(stopped) == 1 else 'them'} go on",
+                        (f"kill -CONT {pids}",),
+                    ),
+                )
+                if stopped
+                else ()
+            ),
+            *(
+                Fix(
+                    f"Rank {one.number} is in the hands of a debugger (gdb, strace): go on or detach there; this names it",
+                    (f"grep TracerPid /proc/{one.pid}/status",),
+                )
+                for one in traced[:3]
+            ),
+        ),
+        rank=found.culprits[0].number,
+    )
+
+
+@check(
+    "peer-rank-crashed",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Connection closed by peer",
+            why="gloo's words when another rank has ended, whatever ended it",
+            role=Role.EFFECT,
+            source="made to happen with torch 2.13.0 over gloo",
+        ),
+        LogSign(
+            "Connection reset by peer",
+            why="a rank that was killed resets its connections; downloads and web servers say so, too, and warnings at a healthy end",
+            role=Role.EFFECT,
+            pattern=r"(?i)^(?!\[W[\d ]).*(?:gloo|SocketImpl|TCPStore|recvValue|sendBytes|recvBytes|\bNCCL\b)",
+            source="torch 2.13.0: torch/csrc/distributed/c10d/socket.cpp, gloo/transport/tcp/pair.cc",
+        ),
+        LogSign(
+            "Horovod has been shut down",
+            why="Horovod's words on all ranks once one of them has failed or ended; that one's own stand before",
+            role=Role.EFFECT,
+            pattern=r"Horovod has been shut down\. This (?:was|has been) caused by an exception on one of the ranks",
+            source="horovod: horovod/common/common.h, as reported in public",
+        ),
+        LogSign(
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely",
+            why="NCCL's word for a connection that broke: the process at its other end knows why",
+            role=Role.EFFECT,
+            source="torch 2.9.1: libtorch_cuda.so",
+        ),
+        LogSign(
+            "Connection closed by remote peer",
+            why="NCCL's words over sockets when the process at the other end has ended",
+            role=Role.EFFECT,
+            source="nccl 2.20.5 and 2.27.5: misc/socket.cc",
+        ),
+        LogSign(
+            "socketProgressOpt: Call to recv from",
+            why="the same where the connection was reset",
+            role=Role.EFFECT,
+            source="nccl 2.20.5: misc/socket.cc",
+        ),
+        LogSign(
+            "NCCL communicator was aborted on rank",
+            why="torch gave up a connection, since another rank's collective had failed or timed out",
+            role=Role.EFFECT,
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/NCCLUtils.cpp",
+        ),
+        LogSign(
+            "Please check rank 0 logs for faulty rank",
+            why="a monitored barrier on the other ranks; rank 0 says which rank didn't come",
+            role=Role.EFFECT,
+            source="torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
+        ),
+    ),
+)
+def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
+    """A rank is gone, and the others wait for it.
+
+    ## What breaks
+    The ranks that are left wait, or will wait from their next one on, in a collective that can never be done. Over NCCL that
+    lasts until the watchdog's timeout (10 minutes), and their last words speak of the timeout or of a lost connection, not of
+    the rank that died.
+
+    ## Why
+    The rank raised an error, was killed (mostly out of memory), or ended by itself, and what started it has not ended the
+    others: a launcher without such a duty, one that was killed itself, or a rank started by hand.
+
+    ## Fix
+    Read the log of the rank that is gone for its first error; the others only report what followed. Then end the rest, and
+    start anew with torchrun, which ends all ranks when one fails.
+    """
+    found = verdict_for(hang, Kind.CRASHED)
+    if found is None:
+        return
+    who = named(found.culprits, hang)
+    yield Finding(
+        summary=short(f"{who} {_is(found)} gone{waiting_words(found, hang) or _will_wait(found)}"),
+        cause=" ".join(
+            filter(
+                None,
+                (
+                    "It has crashed, was killed, or has left the training before the others.",
+                    timeout_words(hang) if found.waiting else "",
+                ),
+            )
+        ),
+        evidence=evidence_of(found, hang),
+        fixes=(
+            Fix(
+                f"Find the first error of {who}: its log, and whether the kernel killed it",
+                ("sudo dmesg -T | grep -iE 'killed process|out of memory|segfault' | tail",),
+            ),
+            end_the_rest(found.culprits, hang) if found.waiting else _see_whether_it_is_missed(who, hang),
+        ),
+        severity=None if found.waiting else WARN,
+        rank=found.culprits[0].number,
+    )
+
+
+@check("rank-in-kernel", severity=FAIL)
+def rank_in_kernel(hang: Hang) -> Iterator[Finding]:
+    """A rank is held by the kernel: a disk, a network file system or a driver doesn't answer.
+
+    ## What breaks
+    The process sits in uninterruptible sleep (state D): no signal reaches it, not even kill -9. The other ranks wait for it.
+
+    ## Why
+    An NFS or Lustre server doesn't answer, a disk fails, or the GPU's driver waits for a GPU that has fallen off the bus.
+    The name of the kernel function (wchan) tells which: nfs_, rpc_, ll_, nvidia, uvm_.
+
+    ## Fix
+    Bring back what it waits for; the process goes on by itself then. A GPU or driver that is gone needs a reset or a reboot.
+    """
+    found = verdict_for(hang, Kind.KERNEL)
+    if found is None:
+        return
+    waits_in = [one.rank.watched.last.waits_in for one in found.culprits if one.rank.watched]
+    names = listed(dict.fromkeys(filter(None, waits_in)), most=3) or "the kernel"
+    yield Finding(
+        summary=short(
+            f"{named(found.culprits, hang)} {_is(found)} held by the kernel in {names}, at {_at(found)}{waiting_words(found, hang)}"
+        ),
+        cause=_who_holds(names),
+        evidence=evidence_of(found, hang),
+        fixes=(
+            Fix("See what the kernel says of it", ("sudo dmesg -T | tail -50",)),
+            Fix(
+                "See whether file systems answer: each line that doesn't come is one that doesn't",
+                ("timeout 5 df -hT",),
+            ),
+            *(
+                (Fix("See what is wrong with the GPUs", ("ddpdoctor check --select gpu,driver",)),)
+                if "nv" in names
+                else ()
+            ),
+        ),
+        severity=severity_of(found, hang),
+        rank=found.culprits[0].number,
+    )
+
+
+def _who_holds(names: str) -> str:
+    for part, who in (
+        ("nfs", "An NFS server doesn't answer."), ("rpc", "An NFS server doesn't answer."), ("fuse", "A FUSE file system doesn't answer."),
+        ("nv", "NVIDIA's driver waits for a GPU."), ("uvm", "NVIDIA's driver waits for a GPU."), ("ceph", "A Ceph file system doesn't answer."),
+    ):  # fmt: skip
+        if part in names:
+            return who
+    return ""
+
+
+@check("rank-waits-for-input", severity=FAIL)
+def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
+    """A rank waits for somebody at a keyboard.
+
+    ## What breaks
+    The rank stands in a debugger's prompt or in `input()` for ever. Under a launcher nobody sees the prompt, and the other
+    ranks wait in their next collective.
+
+    ## Why
+    A `breakpoint()` or `pdb.set_trace()` was left in the code, a library asks a question (a login, a licence, whether to
+    overwrite), or `pdb` was entered after an error.
+
+    ## Fix
+    Take the breakpoint out, or answer questions by an option or environment variable. To debug one rank,
+    `torch.distributed.breakpoint(rank=0)` holds the others in a barrier meanwhile.
+    """
+    found = verdict_for(hang, Kind.INPUT)
+    if found is None:
+        return
+    yield Finding(
+        summary=short(
+            f"{named(found.culprits, hang)} wait{_s(found)} for input from a keyboard at {_at(found)}{waiting_words(found, hang)}"
+        ),
+        cause=timeout_words(hang) if found.waiting else "",
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code(
+                (one.place.frame for one in found.culprits), f"Take out what asks at {lines_of(found.culprits)}"
+            ),
+            *full_stacks(hang, found.culprits),
+        ),
+        rank=found.culprits[0].number,
+    )
+
+
+def _see_whether_it_is_missed(who: str, hang: Hang) -> Fix:
+    return Fix(
+        f"If {who} had done all its work, nothing is wrong: see whether the others go on",
+        (f"ddpdoctor jobs --hang {shlex.quote(hang.job)} --seconds 30",),
+    )
+
+
+def _will_wait(found: Verdict) -> str:
+    return f"; the others will wait for {'it' if len(found.culprits) == 1 else 'them'} at their next collective"
+
+
+def _at(found: Verdict) -> str:
+    return listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)
+
+
+def _is(found: Verdict) -> str:
+    return "is" if len(found.culprits) == 1 else "are"
+
+
+def _s(found: Verdict) -> str:
+    return "s" if len(found.culprits) == 1 else ""

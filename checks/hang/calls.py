@@ -1,0 +1,548 @@
+"""Why a running job hangs: ranks that all wait, and what tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.hang import Hang
+from ddpdoctor.hang.certainty import severity_of
+from ddpdoctor.hang.fixes import (
+    full_stacks,
+    lines_of,
+    look_again,
+    look_on_other_hosts,
+    read_the_code,
+    record_next_time,
+    test_the_way,
+)
+from ddpdoctor.hang.rank_states import Standing
+from ddpdoctor.hang.recorded import Record, Sign
+from ddpdoctor.hang.verdict import Kind, Verdict, verdict_for
+from ddpdoctor.hang.waits import How, Lag
+from ddpdoctor.hang.wording import (
+    evidence_of,
+    file_line,
+    lags_alike,
+    lags_named,
+    named,
+    not_known,
+    numbers_named,
+    timeout_words,
+    waiting_words,
+    what_they_do,
+    where,
+)
+from ddpdoctor.knowledge.stack_places import FORWARD, Where
+from ddpdoctor.smoke.wording import short
+
+GROUP = r"(?:\[(?P<group>PG .{1,120}?) Rank \d+\](?:(?!\[PG ).)*)?"
+"""The process group whose timeout it is, in the watchdog's words since torch 2.3."""
+
+
+@check(
+    "uneven-inputs",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Detected at least one rank that exhausted inputs",
+            why="only torch's Join says so, where it was asked to raise instead of waiting for the ranks with more batches",
+            source="made to happen with torch 2.13.0: torch/distributed/algorithms/join.py",
+        ),
+    ),
+)
+def uneven_inputs(hang: Hang) -> Iterator[Finding]:
+    """Some ranks have left the training loop, while others wait for them in a step.
+
+    ## What breaks
+    The ranks with more batches wait in DDP's next all_reduce for those that have none left, and these wait in a barrier, at
+    the end, or are gone.
+
+    ## Why
+    The ranks have different numbers of batches: an IterableDataset that isn't split evenly, a sampler of one's own, filtering
+    by rank, or a `break` that only some ranks reach. Or one rank raised an error in the loop, and waits in a `finally` or
+    `except` that ends with a barrier or with destroy_process_group().
+
+    ## Fix
+    Give all ranks as many batches: DistributedSampler with drop_last=True, or the smallest length, agreed by all_reduce
+    before the loop. Or `with model.join():` around the loop (torch's Join), which lets ranks that are done take part.
+    """
+    found = verdict_for(hang, Kind.UNEVEN)
+    if found is None:
+        return
+    first = found.culprits[0]
+    one = len(found.culprits) == 1
+    at = listed(dict.fromkeys(where(stand.place) for stand in found.culprits), most=2)
+    step = found.waiting[0].place.frame
+    yield Finding(
+        summary=short(
+            f"{named(found.culprits, hang)} {'has' if one else 'have'} left the loop for {at}{waiting_words(found, hang)}"
+        ),
+        cause=f"{_fewer(first.place.where, first.place.what)} {timeout_words(hang)}",
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code(
+                (step, first.place.frame),
+                f"Count the batches of each rank before the loop at {file_line(step) or 'its first line'}: they must be equal",
+            ),
+            Fix(
+                "Let DistributedSampler(..., drop_last=True) share the data out, or stop all ranks at the smallest number of batches"
+            ),
+            Fix(
+                "Or let ranks that are done take part in the steps of the others: with model.join(): around the loop (not with FSDP)"
+            ),
+        ),
+        severity=severity_of(found, hang),
+        rank=first.number,
+    )
+
+
+def _fewer(place: Where, what: str) -> str:
+    raised = "or raised an error, and wait in a `finally` or `except`: look into their logs."
+    if place is Where.LEAVING:
+        return f"The ranks that left had fewer batches, ended the loop early, {raised}"
+    return f"The ranks that left had fewer batches, call {what} alone within the loop, {raised}"
+
+
+def different_calls(hang: Hang) -> Iterator[Finding]:
+    """Of a running job: what collective-desync says."""
+    found = verdict_for(hang, Kind.DESYNC)
+    if found is None:
+        return
+    record = found.record
+    yield Finding(
+        summary=short(_recorded_calls(record, hang) if record else _who_stands_where(found, hang)),
+        cause=_how_they_differ(found, hang),
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *_where_one_runs_the_model(found),
+            *read_the_code(
+                (record.frame, record.last) if record else (place.frame for place, _ in found.places),
+                "Look at these lines: every rank must come to the same collective, so no `if rank == 0:` and no early `continue` around one",
+            ),
+            Fix(
+                "Where the code doesn't show it, let torch compare every call and name the rank (over gloo, DDP() of torch 2.13"
+                " crashes under this)",
+                ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",),
+            ),
+            *record_next_time(hang),
+        ),
+        severity=severity_of(found, hang),
+        rank=found.ranks[0],
+    )  # fmt: skip
+
+
+def _in_forward(found: Verdict) -> bool:
+    return found.record is None and any(place.what == FORWARD for place, _ in found.places)
+
+
+def _where_one_runs_the_model(found: Verdict) -> tuple[Fix, ...]:
+    if not _in_forward(found):
+        return ()
+    return (
+        Fix(
+            "Where a rank runs the model alone (to validate): let it call model.module(...), which meets no other rank, or let all"
+            " ranks run it"
+        ),
+        Fix("Where it is the training's loop, give all ranks as many batches: DistributedSampler(..., drop_last=True)"),
+    )  # fmt: skip
+
+
+def _who_stands_where(found: Verdict, hang: Hang) -> str:
+    verb = "waits" if len(found.culprits) == 1 else "wait"
+    if not found.waiting:
+        return f"ranks call different collectives: {what_they_do(found.culprits, hang)}"
+    at = listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)
+    return f"{named(found.culprits, hang)} {verb} in {at}, but {what_they_do(found.waiting, hang)}"
+
+
+def _recorded_calls(record: Record, hang: Hang) -> str:
+    if record.sign is Sign.CIRCLE:
+        return f"{numbers_named(record.ranks, hang)} wait for each other in different groups: one has taken another way than the rest"
+    group = "" if record.group.partition(":")[0] == "0" else f" of group {record.group}"
+    at = f" at number {record.number}{group}" if record.number else ""
+    if not record.others:
+        calls = listed((f"{numbers_named(members, hang)} {call}" for call, members in record.calls), most=3)
+        return f"ranks called different collectives{at}: {calls}"
+    odd = listed((call for call, _ in record.calls[1:]), most=2)
+    line = f" ({file_line(record.last)})" if record.last else ""
+    who, others = numbers_named(record.ranks, hang), ranks_named(record.others)
+    return f"{who} called {odd}{line}{at}, where {others} called {record.calls[0][0]}"
+
+
+def _how_they_differ(found: Verdict, hang: Hang) -> str:
+    majority = found.waiting or (found.record and found.record.others)
+    alone = "" if majority else "No majority tells which of them is wrong. "
+    if _in_forward(found):
+        why = "DDP's forward sends BatchNorm's buffers to all ranks: one runs the model alone, or has more batches."
+        return f"{why} {timeout_words(hang)}"
+    groups = (
+        ""
+        if found.record
+        else "Where these calls belong to different groups by design, look for the rank that both wait for. "
+    )
+    return f"{alone}{groups}{timeout_words(hang)}".strip()
+
+
+@check(
+    "rank-fell-behind",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "failed to pass monitoredBarrier in",
+            why="rank 0 names the ranks that never came; one that crashed says so itself, in its own lines",
+            pattern=r"Ranks? (?P<ranks>\d[\d, ]*) failed to pass monitoredBarrier",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
+        ),
+        LogSign(
+            "but didn't join collective #",
+            why="the desync report of NCCL's watchdog (TORCH_NCCL_DESYNC_DEBUG=1) has compared all ranks by the store",
+            pattern=r"\[(?P<ranks>\d[\d, ]*)\] finished collective #(?P<last>\d+), but didn't join collective #(?P<number>\d+)",
+            source="torch 2.9.1: torch/csrc/distributed/c10d/TraceUtils.h",
+        ),
+        LogSign(
+            "Timed out waiting",
+            why="gloo's timeout: said by a rank that waited, for whatever reason the other one didn't come",
+            role=Role.EFFECT,
+            pattern=r"Timed out waiting (?P<milliseconds>\d+)ms for (?:recv|send) operation",
+            source="made to happen with torch 2.13.0: gloo/transport/tcp/unbound_buffer.cc",
+        ),
+    ),
+)
+def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
+    """A rank has not called the collective in which the others wait, or has not done what they have finished.
+
+    ## What breaks
+    By the sequence numbers of the flight recorder, or RAS's counts, the others have begun a collective that this rank never
+    came to. Waits are followed over all process groups: who waits in one group for a rank that waits in another is not
+    named, but the one at the end of the chain.
+
+    ## Why
+    It stopped, crashed, left the loop, or does something else since its last call; or it skipped a call that the others made.
+    Where it has called what the others have finished, its GPU failed or stands still. A rank that left no dump was mostly gone
+    or stopped before it could write one.
+
+    ## Fix
+    Look at what comes after its last call, which is named where it was recorded. On its host `ddpdoctor jobs --hang` shows where it stands now.
+    gloo records no sends and receives: of several ranks that are named together there, stacks tell which.
+    """
+    found = verdict_for(hang, Kind.BEHIND)
+    if found is None or found.record is None:
+        return
+    record = found.record
+    yield Finding(
+        summary=short(_behind(record, hang)),
+        cause=_why_behind(found, hang),
+        evidence=evidence_of(found, hang),
+        fixes=_after_the_last_call(found, hang),
+        severity=severity_of(found, hang),
+        rank=_first_known(record, hang),
+    )
+
+
+def _first_known(record: Record, hang: Hang) -> int | None:
+    """Not one of which there is neither a process nor a record."""
+    known = {one.rank for one in hang.ranks} | {one.rank for one in hang.recorded}
+    return next((rank for rank in record.ranks if rank in known or not record.lags), None)
+
+
+def _behind(record: Record, hang: Hang) -> str:
+    if not record.lags:
+        who, others = numbers_named(record.ranks, hang), ranks_named(record.others)
+        wait = "waits" if len(record.others) == 1 else "wait"
+        return f"{who} never called {record.call or 'an operation'} of group {record.group}, where {others} {wait}"
+    alike = lags_alike(record)
+    if record.unsure:
+        return f"one or more of {numbers_named(record.ranks, hang)} keep the others waiting: they called nothing in which they would wait"
+    if len(alike) > 1:
+        by_how = {how: [one for one in record.lags if one.how is how] for how in How}
+        return "; ".join(_in_general(how, lags, hang) for how, lags in by_how.items() if lags)
+    last = f"; its last call: {file_line(record.last)}" if record.last and len(record.ranks) == 1 else ""
+    return f"{lags_named(alike[0], hang)}{last}"
+
+
+def _in_general(how: How, lags: Sequence[Lag], hang: Hang) -> str:
+    who, one = numbers_named((lag.rank for lag in lags), hang), len(lags) == 1
+    if how is How.ABSENT:
+        return f"{who} never came to the call{'' if one else 's'} in which the others wait"
+    if how is How.STUCK:
+        return f"{who} {'has' if one else 'have'} not done what others have finished: {'its GPU' if one else 'their GPUs'} failed, or stands still"
+    return f"no dump of {who}, for which others wait"
+
+
+def _why_behind(found: Verdict, hang: Hang) -> str:
+    unsure = (
+        "gloo doesn't record sends and receives: some of these ranks may wait for another one of them in such a call. "
+        if found.record and found.record.unsure
+        else ""
+    )
+    return f"{_now(found, hang)}{unsure}{not_known(found, hang)}".strip()
+
+
+def _now(found: Verdict, hang: Hang) -> str:
+    words = what_they_do(found.culprits, hang)
+    return f"{words[:1].upper()}{words[1:]} now. " if words else ""
+
+
+def _after_the_last_call(found: Verdict, hang: Hang) -> tuple[Fix, ...]:
+    record = found.record
+    frames = (record.last, record.frame) if record else ()
+    hosts = {one.host for one in hang.recorded if record and one.rank in record.ranks} - {""}
+    there = f" on {listed(sorted(hosts), most=3)}" if hosts else ""
+    # On another host the job has another name.
+    here = record is not None and all(hang.rank(one) for one in record.ranks)
+    command = look_again(hang) if here else "ddpdoctor jobs --hang"
+    hows = {one.how for one in record.lags} if record else set()
+    return (
+        *(_look_at_its_gpu() if How.STUCK in hows else ()),
+        *(_gather_its_dump(record, hang) if record and How.SILENT in hows else ()),
+        *read_the_code(
+            frames,
+            f"See what comes after its last call at {file_line(record.last) or 'a line that was not recorded'}"
+            if record
+            else "",
+        ),
+        Fix(f"While the job still runs, see where it stands{there}", (command,)),
+    )
+
+
+def _look_at_its_gpu() -> tuple[Fix, ...]:
+    return (
+        Fix(
+            "On that rank's host, see whether its GPU or driver has failed; its log says first what CUDA said",
+            ("ddpdoctor check --select gpu,driver", "sudo dmesg -T | grep -iE 'xid|nvrm' | tail"),
+        ),
+    )
+
+
+def _gather_its_dump(record: Record, hang: Hang) -> tuple[Fix, ...]:
+    silent = numbers_named((one.rank for one in record.lags if one.how is How.SILENT), hang)
+    return (
+        Fix(
+            f"Gather the dump of {silent}, from its host. Where it wrote none, it was gone or stopped before: its log says why, or the"
+            " kernel's",
+            ("sudo dmesg -T | grep -iE 'killed process|out of memory|segfault' | tail",),
+        ),
+    )
+
+
+@check(
+    "nccl-watchdog-timeout",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Watchdog caught collective operation timeout: WorkNCCL(",
+            why="names the collective in which this rank waited, not why another one never came to it",
+            role=Role.EFFECT,
+            pattern=r"WorkNCCL\((?:SeqNum=(?P<number>\d+), )?OpType=(?P<call>\w+)(?:, NumelIn=(?P<size>\d+))?",
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "last enqueued NCCL work:",
+            why="where this rank stood when the watchdog of torch 2.3 to 2.5 struck",
+            role=Role.EFFECT,
+            pattern=GROUP + r"enqueued NCCL work: (?P<enqueued>-?\d+), last completed NCCL work: (?P<completed>-?\d+)",
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "failure detected by watchdog at work sequence id:",
+            why="where this rank stood when the watchdog of torch 2.6 and newer struck",
+            role=Role.EFFECT,
+            pattern=GROUP
+            + r"sequence id: (?P<number>\d+)(?:.*enqueued work: (?P<enqueued>-?\d+), last completed work: (?P<completed>-?\d+))?",
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "watchdog thread terminated with exception",
+            why="the watchdog repeats what it ends the process for; where that is an error of CUDA, it is no mere effect",
+            role=Role.EFFECT,
+            pattern=r"with exception: .*(?:Watchdog caught|remote process exited|communicator was aborted)",
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "To avoid data inconsistency, we are taking the entire process down",
+            why="said by every rank that the watchdog ends",
+            role=Role.EFFECT,
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "Received a dump signal due to a collective timeout",
+            why="the timeout was another rank's, or another group's",
+            role=Role.EFFECT,
+            pattern=GROUP + r"Received a dump signal(?:.*Last enqueued NCCL work: (?P<enqueued>-?\d+))?",
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "Heartbeat monitor timed out! Process will be terminated",
+            why="the watchdog itself waits in a call of CUDA or NCCL that doesn't return: it says where it hangs, not why",
+            role=Role.EFFECT,
+            source="torch 2.2 to 2.5: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, as reported in public",
+        ),
+        LogSign(
+            "ProcessGroupNCCL's watchdog got stuck for",
+            why="the same; behind the end of a training mostly while the groups are taken down",
+            role=Role.EFFECT,
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "due to ProcessGroupNCCL watchdog hang",
+            why="the monitor's last word, as it ends the process for that",
+            role=Role.EFFECT,
+            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "NCCL monitor thread timeout. Basically, this could be due to",
+            why="the monitor's words in its first releases",
+            role=Role.EFFECT,
+            source="torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp before pytorch pull request 115888",
+        ),
+    ),
+)
+def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
+    """A collective of NCCL has waited until the group's timeout, and the watchdog wrote its dumps.
+
+    ## What breaks
+    The watchdog ends the ranks that waited (10 minutes by default). The timeout is a symptom: what it names is the collective,
+    not the cause. "Heartbeat monitor timed out" and "watchdog got stuck" mean that the watchdog itself hung, in a call of CUDA or
+    NCCL; at a run's end mostly while it takes the groups down.
+
+    ## Why
+    A rank never called the collective (the dumps say which: its number is the lowest), or all did and the data doesn't get
+    through: network, GPU, peer-to-peer copies.
+
+    ## Fix
+    Where a rank is named, look at its last call. Where all called the same, test the network and the GPUs. A longer timeout
+    only helps where slowness is proven.
+    """
+    found = verdict_for(hang, Kind.TIMED_OUT)
+    if found is None or found.record is None:
+        return
+    record = found.record
+    if record.sign is Sign.BEHIND:
+        summary, fixes = (
+            f"timed out after {record.waited:.0f} s: {_behind(record, hang)}",
+            _after_the_last_call(found, hang),
+        )
+    else:
+        line = f" ({file_line(record.frame)})" if record.frame else ""
+        summary = f"{record.call} number {record.number}{line} timed out after {record.waited:.0f} s though {numbers_named(record.ranks, hang)} had called it"
+        fixes = test_the_way(hang)
+    yield Finding(
+        summary=short(summary),
+        cause=f"NCCL's watchdog struck. {not_known(found, hang)}".strip(),
+        evidence=evidence_of(found, hang),
+        fixes=fixes,
+        severity=severity_of(found, hang),
+        rank=_first_known(record, hang) if record.sign is Sign.BEHIND else None,
+    )
+
+
+@check("exit-hang", severity=FAIL)
+def exit_hang(hang: Hang) -> Iterator[Finding]:
+    """The training is over, and the ranks don't end.
+
+    ## What breaks
+    The processes stay, with their GPU memory and ports, until somebody ends them.
+
+    ## Why
+    `destroy_process_group` waits for collectives that were never done, or with gloo for a DDP object that dies after it; or
+    Python waits at its end for a thread, a process pool or a DataLoader's worker that doesn't end.
+
+    ## Fix
+    Call `dist.barrier()` and then `dist.destroy_process_group()` on all ranks as the last of the script, after deleting the
+    model and loaders; end threads and pools before. Once results are saved, ending the processes loses nothing.
+    """
+    found = verdict_for(hang, Kind.EXIT)
+    if found is None:
+        return
+    yield Finding(
+        summary=short(
+            f"{named(found.culprits, hang)} do{'es' if len(found.culprits) == 1 else ''} not end, in {listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)}"
+        ),
+        cause="The training itself is over.",
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code(
+                (one.place.frame for one in found.culprits[:1]),
+                f"See what is still open at {lines_of(found.culprits) or 'the end'}: threads, pools, loaders, groups",
+            ),
+            *full_stacks(hang, found.culprits),
+            *look_on_other_hosts(hang),
+        ),
+        severity=severity_of(found, hang),
+        rank=found.culprits[0].number,
+    )
+
+
+@check("collective-stalled", severity=WARN)
+def collective_stalled(hang: Hang) -> Iterator[Finding]:
+    """All ranks that can be seen wait, and nothing tells them apart.
+
+    ## What breaks
+    The job stands still until the group's timeout. No rank of those that can be seen is to blame.
+
+    ## Why
+    All of them called the same collective, so that the fault is between them: network, GPU, peer-to-peer copies. Or a rank on
+    another host, or one that could not be looked into, is the one that all wait for. Over NCCL a busy GPU looks the same.
+
+    ## Fix
+    Look at the other hosts first (`ddpdoctor jobs --hang` there), then test the way between the ranks with `ddpdoctor smoke`
+    and `ddpdoctor netcheck`. A flight recorder in the next run tells ranks apart where stacks don't.
+    """
+    found = verdict_for(hang, Kind.STALLED)
+    if found is None:
+        return
+    sure = any(one.standing in (Standing.WAITS, Standing.ELSEWHERE) for one in found.culprits)
+    recorded = found.record is not None
+    yield Finding(
+        summary=short(_all_of_them(found, hang)),
+        cause=_why_nobody(found, hang, sure=sure or recorded),
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *look_on_other_hosts(hang),
+            *(
+                ()
+                if sure
+                else (
+                    Fix(
+                        "Look again: if the numbers of steps in the log go up, it only computes",
+                        (look_again(hang),),
+                    ),
+                )
+            ),
+            *test_the_way(hang),
+            *record_next_time(hang),
+        ),
+        severity=None if sure or recorded else INFO,
+    )
+
+
+def _all_of_them(found: Verdict, hang: Hang) -> str:
+    if not found.culprits and found.record:
+        record = found.record
+        return f"all recorded ranks wait in {record.call} number {record.number}, and nothing tells them apart: {numbers_named(record.ranks, hang)}"
+    if len(found.places) > 1:
+        return f"ranks stand apart, and who waits for whom can't be told: {what_they_do(found.culprits, hang)}"
+    unknown = not_known(found, hang)
+    if unknown:
+        return f"{what_they_do(found.culprits, hang)}; {unknown[:1].lower()}{unknown[1:].rstrip('.')}"
+    everybody = "both " if len(found.culprits) == 2 else "all of " if len(found.culprits) > 2 else ""
+    return f"{everybody}{what_they_do(found.culprits, hang)}, and nothing tells them apart"
+
+
+def _why_nobody(found: Verdict, hang: Hang, *, sure: bool) -> str:
+    unknown = not_known(found, hang)
+    if unknown:
+        return f"{unknown} The one that all wait for may be among them."
+    if not sure:
+        return "Over NCCL a rank that waits for its GPU looks like one that waits for the others: neither stacks nor /proc tell which."
+    if len(found.places) > 1:
+        groups = (
+            f"This job has {hang.groups} process groups, and stacks don't tell which call belongs to which. "
+            if hang.groups > 1
+            else ""
+        )
+        return f"{groups}One may wait for the next in a chain whose end can't be seen. {timeout_words(hang)}"
+    return f"The fault is between them, then: network, GPUs, peer-to-peer copies. {timeout_words(hang)}".strip()

@@ -1,0 +1,336 @@
+"""Why a running job hangs: ranks that do something else while the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.hang import Hang, Watched
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.hang.certainty import severity_of
+from ddpdoctor.hang.fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
+from ddpdoctor.hang.rank_states import Stand, Standing, worker_idle
+from ddpdoctor.hang.verdict import Kind, verdict_for
+from ddpdoctor.hang.wording import evidence_of, file_line, named, not_known, timeout_words, waiting_words, where
+from ddpdoctor.knowledge.stack_places import Where, worker_place
+from ddpdoctor.processes.jobs import lone_setting
+from ddpdoctor.smoke.wording import short
+
+WAITS_IN = {
+    "hrtimer_nanosleep": "It sleeps.",
+    "wait_woken": "It waits for somebody at a terminal (input(), a question), or for a socket.",
+    "pipe_read": "It reads from a pipe: what another process is to write.",
+    "anon_pipe_read": "It reads from a pipe: what another process is to write.",
+    "do_wait": "It waits for another process to end.",
+    "flock_lock": "It waits for the lock of a file.",
+    "locks_lock": "It waits for the lock of a file.",
+    "fcntl_setlk": "It waits for the lock of a file.",
+}
+"""What a process waits for, by the beginning of the kernel's function."""
+
+
+@check("dataloader-stuck", severity=FAIL)
+def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
+    """A rank waits for its DataLoader, which doesn't move.
+
+    ## What breaks
+    The rank waits for the next batch without end (a DataLoader has no timeout unless it is given one), and the other ranks
+    wait for the rank. Their timeout speaks of a collective, never of data.
+
+    ## Why
+    A worker stands in the data set's own code: a download without a timeout, a network file system that doesn't answer, a
+    lock that was held when the worker was forked (OpenCV, HDF5, tokenizers, a thread pool). Or the worker is gone.
+
+    ## Fix
+    Look at the line where the worker stands. `DataLoader(..., timeout=120)` turns the hang into an error that names it;
+    `num_workers=0` tells data apart from workers; `multiprocessing_context="spawn"` avoids locks held across the fork.
+    """
+    found = verdict_for(hang, Kind.LOADER)
+    if found is None:
+        return
+    first = found.culprits[0]
+    stuck = [worker for one in found.culprits for worker in one.rank.workers if not worker_idle(worker)]
+    # One with workers that are gone is in the DataLoader, too; without workers the data set runs in the rank.
+    workers = any(one.place.where is Where.LOADER for one in found.culprits)
+    frames = [worker_place(one.last).frame for one in stuck] or [one.place.frame for one in found.culprits]
+    yield Finding(
+        summary=short(f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} for data at"
+                      f" {lines_of(found.culprits) or 'a line that is not known'}{_workers(first, stuck)}{waiting_words(found, hang)}"),
+        cause=_why_no_data(first, stuck),
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code(frames, f"Look at {_lines(frames)}: what does it wait for there?"),
+            Fix(
+                "Let the DataLoader give up, with an error that names the worker: DataLoader(..., timeout=120)"
+                if workers
+                else "Give what it waits for a timeout; with a worker the DataLoader has one: DataLoader(..., num_workers=1, timeout=120)"
+            ),
+            *full_stacks(hang, () if stuck else found.culprits, [one.pid for one in stuck]),
+        ),
+        severity=severity_of(found, hang),
+        rank=first.number,
+    )  # fmt: skip
+
+
+def _lines(frames: list) -> str:  # type: ignore[type-arg]
+    return listed(dict.fromkeys(filter(None, map(file_line, frames))), most=3) or "the data set's code"
+
+
+def _workers(stand: Stand, stuck: list[Watched]) -> str:
+    if stand.place.where is Where.DATA:
+        return f", and stands in the data set, {where(stand.place)}"
+    if not stuck:
+        return ", and no worker is there" if not stand.rank.workers else ""
+    places = listed(dict.fromkeys(where(worker_place(one.last)) for one in stuck), most=2)
+    return (
+        f", its worker (pid {stuck[0].pid}) stands in {places}"
+        if len(stuck) == 1
+        else f", {len(stuck)} workers stand in {places}"
+    )
+
+
+def _why_no_data(stand: Stand, stuck: list[Watched]) -> str:
+    if stand.place.where is Where.DATA:
+        waits = _what_it_waits_for(stand)
+        return (
+            f"Without workers (num_workers=0) the data set runs in the rank itself, which waits there. {waits}".strip()
+        )
+    held = [one for one in stuck if one.last.state == "D"]
+    if held:
+        return f"The kernel holds {plural(len(held), 'worker')} in {held[0].last.waits_in or 'a disk or network file system'}."
+    if stand.place.where is Where.LOADER and not stand.rank.workers:
+        return "Its workers are gone, killed perhaps: the DataLoader notices only a worker's end that it waits for."
+    stopped = [one for one in stuck if one.last.state in "Tt"]
+    return f"Worker {stopped[0].pid} is stopped: `kill -CONT {stopped[0].pid}` lets it go on." if stopped else ""
+
+
+@check("rank-in-lock", severity=FAIL)
+def rank_in_lock(hang: Hang) -> Iterator[Finding]:
+    """A rank waits for a lock, a queue or another thread, and the others wait for it.
+
+    ## What breaks
+    The rank stands still without using a processor; the others wait in their next collective until the timeout ends the job.
+
+    ## Why
+    A process was forked while another thread held a lock (logging, an import, a thread pool): in the child nobody ever lets
+    it go. Or a `Queue.put` waits for a reader that is gone, a thread for one that waits for it.
+
+    ## Fix
+    Look at the line where it stands. Start processes with "spawn" or before threads are started; `put` and `get` take a
+    timeout.
+    """
+    found = verdict_for(hang, Kind.LOCK)
+    if found is None:
+        return
+    yield Finding(
+        summary=short(f"{named(found.culprits, hang)} stand{'s' if len(found.culprits) == 1 else ''} in"
+                      f" {listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)}{waiting_words(found, hang)}"),
+        cause=timeout_words(hang) if found.waiting else "",
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code((one.place.frame for one in found.culprits), f"Look at {lines_of(found.culprits) or 'the stack'}: who is to let it go on?"),
+            *full_stacks(hang, found.culprits),
+        ),
+        severity=severity_of(found, hang),
+        rank=found.culprits[0].number,
+    )  # fmt: skip
+
+
+@check(
+    "slow-rank0-timeout",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "ncclUniqueId from [0] via c10d key-value store by key",
+            why="rank 0 gives the id at its first collective, and didn't come to it before the store's timeout; a store that broke"
+            " says something else",
+            pattern=r"got (?:error|exception): (?:Socket Timeout|[Ww]ait timeout|Timeout waiting for key)",
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+        LogSign(
+            "ncclUniqueId from [0] via c10d key-value store by key",
+            why="the store went away under this rank: the process that held it has ended, mostly rank 0 or its torchrun",
+            role=Role.EFFECT,
+            pattern=r"got error: .*(?:reset by peer|Broken pipe|got 0 bytes|Connection was likely closed)",
+            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        ),
+    ),
+)
+def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
+    """Rank 0 does something long by itself, and the others wait until the timeout strikes.
+
+    ## What breaks
+    If rank 0 isn't back before the group's timeout (10 minutes over NCCL, 30 over gloo), all others end with a timeout of a
+    collective that is not to blame.
+
+    ## Why
+    Rank 0 alone saves a checkpoint, evaluates, downloads or prepares data, or compiles, under `if rank == 0:`, and a barrier
+    or the next step of the others comes before it is done.
+
+    ## Fix
+    Do it before init_process_group(), or on all ranks; save in the background or in shards; or give the group a longer
+    timeout: `init_process_group(timeout=timedelta(hours=2))`.
+    """
+    found = verdict_for(hang, Kind.SLOW_0)
+    if found is None:
+        return
+    place = found.culprits[0].place
+    moves = "still moving" if found.moving else "no movement seen"
+    yield Finding(
+        summary=short(f"{named(found.culprits, hang)} is alone in {where(place)}, {moves}{waiting_words(found, hang)}"),
+        cause=f"Rank 0 is {place.where.value}. {timeout_words(hang)}",
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code(
+                [place.frame],
+                f"See what rank 0 does alone at {file_line(place.frame)}: do it before, on all ranks, or in parts",
+            ),
+            Fix(
+                "Where it must take so long, give the group more time: init_process_group(timeout=datetime.timedelta(hours=2))"
+            ),
+            Fix("See whether it has gone on: its place and its processor time", (look_again(hang),)),
+        ),
+        severity=severity_of(found, hang),
+        rank=0,
+    )
+
+
+@check("rank-busy-outside-collectives", severity=FAIL)
+def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
+    """A rank does something else while the others wait for it.
+
+    ## What breaks
+    All others wait in a collective until the group's timeout ends the job, with a message that names their collective and
+    not the rank that never came.
+
+    ## Why
+    The rank sleeps, spins or computes in code of its own: a loop that never ends for its share of the data, a request without
+    a timeout, a file or another process that it waits for, a branch that only this rank takes.
+
+    ## Fix
+    Look at the line that is named. What one rank does alone must be short, or be done before the training.
+    """
+    found = verdict_for(hang, Kind.BUSY)
+    if found is None:
+        return
+    verb = "is busy" if found.moving else "stands"
+    many = verb.replace("is ", "are ").replace("stands", "stand")
+    places = listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)
+    yield Finding(
+        summary=short(
+            f"{named(found.culprits, hang)} {verb if len(found.culprits) == 1 else many} in {places}{waiting_words(found, hang)}"
+        ),
+        cause=" ".join(
+            filter(None, (_between(found.moving), _what_it_waits_for(found.culprits[0]), timeout_words(hang)))
+        ),
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *read_the_code(
+                (one.place.frame for one in found.culprits),
+                f"See why {named(found.culprits, hang)} {'is' if len(found.culprits) == 1 else 'are'} at {lines_of(found.culprits)}",
+            ),
+            *full_stacks(hang, found.culprits),
+        ),
+        severity=severity_of(found, hang),
+        rank=found.culprits[0].number,
+    )
+
+
+def _what_it_waits_for(stand: Stand) -> str:
+    """By the function of the kernel in which its main thread is."""
+    waits_in = stand.rank.watched.last.waits_in if stand.rank.watched else ""
+    return next((words for start, words in WAITS_IN.items() if waits_in.startswith(start)), "")
+
+
+def _between(moving: bool) -> str:
+    return (
+        "It made progress between the two looks."
+        if moving
+        else "It was in the same place in both looks, and used no processor in between."
+    )
+
+
+@check("rendezvous-waiting", severity=FAIL)
+def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Finding]:
+    """Ranks wait in init_process_group for others that are not there.
+
+    ## What breaks
+    Nothing is computed: the ranks that have come wait for the store or for the others, silently, up to 30 minutes over gloo
+    and 10 over NCCL (600 s for the store).
+
+    ## Why
+    Fewer ranks were started than WORLD_SIZE says, on other hosts perhaps; they can't reach MASTER_ADDR:MASTER_PORT; or a rank
+    does something long before it calls init_process_group.
+
+    ## Fix
+    Start the missing ranks, or correct WORLD_SIZE. `ddpdoctor netcheck` tests the way between hosts, and names who doesn't
+    come. Call init_process_group early.
+    """
+    found = verdict_for(hang, Kind.RENDEZVOUS)
+    if found is None:
+        return
+    late = found.culprits if found.waiting else ()
+    missing = not_known(found, hang)
+    left = _left_in_the_shell(found.culprits, processes)
+    if late:
+        summary = f"{_not_there(late, hang)}{waiting_words(found, hang)}"
+    else:
+        summary = f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} in {where(found.culprits[0].place)}: {_who_is_missing(missing, hang)}"
+    yield Finding(
+        summary=short(summary),
+        cause=f"{left} was set where it was started, and no launcher set it: Lightning then starts no other ranks, and waits."
+        if left
+        else missing or timeout_words(hang),
+        evidence=evidence_of(found, hang),
+        fixes=(
+            *((Fix("Start it again from a shell without that setting", ("unset LOCAL_RANK",)),) if left else ()),
+            *(_bring_them(late, hang) if late else ()),
+            *look_on_other_hosts(hang),
+            Fix(
+                "Test whether all hosts can reach the master: `ddpdoctor netcheck --help` shows what to run on each",
+                ("ddpdoctor netcheck --help",),
+            ),
+            Fix(
+                "See whether settings of the launch agree with each other",
+                ("ddpdoctor check --select launch,network,settings",),
+            ),
+        ),
+        severity=INFO if late and found.moving else severity_of(found, hang),
+        rank=found.culprits[0].number,
+    )
+
+
+def _left_in_the_shell(culprits: Sequence[Stand], processes: Maybe[Processes]) -> str:
+    """ "LOCAL_RANK=0", where the only rank there is was started with that alone."""
+    if len(culprits) != 1 or isinstance(processes, Unknown):
+        return ""
+    watched = culprits[0].rank.watched
+    process = processes.get(watched.pid) if watched else None
+    return lone_setting(process) if process else ""
+
+
+def _not_there(late: Sequence[Stand], hang: Hang) -> str:
+    is_ = "is" if len(late) == 1 else "are"
+    if late[0].standing is Standing.GONE:
+        return f"{named(late, hang)} {is_} not there ({late[0].rank.gone}): never started, or ended"
+    return f"{named(late, hang)} {is_} not in init_process_group but in {where(late[0].place)}"
+
+
+def _bring_them(late: Sequence[Stand], hang: Hang) -> tuple[Fix, ...]:
+    if late[0].standing is Standing.GONE:
+        return (
+            Fix(f"Start {named(late, hang)}, or read the log for why it ended; WORLD_SIZE must be what is started"),
+        )
+    frame = late[0].place.frame
+    return read_the_code([frame], f"See what comes before init_process_group at {file_line(frame)}")
+
+
+def _who_is_missing(missing: str, hang: Hang) -> str:
+    if missing:
+        return missing.rstrip(".")
+    if not hang.world_size:
+        return "for others, and how many these are is not known"
+    return "all ranks are there, and don't get through to each other"

@@ -1,0 +1,158 @@
+"""Ranks that wait, told from the log they left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.logs.analyze.sightings import lines, sightings, where
+from ddpdoctor.logs.analyze.timeouts import WATCHDOG
+
+NCCL_VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)")
+"""As torch ends the first line of NCCL's errors."""
+
+TIMEOUT = "a timeout of the group, and the last that was said before is that a checkpoint is being saved"
+SAVING = {
+    "aving model checkpoint": "torch 2.9.1; transformers 5.23: trainer.py; deepspeed 0.19.8: runtime/engine.py",
+    "is about to be saved!": "torch 2.9.1; deepspeed 0.19.8: runtime/checkpoint_engine/torch_checkpoint_engine.py",
+    "[Torch] Saving ": "torch 2.9.1; deepspeed 0.19.8: runtime/checkpoint_engine/torch_checkpoint_engine.py",
+    "aving checkpoint": "torch 2.9.1; Megatron-LM: training/checkpointing.py; and as scripts say it",
+    "aving latest checkpoint": "torch 2.9.1; as scripts say it, as reported in public",
+}
+"""What is said before, and by whom."""
+AT_ONCE = 15
+"""Lines between the two: a trainer that went on after saving would have written more."""
+TRACEBACK = 40
+"""Lines between a frame and its exception."""
+
+
+@check(
+    "checkpoint-save-timeout",
+    severity=FAIL,
+    log_signs=(
+        *(
+            LogSign(text, why=why, role=Role.HINTS, near=saving, anywhere=True, within=AT_ONCE, source=source)
+            for saving, source in SAVING.items()
+            for text, why in (
+                ("Watchdog caught collective operation timeout", TIMEOUT),
+                (
+                    "Received a dump signal due to a collective timeout",
+                    f"{TIMEOUT}: rank 0 was still saving when another rank's wait was over",
+                ),
+            )
+        ),
+        LogSign(
+            "Timed out waiting",
+            why=f"{TIMEOUT}, as the frames of the waiting rank say: another one was still saving",
+            role=Role.HINTS,
+            pattern=r"Timed out waiting \d+ms for",
+            near="in save_checkpoint",
+            within=TRACEBACK,
+            source="torch 2.13.0: third_party/gloo/gloo/transport/tcp/unbound_buffer.cc; the function is the script's",
+        ),
+    ),
+)
+def checkpoint_save_timeout(log: Log) -> Iterator[Finding]:
+    """The group timed out while a checkpoint was being saved.
+
+    ## What breaks
+    The ranks that wait for rank 0 are ended by the watchdog (after 10 minutes over NCCL, 30 over gloo), the half-written
+    checkpoint stays behind, and so it goes at every save.
+
+    ## Why
+    Rank 0 gathers and writes a large model alone, to a slow disk or network file system, while the others have gone on to the
+    next collective.
+
+    ## Fix
+    A longer timeout: `init_process_group(timeout=timedelta(hours=2))`, with transformers `ddp_timeout=7200`. Better, save in
+    shards (`torch.distributed.checkpoint`, FSDP's SHARDED_STATE_DICT), which takes a fraction of the time.
+    """
+    seen = sightings(log, "checkpoint-save-timeout")
+    if not seen:
+        return
+    yield Finding(
+        summary="The group timed out while a checkpoint was being saved",
+        cause=_who_was_saving(log, seen),
+        evidence=lines(log, seen),
+        fixes=(
+            Fix("Allow for the save: init_process_group(timeout=timedelta(hours=2)); transformers: ddp_timeout=7200"),
+            Fix("Save in shards, on all ranks: torch.distributed.checkpoint, or FSDP's SHARDED_STATE_DICT"),
+            Fix("If it hangs again, see what rank 0 does while the others wait", ("ddpdoctor jobs --hang",)),
+        ),
+    )
+
+
+def _who_was_saving(log: Log, seen: Sequence[Sighting]) -> str:
+    """Where all ranks but a few say that they waited; else empty: the page tells who it mostly is."""
+    all_timeouts = (*seen, *sightings(log, WATCHDOG))
+    waited = {one.line.rank for one in all_timeouts if one.line.rank is not None}
+    everybody = {*log.ranks, *range(max(log.world_size or 0, *(rank + 1 for rank in waited), 0))}
+    missing = everybody - waited
+    if len(waited) < 2 or not missing or len(missing) * 4 > len(everybody):
+        return ""
+    say = "says" if len(missing) == 1 else "say"
+    return (
+        f"{ranks_named(waited).capitalize()} waited in vain, and {ranks_named(missing)} {say} nothing of it: mostly that is who gathers and"
+        " writes a large model alone, to a slow disk or network file system."
+    )
+
+
+@check(
+    "nccl-message-truncated",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "essage truncated : rece",
+            why="only NCCL says so, of a message of another size than it expects",
+            pattern=r"[Mm]essage truncated : (?:received|receiving) \d+(?:,\d+)? bytes instead of \d+(?:,\d+)?",
+            source="nccl 2.20.5, 2.27.5, 2.32.3: bootstrap.cc, net_socket.cc",
+        ),
+        LogSign(
+            "collective mismatch error, local size ",
+            why="the same over InfiniBand: a rank sends more than the other one has asked for",
+            pattern=r"NET/\w+ : .*local size \d+ remote size \d+",
+            source="nccl 2.14 to 2.32.3: net_ib",
+        ),
+    ),
+)
+def nccl_message_truncated(log: Log) -> Iterator[Finding]:
+    """NCCL got a message of another size than it expected.
+
+    ## What breaks
+    A rank stops with "Message truncated : received ... bytes instead of ...", over InfiniBand "collective mismatch error", at the
+    start or at the first collectives.
+
+    ## Why
+    The nodes have different versions of NCCL, or different NCCL_* settings (NCCL_PROTO, NCCL_ALGO and the like), so that they
+    speak different protocols; or the ranks call one collective with tensors of different sizes.
+
+    ## Fix
+    The same container image, torch and exported NCCL_* on all nodes; then look for a size that differs between ranks, with
+    TORCH_DISTRIBUTED_DEBUG=DETAIL.
+    """
+    seen = sightings(log, "nccl-message-truncated")
+    if not seen:
+        return
+    versions = {found[1]: one.line for one in reversed(log.raised) if (found := NCCL_VERSION.search(one.message))}
+    differ = len(versions) > 1
+    yield Finding(
+        summary="NCCL got a message of another size than it expected"
+        + (f": the ranks have NCCL {listed(sorted(versions), 3)}, which must be one and the same" if differ else ""),
+        evidence=(
+            *lines(log, seen),
+            *(Evidence(line.text, where(log, line)) for line in list(versions.values())[:3] if differ),
+        ),
+        fixes=(
+            *((Fix("Install the same torch, or the same nvidia-nccl package, on all nodes"),) if differ else ()),
+            Fix("Compare the nodes' versions and settings: run netcheck on every node", ("ddpdoctor netcheck --help",)),
+            *(
+                ()
+                if differ
+                else (Fix("Let torch compare the sizes of every call", ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",)),)
+            ),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The host: cores, memory, disks, limits, shared memory."""

@@ -1,0 +1,314 @@
+"""The host's cores: enough for these ranks, their threads and their DataLoader workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.knowledge.evidence import planned, told
+from ddpdoctor.knowledge.launchers import number
+from ddpdoctor.processes.gpu_holders import ENDED, own_jobs
+from ddpdoctor.processes.job_words import who
+from ddpdoctor.processes.jobs import BY_LIGHTNING, setting
+
+LAUNCHED = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK")
+"""Set by a launcher for each rank: then what we see are one rank's own cores, if the launcher binds ranks to cores."""
+
+
+class Share(msgspec.Struct, frozen=True):
+    """The cores of one rank. `own`: bound to this rank alone. `limited`: fewer than the machine has. `job`: of all ranks."""
+
+    cores: float
+    job: float
+    own: bool
+    limited: bool
+    evidence: tuple[Evidence, ...]
+
+
+def share_of(machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Maybe[Environment], plan: Plan) -> Share:
+    """What one rank gets of the cores that this process may use: at most so many where not all that bounds them is known.
+
+    Raises:
+        NotKnown: nobody said how many there are.
+    """
+    evidence = []
+    own, job = False, math.inf
+    if isinstance(machine, Machine) and isinstance(usable := machine.usable_cores, int):
+        evidence = [told(machine, "usable_cores", f"cores that this process may use: {usable}")]
+        own = _is_bound(usable, machine, environment)
+        job = float(usable * plan.nproc if own else usable)
+    if isinstance(cgroup, Cgroup):
+        if isinstance(cgroup.cpuset_cores, int) and not own and job < math.inf:
+            job = min(job, cgroup.cpuset_cores)
+        if isinstance(cgroup.cpu_limit, (int, float)) and cgroup.cpu_limit < job:
+            job = cgroup.cpu_limit
+            evidence.append(told(cgroup, "cpu_limit", f"limit of the container or job: {_cores(cgroup.cpu_limit)}"))
+    if job == math.inf:
+        known(known(machine).usable_cores)
+    total = machine.logical_cores if isinstance(machine, Machine) else None
+    limited = job < total if isinstance(total, int) else isinstance(cgroup, Cgroup) and job == cgroup.cpu_limit
+    evidence.append(planned(plan))
+    return Share(job / plan.nproc, job, own, limited, tuple(evidence))
+
+
+def _bounds_are_known(machine: Maybe[Machine], cgroup: Maybe[Cgroup]) -> None:
+    """Before a check calls the cores enough.
+
+    Raises:
+        NotKnown: there may be fewer cores, or a quota that couldn't be read.
+    """
+    known(known(machine).usable_cores)
+    known(known(cgroup).cpu_limit)
+
+
+def _cores(count: float) -> str:
+    return f"{count:g} {'core' if count == 1 else 'cores'}"
+
+
+def _is_bound(usable: int, machine: Machine, environment: Maybe[Environment]) -> bool:
+    """Whether a launcher bound this process, as one of its ranks, to cores of its own."""
+    if isinstance(environment, Unknown) or not any(name in environment for name in LAUNCHED):
+        return False
+    on_node = number(environment.get("SLURM_CPUS_ON_NODE"))
+    if on_node is not None:
+        return usable < on_node
+    return isinstance(machine.logical_cores, int) and usable < machine.logical_cores
+
+
+TIMED_OUT = r"^RuntimeError: DataLoader timed out after (?P<seconds>[\d.]+) seconds"
+"""Only where the script has given the DataLoader a timeout."""
+
+
+@check("cgroup-cpu-limit", severity=WARN)
+def cgroup_cpu_limit(
+    machine: Maybe[Machine],
+    cgroup: Maybe[Cgroup],
+    container: Maybe[Container],
+    environment: Maybe[Environment],
+    plan: Plan,
+) -> Iterator[Finding]:
+    """This container or job may use fewer cores than it has ranks.
+
+    ## What breaks
+    Ranks take turns: steps get several times slower, collectives wait for the rank that is not running, and time-outs
+    strike that look like network trouble.
+
+    ## Why
+    A container's CPU quota, a cpuset, or Slurm's `--cpus-per-task` (1 by default) bounds the cores of all ranks together.
+    Even with GPUs a rank keeps one core busy with launching kernels, and needs more for its data.
+
+    ## Fix
+    Docker: `--cpus`, `--cpuset-cpus`. Kubernetes: `resources.limits.cpu`. Slurm: `--cpus-per-task` in sbatch and srun.
+    """
+    share = share_of(machine, cgroup, environment, plan)
+    total = machine.logical_cores if isinstance(machine, Machine) else machine
+    of_all = "" if isinstance(total, Unknown) else f", though the machine has {total}"
+    if share.limited and share.cores < 1:
+        yield Finding(
+            summary=f"{plural(plan.nproc, 'rank')} {'gets' if plan.nproc == 1 else 'share'} only {_cores(share.job)}{of_all}",
+            evidence=share.evidence,
+            fixes=(_more_cores(container, environment, plan),),
+        )
+    else:
+        _bounds_are_known(machine, cgroup)
+        known(total)
+
+
+def _more_cores(container: Maybe[Container], environment: Maybe[Environment], plan: Plan) -> Fix:
+    runtime = container.runtime if isinstance(container, Container) else None
+    if isinstance(environment, Environment) and "SLURM_JOB_ID" in environment:
+        return Fix(
+            "Ask Slurm for 4 or more cores a rank: `#SBATCH --cpus-per-task` in the batch script, and this before srun",
+            ("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",),
+        )
+    if runtime == "kubernetes":
+        return Fix(f"Set `resources.limits.cpu: {4 * plan.nproc}` or more in the pod")
+    if runtime is not None:
+        return Fix(f"Start the container without a CPU limit, or with `--cpus={4 * plan.nproc}`")
+    return Fix("See what limits the cores (taskset, numactl, or a cpuset), and lift it", ("taskset -pc $$", "nproc"))
+
+
+@check(
+    "omp-threads",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "Setting OMP_NUM_THREADS environment variable for each process to be",
+            why="torchrun says so in nearly every log: it is what keeps ranks from taking each other's cores",
+            role=Role.NOISE,
+            source="torch 2.13.0: torch/distributed/run.py",
+        ),
+    ),
+)
+def omp_threads(
+    machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Environment, plan: Plan, processes: Maybe[Processes]
+) -> Iterator[Finding]:
+    """The ranks start more OpenMP threads than there are cores.
+
+    ## What breaks
+    Everything on the CPU (loading, augmentation, gloo, the optimizer of a CPU run) gets many times slower, although all
+    cores are busy.
+
+    ## Why
+    Each rank starts OMP_NUM_THREADS threads. torchrun sets it to 1 where it isn't set; srun, mpirun and mp.spawn don't, and
+    then each rank takes all the cores that it sees.
+
+    ## Fix
+    Set it to cores divided by ranks: on 96 cores with 8 ranks `export OMP_NUM_THREADS=12`.
+    """
+    if isinstance(processes, Processes):
+        yield from _running(processes)
+    value = environment.get("OMP_NUM_THREADS").split(",")[0].strip()
+    requires(plan.nproc > 1 or value, "a single rank has the cores to itself")
+    share = share_of(machine, cgroup, environment, plan)
+    if value:
+        requires(number(value) is not None, "OMP_NUM_THREADS is not a number")
+        threads, said = number(value) or 0, f"OMP_NUM_THREADS={value}"
+    else:
+        requires(_other_launcher(environment), "OMP_NUM_THREADS is not set, and torchrun sets it to 1 itself")
+        threads, said = known(known(machine).usable_cores), "OMP_NUM_THREADS is not set"
+    if threads > max(1.0, share.cores):
+        good = max(1, int(share.cores))
+        yield Finding(
+            summary=_too_many(plan.nproc, threads, _cores(share.job)),
+            cause="" if value else "torchrun, which would set OMP_NUM_THREADS, didn't start these ranks.",
+            evidence=(Evidence(said, "environment"), *share.evidence),
+            fixes=(Fix("Divide the cores between the ranks", (f"export OMP_NUM_THREADS={good}",), appliable=True),),
+        )
+    else:
+        _bounds_are_known(machine, cgroup)
+        known(processes)
+
+
+def _running(processes: Processes) -> Iterator[Finding]:
+    """Of running jobs those whose ranks have really started so many threads."""
+    for job in own_jobs(processes):
+        ranks = [one for one in job.ranks if one.state not in ENDED]
+        share = max(1.0, processes.cores / max(1, len(ranks)))
+        greedy = [
+            (one, threads)
+            for one in ranks
+            if (threads := _threads_of(one, processes.cores)) > share and one.threads >= threads
+        ]
+        if len(ranks) > 1 and processes.cores and greedy:
+            first, threads = greedy[0]
+            said = setting(first, "OMP_NUM_THREADS")
+            yield Finding(
+                summary=f"Job {job.name} runs with {plural(len(greedy), 'rank')} of {threads} OpenMP threads each, on "
+                f"{_cores(processes.cores)}",
+                cause=""
+                if said
+                else "OMP_NUM_THREADS is not set in them, and torchrun, which would set it, didn't start them.",
+                evidence=tuple(
+                    Evidence(
+                        f"{who([one])}: OMP_NUM_THREADS is {setting(one, 'OMP_NUM_THREADS') or 'not set'}, "
+                        f"{plural(one.threads, 'thread')}",
+                        "/proc",
+                    )
+                    for one, _ in greedy[:8]
+                ),
+                fixes=(
+                    Fix(
+                        "Divide the cores between the ranks, and start the job again",
+                        (f"export OMP_NUM_THREADS={max(1, int(share))}",),
+                    ),
+                ),
+            )
+
+
+def _threads_of(rank: Process, cores: int) -> int:
+    """OpenMP's, of one rank; 0 where that can't be told: a forked one shows its parent's settings, and Lightning divides the
+    cores between the ranks that it starts."""
+    if isinstance(rank.settings, Unknown) or rank.forked:
+        return 0
+    value = setting(rank, "OMP_NUM_THREADS").split(",")[0].strip()
+    if value:
+        return number(value) or 0
+    return 0 if rank.place and rank.place.source in BY_LIGHTNING else cores
+
+
+def _too_many(ranks: int, threads: int, cores: str) -> str:
+    if ranks == 1:
+        return f"OMP_NUM_THREADS has each rank start {threads} OpenMP threads, on {cores}"
+    return f"{plural(ranks, 'rank')} with {threads} OpenMP threads each are {ranks * threads} threads on {cores}"
+
+
+def _other_launcher(environment: Environment) -> bool:
+    """Ranks were started by srun or mpirun themselves, without torchrun."""
+    ranks = any(name in environment for name in ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"))
+    return ranks and "TORCHELASTIC_RUN_ID" not in environment
+
+
+@check(
+    "dataloader-oversubscribed",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "worker processes in total. Our suggested max number of worker in current system is",
+            why="a warning that runs live with: they get slower, rarely worse",
+            role=Role.NOISE,
+            source="torch 2.13.0: torch/utils/data/dataloader.py",
+        ),
+        LogSign(
+            "DataLoader timed out after ",
+            why="no batch came in time, and the loader warned that it has more workers than cores",
+            role=Role.HINTS,
+            pattern=TIMED_OUT,
+            near="worker processes in total. Our suggested max number of worker in current system is",
+            fatal=True,
+            source="torch 2.13.0: torch/utils/data/dataloader.py",
+        ),
+        LogSign(
+            "DataLoader timed out after ",
+            why="no batch came in time: the workers had too few cores, or waited for a slow disk, or for each other",
+            role=Role.HINTS,
+            pattern=TIMED_OUT,
+            fatal=True,
+            source="torch 2.13.0: torch/utils/data/dataloader.py",
+        ),
+    ),
+)
+def dataloader_oversubscribed(
+    machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Maybe[Environment], gpus: Maybe[Gpus], plan: Plan
+) -> Iterator[Finding]:
+    """There are too few cores for DataLoader workers.
+
+    ## What breaks
+    GPUs wait for data. With more workers than cores it gets worse, and the DataLoader warns "This DataLoader will create N
+    worker processes in total". With `timeout=` it ends by "DataLoader timed out after N seconds".
+
+    ## Why
+    `num_workers` counts for each rank: with 8 ranks, `num_workers=8` is 64 processes. A rank needs a core for itself; only
+    the rest is for workers.
+
+    ## Fix
+    Use at most cores / ranks - 1 workers. More cores: Slurm `--cpus-per-task`, Docker `--cpus`, Kubernetes `limits.cpu`.
+    """
+    share = share_of(machine, cgroup, environment, plan)
+    requires(share.cores >= 1 or not share.limited, "there are fewer cores than ranks: see cgroup-cpu-limit")
+    if share.cores >= 2:
+        _bounds_are_known(machine, cgroup)
+        return
+    has_gpus = isinstance(gpus, Gpus) and bool(gpus.devices)
+    workers = max(0, int(share.cores) - 1)
+    yield Finding(
+        summary=f"{plural(plan.nproc, 'rank')} on {_cores(share.job)} {'leaves' if plan.nproc == 1 else 'leave'} "
+        f"{f'at most {workers}' if workers else 'no core for'} DataLoader {'worker' if workers == 1 else 'workers'}"
+        f"{' a rank' if workers else ''}",
+        evidence=share.evidence,
+        fixes=(Fix(f"Use `num_workers={workers}` in every rank's DataLoader, or ask for more cores"),),
+        severity=WARN if has_gpus else INFO,
+    )

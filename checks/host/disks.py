@@ -1,0 +1,383 @@
+"""The folders and file systems that training writes to."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.wording import human, listed
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.disks import Disk, Disks
+from ddpdoctor.knowledge.evidence import told
+
+MIB = 1024**2
+GIB = 1024**3
+
+FLOORS: dict[str, tuple[int, int]] = {
+    "working folder": (256 * MIB, 5 * GIB),
+    "temporary files": (16 * MIB, 512 * MIB),
+    "home": (0, 128 * MIB),
+    "torch cache": (0, GIB),
+    "Hugging Face cache": (0, GIB),
+    "Triton cache": (0, GIB // 4),
+}
+"""Free bytes below which it fails, and warns. A checkpoint of a billion parameters with Adam takes 12 GB; a small one 5."""
+INODES_WANTED = 1000
+FRAMES_OF_A_CALL = 30
+"""Lines of a traceback, from a call's own to the error that it led to."""
+
+
+def _floors(disk: Disk) -> tuple[int, int]:
+    return FLOORS.get(disk.purpose, (0, 0))
+
+
+@check(
+    "disk-full",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "No space left on device",
+            why="of a file on a file system; shared memory, which says the same, is left out",
+            pattern=r"^(?!.*(?:/dev/shm|hared memory|</torch_|NCCL|posix_fallocate|inotify|Errno 28\] No space left on device(?:\s*$|\. +joblib)))"
+            r".*(?:: |with |\] (?=No space left on device: ))No space left on device",
+            source="made to happen with torch 2.13.0 and Python 3.11",
+        ),
+        LogSign(
+            "[Errno 28] No space left on device",
+            why="of a write; of a lock in shared memory Python says the same",
+            role=Role.HINTS,
+            pattern=r"No space left on device(?:\s*$|\. +joblib will operate in serial mode)",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            "unexpected pos ",
+            why="torch.save could not write all of the file: mostly the disk is full, else a quota or an I/O error",
+            pattern=r"inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "PytorchStreamWriter failed writing file",
+            why="torch.save could not write",
+            source="torch 2.13.0: caffe2/serialize/inline_container.cc",
+        ),
+        LogSign(
+            "Disk quota exceeded",
+            why="the quota of the user or the project is used up",
+            source="made to happen with torch 2.13.0 and Python 3.11",
+        ),
+        LogSign(
+            "The node was low on resource: ephemeral-storage",
+            why="the kubelet ended a pod to save the node's disk",
+            source="kubernetes: pkg/kubelet/eviction/helpers.go",
+        ),
+        LogSign(
+            "ephemeral local storage usage exceeds the total limit of containers",
+            why="the kubelet ended a pod that wrote more than its limit allows",
+            source="kubernetes: pkg/kubelet/eviction/eviction_manager.go",
+        ),
+        LogSign(
+            "exceeded its local ephemeral storage limit",
+            why="the kubelet ended a pod that wrote more than its limit allows",
+            source="kubernetes: pkg/kubelet/eviction/eviction_manager.go",
+        ),
+        LogSign(
+            "Usage of EmptyDir volume",
+            why="the kubelet ended a pod that wrote more into a volume than that may hold",
+            pattern=r"Usage of EmptyDir volume \S+ exceeds the limit",
+            source="kubernetes: pkg/kubelet/eviction/eviction_manager.go",
+        ),
+        LogSign(
+            "Input/output error",
+            why="the disk or its server failed",
+            pattern=r"(?:write\(\): fd \d+ failed with|strerror:) Input/output error",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "[Errno 5] Input/output error",
+            why="the disk or its server failed; or a terminal is gone that was printed to",
+            role=Role.HINTS,
+            source="Python 3.11: Objects/exceptions.c",
+        ),
+    ),
+)
+def disk_full(disks: Disks) -> Iterator[Finding]:
+    """A file system that training writes to is full.
+
+    ## What breaks
+    The checkpoint at the end of the first epoch is cut short, torch.compile cannot write its cache, or torchrun cannot
+    make its folder for logs.
+
+    ## Why
+    The working folder, $TMPDIR, the home folder and the caches of torch, Triton and Hugging Face often lie on small or
+    shared file systems. Besides bytes they can run out of inodes, one of which every file takes. A quota for your user or
+    project doesn't show in these figures: ask `quota -s`, `lfs quota -h`, or your cluster's own command.
+
+    ## Fix
+    Make room, keep fewer checkpoints, or move: `TMPDIR`, `HF_HOME`, `TORCH_HOME`, `TRITON_CACHE_DIR`.
+    """
+    requires(disks.folders, "no file system could be asked")
+    by_mount: dict[tuple[str, int], list[Disk]] = {}
+    for disk in disks.folders:
+        by_mount.setdefault((disk.mount or disk.path, disk.total), []).append(disk)
+    for group in by_mount.values():
+        # Images (squashfs, snap) are full by nature; folder-not-writable judges whether they can be written to.
+        group = [one for one in group if one.total and not one.read_only_mount]
+        short = [one for one in group if one.free < _floors(one)[1]]
+        if short:
+            yield _short_of("space", short, f"{human(short[0].free)} of {human(short[0].total)} free", disks)
+        scarce = [one for one in group if _counts_inodes(one) and one.inodes_free < INODES_WANTED]
+        if scarce:
+            yield _short_of("inodes", scarce, f"{scarce[0].inodes_free} of {scarce[0].inodes_total} inodes free", disks)
+
+
+def _counts_inodes(disk: Disk) -> bool:
+    # Of file systems in user space many make these figures up.
+    return disk.inodes_total > 0 and not disk.file_system.startswith("fuse")
+
+
+def _short_of(what: str, disks: Sequence[Disk], figures: str, others: Disks) -> Finding:
+    first = disks[0]
+    fails = any(one.free < _floors(one)[0] for one in disks) if what == "space" else True
+    where = first.mount or first.path
+    if what == "space":
+        look = f"du -xh --max-depth=2 {shlex.quote(where)} 2>/dev/null | sort -h | tail -n 20"
+    else:
+        look = f"du -x --inodes --max-depth=2 {shlex.quote(where)} 2>/dev/null | sort -n | tail -n 20"
+    fixes = [Fix("See what takes the room, and remove what nobody needs", (look,))]
+    movable = [one for one in disks if one.purpose in MOVES]
+    for one in movable:
+        variable, name = MOVES[one.purpose]
+        roomy = _with_room(one, others)
+        if roomy:
+            folder = shlex.quote(f"{roomy.path.rstrip('/')}/{name}")
+            fixes.append(
+                Fix(
+                    f"Or let {variable} lead to a folder with room, {human(roomy.free)} free",
+                    (f"mkdir -p {folder} && export {variable}={folder}",),
+                    appliable=True,
+                )
+            )
+        else:
+            fixes.append(Fix(f"Or set {variable} to a folder on a larger file system"))
+    return Finding(
+        summary=f"{where} is short of {what}: {figures}; on it: {listed([one.purpose for one in disks], 3)}"[:160],
+        evidence=tuple(_seen(one, figures) for one in disks),
+        fixes=tuple(fixes),
+        severity=FAIL if fails else WARN,
+    )
+
+
+MOVES = {
+    "temporary files": ("TMPDIR", "tmp"),
+    "Hugging Face cache": ("HF_HOME", "huggingface"),
+    "torch cache": ("TORCH_HOME", "torch-cache"),
+}
+"""What can lie elsewhere: the variable that says where, and a name for the folder there."""
+
+
+def _with_room(short: Disk, disks: Disks) -> Disk | None:
+    """The working folder or the home, where it has the room that this one lacks, and inodes; for what can't be written to at
+    all, the folder for temporary files, too."""
+    purposes = ("working folder", "home", *(() if short.writable else ("temporary files",)))
+    for one in sorted(disks.folders, key=lambda disk: disk.purpose == "temporary files"):
+        elsewhere = one.writable and (not short.writable or (one.mount, one.total) != (short.mount, short.total))
+        inodes = not _counts_inodes(one) or one.inodes_free >= 10 * INODES_WANTED
+        # What it lacks it shall have twice: its own purpose needs room, too.
+        room = one.free >= 2 * max(_floors(short)[1], _floors(one)[1])
+        if one.purpose in purposes and elsewhere and inodes and room:
+            return one
+    return None
+
+
+def _not_writable(disk: Disk, others: Disks) -> Finding:
+    why = "is mounted read-only" if disk.read_only_mount else "does not belong to this user"
+    variable = {"temporary files": "TMPDIR", "Triton cache": "TRITON_CACHE_DIR"}.get(disk.purpose)
+    roomy = _with_room(disk, others)
+    if variable and roomy:
+        name = "tmp" if variable == "TMPDIR" else "triton"
+        folder = shlex.quote(f"{roomy.path.rstrip('/')}/{name}")
+        fix = Fix(
+            f"Let {variable} lead to a folder that you may write to, {human(roomy.free)} free",
+            (f"mkdir -p {folder} && export {variable}={folder}",),
+        )
+    elif variable:
+        fix = Fix(f"Set {variable} to a folder that you may write to: none of those looked at here is one with room")
+    else:
+        text = "Start training in a folder that you may write to, or tell your program to write its files to one"
+        fix = Fix(text, (f"cd {shlex.quote(roomy.path)}",) if roomy else ())
+    severity: Severity = INFO if disk.purpose == "Triton cache" else WARN
+    return Finding(
+        summary=f"This user can't write to {disk.path} ({disk.purpose})"[:160],
+        cause=f"It {why}.",
+        evidence=(_seen(disk, "not writable"),),
+        fixes=(fix,),
+        severity=severity,
+    )
+
+
+def _seen(disk: Disk, figures: str) -> Evidence:
+    return Evidence(f"{disk.purpose} {disk.path} ({disk.file_system or 'file system'}): {figures}", "statvfs")
+
+
+@check(
+    "folder-not-writable",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Read-only file system",
+            why="nothing can be written there",
+            pattern=r"(?:\[Errno 30\]|strerror:|failed with) Read-only file system",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "open file failed with strerror: Permission denied",
+            why="torch.save may not make its file there",
+            source="made to happen with torch 2.13.0: caffe2/serialize/inline_container.cc",
+        ),
+        *(
+            LogSign(
+                "[Errno 13] Permission denied: ",
+                why=f"the call before it, {call}...), writes",
+                pattern=r"Permission denied: b?['\"](?!/dev/|/proc/|/sys/)",
+                near=call,
+                within=FRAMES_OF_A_CALL,
+                source="Python 3.11: Objects/exceptions.c; torch 2.13.0: torch/serialization.py",
+            )
+            for call in ("torch.save(", "save_pretrained(", "save_checkpoint(", "save_state(", "makedirs(", "mkdir(")
+        ),
+        LogSign(
+            "cannot be opened.",
+            why="torch.save could not make its file: the folder isn't writable, or there is none, or the disk is full",
+            role=Role.HINTS,
+            pattern=r"^RuntimeError: File .+ cannot be opened\.",
+            near="PyTorchFileWriter",
+            source="torch 1.13.1: caffe2/serialize/inline_container.cc; as reported in public",
+        ),
+    ),
+)
+def folder_not_writable(disks: Disks) -> Iterator[Finding]:
+    """A folder that training writes to may not be written to.
+
+    ## What breaks
+    "Permission denied" or "Read-only file system", as torchrun makes its folder for logs, at the first checkpoint, or where
+    torch.compile writes its cache.
+
+    ## Why
+    The folder belongs to somebody else, or its file system is mounted read-only: a shared data set, a container's image, or a
+    disk that the kernel has set so after errors. "cannot be opened" from torch.save may also mean that there is no such folder.
+
+    ## Fix
+    Write somewhere else: start in a folder of your own, or set `TMPDIR`, `TRITON_CACHE_DIR`, or your program's output folder.
+    """
+    requires(disks.folders, "no file system could be asked")
+    for disk in disks.folders:
+        if not disk.writable and disk.purpose in ("working folder", "temporary files", "Triton cache"):
+            yield _not_writable(disk, disks)
+
+
+@check(
+    "disk-unanswered",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "not responding, still trying",
+            why="the kernel's word for a server of files that it waits for",
+            pattern=r"nfs: server (?P<server>\S+) not responding, still trying",
+            source="Linux: net/sunrpc/clnt.c",
+        ),
+        LogSign(
+            "DataLoader timed out after ",
+            why="no batch came in time: the workers may wait for a file; or they had too few cores",
+            role=Role.HINTS,
+            pattern=r"^RuntimeError: DataLoader timed out after (?P<seconds>[\d.]+) seconds",
+            source="torch 2.13.0: torch/utils/data/dataloader.py",
+        ),
+    ),
+)
+def disk_unanswered(disks: Disks) -> Iterator[Finding]:
+    """A file system does not answer.
+
+    ## What breaks
+    Whatever touches it hangs and can't even be killed: an import, a dataset, a checkpoint, the shell's prompt. The other
+    ranks wait for the one that hangs until their time is up.
+
+    ## Why
+    Its server (NFS, Lustre, a FUSE process) is gone or overloaded, and the kernel waits for it without end.
+
+    ## Fix
+    Tell the administrator, with the mount point. Until then work in a folder on another file system.
+    """
+    for path in disks.unanswered:
+        quoted = shlex.quote(path)
+        yield Finding(
+            summary=f"The file system of {path} doesn't answer"[:160],
+            evidence=(told(disks, "unanswered", f"no answer about {path}"),),
+            fixes=(
+                Fix(
+                    "Work in a folder on another file system, and see from time to time whether this one answers",
+                    (f"timeout -s KILL 5 stat -f {quoted}",),
+                ),
+                Fix(
+                    "Tell the administrator which server it is; these are the network file systems here",
+                    ("grep -E ' (nfs|lustre|fuse|ceph|beegfs|gpfs)' /proc/mounts",),
+                ),
+            ),
+        )
+
+
+@check(
+    "working-folder-gone",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "getcwd: cannot access parent directories",
+            why="the shell's word for it",
+            source="made to happen with bash 5.2",
+        ),
+        LogSign(
+            "os.getcwd()",
+            why="Python found no folder where it was started",
+            pattern=r"os\.getcwd\(\)\s*$",
+            near="FileNotFoundError: [Errno 2] No such file or directory",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            "Intel oneMKL FATAL ERROR: Cannot load",
+            why="MKL looks into the working folder; a broken installation says the same",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
+    ),
+)
+def working_folder_gone(disks: Disks) -> Iterator[Finding]:
+    """The folder that this was started in was deleted.
+
+    ## What breaks
+    `import torch` can end without a traceback ("Intel oneMKL FATAL ERROR: Cannot load"), Python says "FileNotFoundError"
+    at `os.getcwd()`, and no relative path can be opened.
+
+    ## Why
+    Something removed the folder while a shell was in it: a job's scratch folder was cleaned up, or a checkout was made
+    anew. A new folder of the same name is another folder: a shell in the old one doesn't notice it.
+
+    ## Fix
+    `cd` to a folder that exists, also where it has the same name (`cd "$PWD"`), and start again.
+    """
+    if not disks.removed:
+        return
+    yield Finding(
+        summary=f"The working folder was deleted: {disks.removed}"[:160],
+        evidence=(told(disks, "removed", f"{disks.removed} was deleted"),),
+        fixes=(
+            Fix("If there is a new folder of that name, enter it", ('cd "$PWD"',)),
+            _elsewhere(disks),
+        ),
+    )
+
+
+def _elsewhere(disks: Disks) -> Fix:
+    homes = [one for one in disks.folders if one.purpose == "home"]
+    if disks.unanswered or any(not one.writable for one in homes):
+        return Fix("Otherwise go to a folder that exists and that you may write to")
+    return Fix("Otherwise go to a folder that exists", ("cd ~",))

@@ -1,0 +1,308 @@
+"""Limits on what a rank may do: lock memory, open files, start threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.limits import Limits
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.network import Network
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.knowledge import launchers
+from ddpdoctor.knowledge.evidence import planned, told
+from ddpdoctor.knowledge.job_intent import several_nodes
+from ddpdoctor.knowledge.nvidia import NO_GPU
+from ddpdoctor.knowledge.privileges import by_root
+
+MIB = 1024**2
+GIB = 1024**3
+
+
+@check(
+    "memlock-limit",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Call to ibv_",
+            why="registering memory was refused for want of memory that may be locked",
+            pattern=r"Call to ibv_(?:reg_mr(?:_iova2)?|create_cq|create_qp) failed(?: with error)?:? Cannot allocate memory",
+            source="nccl 2.20.5, 2.27.5 and 2.32.3: misc/ibvwrap.cc",
+        ),
+        LogSign(
+            "Please set max locked memory (ulimit -l) to 'unlimited'",
+            why="UCX's own words where libibverbs found no memory that may be locked",
+            pattern=r"Cannot allocate memory.{0,300}\(current: (?P<limit>[^()]+)\)",
+            source="ucx: src/uct/ib/base/ib_log.c, as reported in public",
+        ),
+        LogSign(
+            "Call to ibv_create_cq failed",
+            why="older releases name no error: mostly memory that may be locked, else a device that is broken or not passed on",
+            role=Role.HINTS,
+            pattern=r"Call to ibv_create_cq failed\s*$",
+            source="nccl 2.20.5: misc/ibvwrap.cc",
+        ),
+        LogSign(
+            "libibverbs: Warning: RLIMIT_MEMLOCK is",
+            why="a warning that one host's training lives with",
+            role=Role.NOISE,
+            source="rdma-core: libibverbs/init.c",
+        ),
+    ),
+)
+def memlock_limit(
+    limits: Limits, container: Maybe[Container], environment: Maybe[Environment], network: Maybe[Network], gpus: Gpus
+) -> Iterator[Finding]:
+    """The limit on locked memory is too small for InfiniBand or RoCE.
+
+    ## What breaks
+    NCCL finds the network card, cannot register its buffers with it, and init fails on jobs with several nodes.
+
+    ## Why
+    An RDMA card writes into memory directly, so that memory must be locked, and `ulimit -l` bounds it. The default is 64
+    KiB to 8 MiB; NCCL's buffers take some ten MiB a connection and up to several hundred MiB a rank. Login shells, slurmd
+    and the Docker daemon each have a limit of their own. Root outside of containers is exempt (CAP_IPC_LOCK), and plain
+    TCP needs none.
+
+    ## Fix
+    Docker: `--ulimit memlock=-1`. Hosts: `* soft memlock unlimited` and `* hard memlock unlimited` in
+    /etc/security/limits.d. Slurm: `LimitMEMLOCK=infinity` in the unit of slurmd.
+    """
+    requires(gpus.devices, NO_GPU)
+    requires(limits.rdma_devices, "no RDMA device on this host")
+    requires(limits.may_lock_memory is not True, "this process may lock any amount of memory")
+    soft = known(limits.memlock_soft)
+    if soft == -1 or soft >= GIB:
+        return
+    known(limits.may_lock_memory)
+    several_nodes = _several_nodes(environment, network)
+    yield Finding(
+        summary=f"A process may lock only {human(soft)} of memory; NCCL over {listed(limits.rdma_devices, 3)} needs it unlimited"
+        + ("" if several_nodes else " in jobs over several nodes"),
+        evidence=(
+            told(limits, "memlock_soft", f"locked memory (`ulimit -l`): {human(soft)}"),
+            told(limits, "rdma_devices", f"InfiniBand or RoCE cards: {listed(limits.rdma_devices)}"),
+            *((Evidence(several_nodes, "environment"),) if several_nodes else ()),
+        ),
+        fixes=_lock_more(limits, container),
+        # On one node NCCL registers nothing with the card.
+        severity=INFO if not several_nodes else FAIL if soft < 64 * MIB else WARN,
+    )
+
+
+def _several_nodes(environment: Maybe[Environment], network: Maybe[Network]) -> str:
+    """The sign of a job over several nodes, in words."""
+    if isinstance(environment, Unknown):
+        return ""
+    if isinstance(network, Unknown):
+        return launchers.several_nodes(environment) or ""
+    return several_nodes(environment, network)
+
+
+def _lock_more(limits: Limits, container: Maybe[Container]) -> tuple[Fix, ...]:
+    if limits.memlock_hard == -1:
+        return (Fix("Raise it in the shell or script that starts training", ("ulimit -l unlimited",), appliable=True),)
+    if isinstance(container, Container) and container.runtime is not None:
+        return (
+            Fix(
+                "Start the container with `--ulimit memlock=-1` (in Kubernetes: the capability IPC_LOCK in its securityContext)"
+            ),
+        )
+    line = "* soft memlock unlimited\\n* hard memlock unlimited\\n"
+    return (
+        by_root(
+            "Raise it for new logins, then log in again",
+            (f"printf '{line}' | sudo tee /etc/security/limits.d/90-rdma.conf",),
+        ),
+        Fix("In Slurm jobs: ask the administrator for `LimitMEMLOCK=infinity` in the unit of slurmd"),
+    )
+
+
+NOFILE_WANTED = 4096
+
+
+def _nofile_floor(world: int) -> int:
+    """Files that the simplest job opens: CUDA and torch about 100, the tensors of a few DataLoader workers as many, and
+    gloo keeps a socket to every peer for each process group, of which there may be four."""
+    return max(512, 256 + 4 * world)
+
+
+@check(
+    "nofile-limit",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "received 0 items of ancdata",
+            why="a file that a DataLoader's worker handed over could not be opened: the limit is reached",
+            source="made to happen with Python 3.11: multiprocessing/reduction.py",
+        ),
+        LogSign(
+            "Too many open files",
+            why="this process's limit; the system's own limit says more",
+            pattern=r"Too many open files(?! in system)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            ": Too many open files",
+            why="NCCL got no socket, or an exception's own line: without more of them nothing goes on",
+            pattern=r"NCCL WARN .*: Too many open files(?! in system)|^(?:RuntimeError|OSError): (?:\[Errno 24\] )?Too many open files(?! in system)",
+            fatal=True,
+            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h, misc/socket.cc; made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "unable to open shared memory object",
+            why="older releases of torch don't say why: mostly too many files are open, else shared memory is full",
+            role=Role.HINTS,
+            pattern=r"RuntimeError: (?P<object>unable to open shared memory object(?: </torch_[^>]*> in read-write mode)?)\s*$",
+            fatal=True,
+            source="torch 1.5 to 1.9: aten/src/TH/THAllocator.cpp, as reported in public",
+        ),
+    ),
+)
+def nofile_limit(
+    limits: Limits, container: Maybe[Container], environment: Maybe[Environment], plan: Plan
+) -> Iterator[Finding]:
+    """Too few files may be open at once for a job of this size.
+
+    ## What breaks
+    After minutes or hours the DataLoader fails with "Too many open files" or "received 0 items of ancdata".
+
+    ## Why
+    Every tensor that a DataLoader worker hands over is an open file in the rank until it is freed, and every peer in the
+    job costs NCCL and gloo sockets. The usual limit of 1024 a process is enough for most jobs on one host; many DataLoader
+    workers, many small tensors a batch, or hundreds of ranks need more.
+
+    ## Fix
+    Raise the soft limit to the hard one in the script that starts training: `ulimit -n $(ulimit -Hn)`. Or hand tensors
+    over by name: `torch.multiprocessing.set_sharing_strategy("file_system")`.
+    """
+    soft, hard = known(limits.nofile_soft), limits.nofile_hard
+    named = None if isinstance(environment, Unknown) else launchers.number(environment.get("WORLD_SIZE"))
+    world = max(plan.nproc, named or 0)
+    wanted = max(_nofile_floor(world), NOFILE_WANTED if world >= 4 else 0)
+    if soft == -1 or soft >= wanted:
+        return
+    sharing = Fix("Or hand tensors over by name: `torch.multiprocessing.set_sharing_strategy('file_system')`")
+    if isinstance(hard, Unknown):
+        raise_it = Fix("Raise it in the shell or script that starts training", ("ulimit -n $(ulimit -Hn)",))
+    elif hard == -1 or hard >= wanted:
+        raised = 65536 if hard == -1 else min(hard, 65536)
+        raise_it = Fix("Raise it in the shell or script that starts training", (f"ulimit -n {raised}",), appliable=True)
+    elif isinstance(container, Container) and container.runtime is not None:
+        raise_it = Fix("Start the container with `--ulimit nofile=65536:65536`")
+    else:
+        line = "* soft nofile 65536\\n* hard nofile 1048576\\n"
+        raise_it = by_root(
+            "Raise it for new logins, then log in again",
+            (f"printf '{line}' | sudo tee /etc/security/limits.d/90-nofile.conf",),
+        )
+    yield Finding(
+        summary=f"A process may open only {soft} files; {plural(world, 'rank')} with DataLoader workers may need {wanted}",
+        evidence=(
+            told(limits, "nofile_soft", f"open files (`ulimit -n`): {soft}"),
+            *(
+                ()
+                if isinstance(hard, Unknown)
+                else (
+                    told(
+                        limits,
+                        "nofile_hard",
+                        f"open files at most (`ulimit -Hn`): {'unlimited' if hard == -1 else hard}",
+                    ),
+                )
+            ),
+            planned(plan),
+        ),
+        fixes=(raise_it, sharing),
+        severity=WARN if soft < _nofile_floor(world) else INFO,
+    )
+
+
+THREADS_FLOOR = 32
+THREADS_WANTED = 200
+"""Processes and threads a rank: CUDA, NCCL, autograd and OpenMP about a hundred, four DataLoader workers the rest."""
+
+
+@check(
+    "pids-limit",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "can't start new thread",
+            why="Python's word for it: no thread is allowed any more, or there is no memory for its stack",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            "Resource temporarily unavailable",
+            why="a thread or process that may not be made; a lock of a file says the same, in other words",
+            pattern=r"(?:pthread_create(?: failed(?: for thread \d+ of \d+)?)?|Thread creation failed|[Ff]ork(?:: retry)?|what\(\)): +Resource",
+            source="bash 5.2: jobs.c; libgomp in torch 2.9.1; OpenBLAS: driver/others/blas_server.c",
+        ),
+        LogSign(
+            ": Resource temporarily unavailable",
+            why="OpenBLAS ends the process then, and so do libgomp and an exception of C++; a shell tries again",
+            pattern=r"(?:blas_thread_init: pthread_create failed for thread \d+ of \d+|Thread creation failed|what\(\)): +Resource",
+            fatal=True,
+            source="libgomp in torch 2.9.1; OpenBLAS: driver/others/blas_server.c",
+        ),
+        LogSign(
+            "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+            why="said where Python forks; of a file's lock it says the same",
+            near="self.pid = os.fork()",
+            source="made to happen with Python 3.11: multiprocessing/popen_fork.py",
+        ),
+    ),
+)
+def pids_limit(cgroup: Maybe[Cgroup], limits: Limits, machine: Maybe[Machine], plan: Plan) -> Iterator[Finding]:
+    """Too few processes and threads are allowed for these ranks.
+
+    ## What breaks
+    "can't start new thread", "pthread_create failed: Resource temporarily unavailable" or a fork that fails, often
+    while numpy or OpenMP is imported.
+
+    ## Why
+    Threads count as processes. A rank has about a hundred (CUDA, NCCL, autograd, OpenMP) and its DataLoader workers as many
+    again. Containers, pods and login nodes limit their number.
+
+    ## Fix
+    Docker and Podman: `--pids-limit=-1`. Kubernetes: the node's podPidsLimit. Login nodes: run in a job instead. Fewer
+    threads: `OMP_NUM_THREADS=1`, fewer DataLoader workers.
+    """
+    limit = cgroup.pids_limit if isinstance(cgroup, Cgroup) else cgroup
+    used = cgroup.pids_used if isinstance(cgroup, Cgroup) and isinstance(cgroup.pids_used, int) else 0
+    if isinstance(cgroup, Cgroup) and isinstance(limit, int) and limit - used < plan.nproc * THREADS_WANTED:
+        yield Finding(
+            summary=f"Only {limit - used} more processes and threads are allowed here; {plural(plan.nproc, 'rank')} may need "
+            f"{plan.nproc * THREADS_WANTED}",
+            evidence=(
+                told(cgroup, "pids_limit", f"limit of processes and threads: {limit}"),
+                told(cgroup, "pids_used", f"in use: {used}"),
+                planned(plan),
+            ),
+            fixes=(
+                Fix("Start the container or job with a higher limit (Docker, Podman: `--pids-limit=-1`)"),
+                Fix("Until then use fewer threads", ("export OMP_NUM_THREADS=1",)),
+            ),
+            severity=FAIL if limit - used < plan.nproc * THREADS_FLOOR else WARN,
+        )
+    processes = known(limits.processes_soft)
+    is_root = isinstance(machine, Machine) and machine.user_id == 0  # Root is exempt.
+    if processes != -1 and processes < plan.nproc * THREADS_WANTED and not is_root:
+        yield Finding(
+            summary=f"This user may have only {processes} processes and threads; {plural(plan.nproc, 'rank')} may need "
+            f"{plan.nproc * THREADS_WANTED}",
+            evidence=(
+                told(limits, "processes_soft", f"processes and threads (`ulimit -u`): {processes}"),
+                planned(plan),
+            ),
+            fixes=(Fix("Raise the limit as far as it goes", ("ulimit -u $(ulimit -Hu)",), appliable=True),),
+        )
+    elif known(limit) is not None:
+        known(known(cgroup).pids_used)

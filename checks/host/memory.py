@@ -1,0 +1,437 @@
+"""The host's memory: enough for these ranks, limited by nobody, and no process killed for want of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.wording import human, plural
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.cgroup import Cgroup
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.knowledge.evidence import planned, told
+from ddpdoctor.logs.analyze.ray_words import worker_gone
+from ddpdoctor.logs.analyze.refuted import BY_RAY, RAYS_END
+
+MIB = 1024**2
+GIB = 1024**3
+
+CUDA_FLOOR, CUDA_WANTED = GIB, 3 * GIB
+"""Host memory a rank: torch with its CUDA libraries and a context take about 1 GiB before anything is trained; pinned
+buffers, NCCL, the data set's index and DataLoader workers bring it to about 3."""
+CPU_FLOOR, CPU_WANTED = 256 * MIB, 512 * MIB
+"""The same on a host without GPUs: `import torch` takes 220 MiB, DDP some more."""
+
+
+BIGGEST = "ps -eo rss,user,pid,comm --sort=-rss | head -n 15"
+"""Lists the processes that hold the most memory."""
+
+
+def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
+    """What all ranks take at the very least, and what they want, in bytes."""
+    if isinstance(gpus, Gpus) and not gpus.devices:
+        return plan.nproc * CPU_FLOOR, plan.nproc * CPU_WANTED
+    return plan.nproc * CUDA_FLOOR, plan.nproc * CUDA_WANTED
+
+
+@check(
+    "cgroup-memory-limit",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Memory cgroup out of memory: Kill",
+            why="the kernel killed by the limit of a container or job",
+            role=Role.HINTS,
+            source="Linux: mm/oom_kill.c, made to happen",
+        ),
+        LogSign(
+            "memory: usage ",
+            why="the kernel's report on a container or job that has reached its limit, as it looks for a process to kill",
+            role=Role.HINTS,
+            pattern=r"\bmemory: usage (?P<usage>\d+)kB, limit \d+kB, failcnt \d+",
+            fatal=True,
+            source="Linux: mm/memcontrol.c",
+        ),
+        LogSign(
+            "OOMKilled",
+            why="Kubernetes and Docker say so of a container that reached its limit",
+            pattern=r'\b[Rr]eason"?[:=]\s{0,20}"?OOMKilled\b|"?\bOOMKilled"?: ?true|\b\d+/\d+\s{1,9}OOMKilled\b',
+            source="kubectl and docker inspect, as reported in public",
+        ),
+        LogSign(
+            "exceeded memory limit (",
+            why="Slurm ended a step that took more than it was given",
+            pattern=r"exceeded memory limit \(\d+ > \d+\), being killed",
+            source="slurmstepd, as reported in public",
+        ),
+        LogSign(
+            "TERM_MEMLIMIT: job killed",
+            why="LSF's reason for the end of a job that took more than it was given",
+            source="LSF's job reports, as reported in public",
+        ),
+        LogSign(
+            "PBS: job killed: ",
+            why="PBS ended a job that took more than it was given; its time has another word",
+            pattern=r"PBS: job killed: p?v?mem \d{1,20}\w{0,3} exceeded limit \d+",
+            source="PBS and TORQUE, as reported in public",
+        ),
+        LogSign(
+            "Exceeded job memory limit",
+            why="slurmstepd's word as it ends a job that took more than it was given; of what was so but once it adds `at some point`",
+            pattern=r"slurmstepd: error: Exceeded job memory limit(?! at some point)",
+            source="slurmstepd, as reported in public",
+        ),
+    ),
+)
+def cgroup_memory_limit(
+    cgroup: Cgroup, container: Maybe[Container], environment: Maybe[Environment], gpus: Maybe[Gpus], plan: Plan
+) -> Iterator[Finding]:
+    """This container or job may use too little memory for these ranks.
+
+    ## What breaks
+    The kernel kills a rank or a DataLoader worker (exit code -9, "Killed", "OOMKilled"), although the host has memory.
+
+    ## Why
+    A container, a Slurm job or systemd may limit memory for all its processes together. A rank with CUDA takes about
+    1 GiB on the host before anything is trained, and about 3 GiB with pinned buffers and DataLoader workers. Slurm gives a
+    job that doesn't ask a default for each core, often 2 to 4 GiB. Page cache doesn't count: the kernel drops it first.
+
+    ## Fix
+    Docker: `--memory`. Kubernetes: `resources.limits.memory`. Slurm: `--mem=0` (all of the node's memory) or
+    `--mem-per-gpu`.
+    """
+    limit = known(cgroup.memory_limit)
+    if limit is None:
+        return
+    if limit >= _need(gpus, plan)[1]:  # a smaller one is too small whoever uses it
+        known(cgroup.memory_used)
+        known(cgroup.memory_reclaimable)
+    used = cgroup.memory_used if isinstance(cgroup.memory_used, int) else 0
+    cache = cgroup.memory_reclaimable if isinstance(cgroup.memory_reclaimable, int) else 0
+    room = limit - max(0, used - cache)
+    floor, wanted = _need(gpus, plan)
+    if room < wanted:
+        yield Finding(
+            summary=f"The memory limit here leaves only {human(room)} of {human(limit)}; {plural(plan.nproc, 'rank')} "
+            f"may need {human(wanted)}",
+            evidence=(
+                told(cgroup, "memory_limit", f"memory limit of the container or job: {human(limit)}"),
+                told(cgroup, "memory_used", f"in use: {human(used)}, of which {human(cache)} can be reclaimed"),
+                planned(plan),
+            ),
+            fixes=(_raise_limit(container, environment, wanted),),
+            severity=FAIL if room < floor else WARN,
+        )
+
+
+def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], wanted: int) -> Fix:
+    gibibytes = -(-wanted * 5 // 4 // GIB)
+    if isinstance(environment, Environment) and "SLURM_JOB_ID" in environment:
+        return Fix(f"Ask Slurm for more memory: `--mem={gibibytes}G`, or `--mem=0` for all that the node has")
+    runtime = container.runtime if isinstance(container, Container) else None
+    if runtime == "kubernetes":
+        return Fix(f"Set `resources.limits.memory: {gibibytes}Gi` or more in the pod")
+    if runtime is not None:
+        return Fix(f"Start the container without a memory limit, or with `--memory={gibibytes}g` or more")
+    return Fix(
+        "Run in a scope of your own with a higher limit",
+        (f"systemd-run --user --scope -p MemoryMax={gibibytes}G bash",),
+    )
+
+
+@check(
+    "memory-low",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "DefaultCPUAllocator: can't allocate memory",
+            why="the host's memory, or a limit on it (ulimit -v); or a tensor of a wrong size",
+            role=Role.HINTS,
+            pattern=r"(?:RuntimeError|what\(\)): +\[enforce fail .*you tried to allocate (?P<bytes>\d+) bytes",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "MemoryError",
+            why="Python asked the system for memory and got none: a limit on it (ulimit -v), or an array of a wrong size",
+            role=Role.HINTS,
+            pattern=r"^(?:numpy\S*\.)?_?(?:Array)?MemoryError(?:$|: )",
+            source="made to happen with Python 3.11 and ulimit -v",
+        ),
+        LogSign(
+            "The node was low on resource: memory",
+            why="the kubelet ended a pod to save the node: memory ran out on all of it, whoever took it",
+            source="kubernetes: pkg/kubelet/eviction/helpers.go",
+        ),
+        LogSign(
+            BY_RAY,
+            why="Ray ended workers of its own, before the kernel would do so: memory ran out on that node",
+            pattern=r"\b(?P<workers>[1-9]\d*) Workers \(tasks / actors\) killed due to memory pressure \(OOM\)",
+            source="ray 2.x: src/ray/raylet/node_manager.cc; Ray's documentation",
+        ),
+        LogSign(
+            RAYS_END,
+            why="Ray's word on a training that came to its end: workers that it had ended before were started again",
+            role=Role.NOISE,
+            source="ray 2.x: python/ray/tune/experimental/output.py, as reported in public",
+        ),
+        LogSign(
+            "Task was killed due to the node running low on memory",
+            why="Ray ended that worker, before the kernel would do so: memory ran out on its node",
+            source="ray 2.x: the message of ray.exceptions.OutOfMemoryError; Ray's documentation",
+        ),
+        LogSign(
+            "of the memory on node ",
+            why="the same in Ray's releases before 2.0",
+            pattern=r"RayOutOfMemoryError: More than (?P<share>\d+)% of the memory on node (?P<node>\S+) is used",
+            source="ray 1.x: python/ray/_private/memory_monitor.py, as reported in public",
+        ),
+        LogSign(
+            "cannot allocate memory for thread-local data: ABORT",
+            why="the C library could not even start a thread: the host's memory, or a limit on it",
+            role=Role.HINTS,
+            source="glibc: elf/dl-tls.c, as reported in public",
+            fatal=True,
+        ),
+        LogSign(
+            "[Errno 12] Cannot allocate memory",
+            why="the host's memory, or a limit on it",
+            role=Role.HINTS,
+            source="Python 3.11: Objects/exceptions.c",
+        ),
+    ),
+)
+def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Finding]:
+    """The host has too little free memory for these ranks.
+
+    ## What breaks
+    The kernel kills a rank while the others wait for it, or the host swaps and every step takes seconds.
+
+    ## Why
+    A rank with CUDA takes about 1 GiB of the host's memory before anything is trained, and about 3 GiB with pinned
+    buffers and DataLoader workers. Other processes hold the rest, or there are more ranks than this host was made for. A
+    `MemoryError` in Python may also come of a limit on the process's addresses (`ulimit -v`), or of an array of a wrong size.
+
+    ## Fix
+    See who holds it: `ps -eo rss,user,pid,comm --sort=-rss | head`. Fewer ranks, fewer DataLoader workers, weights loaded
+    by `torch.load(..., mmap=True)`. `ulimit -v` must say "unlimited".
+    """
+    available = known(machine.memory_available)
+    of_all = "" if isinstance(machine.memory_total, Unknown) else f" of {human(machine.memory_total)}"
+    floor, wanted = _need(gpus, plan)
+    if available < wanted:
+        yield Finding(
+            summary=f"Only {human(available)}{of_all} of memory is free; {plural(plan.nproc, 'rank')} may need "
+            f"{human(wanted)}",
+            evidence=(
+                machine.seen("memory_available", human(available)),
+                *([] if not of_all else [machine.seen("memory_total", human(known(machine.memory_total)))]),
+                planned(plan),
+            ),
+            fixes=(Fix("See who holds the memory, and stop what is yours, or start fewer ranks", (BIGGEST,)),),
+            severity=FAIL if available < floor else WARN,
+        )
+
+
+DAY = 24 * 3600.0
+_KILLED = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+) \(([^)]{0,64})\)")
+TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstepd)"
+"""How the names of processes begin that train, or start those that do."""
+
+
+@check(
+    "host-oom-killed",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "ut of memory: Kill",
+            why="the kernel's own word for it, of a process that trains",
+            pattern=rf"[Oo]ut of memory: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>{TRAINING}[^)]*)\)",
+            fatal=True,
+            source="Linux: mm/oom_kill.c, made to happen",
+        ),
+        LogSign(
+            "ut of memory: Kill",
+            why="the kernel's own word for it, of whatever process",
+            role=Role.HINTS,
+            pattern=rf"[Oo]ut of memory: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>(?!{TRAINING})[^)]*)\)",
+            source="Linux: mm/oom_kill.c",
+        ),
+        LogSign(
+            "Killed process ",
+            why="the kernel's second line on it in releases before 5.3, of a process that trains",
+            pattern=rf"(?:^|[\]:] )(?<!memory: )Killed process (?P<pid>\d+) \((?P<name>{TRAINING}[^)]*)\),? (?:UID |total-vm:)",
+            fatal=True,
+            source="Linux 4.19: mm/oom_kill.c",
+        ),
+        LogSign(
+            "oom_reaper: reaped process ",
+            why="the kernel's last line on it: it takes back the memory of the process that it killed, one that trains",
+            pattern=rf"oom_reaper: reaped process (?P<pid>\d+) \((?P<name>{TRAINING}[^)]*)\)",
+            fatal=True,
+            source="Linux: mm/oom_kill.c",
+        ),
+        LogSign(
+            " invoked oom-killer: ",
+            why="the kernel's first line on it: who asked for memory when there was none; whom it then killed, other lines say",
+            role=Role.HINTS,
+            pattern=r"(?P<name>(?<!\S)\S+) invoked oom-killer: gfp_mask=",
+            source="Linux: mm/oom_kill.c",
+        ),
+        LogSign(
+            "oom_kill event",
+            why="Slurm counts what the kernel killed in the job",
+            pattern=r"Detected \d+ oom[_-]kill event",
+            source="slurmstepd, as reported in public",
+        ),
+        LogSign(
+            "oom-kill event",
+            why="Slurm up to 20.11",
+            pattern=r"Detected \d+ oom-kill event",
+            source="slurmstepd, as reported in public",
+        ),
+        LogSign(
+            ": Out Of Memory",
+            why="srun's word for a task that ended so",
+            pattern=r"srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,-]+): Out Of Memory",
+            source="srun, as reported in public",
+        ),
+        LogSign(
+            "Exit Code:",
+            why="kubectl describe's word on a container that was killed by signal 9: mostly for want of memory",
+            role=Role.HINTS,
+            pattern=r"^\s*Exit Code:\s+137\s*$",
+            fatal=True,
+            source="kubectl describe, as reported in public",
+        ),
+        LogSign(
+            "failed (exitcode: -9)",
+            why="killed by signal 9: mostly for want of memory, else by somebody or the batch system",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Signal 9 (SIGKILL) received by PID",
+            why="the same, in torchrun's table",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Killed",
+            why="a shell's word for it, of the script that it started",
+            role=Role.HINTS,
+            pattern=r"^\S+: line \d+: +(?P<pid>\d+) Killed +\S",
+            source="made to happen with bash 5.2",
+        ),
+        LogSign(
+            "Killed",
+            why="a shell's whole word on what was started by hand in it, and was ended by signal 9: mostly for want of memory",
+            role=Role.HINTS,
+            pattern=r"^Killed\s*$",
+            fatal=True,
+            source="made to happen with bash 5.2",
+        ),
+        LogSign(
+            "zsh: killed ",
+            why="zsh's word for it: mostly for want of memory",
+            role=Role.HINTS,
+            pattern=r"^zsh: killed +\S",
+            fatal=True,
+            source="zsh 5.9: Src/signals.c, Src/jobs.c, as reported in public",
+        ),
+        LogSign(
+            "Process finished with exit code 137",
+            why="PyCharm's word for a process that was ended by signal 9: by the kernel for want of memory, or by PyCharm's Stop button",
+            role=Role.HINTS,
+            pattern=r"Process finished with exit code 137 \(interrupted by signal 9: ?SIGKILL\)",
+            fatal=True,
+            source="PyCharm, as reported in public",
+        ),
+        LogSign(
+            "is killed by signal: Killed",
+            why="a DataLoader's worker: mostly for want of memory",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
+        *worker_gone(
+            "the kernel may have killed that worker, which Ray gives as a reason itself; what it was, Ray doesn't know"
+        ),
+    ),
+)
+def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iterator[Finding]:
+    """The kernel killed processes because memory ran out.
+
+    ## What breaks
+    A rank or DataLoader worker vanishes with exit code -9 and no message of its own; the others wait for it until their
+    time is up.
+
+    ## Why
+    The host, the container or the Slurm job ran out of memory: a data set or model loaded once a rank, too many
+    DataLoader workers, or a limit that is too small. Where only exit code -9 or 137 is known, it may as well have been a
+    person with `kill -9` or PyCharm's Stop button, or the scheduler or container runtime as it ended the job.
+
+    ## Fix
+    Load lazily (`mmap=True`, memory-mapped data), use fewer workers, or raise the limit: Slurm `--mem`, Docker `--memory`.
+    """
+    if isinstance(kernel_log, KernelLog):
+        yield from _killed_by_log(kernel_log)
+    kills = cgroup.oom_kills if isinstance(cgroup, Cgroup) else None
+    if isinstance(cgroup, Cgroup) and isinstance(kills, int) and kills > 0:
+        # Without a limit this is a login session, in which anything may have been killed.
+        limit = cgroup.memory_limit
+        limited = isinstance(limit, int)
+        yield Finding(
+            summary=f"The kernel killed {plural(kills, 'process', 'processes')} of this "
+            f"{'container or job' if limited else 'session'} because memory ran out",
+            evidence=(
+                told(cgroup, "oom_kills", f"processes killed by the kernel: {kills}"),
+                *([told(cgroup, "memory_limit", f"memory limit: {human(limit)}")] if isinstance(limit, int) else []),
+            ),
+            fixes=(
+                Fix(
+                    "Raise the limit (Slurm `--mem`, Docker `--memory`), or use fewer DataLoader workers and load data lazily"
+                ),
+            ),
+            severity=WARN if limited else INFO,
+        )
+    elif isinstance(kernel_log, Unknown):
+        counted = "the counter of this session, container or job shows none, but the kernel log: " if kills == 0 else ""
+        raise NotKnown(counted + kernel_log.reason)
+
+
+def _killed_by_log(kernel_log: KernelLog) -> Iterator[Finding]:
+    killed = [(line, found[2], found[1]) for line in kernel_log.lines if (found := _KILLED.search(line.text))]
+    training = [one for one in killed if re.match(TRAINING, one[1])]
+    recent = [one for one in killed if 0 <= one[0].age < DAY]
+    telling = training or recent
+    if not telling:
+        return
+    line, name, pid = min(telling, key=lambda one: one[0].age if one[0].age >= 0 else float("inf"))
+    more = f", and {len(telling) - 1} more" if len(telling) > 1 else ""
+    yield Finding(
+        summary=f"The kernel killed {name} (process {pid}){more}{_ago(line)}, because memory ran out",
+        evidence=(Evidence(line.text[:300], kernel_log.source),),
+        fixes=(
+            Fix("See who holds the memory now", (BIGGEST,)),
+            Fix(
+                "Use fewer DataLoader workers, load lazily (`torch.load` with `mmap=True`), or raise the job's memory limit"
+            ),
+        ),
+        severity=WARN if line.age < DAY and line.age >= 0 and training else INFO,
+    )
+
+
+def _ago(line: KernelLine) -> str:
+    if line.age < 0:
+        return ""
+    if line.age < 3600:
+        return f" {plural(max(1, round(line.age / 60)), 'minute')} ago"
+    if line.age < 2 * DAY:
+        return f" {plural(round(line.age / 3600), 'hour')} ago"
+    return f" {plural(round(line.age / DAY), 'day')} ago"

@@ -1,0 +1,321 @@
+"""Shared memory: what ranks and DataLoader workers hand each other."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.facts.shared_memory import SharedMemory
+from ddpdoctor.knowledge.evidence import planned, told
+from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.processes.leftover_fixes import MOST_NAMED, command_of
+from ddpdoctor.processes.leftover_segments import left_segments, unlooked
+
+MIB = 1024**2
+GIB = 1024**3
+
+SHM_NCCL = 64 * MIB
+"""NCCL's shared memory transport: a segment of up to 32 MiB for sending and one for receiving, a rank."""
+SHM_LOADER = 256 * MIB
+"""NCCL, and four DataLoader workers that each have two batches of 32 float images of 224 x 224 (19 MiB) on the way."""
+
+
+@check(
+    "shm-too-small",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "unable to allocate shared memory(shm) for file <",
+            why="torch could not make a segment for a batch",
+            pattern=r"No space left on device",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "unable to write to file </torch_",
+            why="the same in torch 1.x",
+            source="torch 1.13.1 and 2.13.0: aten/src/ATen/MapAllocator.cpp",
+        ),
+        LogSign(
+            "unable to open shared memory object <",
+            why="the same",
+            pattern=r"No space left on device",
+            source="torch 1.13.1 and 2.13.0: aten/src/ATen/MapAllocator.cpp",
+        ),
+        LogSign(
+            "unable to open shared memory object",
+            why="older releases of torch don't say why: mostly too many files are open, else shared memory is full",
+            role=Role.HINTS,
+            pattern=r"RuntimeError: unable to open shared memory object(?: </torch_[^>]*> in read-write mode)?\s*$",
+            source="torch 1.5 to 1.9: aten/src/TH/THAllocator.cpp, as reported in public",
+        ),
+        LogSign(
+            "killed by signal: Bus error",
+            why="a write into shared memory that has no room any more",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Unexpected bus error encountered in worker",
+            why="the worker's own words, before it dies",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Error while creating shared memory segment",
+            why="NCCL's segments between the ranks of a host",
+            pattern=r"No space left on device",
+            source="nccl 2.27.5 and 2.32.3: misc/shmutils.cc",
+        ),
+        LogSign(
+            "while creating shared memory segment",
+            why="older releases don't say why: no room, mostly; CUDA that can't register the segment, or no right to make it, ends so, too",
+            role=Role.HINTS,
+            pattern=r"NCCL WARN Error while creating shared memory segment \S+ \(size \d+\)\s*$",
+            source="nccl 2.7: include/shm.h; nccl 2.20.5: misc/shmutils.cc",
+        ),
+        LogSign(
+            "failed to extend /dev/shm/nccl-",
+            why="NCCL's segments between the ranks of a host",
+            pattern=r"bytes(?!.*error: (?!No space left))",
+            source="nccl 2.20.5, 2.27.5 and 2.32.3: misc/shmutils.cc",
+        ),
+        LogSign(
+            "Call to posix_fallocate failed",
+            why="the same in NCCL up to 2.11",
+            pattern=r"NCCL WARN Call to posix_fallocate failed ?: No space left on device",
+            source="nccl 2.7: include/shm.h",
+        ),
+        LogSign(
+            "[Errno 28] No space left on device: '/dev/shm/",
+            why="a file of shared memory",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            "joblib will operate in serial mode",
+            why="joblib tried to make a lock, and locks lie in shared memory; its temporary files on a full disk are rarer",
+            role=Role.HINTS,
+            pattern=r"Errno 28\] No space left on device",
+            source="joblib: joblib/_multiprocessing_helpers.py, as reported in public",
+        ),
+        LogSign(
+            "[Errno 28] No space left on device",
+            why="said where Python makes a lock, and its locks lie in shared memory, too",
+            near="_multiprocessing.SemLock(",
+            source="made to happen with Python 3.11",
+        ),
+    ),
+)
+def shm_too_small(
+    shared_memory: SharedMemory, container: Maybe[Container], gpus: Maybe[Gpus], machine: Maybe[Machine], plan: Plan
+) -> Iterator[Finding]:
+    """Shared memory has too little room for these ranks and their DataLoader workers.
+
+    ## What breaks
+    NCCL cannot create its segments and init fails, or a DataLoader worker dies with "Bus error" in the middle of an
+    epoch, and its rank takes the others down.
+
+    ## Why
+    Containers get 64 MiB of /dev/shm unless told otherwise. NCCL needs about 64 MiB a rank there when GPUs can't reach
+    each other directly, and every batch that a DataLoader worker hands over lies there too: some 200 MiB a rank for
+    images. Outside of containers Linux gives half of the memory, which is enough, unless something has filled it.
+
+    ## Fix
+    Docker and Podman: `--ipc=host`, or `--shm-size=16g`. Kubernetes: an emptyDir with `medium: Memory` on /dev/shm. As
+    root: `mount -o remount,size=16g /dev/shm`. Until then `num_workers=0` keeps the DataLoader out of it.
+    """
+    if not shared_memory.exists:
+        yield Finding(
+            summary="/dev/shm doesn't exist: NCCL and DataLoader workers can't share memory",
+            evidence=(told(shared_memory, "exists", "there is no /dev/shm"),),
+            fixes=_more_shared_memory(container, machine, plan),
+            cause=_too_little_memory(machine, plan),
+        )
+        return
+    if shared_memory.writable is False:
+        yield _not_writable(shared_memory, container)
+        return
+    size = shared_memory.size
+    wanted = plan.nproc * SHM_LOADER
+    # What is free is at most the whole.
+    free = size if isinstance(size, int) and size < wanted and isinstance(shared_memory.free, Unknown) else None
+    free = known(shared_memory.free) if free is None else free
+    if free >= wanted:
+        known(shared_memory.writable)
+        return
+    one_host_nccl = plan.nproc > 1 and not (isinstance(gpus, Gpus) and not gpus.devices)
+    severity = FAIL if one_host_nccl and free < plan.nproc * SHM_NCCL else WARN
+    evidence = (
+        *([told(shared_memory, "size", f"size of /dev/shm: {human(size)}")] if isinstance(size, int) else []),
+        *([told(shared_memory, "free", f"free in /dev/shm: {human(free)}")] if shared_memory.free == free else []),
+        planned(plan),
+    )
+    if isinstance(size, Unknown):
+        yield Finding(
+            summary=f"/dev/shm has only {human(free)} free; {plural(plan.nproc, 'rank')} may need {human(wanted)}",
+            cause="How large it is in all could not be read.",
+            evidence=evidence,
+            fixes=(Fix("See how large it is, and what fills it", ("df -h /dev/shm", "ls -lhS /dev/shm | head -n 20")),),
+            severity=severity,
+        )
+    elif size < wanted:
+        yield Finding(
+            summary=f"/dev/shm has only {human(size)}; {plural(plan.nproc, 'rank')} with DataLoader workers may need {human(wanted)}",
+            evidence=evidence,
+            fixes=_more_shared_memory(container, machine, plan, size),
+            severity=severity,
+            cause=_too_little_memory(machine, plan),
+        )
+    else:
+        yield Finding(
+            summary=f"/dev/shm is nearly full: {human(free)} of {human(size)} free; "
+            f"{plural(plan.nproc, 'rank')} may need {human(wanted)}",
+            cause="It is large enough; other jobs, or files left behind, fill it.",
+            evidence=evidence,
+            fixes=(Fix("See what fills it, and remove what no job needs", ("ls -lhS /dev/shm | head -n 20",)),),
+            severity=severity,
+        )
+
+
+def _not_writable(shared_memory: SharedMemory, container: Maybe[Container]) -> Finding:
+    if shared_memory.read_only:
+        reason, fixes = "/dev/shm is mounted read-only", _mounted_writable(container)
+    else:
+        reason = "/dev/shm is not writable"
+        fixes = (by_root("Give it its usual permissions", ("sudo chmod 1777 /dev/shm",)),)
+    return Finding(
+        summary="This user may not write to /dev/shm: NCCL and DataLoader workers can't share memory",
+        cause=f"{reason}." if shared_memory.read_only else "",
+        evidence=(told(shared_memory, "read_only" if shared_memory.read_only else "writable", reason),),
+        fixes=fixes,
+    )
+
+
+def _mounted_writable(container: Maybe[Container]) -> tuple[Fix, ...]:
+    runtime = container.runtime if isinstance(container, Container) else None
+    if runtime in ("docker", "podman", "containerd"):
+        return (Fix("Start the container without `:ro` on /dev/shm, or with `--ipc=host`, or with `--shm-size=16g`"),)
+    if runtime == "kubernetes":
+        return (Fix("Take `readOnly: true` from the `volumeMounts` entry of /dev/shm in the pod"),)
+    if runtime is not None:
+        return (Fix("Start the container with the host's /dev/shm mounted writable into it (`--bind /dev/shm`)"),)
+    return (by_root("Mount it writable", ("sudo mount -o remount,rw /dev/shm",)),)
+
+
+def _enough(machine: Maybe[Machine], plan: Plan) -> int:
+    """A size in GiB: twice what the ranks may need, within the machine's memory."""
+    memory = machine.memory_total if isinstance(machine, Machine) else None
+    wanted = max(2, math.ceil(2 * plan.nproc * SHM_LOADER / GIB))
+    return max(1, min(wanted, memory // GIB)) if isinstance(memory, int) else wanted
+
+
+def _too_little_memory(machine: Maybe[Machine], plan: Plan) -> str:
+    """Why no /dev/shm would be large enough on this host; "" where one would, or that isn't known."""
+    memory = machine.memory_total if isinstance(machine, Machine) else None
+    if not isinstance(memory, int) or memory >= plan.nproc * SHM_LOADER:
+        return ""
+    return (
+        f"What is in /dev/shm takes memory, and this host has {human(memory)} of it in all: too little for the DataLoader"
+        f" workers of {plural(plan.nproc, 'rank')}, however large /dev/shm is."
+    )
+
+
+def _more_shared_memory(
+    container: Maybe[Container], machine: Maybe[Machine], plan: Plan, size: int | None = None
+) -> tuple[Fix, ...]:
+    """size: of /dev/shm as it is, in bytes; None where there is none."""
+    gibibytes = _enough(machine, plan)
+    larger = _larger(container, gibibytes, has_size=size is not None) if gibibytes * GIB > (size or 0) else ()
+    if larger and not _too_little_memory(machine, plan):
+        return (*larger, Fix("Until then use `num_workers=0` in every DataLoader, which keeps it out of /dev/shm"))
+    fewer = "Start fewer ranks on this host, or give each DataLoader fewer workers: `num_workers=0` needs no /dev/shm"
+    return (Fix(fewer), *larger)
+
+
+def _larger(container: Maybe[Container], gibibytes: int, *, has_size: bool) -> tuple[Fix, ...]:
+    """How to get so large a /dev/shm."""
+    runtime = container.runtime if isinstance(container, Container) else None
+    remount = f"mount -o remount,size={gibibytes}g /dev/shm"
+    mount = f"mount -t tmpfs -o mode=1777,size={gibibytes}g tmpfs /dev/shm"
+    commands = (remount,) if has_size else ("mkdir -p /dev/shm", mount)
+    if runtime in ("docker", "podman", "containerd"):
+        return (
+            Fix(f"Start the container with `--ipc=host`, or with `--shm-size={gibibytes}g`"),
+            Fix("Or, as root in a privileged container, at once", commands),
+        )
+    if runtime == "kubernetes":
+        return (
+            Fix(
+                "Add to the pod's `volumes`: `{name: shm, emptyDir: {medium: Memory}}`, and to the container's "
+                "`volumeMounts`: `{name: shm, mountPath: /dev/shm}`"
+            ),
+        )
+    if runtime is not None:
+        return (Fix("Start the container with the host's /dev/shm mounted into it (`--bind /dev/shm`)"),)
+    return (
+        by_root(
+            f"{'Enlarge' if has_size else 'Make'} it, until the next start of the host",
+            tuple(f"sudo {one}" for one in commands),
+        ),
+    )
+
+
+@check("shm-stale-segments", severity=INFO)
+def shm_stale_segments(shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[Finding]:
+    """Segments of jobs that died lie in shared memory.
+
+    ## What breaks
+    Nothing at first. They take memory that no process uses, and once /dev/shm is full the next job dies with "Bus
+    error" or "No space left on device".
+
+    ## Why
+    NCCL, torch and Python's multiprocessing remove their segments when they end in good order. After `kill -9`, a crash
+    or the OOM killer nobody does, and they stay until the next start of the host.
+
+    ## Fix
+    `ddpdoctor zombies --kill` looks again and removes those of yours that nobody can come for any more; or `rm` with exactly
+    these names. Those of a running job must stay, and what Python's shared_memory made may be meant to stay. Without root not
+    all processes can be looked into: then nothing is sure, and `ddpdoctor zombies` lists what may be left over.
+    """
+    stale = known(shared_memory.stale)
+    if not stale:
+        return
+    if reason := unlooked(shared_memory, f"the {plural(len(stale), 'segment')} that nobody else uses"):
+        known(Unknown(reason))
+    size = shared_memory.size
+    heavy = isinstance(size, int) and shared_memory.stale_size > size // 4
+    count = plural(len(stale), "segment")
+    yield Finding(
+        summary=f"{count} that no process uses {'takes' if len(stale) == 1 else 'take'} {human(shared_memory.stale_size)} of /dev/shm",
+        evidence=(told(shared_memory, "stale", f"no process uses {listed(stale)}"),),
+        fixes=tuple(_without_them(shared_memory, processes)),
+        severity=WARN if heavy else INFO,
+    )
+
+
+def _without_them(shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[Fix]:
+    """First those that are proven to be nobody's any more and may be removed by ddpdoctor itself."""
+    left = tuple(left_segments(shared_memory, processes))
+    proven = [one for one in left if one.proven]
+    others = [one.path for one in left if not one.proven]
+    if proven:
+        text = (
+            "Remove them"
+            if not others
+            else f"Remove {len(proven)} that are yours, and that nobody can come for any more"
+        )
+        yield Fix(_first(text, len(proven)), (command_of(proven),), appliable=True)
+    if others:
+        text = "Remove them" if not proven else "Remove the others, if no program is to use them later"
+        yield Fix(_first(text, len(others)), (shlex.join(["rm", "-f", *others[:MOST_NAMED]]),))
+
+
+def _first(text: str, count: int) -> str:
+    return text if count <= MOST_NAMED else f"Remove the first {MOST_NAMED}, then check again"

@@ -1,0 +1,1 @@
+"""How ranks and nodes find each other: launcher, port, store."""

@@ -1,0 +1,486 @@
+"""Who came to the meeting: nodes that are missing, went away, or came under another's rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.fleet import Absent, Double, Fleet, Node
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.job_intent import means_each_node_itself
+from ddpdoctor.knowledge.launchers import srun_netcheck
+from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
+from ddpdoctor.knowledge.node_words import HUB_CONNECTION, NO_FLEET, NODE_0_SPEAKS, bare_host, called, there
+from ddpdoctor.knowledge.store_barrier import too_few_came, too_many_came
+from ddpdoctor.netcheck.admission_errors import first_words, left_behind, one_node_more, token_of_a_visitor, turned_away
+
+RANK_CODES = ("duplicate-rank", "rank-out-of-range")
+"""Codes of a refusal for which duplicate-rank speaks; rdzv-missing-node speaks for the others."""
+
+COMMANDS_MOST = 8
+
+FACTS_LATE = "its facts had not come"
+"""What the hub says of a node that it has waited for in vain after it had come."""
+
+STOPPED = "stopped by "
+"""What a node says that somebody ends: "stopped by its user: Ctrl-C", "stopped by SIGTERM"."""
+
+
+@check(
+    "rdzv-missing-node",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "clients joined",
+            why="the store waited for a node: why it didn't come, only that node can say",
+            role=Role.EFFECT,
+            pattern=r"waiting for clients\. (?P<came>\d+)/(?P<wanted>\d+) clients joined",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "clients joined",
+            why="Lightning has each rank tell its number, and the store waited for some: why they didn't come, only they can say",
+            role=Role.HINTS,
+            pattern=r"waiting for clients\. (?P<came>\d+)/(?P<wanted>\d+) clients joined",
+            near="Initializing distributed: GLOBAL_RANK: ",
+            source="lightning 2.6.6: lightning/fabric/utilities/distributed.py; torch 2.13.0: TCPStore.cpp",
+        ),
+        LogSign(
+            "workers joined.",
+            why="the same in other releases",
+            role=Role.EFFECT,
+            pattern=r"waiting for workers\. (?P<came>\d+)/(?P<wanted>\d+) workers joined",
+            source="torch/csrc/distributed/c10d/TCPStore.cpp, in pytorch issue 111805",
+        ),
+        LogSign(
+            "RendezvousTimeoutError",
+            why="the join timeout ran out before enough nodes were there: why, only the others can say",
+            role=Role.EFFECT,
+            pattern=r"^(?:torch\.distributed\.elastic\.rendezvous\.api\.|\s*\"message\": \")RendezvousTimeoutError",
+            source="made to happen with torch 2.13.0; torch 1.13.1: torch/distributed/elastic/multiprocessing/errors/error_handler.py",
+        ),
+        *too_few_came(),
+        LogSign(
+            "wait timeout after",
+            why="a rank has not come to this group: not started, ended before, or another one took its number",
+            role=Role.EFFECT,
+            pattern=r"wait timeout after \d+ms, keys: /default_pg/",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "DistStoreError: ",
+            why="what another rank or node was to leave in the store did not come in time: not started, ended before, or late",
+            role=Role.EFFECT,
+            pattern=r"DistStoreError: (?:wait timeout after \d+ms(?!, keys: )|Socket Timeout)",
+            source="torch 2.4 to 2.13: torch/csrc/distributed/c10d/TCPStore.cpp; strings of libtorch_cpu.so",
+        ),
+    ),
+)
+def rdzv_missing_node(fleet: Fleet, meeting: Meeting, network: Maybe[Network]) -> Iterator[Finding]:
+    """A node of the job never arrives at the master, or goes away.
+
+    ## What breaks
+    All other ranks wait for it: "1/2 clients joined" after 10 minutes by default, or a bare RendezvousTimeoutError that
+    names nobody.
+
+    ## Why
+    The job wasn't started there; it was started with another number of nodes, another port or another rendezvous id; the
+    node can't reach the master; or its process died early.
+
+    ## Fix
+    Start the job on every node with the same `--nnodes`, `--master-addr` and `--master-port` (`--rdzv-id` and
+    `--rdzv-endpoint` for c10d), and on each with a `--node-rank` of its own. A node that can't reach the master says
+    itself why, when `ddpdoctor netcheck` runs there.
+    """
+    if meeting.refusal and meeting.refusal not in RANK_CODES:
+        yield turned_away(meeting)
+        return
+    if meeting.left_behind:
+        yield left_behind(meeting)
+        return
+    requires(fleet.nodes, NO_FLEET)
+    requires(meeting.node_rank == 0, NODE_0_SPEAKS)
+    for one, seat in _seats(fleet):
+        if one.code not in RANK_CODES and (fleet.absent or one.code in ("nnodes", "full", "closed")):
+            yield _refused(one, seat, fleet, meeting)
+    if isinstance(network, Network) and isinstance(network.master, Resolution):
+        # Then it is master-addr-unreachable that says why nobody comes.
+        requires(fleet.doubles or not means_each_node_itself(network.master, network), "the master is localhost")
+    # Whoever was turned away is one of those who are missing: one fault, said once.
+    more = len(_free(fleet)) - sum(_seat(one, fleet) is None for one in _unsettled(fleet))
+    if more > 0:
+        yield _missing(_free(fleet), more, fleet, meeting)
+    if any(one.lost for one in fleet.nodes):
+        yield _lost(fleet, meeting)
+
+
+def _unsettled(fleet: Fleet) -> list[Double]:
+    """Who was turned away and hasn't come again since under a better rank; of one that came several times, the last.
+    Nodes of the job, all of them: see `_unproved`."""
+    settled = {(bare_host(one), one.address, one.rank) for one in fleet.nodes}
+    last = {(one.host, one.address): one for one in fleet.doubles if one.proved}
+    return [
+        one
+        for one in last.values()
+        if not any((host, address) == (one.host, one.address) and rank != one.rank for host, address, rank in settled)
+    ]
+
+
+def _unproved(fleet: Fleet) -> list[Double]:
+    """Who came as a node, didn't show that it knows the token, and isn't here by now: a node with another token or version,
+    or a stranger who says so."""
+    here = {(bare_host(one), one.address) for one in fleet.nodes}
+    last = {(one.host, one.address): one for one in fleet.doubles if not one.proved}
+    return [one for place, one in last.items() if place not in here]
+
+
+def _seat(one: Double, fleet: Fleet) -> Absent | None:
+    """The seat that a node would have had that was turned away; None where it named none, or one that isn't free."""
+    return None if one.code in RANK_CODES else next((seat for seat in fleet.absent if seat.rank == one.rank), None)
+
+
+def _free(fleet: Fleet) -> list[Absent]:
+    """The seats that nobody came for who was turned away."""
+    named = [_seat(one, fleet) for one in _unsettled(fleet)]
+    return [seat for seat in fleet.absent if seat not in named]
+
+
+def _seats(fleet: Fleet) -> Iterator[tuple[Double, Absent | None]]:
+    """Who was turned away, each with a seat to take when it comes again: its own, else one of the free ones."""
+    free = iter(_free(fleet))
+    for one in _unsettled(fleet):
+        yield one, _seat(one, fleet) or next(free, None)
+
+
+def _so_missing(one: Double, fleet: Fleet) -> str:
+    """What it means for the others that it wasn't let in."""
+    own = _seat(one, fleet)
+    seats = [own] if own else _free(fleet)
+    if not seats:
+        return ""
+    which = f"So {_named(seats[0])}" if len(seats) == 1 else f"So one of {listed(map(_named, seats), most=4)}"
+    return f"{which} is missing, and all others would wait for it until their timeout."
+
+
+def _named(seat: Absent) -> str:
+    return f"node {seat.rank}" + (f" ({seat.host})" if seat.host else "")
+
+
+def _place(host: str, address: str) -> str:
+    return f"{host} ({address})" if host else address
+
+
+def _missing(missing: list[Absent], count: int, fleet: Fleet, meeting: Meeting) -> Finding:
+    """count: so many of them; the others were turned away, and which seats they would have had isn't known."""
+    who = listed(map(_named, missing), most=4)
+    if count < len(missing):
+        who = f"{count} more, of {who},"
+    unproved = _unproved(fleet)
+    return Finding(
+        summary=f"{who} didn't come: {len(there(fleet))} of {plural(fleet.expected, 'node')} are here{_knocked(unproved)}",
+        cause="It wasn't started there, can't reach the master, or goes to another address or port: all others would wait "
+        "for it until their timeout."
+        if not unproved
+        else f"{_or_a_stranger(unproved)} All others would wait until their timeout.",
+        evidence=(
+            told(fleet, "absent", f"{who}: never joined"),
+            *(
+                told(fleet, "doubles", f"{_place(one.host, one.address)} was turned away: {first_words(one.text)}")
+                for one in unproved
+            ),
+            *_waited(fleet),
+            Evidence(f"--nnodes is {fleet.expected}", "--nnodes, the launcher's settings"),
+            *(
+                (told(fleet, "strangers", f"others that knocked: {listed(fleet.strangers)}"),)
+                if fleet.strangers
+                else ()
+            ),
+        ),
+        fixes=(
+            *_same_version(unproved, fleet),
+            *_run_there(missing, fleet, meeting),
+            *_here_again(fleet, meeting),
+            *_fewer(fleet, meeting),
+        ),
+    )
+
+
+def _knocked(unproved: list[Double]) -> str:
+    """The end of a summary that says who came instead."""
+    if not unproved:
+        return ""
+    who = listed((_place(one.host, one.address) for one in unproved), most=2)
+    texts = [one.text for one in unproved if one.code == "token"]
+    return f"; {who} came with {token_of_a_visitor(texts) if texts else 'another version and no proof'}"
+
+
+def _or_a_stranger(unproved: list[Double]) -> str:
+    who = listed((_place(one.host, one.address) for one in unproved), most=4)
+    return (
+        f"Nothing proves who came as {who}: a node of yours, which must come with this run's token and version, or a stranger"
+        " at the port, who calls himself what he likes."
+    )
+
+
+def _same_version(unproved: list[Double], fleet: Fleet) -> tuple[Fix, ...]:
+    """What a stranger says of his version goes into no command; node 0's own does."""
+    ours = next((one.ddpdoctor for one in fleet.nodes if one.rank == 0 and one.ddpdoctor), "")
+    if not ours or all(one.code != "version" for one in unproved):
+        return ()
+    return (Fix("If that is a node of yours, install node 0's ddpdoctor there", (f"pip install 'ddpdoctor=={ours}'",)),)
+
+
+def _waited(fleet: Fleet) -> tuple[Evidence, ...]:
+    return tuple(Evidence(f"waited for {one.seconds:.0f} s", "our clock") for one in fleet.phases if one.name == "join")
+
+
+def _by_srun(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
+    """srun starts nothing on more nodes than the Slurm job has."""
+    if meeting.launched:
+        return (Fix("Let Slurm start all ranks again", (netcheck_command(meeting, fleet.expected, None),)),)
+    nodes = min(fleet.expected, meeting.allocated or fleet.expected)
+    # All tasks make the same token of the job's id, or take it from the same environment.
+    without_token = msgspec.structs.replace(meeting, token=False)
+    name = "smoke" if meeting.command == "smoke" else "netcheck"
+    same = netcheck_command(without_token, None, None).removeprefix(f"ddpdoctor {name}")
+    command = srun_netcheck(nodes, name) + same
+    if nodes == fleet.expected:
+        return (Fix("Let Slurm start it on all nodes", (command,)),)
+    return (
+        Fix(
+            f"The Slurm job has {plural(nodes, 'node')}, too few for --nnodes {fleet.expected}: if the job is meant for {nodes},"
+            " let Slurm start it on these",
+            (command,),
+        ),
+        Fix(
+            f"Else ask Slurm for {fleet.expected} nodes (salloc or sbatch with --nodes={fleet.expected}) and start it there"
+        ),
+    )
+
+
+def _run_there(missing: list[Absent], fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
+    if meeting.launcher == "Slurm":
+        return _by_srun(fleet, meeting)
+    commands = tuple(netcheck_command(meeting, fleet.expected, one.rank) for one in missing[:COMMANDS_MOST])
+    where = "there" if len(missing) == 1 else "on each of them, with its own rank"
+    text = f"Run this {where}, while it runs here again; if it can't reach {meeting.master}:{meeting.port}, it says why"
+    return (Fix(text, commands),)
+
+
+def _here_again(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
+    """With a token, the command that was typed here may be the wrong one to repeat: it may make up a new token."""
+    if not meeting.token or meeting.launcher:
+        return ()
+    command = netcheck_command(meeting, fleet.expected, 0)
+    return (Fix("And this here, on node 0: the same token goes on every node", (command,)),)
+
+
+def _fewer(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
+    here = len(there(fleet))
+    if here < 2:
+        return ()
+    text = f"If the job is meant for {here} nodes: --nnodes {here} on each of them, on this one too"
+    return (Fix(text, (netcheck_command(meeting, here, 0),)),)
+
+
+def _refused(one: Double, seat: Absent | None, fleet: Fleet, meeting: Meeting) -> Finding:
+    who = _place(one.host, one.address)
+    command = netcheck_command(meeting, fleet.expected, seat.rank if seat else None)
+    more = (meeting.nnodes or fleet.expected) + 1
+    fixes = {
+        "nnodes": (
+            Fix(f"If the job has {plural(fleet.expected, 'node')}, run this on {one.host or one.address}", (command,)),
+            Fix(
+                f"If it has {one.nnodes}, give that number on all nodes, on this one too",
+                (netcheck_command(meeting, one.nnodes or more, 0),),
+            ),
+        ),
+        "full": (one_node_more(more, meeting),),
+        "version": (
+            Fix("Install the newer ddpdoctor on both", (one.text.partition(": ")[2].removesuffix(" on both"),)),
+            Fix(f"Then run this on {one.host or one.address}, while it runs here again", (command,)),
+        ),
+        "command": (Fix(f"Run this on {one.host or one.address}, while it runs here again", (command,)),),
+        "closed": (
+            one_node_more(more, meeting)
+            if not fleet.absent
+            else Fix(
+                "Start it again on all nodes, and wait longer for the late ones on this one",
+                (waits_longer(meeting, fleet.expected, 0),),
+            ),
+        ),
+    }
+    return Finding(
+        summary=_why_refused(one, who, fleet),
+        cause=_so_missing(one, fleet),
+        evidence=(told(fleet, "doubles", f"{who} was told: {one.text}"), *_waited(fleet)),
+        fixes=fixes[one.code],
+    )
+
+
+def _why_refused(one: Double, who: str, fleet: Fleet) -> str:
+    if one.code == "nnodes":
+        return f"{who} was told that the job has {one.nnodes} nodes, node 0 that it has {fleet.expected}"
+    if one.code == "full":
+        return f"{who} came, and all {fleet.expected} nodes of the job were there already"
+    if one.code == "closed" and not fleet.absent:
+        return f"{who} came while the test ran, and all {fleet.expected} nodes of the job were there already"
+    if one.code == "closed":
+        return f"{who} came too late: the test had begun without it"
+    return f"{who} came and was turned away: {first_words(one.text)}"
+
+
+def _why_lost(node: Node, meeting: Meeting) -> str:
+    if STOPPED in node.lost:
+        return f"{meeting.command} was {STOPPED}{node.lost.partition(STOPPED)[2]} on {called(node)}; nothing is known to be wrong there."
+    if FACTS_LATE in node.lost:
+        return f"Something that netcheck looks at hangs on {called(node)}, such as a GPU's driver: ddpdoctor check says what."
+    return "Its process ended, the host went down, or the network between it and the master was cut."
+
+
+def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
+    # What nobody wanted comes first.
+    lost = sorted((one for one in fleet.nodes if one.lost), key=lambda one: STOPPED in one.lost)
+    first = lost[0]
+    killed = (Fix(f"Look on {called(first)} whether the kernel killed it", ("sudo dmesg -T | tail -50",)),)
+    stopped = STOPPED in first.lost
+    read = "" if stopped else f", and read what it says on {called(first)}"
+    others = f" (and {plural(len(lost) - 1, 'other')})" if len(lost) > 1 else ""
+    return Finding(
+        summary=f"{called(first)}{others} was {first.lost}"[:160],
+        cause=_why_lost(first, meeting),
+        evidence=tuple(Evidence(f"{called(one)} ({one.address}): {one.lost}", HUB_CONNECTION) for one in lost),
+        fixes=(
+            *(() if stopped else killed),
+            Fix(
+                f"Run it there again, while it runs here again{read}",
+                tuple(netcheck_command(meeting, fleet.expected, one.rank) for one in lost[:COMMANDS_MOST]),
+            ),
+            *_here_again(fleet, meeting),
+        ),
+    )
+
+
+@check(
+    "duplicate-rank",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "has already checked in",
+            why="NCCL's root was called twice by one rank",
+            pattern=r"Bootstrap Root : rank (?P<rank>\d+) of \d+ ranks has already checked in",
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
+        ),
+        LogSign(
+            "Bootstrap Root : mismatch in",
+            why="ranks count the job's ranks differently",
+            role=Role.HINTS,
+            pattern=r"mismatch in (?:rank count from procs|info from procs, nranks)",
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
+        ),
+        *too_many_came("each rank was started twice, which counts it twice; or the store is of an earlier start"),
+        LogSign(
+            "wait timeout after",
+            why="a rank has not come to this group: perhaps another one took its number",
+            role=Role.EFFECT,
+            pattern=r"wait timeout after \d+ms, keys: /default_pg/",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "NCCL WARN Invalid rank requested : ",
+            why="NCCL was given a rank that isn't below the number of ranks: counted from 1, or that number is another's",
+            pattern=r"Invalid rank requested : (?P<rank>-?\d+)/(?P<ranks>\d+)",
+            source="NCCL 2.7 to 2.20: init.cc",
+        ),
+        LogSign(
+            "wait timeout after",
+            why="all agents came to the store, but one node rank's words are missing: two have the same one, or one is out of range",
+            role=Role.HINTS,
+            pattern=r"keys: \S*/torchelastic/role_info/",
+            source="made to happen with torch 2.13.0",
+        ),
+    ),
+)
+def duplicate_rank(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
+    """Two nodes have the same node rank, or one has a rank out of range.
+
+    ## What breaks
+    The ranks of one node take the places of the other's: the store waits for ranks that don't exist ("1/2 clients
+    joined", "has already checked in"), or two processes write under one name.
+
+    ## Why
+    `--node-rank` was copied from one node to the next (or left at its default, 0), or a script takes it from a setting
+    that isn't there, such as SLURM_NODEID outside of `srun`. A rank out of range comes from counting from 1. Where all ranks are
+    there twice, the script was started once for each (`srun -n 2`, mpirun) and then starts all of them itself (`mp.spawn`).
+
+    ## Fix
+    `torchrun --nnodes 2 --node-rank 0` on the first node, `--node-rank 1` on the second, and so on up to the number of nodes
+    less one. Under Slurm: `srun --ntasks-per-node=1 bash -c 'torchrun --node-rank $SLURM_NODEID ...'`. One launcher alone starts
+    the ranks.
+    """
+    if meeting.refusal in RANK_CODES:
+        yield _own_rank(meeting)
+        return
+    requires(fleet.nodes, NO_FLEET)
+    requires(meeting.node_rank == 0, NODE_0_SPEAKS)
+    for one, seat in _seats(fleet):
+        if one.code in RANK_CODES:
+            yield _double(one, seat, fleet, meeting)
+
+
+def _double(one: Double, free: Absent | None, fleet: Fleet, meeting: Meeting) -> Finding:
+    who = _place(one.host, one.address)
+    if one.code == "rank-out-of-range":
+        last = fleet.expected - 1
+        summary = f"{who} says node rank {one.rank}, and {plural(fleet.expected, 'node')} have ranks 0 to {last}"
+    else:
+        summary = f"{who} says node rank {one.rank}, which {one.holder or 'another node'} has already"
+    if free is not None:
+        command = netcheck_command(meeting, fleet.expected, free.rank)
+        fix = Fix(
+            f"Rank {free.rank} is free: run this on {one.host or one.address}, while it runs here again", (command,)
+        )
+    else:
+        text = f"All {fleet.expected} ranks are taken: if it belongs to the job, give {fleet.expected + 1} nodes on all of them"
+        fix = Fix(f"{text}, on this one too", (netcheck_command(meeting, fleet.expected + 1, 0),))
+    outside = one.code == "rank-out-of-range"
+    counted = f"Ranks are counted from 0, so that the last is {fleet.expected - 1}. " if outside else ""
+    ranks = listed((f"{called(node)} has rank {node.rank}" for node in fleet.nodes), most=4)
+    return Finding(
+        summary=summary,
+        cause=f"{counted}{_so_missing(one, fleet)}".strip(),
+        evidence=(
+            told(fleet, "doubles", f"{who} came with node rank {one.rank}"),
+            told(fleet, "nodes", ranks),
+        ),
+        fixes=(fix, *(_here_again(fleet, meeting) if free is not None else ())),
+    )
+
+
+def _own_rank(meeting: Meeting) -> Finding:
+    """On a node that was turned away, by itself: which ranks are taken, only node 0 knows."""
+    nnodes = meeting.nnodes or 1
+    candidates = [rank for rank in range(1, nnodes) if rank != meeting.node_rank]
+    commands = tuple(netcheck_command(meeting, nnodes, rank) for rank in candidates[:COMMANDS_MOST])
+    if candidates:
+        text = f"Give this node a rank that no other has ({listed(candidates)}); node 0 says which are free"
+    else:
+        text, commands = (
+            f"All {nnodes} ranks are taken: if this node belongs to the job, raise --nnodes on all of them",
+            (netcheck_command(meeting, nnodes + 1, nnodes),),
+        )
+    return Finding(
+        summary=f"node 0 doesn't let this node in: {first_words(meeting.turned_away)}",
+        evidence=(
+            told(meeting, "turned_away", f"node 0 says: {meeting.turned_away}"),
+            told(meeting, "node_rank", f"node rank here: {meeting.node_rank}"),
+        ),
+        fixes=(Fix(text, commands),),
+    )

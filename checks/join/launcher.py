@@ -1,0 +1,89 @@
+"""What flags, launchers and left-over settings say about the same job."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.facts.meeting import Conflict, Meeting
+from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, MASTER_PORT
+
+SHOWN = 40
+"""Characters of a value in the summary."""
+
+SLURMS_OWN = "SLURM_PROCID"
+
+
+@check("launcher-conflict", severity=WARN)
+def launcher_conflict(meeting: Meeting) -> Iterator[Finding]:
+    """Two settings say different things about the same job.
+
+    ## What breaks
+    netcheck believes one of them; a program that reads the other one takes another rank, node count or master. Then two
+    processes have one rank and another rank never comes, or the nodes wait at different places, until a timeout.
+
+    ## Why
+    Flags win, then torchrun, MPI, Slurm, Kubernetes and plain settings. Most often RANK, WORLD_SIZE or NODE_RANK was
+    exported in a batch script, where it is worked out once and goes to all processes alike; or mpirun hands on the
+    SLURM_PROCID of the script that it was started in, 0, to every rank.
+
+    ## Fix
+    Set them in each process, behind `srun` or `mpirun`, or not at all; leave out the flags that a launcher's settings
+    answer.
+    """
+    requires(meeting.master, "only netcheck goes to the master")
+    for one in meeting.conflicts:
+        yield Finding(
+            summary=f"{one.name} says {one.value[:SHOWN]}, {one.other_name} says {one.other_value[:SHOWN]}; "
+            f"{one.value[:SHOWN]} counts",
+            cause=_cause(one),
+            evidence=(
+                Evidence(*_said(one)),
+                Evidence(f"{one.other_name}={one.other_value}", "environment"),
+            ),
+            fixes=_fixes(one),
+        )
+
+
+def _is_flag(conflict: Conflict) -> bool:
+    return conflict.name.startswith("--")
+
+
+def _said(conflict: Conflict) -> tuple[str, str]:
+    """What counts, and where it stands."""
+    if _is_flag(conflict):
+        return f"{conflict.name} {conflict.value}", "command line"
+    return f"{conflict.name}={conflict.value}", "environment"
+
+
+def _cause(conflict: Conflict) -> str:
+    if _is_flag(conflict):
+        return f"This run tests what {conflict.name} says; a job that is started here goes by {conflict.other_name}."
+    if conflict.other_name == SLURMS_OWN:
+        return (
+            f"mpirun hands the {SLURMS_OWN} of the script that it was started in to every rank: programs that look at it "
+            "all think that they are the same one."
+        )
+    return f"{conflict.other_name} was set before the processes were started, so it is the same in all of them."
+
+
+def _fixes(conflict: Conflict) -> tuple[Fix, ...]:
+    if _is_flag(conflict):
+        leave_out = Fix(f"If {conflict.other_name} is right, leave {conflict.name} out")
+        if conflict.other_name not in (*MASTER_ADDRESS, *MASTER_PORT):
+            return (leave_out,)
+        command = f"export {shlex.quote(conflict.other_name)}={shlex.quote(conflict.value)}"
+        return (leave_out, Fix("Else let the job go there, too", (command,)))
+    if conflict.other_name == SLURMS_OWN:
+        away = f"env -u {SLURMS_OWN} -u SLURM_LOCALID"
+        return (
+            Fix(f"Take Slurm's away from the ranks: put `{away}` between mpirun and its program; or start with srun"),
+        )
+    return (
+        Fix(
+            "Take it out of the script, or of the shell, that starts the job",
+            (f"unset {shlex.quote(conflict.other_name)}",),
+        ),
+    )

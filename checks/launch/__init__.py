@@ -1,0 +1,1 @@
+"""How the ranks are started, by which launcher and with which settings."""

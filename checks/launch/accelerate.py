@@ -1,0 +1,457 @@
+"""accelerate's configuration file, judged against this host."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import dotted, listed, plural
+from ddpdoctor.checks.settings.invalid import evidence_of, plain, quoted
+from ddpdoctor.checks.settings.visible_gpus import what_cuda_shows
+from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.facts.accelerate import Accelerate, ConfigFile, Value
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.processes import Processes, Role
+from ddpdoctor.facts.visible import selector, visible_gpus
+from ddpdoctor.knowledge.accelerate import (
+    DISTRIBUTED_TYPES,
+    ON_CUDA_GPUS,
+    ONE_PROCESS,
+    PRECISIONS,
+    is_of_this_host,
+    kind,
+    on_each_machine,
+    strange_keys,
+)
+from ddpdoctor.knowledge.job_intent import is_here, means_each_node_itself, own_address
+from ddpdoctor.knowledge.network_fixes import resolved
+
+LAUNCH = "accelerate launch"
+
+
+def _file(accelerate: Accelerate, packages: Packages) -> ConfigFile:
+    """The file that a launch in the target Python takes.
+
+    Raises:
+        NotApplicable, NotKnown: there is none, or it can't be read.
+    """
+    requires(packages.version("accelerate"), "accelerate isn't installed in the target Python")
+    file = known(accelerate.file)
+    requires(file, "accelerate has no configuration file")
+    assert file is not None
+    requires(is_of_this_host(file), "accelerate's configuration file starts nothing on this host")
+    return file
+
+
+def _seen(file: ConfigFile, *names: str) -> tuple[Evidence, ...]:
+    """The lines of the file with these keys."""
+    entries = [entry for name in names if (entry := file.entry(name))]
+    return tuple(
+        Evidence(f"{entry.name}: {_written(entry.value)}", f"{file.path}, line {entry.line}") for entry in entries
+    ) or (Evidence(f"{listed(names)}: not set", file.path),)
+
+
+def _written(value: Value) -> str:
+    """As YAML has it; what YAML would take for something else is quoted."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return quoted(value) if isinstance(value, str) else str(value)
+
+
+def _edit(file: ConfigFile, name: str, value: str, why: str = "") -> Fix:
+    """Change that line; in JSON by hand, since another key may follow."""
+    entry = file.entry(name)
+    text = f"Let the file say `{name}: {value}`{why}"
+    if file.path.endswith(".json"):
+        return Fix(f"{text}, in JSON's spelling")
+    path = shlex.quote(file.path)
+    line = shlex.quote(f"{entry.line}s/.*/{name}: {_for_sed(value)}/") if entry else ""
+    return Fix(text, (f"sed -i {line} {path}" if entry else f"echo {shlex.quote(f'{name}: {value}')} >> {path}",))
+
+
+def _for_sed(text: str) -> str:
+    return re.sub(r"[\\/&]", r"\\\g<0>", text)
+
+
+def _launch(
+    option: str, value: object = "", text: str = "Or say it at the start: that goes before the file's word"
+) -> Fix:
+    options = f"{option} {shlex.quote(str(value))}" if value != "" else option
+    return Fix(text, (f"{LAUNCH} {options} train.py",))
+
+
+@check("accelerate-config-refused", severity=FAIL)
+def accelerate_config_refused(accelerate: Accelerate, packages: Packages) -> Iterator[Finding]:
+    """accelerate can't take its configuration file.
+
+    ## What breaks
+    `accelerate launch` ends with a ValueError or an AttributeError before it starts anything.
+
+    ## Why
+    The file was written by hand, or for another release. In YAML `no` is false and `0` is a number: accelerate, which writes
+    `'no'` and `'0'` itself, expects texts there.
+
+    ## Fix
+    Mend the line, or have accelerate ask for everything again: `accelerate config`.
+    """
+    file = _file(accelerate, packages)
+    again = Fix("Or have accelerate ask for everything again, and write the file itself", ("accelerate config",))
+    for names, why, fix in _refusals(file):
+        yield Finding(
+            f"accelerate can't take its configuration file: {why}",
+            cause="It ends while it reads the file, before it starts anything.",
+            evidence=_seen(file, *names),
+            fixes=(fix, again),
+        )
+
+
+def _refusals(file: ConfigFile) -> Iterator[tuple[tuple[str, ...], str, Fix]]:
+    """(the keys, why, what mends it)."""
+    said = file.value("distributed_type")
+    if "distributed_type" not in file:
+        yield ("distributed_type",), "it has no distributed_type", _edit(file, "distributed_type", "MULTI_GPU")
+    elif isinstance(said, str) and said not in DISTRIBUTED_TYPES:
+        why = f"distributed_type is {quoted(said)}, which it doesn't know"
+        yield ("distributed_type",), why, _edit(file, "distributed_type", _nearest(said))
+    precision = file.value("mixed_precision")
+    if precision is False:
+        why = "YAML reads mixed_precision: no as false; as a text it stands in quotes"
+        yield ("mixed_precision",), why, _edit(file, "mixed_precision", '"no"')
+    elif isinstance(precision, str) and precision.lower() not in PRECISIONS:
+        why = f"mixed_precision is {quoted(precision)}; it knows {listed(PRECISIONS)}"
+        yield ("mixed_precision",), why, _edit(file, "mixed_precision", '"no"', ", or the one that you mean")
+    yield from _refused_gpus(file)
+    for entry, meant in strange_keys(file):
+        why = f"it has the unknown key {quoted(entry.name)}; {meant} is meant, it seems"
+        fix = Fix(f"Call it {meant}")
+        if not file.path.endswith(".json"):
+            command = shlex.quote(f"{entry.line}s/^{entry.name} *:/{meant}:/")
+            fix = Fix(f"Call it {meant}", (f"sed -i {command} {shlex.quote(file.path)}",))
+        yield (entry.name,), why, fix
+
+
+def _refused_gpus(file: ConfigFile) -> Iterator[tuple[tuple[str, ...], str, Fix]]:
+    gpus = file.value("gpu_ids")
+    if isinstance(gpus, int) and not isinstance(gpus, bool):
+        why = f"gpu_ids is the number {gpus}; as a text it stands in quotes"
+        yield ("gpu_ids",), why, _edit(file, "gpu_ids", f'"{gpus}"')
+    elif kind(file) == "MULTI_GPU" and isinstance(gpus, str) and gpus != "all" and "," not in gpus:
+        why = f"gpu_ids names one GPU, {quoted(gpus)}, and distributed_type is {kind(file)}"
+        if file.number("num_machines", 1) == 1:
+            yield ("gpu_ids", "distributed_type"), why, _edit(file, "gpu_ids", "all", ", or name two GPUs at least")
+
+
+def _nearest(said: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(said.upper().replace("-", "_"), DISTRIBUTED_TYPES, n=1)
+    return near[0] if near else "MULTI_GPU"
+
+
+@check("accelerate-config-processes", severity=WARN)
+def accelerate_config_processes(
+    accelerate: Accelerate, packages: Packages, gpus: Maybe[Gpus], environment: Maybe[Environment]
+) -> Iterator[Finding]:
+    """accelerate's configuration file starts another number of processes than it says, or more than there are GPUs.
+
+    ## What breaks
+    With `distributed_type: NO` or `MULTI_CPU` one process trains alone whatever num_processes says, and nobody says so. Where
+    there are more processes than GPUs, the last ones end with "invalid device ordinal".
+
+    ## Why
+    The file was made for another host, or lies in a home folder that several hosts share. accelerate's own launcher starts
+    several processes on GPUs alone; on CPUs mpirun does, where mpirun_config names a hostfile, or torchrun.
+
+    ## Fix
+    Give the number at the start, `accelerate launch --num_processes 4 train.py`, or change the file.
+    """
+    file = _file(accelerate, packages)
+    each = on_each_machine(file)
+    processes, machines = file.number("num_processes", -1) or -1, file.number("num_machines", 1) or 1
+    if each is None:
+        return
+    if kind(file) in ONE_PROCESS:
+        if machines == 1 and processes > 1:
+            yield _starts_one(file, processes, gpus, environment)
+        return
+    if each * machines != processes:
+        yield Finding(
+            f"accelerate's configuration file asks for {plural(processes, 'process', 'processes')} on {machines} machines, which gives {each} on each",
+            cause=f"It starts num_processes / num_machines on each machine, and drops what is left over: {each * machines} in all.",
+            evidence=_seen(file, "num_processes", "num_machines"),
+            fixes=(
+                _edit(file, "num_processes", str(machines * max(1, each)), ", or another multiple of num_machines"),
+                _launch("--num_processes", machines * max(1, each)),
+            ),
+        )
+    if kind(file) not in ON_CUDA_GPUS:
+        return
+    there = _gpus_for(file, gpus, environment)
+    if there and each > len(there):
+        enough = machines * len(there)
+        yield Finding(
+            f"accelerate's configuration file starts {each} processes here, and they may use {plural(len(there), 'GPU')}",
+            cause="Each process takes a GPU of its own: the last ones find none, and end with an error.",
+            evidence=(
+                *_seen(file, "num_processes", "num_machines", "gpu_ids"),
+                Evidence(f"GPUs for them: {listed(there, 8)}", "NVML"),
+            ),
+            fixes=(_edit(file, "num_processes", str(enough)), _launch("--num_processes", enough)),
+        )
+
+
+def _starts_one(file: ConfigFile, processes: int, gpus: Maybe[Gpus], environment: Maybe[Environment]) -> Finding:
+    there = () if file.value("use_cpu") is True else _gpus_for(file, gpus, environment)
+    torchrun = f"torchrun --nproc-per-node={processes} train.py"
+    if len(there) > 1:
+        fixes = (
+            _edit(file, "distributed_type", "MULTI_GPU"),
+            _launch("--multi_gpu --num_processes", min(processes, len(there))),
+        )
+    else:
+        fixes = (
+            Fix(
+                "Start it with torch's launcher, which starts several on CPUs, too",
+                (f"ACCELERATE_USE_CPU=true {torchrun}",),
+            ),
+            _edit(file, "num_processes", "1", ", if one is what you want"),
+        )
+    return Finding(
+        f"accelerate's configuration file asks for {processes} processes, and by distributed_type {kind(file)} one is started",
+        cause="It trains alone, on all of the data, and says nothing of it.",
+        evidence=_seen(file, "distributed_type", "num_processes"),
+        fixes=fixes,
+    )
+
+
+def _gpus_for(file: ConfigFile, gpus: Maybe[Gpus], environment: Maybe[Environment]) -> Sequence[str]:
+    """The GPUs that the processes may use; () where there are none, as on the login node that has the same home, or nobody
+    can say."""
+    if isinstance(gpus, Unknown) or not gpus.answering:
+        return ()
+    chosen = file.value("gpu_ids", "all")
+    if isinstance(chosen, str) and chosen != "all":
+        # It takes the place of CUDA_VISIBLE_DEVICES.
+        count = what_cuda_shows(chosen, gpus.devices).count if selector(gpus, Unknown("")) is None else 0
+        return chosen.replace(" ", "").split(",")[:count]
+    return [str(shown.gpu.index) for shown in visible_gpus(gpus, environment)]
+
+
+@check("accelerate-config-gpus", severity=WARN)
+def accelerate_config_gpus(accelerate: Accelerate, packages: Packages, gpus: Gpus) -> Iterator[Finding]:
+    """accelerate's configuration file doesn't fit the GPUs of this host.
+
+    ## What breaks
+    Training runs on the CPU beside idle GPUs, ends with "No CUDA GPUs are available", or is slower than in full precision.
+
+    ## Why
+    The file was made for another host, or before the GPUs came. GPUs before Ampere (compute capability 8.0) have no units for
+    bf16: torch emulates it, or accelerate refuses. fp8 needs 8.9 (Ada) or newer.
+
+    ## Fix
+    Change the line, or say otherwise at the start: `accelerate launch --mixed_precision fp16 train.py`.
+    """
+    file = _file(accelerate, packages)
+    requires(gpus.vendor != "amd" and gpus.answering, "no NVIDIA GPU answers on this host")
+    if file.value("use_cpu") is True and kind(file) in ONE_PROCESS:
+        yield Finding(
+            f"accelerate's configuration file trains on the CPU, and this host has {plural(len(gpus.answering), 'GPU')}",
+            cause="use_cpu keeps accelerate from all GPUs.",
+            evidence=(*_seen(file, "use_cpu", "distributed_type"), Evidence(f"GPUs: {len(gpus.answering)}", "NVML")),
+            fixes=(
+                _edit(file, "use_cpu", "false"),
+                Fix("Or have accelerate ask for everything again", ("accelerate config",)),
+            ),
+        )
+        return
+    chosen = file.value("gpu_ids", "all")
+    if isinstance(chosen, str) and chosen != "all" and (wrong := what_cuda_shows(chosen, gpus.devices).stopped):
+        yield Finding(
+            f"accelerate's configuration file names GPUs that aren't here: gpu_ids {quoted(chosen)}, but {wrong}",
+            cause="accelerate sets CUDA_VISIBLE_DEVICES to it, and CUDA stops at the first entry that is wrong.",
+            evidence=(*_seen(file, "gpu_ids"), Evidence(f"GPUs: {len(gpus.devices)}", "NVML")),
+            fixes=(_edit(file, "gpu_ids", "all"), _launch("--gpu_ids", "all")),
+        )
+    yield from _precision(file, gpus)
+
+
+LEAST_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9)}
+
+
+def _precision(file: ConfigFile, gpus: Gpus) -> Iterator[Finding]:
+    precision = str(file.value("mixed_precision", "no")).lower()
+    least = LEAST_CAPABILITY.get(precision)
+    if least is None:
+        return
+    capabilities = {gpu: gpu.compute_capability for gpu in gpus.answering}
+    older = {gpu: has for gpu, has in capabilities.items() if isinstance(has, tuple) and has < least}
+    if older:
+        gpu, has = next(iter(older.items()))
+        yield Finding(
+            f"accelerate's configuration file asks for {precision}, which {gpu.name or f'GPU {gpu.index}'} can't do by itself",
+            cause=f"{precision} needs compute capability {dotted(least)}, and it has {dotted(has)}: it is emulated slowly, or refused.",
+            evidence=(
+                *_seen(file, "mixed_precision"),
+                Evidence(f"compute capability of GPU {gpu.index}: {dotted(has)}", "NVML"),
+            ),
+            fixes=(_edit(file, "mixed_precision", "fp16"), _launch("--mixed_precision", "fp16")),
+        )
+    else:
+        for capability in capabilities.values():
+            known(capability)
+
+
+class _Main(NamedTuple):
+    """What is wrong with the main process: the keys, the summary, why, what mends it, how bad it is."""
+
+    keys: tuple[str, ...]
+    summary: str
+    cause: str
+    fixes: tuple[Fix, ...]
+    evidence: tuple[Evidence, ...] = ()
+    severity: Severity = WARN
+
+
+@check("accelerate-config-main-process", severity=WARN)
+def accelerate_config_main_process(
+    accelerate: Accelerate,
+    packages: Packages,
+    network: Network,
+    environment: Maybe[Environment],
+    processes: Maybe[Processes],
+) -> Iterator[Finding]:
+    """The main process of accelerate's configuration file can't be met, or isn't where the file says.
+
+    ## What breaks
+    `accelerate launch` on several machines ends at once, or each machine waits for the others until the timeout.
+
+    ## Why
+    The file was copied from another machine with its machine_rank, main_process_ip is missing or means each machine itself, or
+    the port is taken on the machine that is to hold it.
+
+    ## Fix
+    The same main_process_ip and main_process_port on all machines, an address of machine 0 that the others reach; and on each
+    its own machine_rank: `accelerate launch --machine_rank 1 --main_process_ip 10.0.0.11 --main_process_port 29500 train.py`.
+    """
+    file = _file(accelerate, packages)
+    machines = file.number("num_machines", 1) or 1
+    requires(machines > 1, "accelerate's configuration file is for one machine")
+    for wrong in _main_process(file, accelerate, network, environment, processes):
+        yield Finding(
+            wrong.summary,
+            cause=wrong.cause,
+            evidence=(*_seen(file, *wrong.keys), *wrong.evidence),
+            fixes=wrong.fixes,
+            severity=wrong.severity,
+        )
+
+
+def _main_process(
+    file: ConfigFile,
+    accelerate: Accelerate,
+    network: Network,
+    environment: Maybe[Environment],
+    processes: Maybe[Processes],
+) -> Iterator[_Main]:
+    rank, machines = file.number("machine_rank", 0), file.number("num_machines", 1) or 1
+    if rank is not None and rank >= machines:
+        yield _Main(
+            ("machine_rank", "num_machines"),
+            f"accelerate's configuration file says machine_rank {rank} of {machines} machines",
+            f"They count from 0 to {machines - 1}.",
+            (_launch("--machine_rank", machines - 1, "Say at the start which machine this is"),),
+        )
+    yield from _address(file, rank, known(accelerate.main_process), network)
+    port = file.number("main_process_port", 0)
+    if rank == 0 and port and accelerate.port_taken and not _job_runs(processes):
+        yield _Main(
+            ("main_process_port",),
+            f"Port {port}, accelerate's main_process_port, is taken on this host, which is machine 0",
+            "accelerate refuses to start where it can't listen there.",
+            (
+                Fix("See who has it", (f"ss -tlnp 'sport = :{port}'",)),
+                _edit(file, "main_process_port", str(port + 1), ", on all machines"),
+            ),
+            (Evidence(f"bind to port {port}: Address already in use", "bind()"),),
+        )
+    if isinstance(environment, Environment):
+        yield from _against_settings(file, environment)
+
+
+def _job_runs(processes: Maybe[Processes]) -> bool:
+    """Whether ranks run here, which may have that very port."""
+    return isinstance(processes, Unknown) or any(one.role in (Role.RANK, Role.LAUNCHER) for one in processes.listed)
+
+
+def _address(file: ConfigFile, rank: int | None, main: Resolution | None, network: Network) -> Iterator[_Main]:
+    here = own_address(network)
+    if rank == 0 and here:
+        fixes = (_edit(file, "main_process_ip", here, ", on all machines"), _launch("--main_process_ip", here))
+    else:
+        show = Fix(
+            "Show the addresses of machine 0 there, and put the one that the others reach into the file",
+            ("hostname -I",),
+        )
+        fixes = (show, _launch("--main_process_ip", "ADDRESS"))
+    if file.value("main_process_ip") is None:
+        yield _Main(
+            ("main_process_ip", "num_machines"),
+            "accelerate's configuration file is for several machines, and names no main_process_ip",
+            "Without an address the machines don't find each other, unless each launch gives it.",
+            fixes,
+        )
+    elif not isinstance(main, Resolution):
+        return
+    elif not main.addresses:
+        yield _Main(
+            ("main_process_ip",),
+            f"accelerate's main_process_ip is {plain(main.name)}, which this host can't resolve: {plain(main.error)}",
+            "The launch on this machine doesn't find the main process.",
+            fixes,
+            (resolved(main),),
+        )
+    elif means_each_node_itself(main, network) or set(main.addresses) <= {"0.0.0.0", "::"}:
+        yield _Main(
+            ("main_process_ip", "num_machines"),
+            f"accelerate's main_process_ip is {plain(main.name)}, which means each machine itself",
+            "Each machine then waits at its own address for the others.",
+            fixes,
+            (resolved(main),),
+        )
+    elif rank == 0 and not is_here(main, network):
+        yield _Main(
+            ("main_process_ip", "machine_rank"),
+            f"accelerate's configuration file says that this host is machine 0, but main_process_ip {plain(main.name)} isn't here",
+            "Machine 0 holds the port at which all meet. The file was copied with its machine_rank, it seems.",
+            (_launch("--machine_rank", "1", "Say at the start which machine this is"), *fixes),
+            (resolved(main),),
+        )
+    elif rank and is_here(main, network):
+        yield _Main(
+            ("main_process_ip", "machine_rank"),
+            f"accelerate's main_process_ip {plain(main.name)} is this host, but machine_rank {rank} says that it is another",
+            "Machine 0 alone holds the port at which all meet. The file was copied with its machine_rank, it seems.",
+            (_edit(file, "machine_rank", "0"), _launch("--machine_rank", "0")),
+            (resolved(main),),
+        )
+
+
+def _against_settings(file: ConfigFile, environment: Environment) -> Iterator[_Main]:
+    for name, key in (("MASTER_ADDR", "main_process_ip"), ("MASTER_PORT", "main_process_port")):
+        found, value = environment.setting(name), file.value(key)
+        if found and found.value and value is not None and str(value) != found.value:
+            yield _Main(
+                (key,),
+                f"{name}={quoted(found.value)} and {key} {quoted(str(value))} of accelerate's configuration file: the file wins",
+                f"`{LAUNCH}` sets {name} anew from its own words.",
+                (_launch(f'--{key} "${name}"', text="Where the setting is meant, pass it on"),),
+                evidence_of(found),
+                INFO,
+            )

@@ -1,0 +1,154 @@
+"""What other launchers, and earlier runs, left in the environment of a shell or a rank."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.checks.launch.launchers import ENV_INIT, NO_LAUNCHER, names, shown, unset
+from ddpdoctor.checks.settings.invalid import plain
+from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.knowledge.launchers import current_launch, number, several_nodes
+
+
+@check("mpirun-in-slurm", severity=WARN)
+def mpirun_in_slurm(environment: Environment) -> Iterator[Finding]:
+    """mpirun started this rank inside a Slurm allocation, and Slurm's own rank is stale.
+
+    ## What breaks
+    Programs that look at SLURM_PROCID (Lightning, many home-made launchers) think that every process is rank 0.
+
+    ## Why
+    mpirun hands the batch script's environment to all ranks, and in that script SLURM_PROCID is 0. The true rank is in
+    OMPI_COMM_WORLD_RANK.
+
+    ## Fix
+    Take RANK, WORLD_SIZE and LOCAL_RANK from OMPI_COMM_WORLD_*, or start the ranks with `srun`.
+    """
+    rank = number(environment.get("OMPI_COMM_WORLD_RANK"))
+    size = number(environment.get("OMPI_COMM_WORLD_SIZE"))
+    requires(rank is not None and size is not None, "not started by mpirun")
+    requires("SLURM_PROCID" in environment, "not in a Slurm job")
+    if size == 1 or number(environment.get("RANK")) == rank:
+        return
+    yield Finding(
+        summary=f"mpirun says rank {rank} of {size}; Slurm's stale SLURM_PROCID says {environment.get('SLURM_PROCID')[:20]}",
+        evidence=shown(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"),
+        fixes=(
+            Fix("Start the ranks with Slurm", (f"srun --ntasks={size} python train.py",)),
+            Fix(
+                "Or keep mpirun, and set torch's settings from its own in the program's wrapper",
+                (
+                    "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
+                    "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK; unset SLURM_PROCID SLURM_LOCALID",
+                ),
+            ),
+        ),
+    )
+
+
+@check("torchelastic-leftover", severity=FAIL)
+def torchelastic_leftover(environment: Environment) -> Iterator[Finding]:
+    """TORCHELASTIC_USE_AGENT_STORE is left over from a torchrun job.
+
+    ## What breaks
+    Every rank waits for a store that nobody opens, until the timeout of `init_process_group`.
+
+    ## Why
+    With TORCHELASTIC_USE_AGENT_STORE=True rank 0 doesn't host the store, because torchrun's agent does. Without
+    torchrun there is no agent. The value gets into a shell by `env > file`, or by sbatch and ssh from inside a job.
+
+    ## Fix
+    `unset TORCHELASTIC_USE_AGENT_STORE`, or start with torchrun.
+    """
+    requires("TORCHELASTIC_USE_AGENT_STORE" in environment, NO_LAUNCHER)
+    # torch compares with exactly this text.
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or "TORCHELASTIC_RUN_ID" in environment:
+        return
+    left = sorted(name for name in names(environment) if name.startswith("TORCHELASTIC_"))
+    yield Finding(
+        summary="TORCHELASTIC_USE_AGENT_STORE=True is set outside of torchrun: no process will host the store",
+        evidence=shown(environment, *left),
+        fixes=(Fix("Unset what torchrun left", (shlex.join(["unset", *left]),), appliable=True),),
+    )
+
+
+@check("rank-leftover", severity=INFO)
+def rank_leftover(environment: Environment, container: Maybe[Container]) -> Iterator[Finding]:
+    """RANK and WORLD_SIZE, or LOCAL_RANK or NODE_RANK alone, are set here although no launcher started this shell.
+
+    ## What breaks
+    A plain `python train.py` thinks that it is one of many ranks and waits for the others. Where it finds a LOCAL_RANK, Lightning
+    starts no other ranks: the first waits for them until the timeout. Where it finds a NODE_RANK or GROUP_RANK other than 0, it
+    starts the ranks of a further node, and these wait for the first.
+
+    ## Why
+    They were exported by hand or in a start-up file. torchrun overrides them; everything else believes them.
+
+    ## Fix
+    `unset RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK`, unless you start each rank by hand and mean it.
+    """
+    yield from _local_rank_alone(environment, container)
+    yield from _node_rank_alone(environment, container)
+    requires("RANK" in environment and "WORLD_SIZE" in environment, NO_LAUNCHER)
+    launch = current_launch(environment)
+    assert launch is not None
+    requires(launch.launcher == "settings", f"{launch.launcher} says which rank this is")
+    # A launcher that we don't know gives its ranks a LOCAL_RANK; an orchestrator sets what it likes in a container.
+    requires("LOCAL_RANK" not in environment, "a launcher says which rank this is")
+    requires(isinstance(container, Unknown) or container.runtime is None, "the container's orchestrator may set them")
+    requires(all(environment.get(name) for name in ENV_INIT), "not all of them are set")
+    if (launch.world_size or 0) > (launch.rank or 0) and launch.world_size != 1:
+        yield Finding(
+            summary=f"RANK={launch.rank} and WORLD_SIZE={launch.world_size} are set, but not by a launcher that we know",
+            evidence=shown(environment, *ENV_INIT),
+            fixes=(Fix("Unset them, unless you start every rank by hand", (unset(environment, *ENV_INIT),)),),
+        )
+
+
+def _local_rank_alone(environment: Environment, container: Maybe[Container]) -> Iterator[Finding]:
+    """Every launcher that sets it sets more."""
+    others = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
+    if not environment.get("LOCAL_RANK") or any(name in environment for name in others):
+        return
+    if current_launch(environment) is not None or (isinstance(container, Container) and container.runtime is not None):
+        return
+    yield Finding(
+        summary=f"LOCAL_RANK={plain(environment.get('LOCAL_RANK'))} is set, and nothing else that a launcher would set",
+        cause="Started without a launcher, Lightning then takes it that somebody else starts the other ranks, and waits for them; "
+        "scripts that read it take this for one of several ranks.",
+        evidence=shown(environment, "LOCAL_RANK"),
+        fixes=(Fix("Unset it", (unset(environment, "LOCAL_RANK"),), appliable=True),),
+        severity=WARN,
+    )
+
+
+def _node_rank_alone(environment: Environment, container: Maybe[Container]) -> Iterator[Finding]:
+    """With nothing that says where the first node is. Node rank 0 changes nothing."""
+    name = "NODE_RANK" if "NODE_RANK" in environment else "GROUP_RANK"
+    others = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NNODES",
+        "TORCHELASTIC_RUN_ID",
+        "LOCAL_WORLD_SIZE",
+    )
+    if not number(environment.get(name)) or any(other in environment for other in others) or several_nodes(environment):
+        return
+    if isinstance(container, Container) and container.runtime is not None:
+        return
+    yield Finding(
+        summary=f"{name}={plain(environment.get(name))} is set, and nothing that says where the first node is",
+        cause="Started without a launcher, Lightning then starts the ranks of a further node, and these wait for those of the first, "
+        "which nobody starts.",
+        evidence=shown(environment, name),
+        fixes=(Fix("Unset it, unless a script of yours hands it to torchrun", (unset(environment, name),)),),
+        severity=WARN,
+    )

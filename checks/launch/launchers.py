@@ -1,0 +1,427 @@
+"""How the ranks are started: what torchrun, Slurm and MPI leave in the environment, and whether it fits together."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.knowledge.interface_choice import in_a_subnet_of
+from ddpdoctor.knowledge.job_intent import address_of, is_here, no_family_in_common, way_to_the_others
+from ddpdoctor.knowledge.launchers import (
+    current_launch,
+    in_slurm_batch_script,
+    in_slurm_step,
+    number,
+    slurm_tasks,
+    slurm_tasks_here,
+)
+from ddpdoctor.knowledge.network_fixes import addresses, resolved
+
+ENV_INIT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RANK_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+NO_LAUNCHER = "no launcher's settings here"
+
+
+def shown(environment: Environment, *names: str) -> tuple[Evidence, ...]:
+    """Those of the variables that are set, as evidence."""
+    found = (environment.setting(name) for name in names)
+    return tuple(Evidence(f"{one.name}={one.value}", one.origin) for one in found if one)
+
+
+def unset(environment: Environment, *names: str) -> str:
+    """The command that takes away those that are set; Slurm's own are true, and stay."""
+    return "unset " + " ".join(name for name in names if name in environment and not name.startswith("SLURM_"))
+
+
+def with_torchrun(plan: Plan) -> Fix:
+    return Fix("Let torchrun arrange the start", (f"torchrun --nproc-per-node={plan.nproc} train.py",))
+
+
+@check(
+    "launcher-env-missing",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Error initializing torch.distributed using env:// rendezvous",
+            why="only the env:// method says so, and names the variable that it lacks",
+            pattern=r"environment variable (?P<name>\w+) expected, but not set",
+            source="made to happen with torch 2.13.0: torch/distributed/rendezvous.py",
+        ),
+        LogSign(
+            "KeyError: '",
+            why="an exception whose key is a variable that only launchers set",
+            pattern=r"^KeyError: '(?P<name>RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT)'$",
+            source="made to happen with Python 3.11",
+        ),
+    ),
+)
+def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Finding]:
+    """Settings that init_process_group needs are missing.
+
+    ## What breaks
+    `init_process_group()` stops with "environment variable ... expected, but not set", or the script with
+    "KeyError: 'LOCAL_RANK'".
+
+    ## Why
+    With the default `env://` method torch wants RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, all four. A launcher sets
+    them together; by hand one is easily forgotten, and plain `python train.py` has none.
+
+    ## Fix
+    Start the program with `torchrun`, or export what is missing.
+    """
+    requires(environment.get("RANK") or environment.get("WORLD_SIZE"), NO_LAUNCHER)
+    launch = current_launch(environment)
+    by_another = launch is not None and launch.launcher not in ("torchrun", "settings")
+    requires(not by_another, f"{launch.launcher if launch else ''} says which rank this is")
+    requires(not {"NODE_RANK", "PET_NODE_RANK", "PET_NNODES", "NNODES"} & names(environment), NO_LAUNCHER)
+    requires(not any(name.startswith("SLURM_JOB") for name in names(environment)) or "RANK" in environment, NO_LAUNCHER)
+    missing = [name for name in ENV_INIT if not environment.get(name)]
+    if missing:
+        have = [name for name in ENV_INIT if environment.get(name)]
+        size = (number(environment.get("RANK")) or 0) + 1
+        examples = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        yield Finding(
+            summary=f"{listed(have)} {'is' if len(have) == 1 else 'are'} set, but {listed(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not",
+            severity=FAIL if "RANK" in environment else WARN,
+            evidence=shown(environment, *ENV_INIT),
+            fixes=(
+                with_torchrun(plan),
+                Fix(
+                    "Or set the rest by hand, the same on all ranks of this host; each needs its own RANK, from 0 to WORLD_SIZE - 1",
+                    ("export " + " ".join(f"{name}={examples[name]}" for name in missing),),
+                ),
+                Fix("Or unset them, if they are left over", (unset(environment, *ENV_INIT),)),
+            ),
+        )
+
+
+def names(environment: Environment) -> set[str]:
+    return {one.name for one in environment.settings}
+
+
+@check(
+    "launcher-env-inconsistent",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "port must have value from 0 to 65535 but was ",
+            why="torch's own words on MASTER_PORT, or on the port of a tcp:// address",
+            pattern=r"ValueError: port must have value from 0 to 65535 but was (?P<port>-?\d+)",
+            source="made to happen with torch 2.13.0: torch/distributed/rendezvous.py",
+        ),
+        LogSign(
+            "invalid literal for int() with base 10: ",
+            why="an exception of the very line that reads RANK, WORLD_SIZE or MASTER_PORT",
+            pattern=r"^ValueError: invalid literal for int\(\) with base 10: (?P<value>'[^']*')$",
+            near='int(_get_env_or_raise("',
+            within=3,
+            source="made to happen with torch 2.13.0: torch/distributed/rendezvous.py",
+        ),
+    ),
+)
+def launcher_env_inconsistent(
+    environment: Environment, gpus: Maybe[Gpus], network: Maybe[Network], container: Maybe[Container], plan: Plan
+) -> Iterator[Finding]:
+    """The settings that say which rank this is contradict each other.
+
+    ## What breaks
+    The rendezvous waits for ranks that don't exist, two processes take one rank, or a rank asks for a GPU that isn't there.
+
+    ## Why
+    RANK counts from 0 to WORLD_SIZE - 1, LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1, MASTER_PORT is a free TCP port and
+    MASTER_ADDR names, for every node, the host on which rank 0 runs: without torchrun, that rank opens the store. Values
+    exported in a login shell or a batch script are the same in every process that is started from it.
+
+    ## Fix
+    Leave them to the launcher (`torchrun`, or `srun` and SLURM_PROCID), and unset what is exported elsewhere.
+    """
+    requires(names(environment) & {*RANK_NUMBERS, "MASTER_PORT", "MASTER_ADDR"}, NO_LAUNCHER)
+    for text, involved, remedy in contradictions(environment):
+        yield Finding(
+            summary=text,
+            evidence=shown(environment, *involved),
+            fixes=(
+                *((remedy,) if remedy else ()),
+                Fix("Unset what is wrong", (unset(environment, *involved),)),
+                *(() if in_slurm_step(environment) else (with_torchrun(plan),)),
+            ),
+        )
+    yield from local_rank_beyond_gpus(environment, gpus)
+    if opens_the_store(environment):
+        yield from rank_0_elsewhere(environment, known(network), container)
+
+
+def opens_the_store(environment: Environment) -> bool:
+    """Whether this rank listens at MASTER_ADDR. On Kubernetes that is a service's name, and leads back to the pod."""
+    launch = current_launch(environment)
+    other = launch is not None and (launch.launcher in ("torchrun", "Kubernetes") or launch.rank != 0)
+    pods = "KUBERNETES_SERVICE_HOST" in environment or "TORCHELASTIC_USE_AGENT_STORE" in environment
+    return number(environment.get("RANK")) == 0 and bool(environment.get("MASTER_ADDR")) and not other and not pods
+
+
+def rank_0_elsewhere(environment: Environment, network: Network, container: Maybe[Container]) -> Iterator[Finding]:
+    """A host or a container may be known to the others by an address that isn't its own (NAT, published ports): only one
+    from its own subnet is certainly another's."""
+    master = known(network.master)
+    # A name that doesn't resolve, and an address without a route, have checks of their own.
+    if not isinstance(master, Resolution) or not master.addresses or network.master_route_error:
+        return
+    if is_here(master, network) or no_family_in_common(master, network):
+        return
+    neighbour = any(in_a_subnet_of(one, network.interfaces) for one in master.addresses)
+    if not neighbour and known(container).runtime is not None:
+        return
+    way = way_to_the_others(network)
+    own = address_of(way, network) if way else None
+    first = number(environment.get("LOCAL_WORLD_SIZE")) or 1
+    yield Finding(
+        summary=f"RANK is 0, but MASTER_ADDR={master.name[:60]} is another host: rank 0 must run where MASTER_ADDR points",
+        cause="Without torchrun rank 0 itself opens the store, here, while all ranks look for it at MASTER_ADDR.",
+        evidence=(*shown(environment, "RANK", "MASTER_ADDR"), resolved(master), addresses(network)),
+        fixes=(
+            *(
+                (Fix("If this is the first node, on all nodes alike", (f"export MASTER_ADDR={shlex.quote(own)}",)),)
+                if own
+                else ()
+            ),
+            Fix("If it isn't, its ranks go on after those of the first; on the second", (f"export RANK={first}",)),
+        ),
+        severity=FAIL if neighbour else WARN,
+    )
+
+
+Contradiction = tuple[str, tuple[str, ...], Fix | None]
+
+
+def contradictions(environment: Environment) -> Iterator[Contradiction]:
+    """What can't be, the variables that say so, and the remedy where there is a better one than the general ones."""
+    value = {name: number(environment.get(name)) for name in RANK_NUMBERS}
+    for name in RANK_NUMBERS:
+        if name in environment and value[name] is None:
+            yield f"{name} is {environment.get(name)[:40]!r}, not a whole number from 0 up", (name,), None
+    for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_WORLD_SIZE", "WORLD_SIZE")):
+        low, high = value[rank], value[size]
+        if low is None or high is None:
+            continue
+        if rank == "LOCAL_WORLD_SIZE" and low > high and not counts_pods(environment):
+            yield f"LOCAL_WORLD_SIZE is {low}, more than WORLD_SIZE, which is {high}", (rank, size), None
+        elif rank != "LOCAL_WORLD_SIZE" and low >= high:
+            yield f"{rank} is {low}, but {size} is {high}: ranks go from 0 to {high - 1}", (rank, size), None
+    address = environment.get("MASTER_ADDR")
+    if address != address.strip() and "TORCHELASTIC_RUN_ID" not in environment:
+        yield (
+            f"MASTER_ADDR is {address[:60]!r}: torch takes the blanks as part of the name",
+            ("MASTER_ADDR",),
+            Fix("Set it without them", (f"export MASTER_ADDR={shlex.quote(address.strip())}",), appliable=True),
+        )
+    port = environment.get("MASTER_PORT")
+    if port and not 1 <= (number(port) or 0) <= 65535:
+        yield (
+            f"MASTER_PORT is {port[:40]!r}, not a port from 1 to 65535",
+            ("MASTER_PORT",),
+            Fix("Choose one", ("export MASTER_PORT=29500",), appliable=True),
+        )
+    yield from against_slurm(environment)
+
+
+FROM_SLURM = Fix(
+    "Set them in each task rather than before srun",
+    ("srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS python train.py'",),
+)
+
+
+def counts_pods(environment: Environment) -> bool:
+    """On Kubernetes WORLD_SIZE is the number of pods until torchrun sets it anew."""
+    return "KUBERNETES_SERVICE_HOST" in environment and "TORCHELASTIC_RUN_ID" not in environment
+
+
+def against_slurm(environment: Environment) -> Iterator[Contradiction]:
+    """RANK and WORLD_SIZE that were exported before srun, and so don't fit its tasks."""
+    launch = current_launch(environment)
+    if launch is None or launch.launcher != "Slurm":
+        return
+    rank, size = number(environment.get("RANK")), number(environment.get("WORLD_SIZE"))
+    if rank is not None and launch.rank is not None and rank != launch.rank:
+        yield f"RANK is {rank}, but this is task {launch.rank} of srun", ("RANK", "SLURM_PROCID"), FROM_SLURM
+    elif rank is not None and size is not None and launch.world_size is not None and size != launch.world_size:
+        yield (
+            f"WORLD_SIZE is {size}, but srun started {plural(launch.world_size, 'task')}",
+            ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+            FROM_SLURM,
+        )
+
+
+def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Finding]:
+    """A rank that sees a single GPU by its launcher's doing is right, so only lists of several are compared."""
+    rank = number(environment.get("LOCAL_RANK"))
+    listing = environment.get("CUDA_VISIBLE_DEVICES")
+    visible = len([one for one in listing.split(",") if one.strip()])
+    no_gpus = not isinstance(gpus, Unknown) and not gpus.devices
+    if rank is None or no_gpus or visible < 2 or rank < visible:
+        return
+    yield Finding(
+        summary=f"LOCAL_RANK is {rank}, but CUDA_VISIBLE_DEVICES leaves {plural(visible, 'GPU')}: cuda:{rank} doesn't exist",
+        evidence=shown(environment, "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"),
+        fixes=(
+            Fix("Start as many ranks as there are GPUs", (f"torchrun --nproc-per-node={visible} train.py",)),
+            Fix("Or show the program all GPUs", ("unset CUDA_VISIBLE_DEVICES",)),
+        ),
+    )
+
+
+@check(
+    "slurm-launch-mismatch",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "in Lightning, but the number of tasks per node configured in SLURM",
+            why="only Lightning says so, as it compares `devices` with SLURM_NTASKS_PER_NODE",
+            pattern=r"`devices=(?P<devices>\d+)`.*`--ntasks-per-node=(?P<tasks>\d+)`",
+            source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
+        ),
+        LogSign(
+            "in Lightning, but the number of nodes configured in SLURM",
+            why="only Lightning says so, as it compares `num_nodes` with SLURM_NNODES",
+            pattern=r"`num_nodes=(?P<wanted>\d+)`.*`--nodes=(?P<nodes>\d+)`",
+            source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
+        ),
+        LogSign(
+            "in your SLURM bash script, but this variable is not supported",
+            why="only Lightning says so: it wants --ntasks-per-node, not --ntasks",
+            pattern=r"`--ntasks=(?P<tasks>\d+)`",
+            source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
+        ),
+        LogSign(
+            "clients joined",
+            why="Lightning had said that srun is there and isn't used: it would have started the ranks that didn't come",
+            role=Role.HINTS,
+            pattern=r"waiting for clients\. \d+/\d+ clients joined",
+            near="The `srun` command is available on your system but is not used",
+            fatal=True,
+            source="lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py; torch 2.13.0: TCPStore.cpp",
+        ),
+        LogSign(
+            " slurm tasks.",
+            pattern=r"You requested \d+ GPUs but launched \d+ slurm tasks\.",
+            why="Lightning then starts the ranks itself, which does on one node; on several, each of them starts all",
+            role=Role.NOISE,
+            source="pytorch-lightning up to 0.8: pytorch_lightning/trainer/trainer.py",
+        ),
+        LogSign(
+            "The `srun` command is available on your system but is not used",
+            why="Lightning says so wherever srun is installed, also to a run that is right without it",
+            role=Role.NOISE,
+            source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
+        ),
+    ),
+)
+def slurm_launch_mismatch(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
+    """Slurm's tasks, the GPUs and the way the program is started don't fit together.
+
+    ## What breaks
+    One task runs and waits for the others for ever; or each of eight tasks starts eight ranks; or no GPU is there.
+
+    ## Why
+    With `srun python` Slurm starts one process a task, so there must be a task a GPU. With `srun torchrun` Slurm
+    starts one torchrun a node, which starts the ranks. A batch script itself runs once, on the first node.
+
+    ## Fix
+    `srun --ntasks-per-node=8 --gpus-per-node=8 python train.py`, or
+    `srun --ntasks-per-node=1 --gpus-per-node=8 torchrun --nproc-per-node=8 ...`.
+    """
+    requires("SLURM_JOB_ID" in environment or "SLURM_JOBID" in environment, "not in a Slurm job")
+    yield from several_torchruns(environment)
+    yield from batch_script_alone(environment)
+    yield from more_tasks_than_gpus(environment)
+    yield from no_gpus_requested(environment, gpus, pci)
+
+
+def several_torchruns(environment: Environment) -> Iterator[Finding]:
+    tasks, ranks = slurm_tasks_here(environment), number(environment.get("LOCAL_WORLD_SIZE"))
+    inside = in_slurm_step(environment) and "TORCHELASTIC_RUN_ID" in environment
+    if inside and tasks and tasks > 1 and ranks and ranks > 1:
+        yield Finding(
+            summary=f"srun started torchrun {tasks} times on this node, each with {ranks} ranks: {tasks * ranks} in all",
+            severity=FAIL,
+            evidence=shown(
+                environment,
+                "SLURM_STEP_TASKS_PER_NODE",
+                "SLURM_NTASKS_PER_NODE",
+                "LOCAL_WORLD_SIZE",
+                "TORCHELASTIC_RUN_ID",
+            ),
+            fixes=(
+                Fix(
+                    "One torchrun a node",
+                    (f"srun --ntasks-per-node=1 torchrun --nproc-per-node={ranks} train.py",),
+                ),
+            ),
+        )
+
+
+def batch_script_alone(environment: Environment) -> Iterator[Finding]:
+    tasks = slurm_tasks(environment)
+    started = {"TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"} & names(environment)
+    if not in_slurm_batch_script(environment) or started or not tasks or tasks < 2:
+        return
+    yield Finding(
+        summary=f"This is the batch script's own shell: a program started here without srun is 1 of {tasks} tasks",
+        cause="The script runs once, on the first node, with SLURM_PROCID=0; only srun starts the other tasks.",
+        severity=INFO,
+        evidence=shown(environment, "SLURM_NTASKS", "SLURM_PROCID", "SLURM_JOB_NUM_NODES"),
+        fixes=(Fix("Start the training, and this check, through srun", ("srun python train.py",)),),
+    )
+
+
+def more_tasks_than_gpus(environment: Environment) -> Iterator[Finding]:
+    tasks, gpus = slurm_tasks_here(environment), number(environment.get("SLURM_GPUS_ON_NODE"))
+    if not in_slurm_step(environment) or not tasks or not gpus or tasks <= gpus:
+        return
+    yield Finding(
+        summary=f"srun started {plural(tasks, 'task')} on this node, which has {plural(gpus, 'GPU')} for the job",
+        cause="With one rank a task, two ranks share a GPU, which NCCL refuses.",
+        evidence=shown(environment, "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+        fixes=(Fix("One task a GPU", (f"srun --ntasks-per-node={gpus} --gpus-per-node={gpus} python train.py",)),),
+    )
+
+
+GPU_REQUESTS = (
+    "SLURM_GPUS",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS",
+)
+
+
+def no_gpus_requested(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
+    """Only where the node has GPUs and the job sees none: without Slurm's device control a job sees them all."""
+    if set(GPU_REQUESTS) & names(environment):
+        return
+    if not isinstance(gpus, Unknown) and gpus.devices:
+        return
+    if not isinstance(pci, Unknown) and not pci.nvidia_gpus:
+        return
+    pci, gpus = known(pci), known(gpus)
+    count = len(pci.nvidia_gpus)
+    yield Finding(
+        summary=f"This node has {plural(count, 'GPU')}, but the Slurm job asked for none and sees none",
+        evidence=(
+            *shown(environment, "SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES"),
+            Evidence(f"NVIDIA GPUs on the PCI bus: {count}", "/sys/bus/pci/devices"),
+            Evidence("GPUs that the job sees: 0", "NVML"),
+        ),
+        fixes=(Fix("Ask for them", (f"srun --gpus-per-node={count} --ntasks-per-node={count} python train.py",)),),
+    )

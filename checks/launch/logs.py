@@ -1,0 +1,102 @@
+"""Mistakes in starting a run that only its log shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.engine.registry import LogSign, check
+from ddpdoctor.facts.log import Log
+from ddpdoctor.logs.analyze.sightings import lines, sightings, word
+
+
+@check(
+    "local-rank-arg-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "error: unrecognized arguments: ",
+            why="argparse refuses the argument that torch.distributed.launch and DeepSpeed add to every rank's command",
+            pattern=r"unrecognized arguments: (?:.* )?(?P<argument>--local[-_]rank)=?\d*",
+            source="made to happen with torch 2.13.0 and Python 3.11",
+        ),
+    ),
+)
+def local_rank_arg_mismatch(log: Log) -> Iterator[Finding]:
+    """The script doesn't know the argument by which its launcher tells the local rank.
+
+    ## What breaks
+    Every rank ends at once with "unrecognized arguments: --local-rank=0".
+
+    ## Why
+    `python -m torch.distributed.launch` adds `--local-rank=N` (before torch 2.0 `--local_rank=N`), `deepspeed`
+    `--local_rank=N`. The script declares the other spelling, or none.
+
+    ## Fix
+    Start with `torchrun`, or `deepspeed --no_local_rank`, which add nothing, and read `int(os.environ["LOCAL_RANK"])`. Or
+    declare both:
+    `parser.add_argument("--local-rank", "--local_rank", type=int)`.
+    """
+    seen = sightings(log, "local-rank-arg-mismatch")
+    if not seen:
+        return
+    argument = word(seen, "argument")
+    deepspeed = log.launcher == "deepspeed"
+    start = "deepspeed --no_local_rank" if deepspeed else "torchrun"
+    yield Finding(
+        summary=f"The script doesn't know {argument}, which {'deepspeed' if deepspeed else 'torch.distributed.launch'} adds",
+        evidence=lines(log, seen),
+        fixes=(
+            Fix(f'Read it from the environment, and start with {start}: local_rank = int(os.environ["LOCAL_RANK"])'),
+            Fix('Or declare both spellings: parser.add_argument("--local-rank", "--local_rank", type=int, default=0)'),
+        ),
+    )
+
+
+@check(
+    "libuv-missing",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "use_libuv was requested but PyTorch was buil",
+            why="only torch's store says so, before anything else has begun",
+            pattern=r"use_libuv was requested but PyTorch was buil[dt] without libuv support",
+            source="torch 2.4 to 2.13: torch/csrc/distributed/c10d/TCPStore.cpp",
+        ),
+    ),
+)
+def libuv_missing(log: Log) -> Iterator[Finding]:
+    """torch was built without libuv, and its store is to use it.
+
+    ## What breaks
+    torchrun and `init_process_group` end at once with "use_libuv was requested but PyTorch was built without libuv support".
+
+    ## Why
+    Since torch 2.4 the store, by which the ranks find each other, uses libuv unless told otherwise. Wheels for Windows come without
+    it, as do some builds of one's own.
+
+    ## Fix
+    `USE_LIBUV=0` in the environment of every rank, or `init_method="env://?use_libuv=0"`. torchrun's own store heeds neither, up to
+    torch 2.13 at least: on a single host start the ranks by `mp.spawn` in its place, or run it in WSL or on Linux, whose wheels have
+    libuv.
+    """
+    seen = sightings(log, "libuv-missing")
+    if not seen:
+        return
+    launcher = any("elastic" in frame.path for one in log.raised for frame in one.frames)
+    unset = Fix("Tell the store of every rank to do without it; on Windows", ("set USE_LIBUV=0",))
+    spawn = Fix(
+        "torchrun's own store doesn't heed USE_LIBUV: on a single host start the ranks by torch.multiprocessing.spawn, and in each",
+        (
+            'os.environ.update(USE_LIBUV="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")',
+            'dist.init_process_group("gloo", rank=rank, world_size=world_size)',
+        ),
+    )
+    yield Finding(
+        summary="This build of torch has no libuv, which the store by which the ranks meet asks for",
+        evidence=lines(log, seen),
+        fixes=(
+            *((spawn,) if launcher else (unset, spawn)),
+            Fix("Or run it in WSL or on Linux, whose wheels have libuv, and NCCL as well"),
+        ),
+    )

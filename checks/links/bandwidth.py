@@ -1,0 +1,224 @@
+"""How fast the links between the nodes are: rates, round trips, segments sent again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.wording import bandwidth, listed, milliseconds
+from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.facts.fleet import Fleet, Link, Passed
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.netcheck.link_figures import (
+    FEWEST_NODES,
+    HEAVY_LOSS,
+    Pair,
+    Straggler,
+    Trouble,
+    data_interface,
+    limiter,
+    rate_of,
+    shared,
+    stragglers,
+    troubles,
+    where_several_meet,
+)
+
+SOURCE = "ping-pong and bulk transfer over TCP"
+GRADIENTS = 800.0
+"""Mbit: 100 MB, the gradients of 25 million parameters in float32."""
+MOST_SHOWN = 6
+
+
+@check("slow-link", severity=WARN)
+def slow_link(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
+    """A link between two nodes is slow, late, or loses packets.
+
+    ## What breaks
+    Nothing fails: an all_reduce is as slow as the slowest link, so every step waits for this one. At 2 Mbit/s 100 MB of
+    gradients take 7 minutes a step. Where many packets are lost, stores and collectives run into timeouts that name
+    something else.
+
+    ## Why
+    A bad cable or port, a port that has agreed on a lower speed, a limiter (`tbf`, `htb`, `netem`), a way through a VPN or a
+    slower network than the one meant. Links are compared with the rest of the fleet, with what their interfaces claim and
+    with 100 Mbit/s; one TCP connection is measured, so beyond 10 Gbit/s nothing is said.
+
+    ## Fix
+    On both ends: `ip -s link show dev eth0` for errors and drops that grow, `cat /sys/class/net/eth0/speed` for the speed in
+    Mbit/s, `tc -s qdisc show dev eth0` for a limiter; `sudo tc qdisc del dev eth0 root` takes it off.
+    """
+    requires(fleet.nodes, "only netcheck looks at other nodes")
+    requires(fleet.links, _why_none(fleet))
+    found = {one.pair: one for one in troubles(fleet)}
+    at_fault = shared(found, [(one.a, one.b) for one in fleet.links])
+    desk = _Desk(fleet)
+    for rank, pairs in at_fault.nodes.items():
+        if rank == meeting.node_rank:
+            each = _each(len(pairs), sum(rank in (one.a, one.b) for one in fleet.links))
+            yield desk.slow(f"{each} link of {desk.host(rank)}", [found[pair] for pair in pairs], [rank])
+    if at_fault.everywhere:
+        if meeting.node_rank == fleet.nodes[0].rank:
+            each = _each(len(found), len(fleet.links))
+            yield desk.slow(f"{each} link between the nodes", list(found.values()), [fleet.nodes[0].rank])
+        return
+    several, alone = where_several_meet(at_fault.pairs)
+    for rank, pairs in several.items():
+        if rank == meeting.node_rank:
+            yield desk.slow(f"More than one link of {desk.host(rank)}", [found[pair] for pair in pairs], [rank])
+    own = [found[pair] for pair in alone if desk.speaker(pair) == meeting.node_rank]
+    if own:
+        worst = max(own, key=lambda one: one.badness)
+        yield desk.slow(f"The link between {desk.host(worst.link.a)} and {desk.host(worst.link.b)}", own, worst.pair)
+
+
+@check("straggler-node", severity=WARN)
+def straggler_node(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
+    """One node's links are all slower than those of the others.
+
+    ## What breaks
+    Nothing fails: all ranks wait for the slowest one in every step, so one such node slows down the whole job.
+
+    ## Why
+    Its interface or its switch's port has agreed on a lower speed, a limiter stands on it, its traffic takes another way, or
+    something else keeps its network or its CPUs busy. A node is a straggler where the median of its links is more than
+    three median absolute deviations and a fifth below the fleet's (half, where there are few nodes), and all of its links
+    are slower than usual.
+
+    ## Fix
+    On that node: `cat /sys/class/net/eth0/speed` for the speed in Mbit/s, `tc -s qdisc show dev eth0` for a limiter, `ip -s
+    link show dev eth0` for errors; `sudo tc qdisc del dev eth0 root` takes a limiter off. Leave the node out until it is mended.
+    """
+    requires(fleet.nodes, "only netcheck looks at other nodes")
+    requires(fleet.links, _why_none(fleet))
+    measured = {rank for one in fleet.links if rate_of(one) is not None for rank in (one.a, one.b)}
+    requires(len(measured) >= FEWEST_NODES, "a straggler shows among three nodes or more")
+    for one in stragglers(fleet):
+        if one.rank == meeting.node_rank:
+            yield _Desk(fleet).straggling(one)
+
+
+def _why_none(fleet: Fleet) -> str:
+    reasons = (one.reason for one in fleet.phases if one.name == "links" and one.passed is Passed.NOT_TESTED)
+    return next(reasons, "no link was measured")
+
+
+def _each(part: int, whole: int) -> str:
+    return "Each" if part == whole else "Nearly each"
+
+
+class _Desk:
+    """Words for the links of one fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.nodes = {one.rank: one for one in fleet.nodes}
+
+    def host(self, rank: int) -> str:
+        node = self.nodes.get(rank)
+        return node.host if node and node.host else f"node {rank}"
+
+    def speaker(self, pair: Pair) -> int:
+        """Who of the two reports: the one with a limiter, else the first."""
+        limited = [rank for rank in pair if self._limiter(rank)]
+        return limited[0] if len(limited) == 1 else pair[0]
+
+    def slow(self, where: str, found: Sequence[Trouble], ends: Sequence[int]) -> Finding:
+        """ends: the nodes that are to be looked at."""
+        worst = max(found, key=lambda one: one.badness)
+        return Finding(
+            summary=f"{where} {self._what(worst)}",
+            evidence=(*self._figures([one.link for one in found]), *self._limiters(ends)),
+            fixes=self._fixes(ends),
+            severity=FAIL if any(one.fails for one in found) else WARN,
+        )
+
+    def straggling(self, one: Straggler) -> Finding:
+        return Finding(
+            summary=f"{self.host(one.rank)} is a straggler: {bandwidth(one.rate)} on its links, where "
+            f"{bandwidth(one.usual)} is usual; {_step(one.rate)}",
+            cause=f"All of its {len(one.links)} links are slow{_or_worse(one)}, those between the others are not: it is this"
+            " node, its cable or its port.",
+            evidence=(*self._figures(one.links), *self._limiters([one.rank])),
+            fixes=self._fixes([one.rank]),
+            severity=FAIL if one.fails else WARN,
+        )
+
+    def _what(self, one: Trouble) -> str:
+        link, rate = one.link, rate_of(one.link)
+        if link.error:
+            return f"could not be measured: {link.error[:80]}"
+        if link.resent >= HEAVY_LOSS or (one.lossy and not one.slow):
+            left = f"; {bandwidth(rate)} are left" if rate is not None else ""
+            return f"loses packets: {_percent(link.resent)} of the segments had to be sent again{left}"
+        if one.slow and rate is not None:
+            there = link.forth == rate
+            a, b = self.host(link.a), self.host(link.b)
+            way = f"from {a} to {b}" if there else f"from {b} to {a}"
+            usual = f", where {bandwidth(one.usual_rate)} is usual" if one.usual_rate > 2 * rate else ""
+            return f"is slow: {bandwidth(rate)} {way}{usual}; {_step(rate)}"
+        return f"is late: a round trip takes {milliseconds(link.round_trip)}, where {milliseconds(one.usual_trip)} is usual"
+
+    def _figures(self, links: Sequence[Link]) -> Iterator[Evidence]:
+        for one in sorted(links, key=lambda link: rate_of(link) or 0.0)[:MOST_SHOWN]:
+            a, b = self.host(one.a), self.host(one.b)
+            words = [f"{bandwidth(one.forth)} from {a}"] if one.forth >= 0 else []
+            words += [f"{bandwidth(one.back)} from {b}"] if one.back >= 0 else []
+            words += [f"round trip {milliseconds(one.round_trip)}"] if one.round_trip else []
+            words += [f"{_percent(one.resent)} sent again"] if one.resent else []
+            yield Evidence(f"{a} and {b}: {one.error or ', '.join(words)}", SOURCE)
+
+    def _limiters(self, ends: Sequence[int]) -> Iterator[Evidence]:
+        for rank in ends:
+            if kind := self._limiter(rank):
+                yield Evidence(f"{kind} at the root of {self.nodes[rank].interface} of {self.host(rank)}", "rtnetlink")
+
+    def _limiter(self, rank: int) -> str:
+        node = self.nodes.get(rank)
+        return limiter(self.fleet, node) if node else ""
+
+    def _fixes(self, ends: Sequence[int]) -> tuple[Fix, ...]:
+        limited = [self.nodes[rank] for rank in ends if self._limiter(rank)]
+        if not limited:
+            return tuple(self._looks(ends))
+        return tuple(
+            by_root(
+                f"On {self.host(node.rank)}: take the limiter ({node.qdisc}) off, if nobody put it there on purpose",
+                (f"sudo tc qdisc del dev {shlex.quote(node.interface)} root",),
+            )
+            for node in limited
+        )
+
+    def _looks(self, ends: Sequence[int]) -> Iterator[Fix]:
+        """One look for each name that the interface has there."""
+        by_interface: dict[str, list[str]] = {}
+        for rank in ends:
+            if node := self.nodes.get(rank):
+                by_interface.setdefault(data_interface(self.fleet, node), []).append(self.host(rank))
+        for name, hosts in by_interface.items():
+            text = f"On {listed(hosts)}: errors or drops that grow mean a bad cable or port; the speed (Mbit/s) must be the port's"
+            quoted = shlex.quote(name)
+            # ethtool, and in containers ip, are often missing.
+            counters, speed = "|| cat /proc/net/dev", f"cat /sys/class/net/{quoted}/speed"
+            commands = (f"ip -s link show dev {quoted} {counters}", speed, f"tc -s qdisc show dev {quoted}")
+            yield Fix(text, commands if name else (f"ip -s link show {counters}", "tc -s qdisc show"))
+
+
+def _or_worse(one: Straggler) -> str:
+    return " or could not be measured" if any(link.error for link in one.links) else ""
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %" if share >= 0.095 else f"{share * 100:.1f} %"
+
+
+def _step(rate: float) -> str:
+    """What a rate (Mbit/s) means for training."""
+    seconds = GRADIENTS / max(rate, 0.001)
+    if seconds >= 90:
+        long = f"{seconds / 60:.0f} minutes"
+    else:
+        long = f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s" if seconds >= 1 else milliseconds(seconds)
+    return f"100 MB of gradients take {long}"

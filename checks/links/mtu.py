@@ -1,0 +1,223 @@
+"""Whether packets of full size pass between the nodes."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.wording import listed
+from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.knowledge.network_fixes import PING_COMES_IN
+from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.netcheck.link_figures import Pair, shared
+
+SOURCE = "TCP connections between all nodes"
+USUAL_MTUS = (1500, 1400, 1280)
+"""Of Ethernet; of what every usual tunnel leaves of it; the least that IPv6 allows."""
+HEADERS = {4: 28, 6: 48}
+"""Bytes of IP and ICMP around what `ping -s` sends."""
+MOST_SHOWN = 6
+
+
+class Stall(msgspec.Struct, frozen=True):
+    """Pairs of nodes (ranks) between whose addresses of one kind large messages never arrive.
+
+    ways: who sent to whom. tried: all pairs that small messages passed between.
+    """
+
+    kind: str
+    pairs: tuple[Pair, ...]
+    ways: tuple[Pair, ...]
+    tried: tuple[Pair, ...]
+
+
+@check("mtu-mismatch", severity=FAIL)
+def mtu_mismatch(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
+    """Packets of full size don't pass between nodes, or the nodes' MTUs differ.
+
+    ## What breaks
+    Connections come about, the store and small all_reduces pass, and the first large transfer hangs until the timeout: often
+    `DDP()` itself, which sends the model's weights.
+
+    ## Why
+    Nodes send packets as long as their interface's MTU. A switch's port, a tunnel or a VPN in between that takes less drops
+    them, and the ICMP message which would say so is filtered, or isn't sent because a switch sends none. Where only the
+    nodes' MTUs differ, TCP agrees on the smaller one for each connection; RoCE, UDP and a switch that is set for one of
+    them don't.
+
+    ## Fix
+    The same MTU on all nodes and all that lies between: `sudo ip link set dev eth0 mtu 1500`. `ping -M do -s 8972 PEER`
+    shows what passes (its size plus 28 is the MTU). As a stopgap, TCP finds the size by itself after
+    `sudo sysctl -w net.ipv4.tcp_mtu_probing=2`.
+    """
+    requires(fleet.nodes, "only netcheck looks at other nodes")
+    requires(fleet.reach, _why_none(fleet))
+    stall = next((one for kind in ("route", "nccl", "gloo") if (one := _stall(fleet, kind)).pairs), None)
+    if stall is not None:
+        yield from _black_holes(stall, fleet, meeting)
+        return
+    known = [one for one in fleet.nodes if one.interface and one.mtu]
+    requires(len(known) > 1, "the nodes don't tell their MTUs")
+    yield from _odd_ones(known, meeting)
+
+
+def _why_none(fleet: Fleet) -> str:
+    reasons = (one.reason for one in fleet.phases if one.name == "reach" and one.passed is Passed.NOT_TESTED)
+    return next(reasons, "nobody dialled another node")
+
+
+def _stall(fleet: Fleet, kind: str) -> Stall:
+    ranks = [one.rank for one in fleet.nodes]
+    passing, ways = set(), set()
+    for one in fleet.reach:
+        if one.kind != kind:
+            continue
+        for i, row in enumerate(one.rows):
+            for j, cell in enumerate(row):
+                if cell in (Cell.OK.value, Cell.STALLED.value):
+                    passing.add((min(ranks[i], ranks[j]), max(ranks[i], ranks[j])))
+                if cell == Cell.STALLED.value:
+                    ways.add((ranks[i], ranks[j]))
+    pairs = {(min(way), max(way)) for way in ways}
+    return Stall(kind, tuple(sorted(pairs)), tuple(sorted(ways)), tuple(sorted(passing)))
+
+
+# --- large messages never arrive -----------------------------------------------------------------------------------------
+
+
+def _black_holes(stall: Stall, fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
+    at_fault = shared(stall.pairs, stall.tried)
+    nodes = {one.rank: one for one in fleet.nodes}
+    for rank, pairs in at_fault.nodes.items():
+        if rank == meeting.node_rank:
+            peers = len({other for pair in stall.tried if rank in pair for other in pair}) - 1
+            where = f"to or from {_host(nodes[rank])} ({len(pairs)} of {peers} peers)"
+            yield _black_hole(where, [nodes[rank]], pairs, stall, fleet)
+    if at_fault.pairs and meeting.node_rank == at_fault.pairs[0][0]:
+        involved = [nodes[rank] for rank in sorted({rank for pair in at_fault.pairs for rank in pair})]
+        shown = listed((f"{_host(nodes[a])} and {_host(nodes[b])}" for a, b in at_fault.pairs), most=1)
+        where = f"between {shown}" if len(at_fault.pairs) == 1 else f"between {len(at_fault.pairs)} pairs of nodes"
+        yield _black_hole(where, involved, at_fault.pairs, stall, fleet)
+
+
+def _black_hole(where: str, to_mend: Sequence[Node], pairs: Sequence[Pair], stall: Stall, fleet: Fleet) -> Finding:
+    nodes = {one.rank: one for one in fleet.nodes}
+    involved = [nodes[rank] for rank in sorted({rank for pair in pairs for rank in pair})]
+    mtus = [mtu for one in involved if (mtu := _mtu(one, stall.kind))]
+    size = f"of {max(mtus)} bytes" if mtus else "of full size"
+    ways = [(a, b) for a, b in stall.ways if (min(a, b), max(a, b)) in pairs]
+    return Finding(
+        summary=f"Large messages never arrive {where}, small ones do: packets {size} don't fit on the way",
+        cause="Something between them (a switch's port, a tunnel, a filter) drops packets that are longer than it takes, and"
+        " the ICMP message that would say so doesn't come back.",
+        evidence=(
+            Evidence(
+                f"64 KiB never arrived: {listed((f'{_host(nodes[a])} to {_host(nodes[b])}' for a, b in ways), MOST_SHOWN)}",
+                SOURCE,
+            ),
+            *(
+                Evidence(f"MTU of {one.interface} of {_host(one)}: {one.mtu}", "SIOCGIFMTU")
+                for one in involved[:MOST_SHOWN]
+                if _mtu(one, stall.kind)
+            ),
+        ),
+        fixes=(
+            *_smaller(to_mend, _fitting(involved, fleet.nodes, stall.kind), stall.kind),
+            _ping(to_mend[0], pairs[0], max(mtus, default=9000), stall, fleet),
+            by_root(
+                "As a stopgap, on every node: let TCP find out by itself what passes",
+                ("sudo sysctl -w net.ipv4.tcp_mtu_probing=2",),
+            ),
+        ),
+    )
+
+
+def _fitting(involved: Sequence[Node], all_nodes: Sequence[Node], kind: str) -> int:
+    """The MTU to try: the smallest one in the fleet, else the next smaller one that is usual."""
+    largest = max((_mtu(one, kind) for one in involved), default=0) or 9000
+    least = min((mtu for one in all_nodes if (mtu := _mtu(one, kind))), default=largest)
+    if least < largest:
+        return least
+    return next((one for one in USUAL_MTUS if one < largest), USUAL_MTUS[-1])
+
+
+def _smaller(nodes: Sequence[Node], mtu: int, kind: str) -> Iterator[Fix]:
+    """One fix for each name that the interface has."""
+    too_large = [one for one in nodes if not 0 < _mtu(one, kind) <= mtu]
+    by_interface: dict[str, list[Node]] = {}
+    for one in too_large:
+        by_interface.setdefault(_interface(one, kind), []).append(one)
+    for name, there in by_interface.items():
+        hosts = listed(map(_host, there), MOST_SHOWN)
+        text = f"On {hosts}: an MTU that fits, until the next boot; then in the network's configuration"
+        yield by_root(text, (f"sudo ip link set dev {shlex.quote(name)} mtu {mtu}",))
+
+
+def _ping(here: Node, pair: Pair, mtu: int, stall: Stall, fleet: Fleet) -> Fix:
+    """From the one of the pair that is to be mended to the other one."""
+    place = next(at for at, one in enumerate(fleet.nodes) if one.rank in pair and one.rank != here.rank)
+    address = next(one.addresses[place] for one in fleet.reach if one.kind == stall.kind and one.addresses[place])
+    headers = HEADERS[6 if ":" in address else 4]
+    return Fix(
+        f"On {_host(here)}: find the largest size that is answered; with {headers} added it is the MTU that fits"
+        f" ({PING_COMES_IN})",
+        tuple(
+            f"ping -M do -c 3 -s {size - headers} {shlex.quote(address)}"
+            for size in dict.fromkeys((mtu, *USUAL_MTUS))
+            if size <= mtu
+        ),
+    )
+
+
+def _interface(node: Node, kind: str) -> str:
+    if kind == "route":
+        return shlex.quote(node.interface)
+    if kind == "nccl" and node.nccl_interface:
+        return shlex.quote(node.nccl_interface)
+    address = node.gloo_address if kind == "gloo" else node.nccl_address
+    return f"\"$(ip -o address show to {shlex.quote(address or '')} | awk '{{print $2}}')\""
+
+
+def _mtu(node: Node, kind: str) -> int:
+    """0: not known for that kind."""
+    return node.mtu if kind == "route" or _interface(node, kind) == shlex.quote(node.interface) else 0
+
+
+# --- all is well, but the MTUs differ -----------------------------------------------------------------------------------
+
+
+def _odd_ones(nodes: Sequence[Node], meeting: Meeting) -> Iterator[Finding]:
+    count = Counter(one.mtu for one in nodes)
+    # Of equally frequent ones the smaller is taken for right: it fits everywhere.
+    usual = min(count, key=lambda mtu: (-count[mtu], mtu))
+    for one in nodes:
+        if one.mtu == usual or one.rank != meeting.node_rank:
+            continue
+        others = [other for other in nodes if other.mtu == usual]
+        yield Finding(
+            summary=f"{_host(one)} sends packets of up to {one.mtu} bytes, {listed(map(_host, others))} of {usual}:"
+            " the MTUs differ",
+            cause="Nothing failed: TCP agrees on the smaller size for each connection. RoCE and UDP don't, and a switch that"
+            " is set for the smaller size drops the larger packets without a word.",
+            evidence=tuple(
+                Evidence(f"MTU of {node.interface} of {_host(node)}: {node.mtu}", "SIOCGIFMTU")
+                for node in (one, *others[: MOST_SHOWN - 1])
+            ),
+            fixes=(
+                by_root(
+                    f"On {_host(one)}: the same MTU as the others, until the next boot; then in the network's configuration",
+                    (f"sudo ip link set dev {shlex.quote(one.interface)} mtu {usual}",),
+                ),
+            ),
+            severity=WARN,
+        )
+
+
+def _host(node: Node) -> str:
+    return node.host or f"node {node.rank}"

@@ -1,0 +1,1 @@
+"""Runs that failed without an illness."""

@@ -1,0 +1,426 @@
+"""What a log comes to where the run had no illness: a mistake in the script, an end from outside, a crash that nothing explains."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.wording import ranks_named, signal_name
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.log import Log, LogFrame, LogLine, Raised, Sighting
+from ddpdoctor.logs.analyze.endings import signal_of
+from ddpdoctor.logs.analyze.exceptions import is_alike, short_name
+from ddpdoctor.logs.analyze.failures import stream
+from ddpdoctor.logs.analyze.missing_modules import missing_module_fixes, module_missing
+from ddpdoctor.logs.analyze.programs import WHY as OF_A_PROGRAM
+from ddpdoctor.logs.analyze.programs import is_of_a_program
+from ddpdoctor.logs.analyze.ray_words import worker_gone
+from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where
+from ddpdoctor.logs.analyze.unreached_servers import FIXES, WHY, server_unreached
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.smoke.wording import LONGEST, short
+
+TABLE: Final = "made to happen with torch 2.13.0: torch/distributed/elastic/multiprocessing/errors"
+GLIBC: Final = "glibc 2.36: malloc/malloc.c; strings of libc.so.6"
+CRASH: Final = "any process that crashes ends so: what crashed it, it doesn't say"
+HEAP: Final = "the C library's words on a heap that was overwritten, whoever did it"
+MOST_RANKS: Final = 8
+THREAD: Final = "Current thread 0x"
+OPENMP: Final = "OMP: Error #15: "
+ONE_OPENMP: Final = Fix(
+    "Install torch, numpy, scipy and the like from one source, all by pip or all by conda, into a new environment: each brings its "
+    "OpenMP along. KMP_DUPLICATE_LIB_OK=TRUE only silences it, and results may be wrong"
+)
+ABORTED: Final = "Fatal Python error: Aborted"
+HYDRA: Final = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace"
+OF_HYDRA: Final = (
+    "': Could not find '", "': Could not load '", "Cannot find primary config '", "Could not override '", "You must specify '",
+    "Error parsing override '", "Error merging override ", "Could not append to config. ", "Could not delete from config.",
+    "Primary config directory not found.", "Primary config module '",
+)  # fmt: skip
+"""How it begins to say what is wrong with the configuration; lists of options and paths may follow, and that line of its at last."""
+MISTAKE: Final = "A mistake in the script or its arguments. No illness of the machine, its network or its packages is known to say this."
+NOT_THERE: Final = "The Python that ran the script doesn't find that module: its package isn't installed there, or another environment was meant."
+UNGUARDED: Final = "An attempt has been made to start a new process before"
+"""Python's words in a process that is started by spawn; its traceback has the line of the script that starts another one."""
+STARTS_ITSELF: Final = (
+    "A process that is started afresh (spawn, forkserver) imports the script once more, and what stands in it outside of functions runs "
+    "there, too: it would start processes without end."
+)
+GUARD: Final = ("if __name__ == '__main__':", "    main()")
+WITHOUT_GUARD: Final = f"starts processes without the guard {GUARD[0].rstrip(':')}"
+_SOURCE: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)$')
+
+
+@check(
+    "user-code-error",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            ": error: ",
+            why="argparse's words on the arguments, after which it ends with code 2; compilers say `error:` otherwise",
+            pattern=r"^(?:\S+\.py|(?P<launcher>torchrun)): error: (?:the following arguments|unrecognized arguments(?!: .*--local[-_]rank)|argument |ambiguous option|one of the)",
+            source="python 3.11: Lib/argparse.py; made to happen under torchrun",
+        ),
+        LogSign(
+            HYDRA,
+            why="hydra's last line where it can't put the configuration together, or hides a script's traceback",
+            source="hydra-core 1.3: hydra/_internal/utils.py; made to happen under torchrun",
+        ),
+        *(
+            LogSign(
+                text,
+                why="hydra's words on a configuration that it can't put together; its last line must follow",
+                pattern=rf"^{re.escape(text)}" if text[0].isupper() else rf"^In '[^']+{re.escape(text)}",
+                near=HYDRA,
+                source="hydra-core 1.3: hydra/_internal/config_loader_impl.py, defaults_list.py, core/override_parser",
+            )
+            for text in OF_HYDRA
+        ),
+        LogSign(
+            ": can't open file '",
+            why="the interpreter's words on a script that isn't there",
+            pattern=r"^\S*python\S*: can't open file '(?P<script>[^']*)': \[Errno \d+\]",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            "FileNotFoundError: [Errno 2]",
+            why="of a traceback that wasn't kept, only its last line: just before the launcher's word on the rank's end",
+            pattern=r"^FileNotFoundError: \[Errno 2\]",
+            near="(exitcode: ",
+            within=5,
+            source="made to happen with Python 3.11 under torchrun",
+        ),
+        LogSign(
+            "SyntaxError: ",
+            why="of the script itself Python says it without a traceback's head",
+            pattern=r"^SyntaxError: ",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            UNGUARDED,
+            why="a process that is started afresh imports a script that starts processes outside of any function",
+            pattern=rf"^\s*(?P<unguarded>{UNGUARDED})",
+            source="Python 3.11: Lib/multiprocessing/spawn.py",
+        ),
+    ),
+)
+def user_code_error(log: Log) -> Iterator[Finding]:
+    """The training script raised an ordinary Python exception.
+
+    ## What breaks
+    The rank that raised it ends; the others lose it, and say so by timeouts, closed connections and SIGTERM.
+
+    ## Why
+    A mistake in the script or its arguments: the traceback's last line of your own code is where it happened. No illness of
+    the machine, its network or its packages is known to say this.
+
+    ## Fix
+    Mend that line. To see it without the other ranks' words, start one process alone: `python train.py ...`, or
+    `torchrun --nproc-per-node=1 train.py ...`.
+    """
+    requires(log.files, NO_LOG)
+    found = verdict_of(log)
+    if found.outcome is not Outcome.USER_ERROR or found.lead is None:
+        return
+    if found.raised is None:
+        yield _without_traceback(log, found)
+        return
+    raised = found.raised
+    alike = {one.line.rank for one in log.raised if is_alike(one, raised) and one.line.rank is not None}
+    who = ranks_named(alike) if alike else "the script"
+    name = short_name(raised.exception)
+    said = f"{name}: {raised.message}" if raised.message else name
+    raised_it = f"raised {said}"
+    if raised.message.startswith(UNGUARDED):
+        raised_it = WITHOUT_GUARD
+    own, module = raised.own, module_missing(raised)
+    at = f" ({own.path.rpartition('/')[2]}:{own.line})" if own else ""
+    told = f"{short(f'{who} {raised_it}', LONGEST - len(at))}{at}"
+    yield Finding(
+        summary=_capitalised(short(f"{told}{_and_then(log, raised)}", LONGEST)),
+        evidence=_traceback(log, raised),
+        fixes=(*_what_to_do(log, raised, module), *_how_it_ended(found)),
+        cause=_cause(raised, module),
+        rank=found.lead.rank,
+    )
+
+
+def _without_traceback(log: Log, found: LogVerdict) -> Finding:
+    lead, exited = found.lead, found.exited
+    assert lead is not None
+    seen = sightings(log, "user-code-error")
+    if seen and seen[0].sign == UNGUARDED:
+        return Finding(
+            summary=_capitalised(f"the script {WITHOUT_GUARD}"),
+            cause=STARTS_ITSELF,
+            evidence=tuple(lines(log, seen, most=1)),
+            fixes=(
+                Fix("Put what the script does into a function, and call it behind a guard", GUARD),
+                *_how_it_ended(found),
+            ),
+            rank=lead.rank,
+        )
+    if seen:
+        before = _said_with(seen[0])
+        first = {one.sign: one for one in reversed(seen)}
+        said = lines(log, [one for one in seen if one is first[one.sign]] if HYDRA in first else seen[:1])
+        launcher = seen[0].words.get("launcher", "")
+        text = said[0].text.strip()
+        what = (
+            f"The command line of {launcher} is refused: {text.partition(': error: ')[2]}"
+            if launcher
+            else f"The script ended itself: {text}"
+        )
+        return Finding(
+            summary=short(what),
+            cause=MISTAKE,
+            evidence=(*(Evidence(one.text.strip(), where(log, one)) for one in before), *said),
+            fixes=(_what_to_mend(before, launcher), *_how_it_ended(found)),
+            rank=lead.rank,
+        )
+    who = f"rank {lead.rank}" if lead.rank is not None else "a rank"
+    code = f" with exit code {exited.exit_code}" if exited else ""
+    return Finding(
+        summary=_capitalised(f"{who} ended itself{code}, without a traceback"),
+        evidence=tuple(Evidence(one.text.strip(), where(log, one)) for one in (*found.said, lead)),
+        fixes=(Fix(f"Look for sys.exit(), exit() or os._exit() in the script, and at the last lines of {who}"),),
+        rank=lead.rank,
+    )
+
+
+def _said_with(seen: Sighting) -> list[LogLine]:
+    """The lines before it that are of the same message."""
+    if seen.sign == HYDRA:
+        return list(seen.before)
+    found: list[LogLine] = []
+    for one in reversed(seen.before):
+        if one.text.startswith("usage: ") or _SOURCE.match(one.text):
+            return [one, *found]
+        if not one.text[:1].isspace():
+            break
+        found.insert(0, one)
+    return []
+
+
+def _what_to_mend(before: Sequence[LogLine], launcher: str) -> Fix:
+    if launcher:
+        return Fix(
+            "Mend the command line: these are its options, and the script comes behind them",
+            (f"{shlex.quote(launcher)} --help",),
+        )
+    place = next((found for one in before if (found := _SOURCE.match(one.text))), None)
+    if place is None:
+        return Fix("Mend the script or its arguments, as these lines say")
+    code = next((one.text.strip() for one in before if one.text.strip() and not _SOURCE.match(one.text)), "")
+    return _where_to_look(LogFrame(place["path"], int(place["line"]), "", code))
+
+
+def _how_it_ended(found: LogVerdict) -> tuple[Fix, ...]:
+    if found.others:
+        who = ranks_named(sorted({one.line.rank for one in found.others if one.line.rank is not None}))
+        return (Fix(f"Look at what {who} raised, too: that doesn't only tell of a lost rank"),)
+    if not found.effects:
+        return ()
+    return (Fix("Leave the other ranks' errors aside: they only lost this rank"),)
+
+
+def _capitalised(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _traceback(log: Log, raised: Raised) -> tuple[Evidence, ...]:
+    ended = _ended_as(log, raised)
+    said = (raised.line, *((ended.line,) if ended else ()))
+    return (*own_line(log, raised), *(Evidence(one.text.strip(), where(log, one)) for one in said))
+
+
+def _ended_as(log: Log, raised: Raised) -> Raised | None:
+    """The last exception of the chain that one began."""
+    last = raised
+    for one in log.raised:
+        if last.chained and stream(one.line) == stream(last.line) and one.line.order > last.line.order:
+            last = one
+    return None if last is raised else last
+
+
+def _and_then(log: Log, raised: Raised) -> str:
+    """What the script itself made of it, in words of its own."""
+    ended = _ended_as(log, raised)
+    if ended is None or not ended.message or not ended.frames or ended.frames[-1] != ended.own:
+        return ""
+    return f", and of it {short_name(ended.exception)}: {ended.message}"
+
+
+def _cause(raised: Raised, module: str) -> str:
+    if raised.message.startswith(UNGUARDED):
+        return STARTS_ITSELF
+    if is_of_a_program(raised):
+        return OF_A_PROGRAM
+    return NOT_THERE if module else WHY if server_unreached(raised) else ""
+
+
+def _what_to_do(log: Log, raised: Raised, module: str) -> tuple[Fix, ...]:
+    if module:
+        return missing_module_fixes(module, log)
+    if raised.message.startswith(UNGUARDED):
+        own = raised.own
+        place = f": of {own.path} all from the imports on, line {own.line} with it" if own else ""
+        return (Fix(f"Put what the script does into a function, and call it behind a guard{place}", GUARD),)
+    return (*(FIXES if server_unreached(raised) else ()), _where_to_look(raised.own))
+
+
+def _where_to_look(own: LogFrame | None) -> Fix:
+    if own is None:
+        return Fix("Look at the traceback: no line of your own code is in it")
+    code = f", which says: {own.code}" if own.code else ""
+    return Fix(f"Look at {own.path}, line {own.line}{code}")
+
+
+@check(
+    "process-crashed",
+    severity=FAIL,
+    log_signs=(
+        LogSign("(SIGSEGV) received by PID", why=CRASH, role=Role.HINTS, source=TABLE),
+        LogSign("(SIGILL) received by PID", why=CRASH, role=Role.HINTS, source=TABLE),
+        LogSign("(SIGFPE) received by PID", why=CRASH, role=Role.HINTS, source=TABLE),
+        LogSign(
+            "Signal 6 (SIGABRT) received by PID",
+            why="a C++ library or the C library gave up; NCCL's watchdog ends its process so, too, and is then the one to hear",
+            role=Role.HINTS,
+            source=TABLE,
+        ),
+        LogSign("failed (exitcode: -11)", why=CRASH, source=TABLE),
+        LogSign("terminated with signal SIGSEGV", why=CRASH, role=Role.HINTS, source="made to happen with torch 2.13.0: mp.spawn"),
+        LogSign("exited on signal 11 (Segmentation fault)", why=CRASH, role=Role.HINTS, source="made to happen with Open MPI 4.1.4"),
+        LogSign("exited on signal 4 (Illegal instruction)", why=CRASH, role=Role.HINTS, source="Open MPI 4.1.4, with strsignal()'s words"),
+        LogSign("exited on signal 8 (Floating point exception)", why=CRASH, role=Role.HINTS, source="Open MPI 4.1.4, with strsignal()'s words"),
+        LogSign(
+            "Process finished with exit code 139",
+            why=CRASH,
+            role=Role.HINTS,
+            pattern=r"Process finished with exit code 139 \(interrupted by signal 11: ?SIGSEGV\)",
+            source="PyCharm, as reported in public",
+        ),
+        *worker_gone("that worker may have crashed, which Ray gives as a reason itself; what it was, Ray doesn't know"),
+        LogSign(
+            "Fatal Python error: ",
+            why="Python's fault handler as a process crashes; a bus error has illnesses of its own",
+            pattern=r"Fatal Python error: (?:Segmentation fault|Illegal instruction|Floating[- ]point exception)",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            ABORTED,
+            why="a library gave up, and mostly says before of what; NCCL's watchdog ends its process so, too",
+            role=Role.HINTS,
+            source="made to happen with Python 3.11",
+        ),
+        *(
+            LogSign(
+                THREAD,
+                why="behind the fault handler's words: where the thread stood that crashed",
+                role=Role.HINTS if near == ABORTED else Role.NAMES,
+                pattern=r"^Current thread 0x\w{1,16}\b.* \(most recent call first\):",
+                near=near,
+                source="made to happen with Python 3.11",
+            )
+            for near in ("Fatal Python error: Segmentation fault", "Fatal Python error: Floating", "Fatal Python error: Illegal instruction", ABORTED)
+        ),
+        LogSign(
+            "Segmentation fault",
+            why=CRASH,
+            role=Role.HINTS,
+            pattern=r"^(?:\S+: (?:line \d+: +)?\d+ )?Segmentation fault\b|srun: error: .*: Segmentation fault",
+            source="made to happen in bash; srun prints the same words of strsignal()",
+        ),
+        *(
+            LogSign(
+                words,
+                why=CRASH,
+                role=Role.HINTS,
+                pattern=rf"^\S+: (?:line \d+: +)?\d+ {words}|^{words}(?: +\(core dumped\))?\s*$",
+                source="made to happen in bash",
+            )
+            for words in ("Bus error", "Aborted", "Floating point exception", "Illegal instruction")
+        ),
+        LogSign(
+            "terminate called ",
+            why="an exception of C++ that nobody caught ends the process by SIGABRT; torch's and NCCL's own say by what() what was the matter",
+            role=Role.HINTS,
+            pattern=r"^terminate called (?:after throwing an instance of 'std::(?!runtime_error|system_error|exception)|recursively)",
+            source="libstdc++ 12: strings of libstdc++.so.6",
+        ),
+        LogSign("double free or corruption", why=HEAP, role=Role.HINTS, source=GLIBC),
+        LogSign("free(): invalid ", why=HEAP, role=Role.HINTS, source=GLIBC),
+        LogSign("corrupted size vs. prev_size", why=HEAP, role=Role.HINTS, source=GLIBC),
+        LogSign("corrupted double-linked list", why=HEAP, role=Role.HINTS, source=GLIBC),
+        LogSign("munmap_chunk(): invalid pointer", why=HEAP, role=Role.HINTS, source=GLIBC),
+        LogSign("*** stack smashing detected ***", why=HEAP, role=Role.HINTS, source="glibc 2.36: debug/stack_chk_fail.c"),
+        LogSign(
+            "zsh: ",
+            why="zsh's word on a process that a signal ended",
+            role=Role.HINTS,
+            pattern=r"^zsh: (?:segmentation fault|abort|bus error|illegal hardware instruction|floating point exception)\b",
+            source="zsh 5.9: Src/signals.c, Src/jobs.c, as reported in public",
+        ),
+        LogSign(
+            OPENMP,
+            why="two packages brought an OpenMP of their own into one process, and the second one ends it by SIGABRT",
+            pattern=r"^OMP: Error #15: Initializing \S+, but found \S+ already initialized",
+            source="LLVM and Intel OpenMP: runtime/src/kmp_runtime.cpp, as reported in public",
+        ),
+    ),
+)  # fmt: skip
+def process_crashed(log: Log) -> Iterator[Finding]:
+    """A process crashed in compiled code, without a Python exception.
+
+    ## What breaks
+    The rank is gone at once, by SIGSEGV, SIGABRT, SIGILL or the like; the others lose it in their next collective.
+
+    ## Why
+    A bug or a mismatch in compiled code: an extension built for another torch, two copies of a library in one process, a
+    library's own bug, or a bad index in a kernel on the CPU. Python doesn't see it, so there is no traceback.
+
+    ## Fix
+    Let Python show where each thread stood: `export PYTHONFAULTHANDLER=1` before the next run (`ddpdoctor run -- ...` sets it
+    by itself). `ddpdoctor check` finds extensions and libraries that don't go together.
+    """
+    seen = sightings(log, "process-crashed")
+    found = verdict_of(log)
+    suspect = next((one for one in found.suspects if one.slug == "process-crashed"), None)
+    if suspect is None or found.lead is None:
+        return
+    stack = next((one for one in seen if one.sign == THREAD), None)
+    who = f"rank {found.lead.rank}" if found.lead.rank is not None else "a process"
+    on = f" on {found.lead.host}" if found.lead.host else ""
+    signal = signal_of(found.exited) if found.exited else 0
+    how = f" ({signal_name(signal)})" if signal else ""
+    handler = Fix("Run it again so that Python shows where each thread stood", ("export PYTHONFAULTHANDLER=1",))
+    twice = any(one.sign == OPENMP for one in suspect.sightings)
+    told = (
+        ()
+        if stack is None
+        else tuple(Evidence(one.text.strip(), where(log, one)) for one in stack.after if one.text.strip())
+    )
+    yield Finding(
+        summary=_capitalised(
+            f"{who}{on} ended itself: two packages brought an OpenMP of their own"
+            if twice
+            else f"{who}{on} crashed in compiled code{how}, without a Python exception"
+        ),
+        evidence=(*lines(log, seen or suspect.sightings), *told),
+        fixes=(ONE_OPENMP,)
+        if twice
+        else (
+            *(
+                (handler,)
+                if stack is None
+                else (Fix("Look at the stack that the fault handler printed: the crash was in its first line's call"),)
+            ),
+            Fix("Look for extensions and libraries that don't go together", ("ddpdoctor check --select torch,apex",)),
+        ),
+        rank=found.lead.rank,
+    )

@@ -1,0 +1,1 @@
+"""This host's names, addresses, ports and interfaces."""

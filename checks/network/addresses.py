@@ -1,0 +1,484 @@
+"""This host's names and addresses, as a job over several nodes needs them."""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.fleet import Cell, Fleet, Node
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.knowledge.interface_choice import (
+    as_address,
+    left_out_by_family,
+    nccl_family,
+    nccl_ifname_counts,
+    version_of,
+)
+from ddpdoctor.knowledge.job_intent import (
+    ONE_NODE,
+    is_here,
+    is_loopback,
+    named_hosts,
+    no_family_in_common,
+    several_nodes,
+    way_to_the_others,
+)
+from ddpdoctor.knowledge.launchers import (
+    BACKEND,
+    MASTER_ADDRESS,
+    first_set,
+    master_port,
+    split_endpoint,
+    store_endpoint,
+)
+from ddpdoctor.knowledge.network_fixes import (
+    addresses,
+    hosts_fix,
+    hosts_lines,
+    intent,
+    interface_settings,
+    resolved,
+    setting,
+    without_root,
+)
+from ddpdoctor.knowledge.privileges import by_root
+
+
+@check(
+    "hostname-resolves-loopback",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Connection refused, remote=[127.0.1.1]",
+            why="gloo was given 127.0.1.1 for a peer: Debian and Ubuntu write it beside the hostname in /etc/hosts",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "connect [127.0.1.1]:",
+            why="the words of older releases of gloo",
+            pattern=r"connect \[127\.0\.1\.1\]:\d+: Connection refused",
+            source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
+        ),
+        LogSign(
+            "Connection refused, remote=[127.0.0.1]",
+            why="GLOO_SOCKET_IFNAME=lo says so, too, and a hostname that doesn't resolve; gloo warns of the latter before",
+            role=Role.HINTS,
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "connect [127.0.0.1]:",
+            why="the words of older releases of gloo",
+            role=Role.HINTS,
+            pattern=r"connect \[127\.0\.0\.1\]:\d+: Connection refused",
+            source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
+        ),
+    ),
+)
+def hostname_resolves_loopback(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
+    """The hostname resolves to the loopback address.
+
+    ## What breaks
+    gloo fails with "Connection refused, remote=[127.0.0.1]" on one rank while the others wait for up to five times the
+    group's timeout. A c10d rendezvous at this host's IP finds nobody who hosts the store.
+
+    ## Why
+    Debian and Ubuntu write `127.0.1.1 NAME` to /etc/hosts. gloo tells its peers the address of its hostname, and torchrun
+    recognises its own rendezvous endpoint by it. On a single node neither matters.
+
+    ## Fix
+    Give the name its real address in /etc/hosts, or set `GLOO_SOCKET_IFNAME` to the interface on each node.
+    """
+    own = known(network.own_name)
+    requires(own.addresses, "the hostname doesn't resolve")
+    sign = several_nodes(environment, network)
+    requires(sign, ONE_NODE)
+    if not is_loopback(own.addresses[0]):
+        return
+    gloo_is_told = bool(environment.get("GLOO_SOCKET_IFNAME"))
+    if gloo_is_told and network.rendezvous is None:
+        return
+    certain = nccl.library is None or network.rendezvous is not None
+    yield Finding(
+        summary=f"{network.hostname} resolves to {own.addresses[0]}, so the other nodes are told to talk to themselves",
+        evidence=(
+            resolved(own),
+            hosts_lines(network),
+            intent(sign),
+        ),
+        fixes=(*hosts_fix(network), *without_root(network, suffices=network.rendezvous is None)),
+        severity=FAIL if certain else WARN,
+    )
+
+
+@check(
+    "hostname-unresolvable",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Connection refused, remote=[127.0.0.1]",
+            why="behind gloo's warning it is sure where the loopback address came from",
+            near="Unable to resolve hostname to a (local) address",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Gloo connectFullMesh failed with",
+            why="behind gloo's warning it is sure that it offers the loopback address",
+            near="Unable to resolve hostname to a (local) address",
+            source="made to happen with torch 2.13.0; vllm issue 7074",
+        ),
+        LogSign(
+            "Connect timeout [none]",
+            why="what the rank says that is dialled; its own warning says why",
+            near="Unable to resolve hostname to a (local) address",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Unable to find address for:",
+            why="gloo's word on a hostname that leads to no address it could listen on; on an interface's name it says `ifa` instead of `rp`",
+            pattern=r"rp != nullptr\. Unable to find address for: (?P<name>\S+)",
+            source="strings of torch 2.13.0's libtorch_cpu.so: gloo/transport/tcp/device.cc; as reported in public",
+        ),
+        LogSign(
+            "interface or hostname can't be empty",
+            why="this host's name is empty, as it may be on Windows; or GLOO_SOCKET_IFNAME has nothing between two commas",
+            role=Role.HINTS,
+            pattern=r"GlooDeviceFactory::make\w+Device\(\): interface or hostname can't be empty",
+            source="strings of torch 2.13.0's libtorch_cpu.so: GlooDeviceFactory.cpp; pytorch issue 106271",
+        ),
+        LogSign(
+            "socket.gaierror: [Errno -",
+            why="in torchrun's look at whether the rendezvous endpoint is this host, which asks for its own hostname; other programs' failed look-ups have no such frame",
+            near="in _matches_machine_hostname",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Unable to resolve hostname to a (local) address",
+            why="a warning of gloo's, harmless on a single node",
+            role=Role.NOISE,
+            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
+        ),
+        LogSign(
+            "The hostname of the client socket cannot be retrieved",
+            why="torch wants a peer's name for its messages, and does without; healthy runs say it wherever addresses have no names",
+            role=Role.NOISE,
+            source="torch 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
+        ),
+    ),
+)
+def hostname_unresolvable(network: Network, environment: Environment) -> Iterator[Finding]:
+    """The hostname doesn't resolve.
+
+    ## What breaks
+    gloo falls back to 127.0.0.1 with a warning, which only peers on the same host can reach. torchrun's c10d rendezvous
+    raises "Name or service not known". A resolver that doesn't answer delays every rank by 10 s and more.
+
+    ## Why
+    Neither /etc/hosts nor DNS knows the name; often in containers with `--network=host` or after a host was renamed.
+
+    ## Fix
+    Add `ADDRESS NAME` to /etc/hosts, or set `GLOO_SOCKET_IFNAME` to the interface.
+    """
+    own = known(network.own_name)
+    if not own.error:
+        return
+    sign = several_nodes(environment, network)
+    gloo_is_told = bool(environment.get("GLOO_SOCKET_IFNAME"))
+    yield Finding(
+        summary=f"This host's own name, {network.hostname}, doesn't resolve: {own.error}",
+        evidence=(resolved(own), *((intent(sign),) if sign else ())),
+        fixes=hosts_fix(network) + without_root(network)
+        or (
+            by_root(
+                "Name the host in /etc/hosts",
+                (f"echo {shlex.quote(f'127.0.0.1 {network.hostname}')} | sudo tee -a /etc/hosts",),
+            ),
+        ),
+        severity=FAIL if sign and not gloo_is_told else WARN if sign or "no answer" in own.error else INFO,
+    )
+
+
+@check("rdzv-hostname-not-self", severity=FAIL)
+def rdzv_hostname_not_self(network: Network, environment: Environment) -> Iterator[Finding]:
+    """torchrun doesn't recognise the rendezvous endpoint as this host.
+
+    ## What breaks
+    With `--rdzv-backend=c10d` no node hosts the store: all wait as clients, and end after one to three minutes.
+
+    ## Why
+    torchrun compares the endpoint with the hostname, its canonical name and the addresses it resolves to, not with the
+    interfaces. An address of a second interface, or any address while the hostname means 127.0.1.1, doesn't match.
+
+    ## Fix
+    Say it: `--rdzv-conf is_host=1` on this node and `is_host=0` on the others; or correct /etc/hosts.
+    """
+    endpoint = known(network.rendezvous) or known(network.master)
+    requires(endpoint, "neither MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
+    assert endpoint is not None
+    by_rendezvous = endpoint == network.rendezvous
+    # torchrun reads PET_MASTER_ADDR for a static rendezvous alone.
+    static = environment.get(BACKEND) == "static" if by_rendezvous else _is_torchruns_own(environment)
+    requires(not static, "the rendezvous is static")
+    requires(by_rendezvous or not environment.get("RANK"), "the ranks were started without a c10d rendezvous")
+    if "is_host" in environment.get("PET_RDZV_CONF") or not is_here(endpoint, network):
+        return
+    if _recognised(endpoint, network):
+        return
+    own = known(network.own_name)
+    port = (split_endpoint(store_endpoint(environment))[1] if by_rendezvous else master_port(environment)) or 29400
+    told = f"--rdzv-conf is_host=1 --local-addr={shlex.quote(endpoint.name)}"
+    fixes = [
+        Fix(
+            "Tell torchrun who hosts the store (is_host=0 on the other nodes)",
+            (f"torchrun --rdzv-backend=c10d --rdzv-endpoint={shlex.quote(endpoint.name)}:{port} {told}",),
+        )
+    ]
+    if own.addresses and not is_loopback(own.addresses[0]):
+        text = f"Or use an endpoint that it knows as its own, on all nodes alike, if {own.addresses[0]} is reached from there"
+        fixes.append(
+            Fix(text, (f"torchrun --rdzv-backend=c10d --rdzv-endpoint={shlex.quote(network.hostname)}:{port}",))
+        )
+    yield Finding(
+        summary=f"{endpoint.name} is this host, but torchrun won't see it: {network.hostname} resolves to {listed(own.addresses) or 'nothing'}",
+        evidence=(resolved(endpoint), resolved(own)),
+        fixes=(*fixes, *hosts_fix(network)),
+        # With MASTER_ADDR alone, the rendezvous may well be static, where --node-rank decides.
+        severity=FAIL if by_rendezvous else INFO,
+    )
+
+
+def _is_torchruns_own(environment: Environment) -> bool:
+    return first_set(environment, MASTER_ADDRESS).startswith("PET_")
+
+
+def _recognised(endpoint: Resolution, network: Network) -> bool:
+    """torch.distributed.elastic's rule, as of torch 2.13."""
+    own = network.own_name.addresses if isinstance(network.own_name, Resolution) else ()
+    if endpoint.name in ("localhost", network.hostname, network.fqdn):
+        return True
+    return bool(set(endpoint.addresses) & set(own)) or _is_loopback_text(endpoint.name)
+
+
+def _is_loopback_text(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+@check(
+    "ipv6-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "ss1.ss_family == ss2.ss_family",
+            why="from gloo, which has an IPv4 address on one node and an IPv6 one on another",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "The client socket has timed out after ",
+            why="the master's name has an IPv6 address alone, and this host can't use one",
+            near="(errno: 99 - Cannot assign requested address)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "network addresses of (",
+            why="the name has addresses of the other family alone",
+            pattern=r"IPv4 network addresses of \((?P<host>[^,]+), (?P<port>\d+)\) cannot be retrieved",
+            near="(errno: 99 - Cannot assign requested address)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "while trying to connect to (",
+            why="behind such a warning it is the family of the name's addresses",
+            near="(errno: 99 - Cannot assign requested address)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "TCP client failed to connect/validate to host ",
+            why="newer releases say so, too, at each try",
+            pattern=r" - timed out .*timed out after",
+            near="(errno: 99 - Cannot assign requested address)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "any network address of (",
+            why="the host has no IPv6, in which the name has an address, and no way to the other; that may be wrong by itself",
+            role=Role.HINTS,
+            pattern=r"errno: 97 - .*errno: 101 - ",
+            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
+        ),
+        LogSign(
+            "Socket creation failed : Address family not supported by protocol",
+            why="NCCL was given an IPv6 address on a host without IPv6, or one that was never filled in, as rank 0 found no interface",
+            role=Role.HINTS,
+            source="NCCL 2.14 (in torch 1.13.1) and 2.20.5: misc/socket.cc",
+        ),
+        LogSign(
+            "(errno: 97 - Address family not supported by protocol)",
+            why="torch tries IPv6 first, and goes on with IPv4",
+            role=Role.NOISE,
+            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
+        ),
+    ),
+)
+def ipv6_mismatch(
+    network: Network, environment: Environment, nccl: Nccl, fleet: Fleet, meeting: Maybe[Meeting]
+) -> Iterator[Finding]:
+    """Names or settings ask for IPv6, and this host hasn't got it (or the other way round).
+
+    ## What breaks
+    Connecting fails with "Address family not supported by protocol" or "Network is unreachable", or NCCL finds no interface.
+    gloo ends with "[enforce fail ...] ss1.ss_family == ss2.ss_family", even where every node has both.
+
+    ## Why
+    A name has an AAAA record while the host has only IPv4 addresses, or NCCL_SOCKET_FAMILY was copied from another cluster.
+    gloo takes the first address of the hostname, which is IPv6 where /etc/hosts or DNS has both, and all nodes must agree.
+    A "[W socket.cpp] ... errno: 97" that is followed by success is harmless: torch tries IPv6 first.
+
+    ## Fix
+    Use an IPv4 address for MASTER_ADDR, and `NCCL_SOCKET_FAMILY=AF_INET`.
+    """
+    yield from _family_of_nccl(network, environment, nccl)
+    unknown: Unknown | None = None
+    for name, resolution in named_hosts(environment, network).items():
+        if isinstance(resolution, Unknown):
+            unknown = resolution
+        if not isinstance(resolution, Resolution) or is_here(resolution, network):
+            continue
+        if no_family_in_common(resolution, network):
+            theirs = as_address(resolution.addresses[0]).version
+            ours = 10 - theirs
+            yield Finding(
+                summary=f"{name} {resolution.name} has only IPv{theirs} addresses, this host only IPv{ours}",
+                evidence=(resolved(resolution), addresses(network)),
+                fixes=(Fix(f"Show the master's IPv{ours} address there, and use it for {name}", ("hostname -I",)),),
+            )
+    if len(fleet.nodes) > 1:
+        yield from _families_of_fleet(network, fleet, meeting)
+    else:
+        yield from _family_of_gloo(network, environment, nccl)
+        if isinstance(network.master, Unknown):
+            unknown = network.master
+    known(unknown)
+    known(meeting)
+
+
+def _family_of_nccl(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
+    family, ifname = environment.get("NCCL_SOCKET_FAMILY"), environment.get("NCCL_SOCKET_IFNAME")
+    if nccl.library is None:
+        return
+    if left_out_by_family(network.interfaces, ifname=ifname, family=family, version=version_of(nccl.version)):
+        named = f" that NCCL_SOCKET_IFNAME={ifname} names" if nccl_ifname_counts(ifname) else " here"
+        yield Finding(
+            summary=f"NCCL_SOCKET_FAMILY={family}, but no interface{named} has an IPv{nccl_family(family)} address",
+            evidence=(setting(environment, "NCCL_SOCKET_FAMILY"), addresses(network)),
+            fixes=(Fix("Let NCCL use what there is", ("unset NCCL_SOCKET_FAMILY",), appliable=True),),
+        )
+
+
+def _family_of_gloo(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
+    sign = several_nodes(environment, network)
+    master = network.master
+    address = nccl.gloo_address
+    if not sign or not address or not isinstance(master, Resolution) or not master.addresses:
+        return
+    ours, theirs = as_address(address), {as_address(one).version for one in master.addresses}
+    if ours.version == 6 and not ours.is_loopback and theirs == {4}:
+        way = way_to_the_others(network)
+        yield Finding(
+            summary=f"gloo will use {address} (IPv6) here, while MASTER_ADDR is IPv4",
+            evidence=(nccl.seen("gloo_address"), resolved(master), intent(sign)),
+            fixes=(*hosts_fix(network), *((Fix("Or name the interface", interface_settings(way)),) if way else ())),
+            severity=WARN,
+        )
+
+
+def _families_of_fleet(network: Network, fleet: Fleet, meeting: Maybe[Meeting]) -> Iterator[Finding]:
+    own = next((one for one in fleet.nodes if isinstance(meeting, Meeting) and one.rank == meeting.node_rank), None)
+    if own is None:
+        return
+    apart = [
+        one
+        for one in fleet.nodes
+        # "": not known.
+        if one.rank > own.rank and own.families and one.families and not set(own.families) & set(one.families)
+        if not _one_reaches_the_other(own, one, fleet)
+    ]
+    if apart:
+        theirs = apart[0]
+        yield Finding(
+            summary=f"{own.host} has only IPv{own.families} addresses and {theirs.host} only IPv{theirs.families} ones: no way between them",
+            evidence=(
+                addresses(network),
+                Evidence(f"{listed(one.host for one in apart)}: only IPv{theirs.families}", "the nodes' own words"),
+            ),
+            fixes=(
+                Fix(
+                    "Show the addresses of each, and give the one or the other the family it lacks", ("ip -br address",)
+                ),
+            ),
+        )
+    yield from _gloo_apart(own, network, fleet)
+
+
+def _one_reaches_the_other(own: Node, peer: Node, fleet: Fleet) -> bool:
+    """What was tried beats what their addresses say."""
+    a, b = fleet.nodes.index(own), fleet.nodes.index(peer)
+    return any(Cell.OK.value in (one.rows[a][b], one.rows[b][a]) for one in fleet.reach)
+
+
+def _gloo_apart(own: Node, network: Network, fleet: Fleet) -> Iterator[Finding]:
+    """Where gloo's addresses are of different families: told to those with the rarer one; of two as many, with IPv6."""
+    taken = {
+        one.rank: one.gloo_address for one in fleet.nodes if one.gloo_address and not is_loopback(one.gloo_address)
+    }
+    versions: dict[int, int] = {rank: as_address(address).version for rank, address in taken.items()}
+    count = Counter(versions.values())
+    if len(count) < 2 or own.rank not in versions:
+        return
+    ours = versions[own.rank]
+    theirs = 10 - ours
+    if (count[ours], ours == 4) > (count[theirs], theirs == 4):
+        return
+    others = [f"{one.host} {taken[one.rank]}" for one in fleet.nodes if versions.get(one.rank) == theirs]
+    yield Finding(
+        summary=f"gloo takes {taken[own.rank]} (IPv{ours}) on {own.host}, and IPv{theirs} on {plural(len(others), 'other node')}: it needs one family on all",
+        evidence=(
+            Evidence(f"{own.host}: {taken[own.rank]}", "gloo's rules"),
+            Evidence(listed(others), "gloo's rules over there"),
+        ),
+        fixes=tuple(_other_family(theirs, own, network)),
+    )
+
+
+def _other_family(version: int, own: Node, network: Network) -> Iterator[Fix]:
+    """gloo takes an interface's IPv4 address before its IPv6 one, and a name's IPv6 address before its IPv4 one."""
+    there = [
+        (interface.name, str(as_address(address)))
+        for interface in network.interfaces
+        for address in interface.addresses
+        if as_address(address).version == version
+        and not as_address(address).is_loopback
+        and not as_address(address).is_link_local
+    ]
+    if not there:
+        yield Fix(f"Give {own.host} an IPv{version} address", ("ip -br address",))
+        return
+    interface, address = next((one for one in there if one[0] == way_to_the_others(network)), there[0])
+    if version == 4:
+        yield Fix(
+            f"Name the interface on {own.host}; of its addresses gloo takes the IPv4 one",
+            (f"export GLOO_SOCKET_IFNAME={shlex.quote(interface)}",),
+        )
+    else:
+        line = shlex.quote(f"{address} {network.hostname}")
+        yield by_root(f"Name {own.host}'s IPv6 address in /etc/hosts there", (f"echo {line} | sudo tee -a /etc/hosts",))

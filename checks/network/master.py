@@ -1,0 +1,501 @@
+"""The master's name and address, as this node sees them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, known
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.firewall import Firewall
+from ddpdoctor.facts.fleet import Fleet
+from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.knowledge.firewall_fixes import LOOK, job_subnet, opening
+from ddpdoctor.knowledge.job_intent import (
+    is_here,
+    means_each_node_itself,
+    named_hosts,
+    no_family_in_common,
+    own_address,
+    several_nodes,
+)
+from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, first_set, master_port
+from ddpdoctor.knowledge.netcheck_command import netcheck_command
+from ddpdoctor.knowledge.network_fixes import addresses, intent, own_network, resolved, setting, shared_network
+from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.netcheck.master_is_here import own_port_shut, start_node_0
+from ddpdoctor.netcheck.rendezvous_words import (
+    attempts_seen,
+    furthest,
+    how_often,
+    place,
+    port_among,
+    tried,
+    was_greeted,
+    who_listens,
+)
+
+BESIDE_THE_STORE = (
+    "(torchrun's own store holds MASTER_PORT, so netcheck meets at a port beside it. A filter that lets in MASTER_PORT alone"
+    " stops NCCL and gloo just so.)"
+)
+
+
+@check(
+    "master-addr-unresolvable",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "The client socket has timed out after",
+            why="the warnings before say that the name could not be looked up; without the timeout they may pass, while a pod is still starting",
+            pattern=r"while trying to connect to \((?P<host>[^,]+), (?P<port>\d+)\)",
+            near="cannot be retrieved (gai error: -",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "while trying to connect to (",
+            why="behind such warnings it is the name",
+            near="cannot be retrieved (gai error: -",
+            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
+        ),
+        LogSign(
+            "ValueError: host not found: ",
+            why="the words of releases before 1.11",
+            source="torch 1.7: torch/lib/c10d/Utils.hpp, in kubeflow/pytorch-operator issue 333",
+        ),
+        LogSign(
+            "nslookup: can't resolve '",
+            why="a pod that waits for its master asks so; without torchrun's end it may have come later",
+            role=Role.HINTS,
+            pattern=r"nslookup: can't resolve '(?P<host>[\w.-]{0,253}master[\w.-]{0,253})'",
+            near="= agent.run()",
+            source="busybox, in the images by which pods wait for the master; as reported in public",
+        ),
+        LogSign(
+            "TCP client failed to connect/validate to host",
+            why="newer releases say so, too, at each try",
+            pattern=r"to host (?P<host>\S+):(?P<port>\d+) - timed out .*timed out after",
+            near="cannot be retrieved (gai error: -",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "network addresses of (",
+            why="again and again, and the last that is heard; it is harmless while a pod is starting, and of IPv6 where IPv4 does",
+            role=Role.HINTS,
+            pattern=r"network addresses of \((?P<host>[^,]+), (?P<port>\d+)\) cannot be retrieved \(gai error: (?!-9 )",
+            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
+        ),
+    ),
+)
+def master_addr_unresolvable(network: Network, environment: Environment, meeting: Maybe[Meeting]) -> Iterator[Finding]:
+    """The master's name doesn't resolve on this host.
+
+    ## What breaks
+    Every rank here retries "The IPv4 network addresses of (NAME, PORT) cannot be retrieved" until the store's timeout.
+
+    ## Why
+    MASTER_ADDR or the rendezvous endpoint is misspelt, is a name that only another node's /etc/hosts knows, or has no DNS
+    record yet (a Kubernetes headless service whose pod hasn't started).
+
+    ## Fix
+    Use the master's IP address, which `hostname -I` shows there.
+    Where torchrun runs on this host alone, the name is this host's own: write `127.0.0.1 NAME` into /etc/hosts.
+    """
+    given = {name: known(resolution) for name, resolution in named_hosts(environment, network).items()}
+    requires(any(given.values()), "neither MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
+    dialled = tried(meeting)
+    for name, resolution in given.items():
+        if dialled and resolution and resolution.name == dialled.master:
+            continue  # It has had an address since.
+        if resolution and not resolution.addresses:
+            yield Finding(
+                summary=f"{name} names {resolution.name}, which this host can't resolve: {resolution.error}",
+                evidence=(resolved(resolution),),
+                fixes=(
+                    Fix("Look what this host knows of the name", (f"getent ahosts {shlex.quote(resolution.name)}",)),
+                    Fix(f"Show the master's addresses there, and put one of them into {name}", ("hostname -I",)),
+                ),
+            )
+
+
+@check(
+    "master-addr-unreachable",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "The client socket has timed out",
+            why="the master didn't answer for the whole timeout; a rank 0 that died before it listened looks the same",
+            role=Role.HINTS,
+            pattern=r"while trying to connect to \(?(?P<host>[^,\s:()]+)(?:, |:)(?P<port>\d+)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "client socket has timed out",
+            why="torchrun's static rendezvous dials MASTER_ADDR and nothing else",
+            pattern=r"while trying to connect to \((?P<host>[^,]+), (?P<port>\d+)\)",
+            near="static_tcp_rendezvous.py",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "client socket has timed out",
+            why="env:// dials MASTER_ADDR; a port of the kernel's choice is a store that a c10d rendezvous passed on",
+            pattern=r"while trying to connect to \((?P<host>[^,]+), (?P<port>[12]?\d{1,4})\)",
+            near="in _env_rendezvous_handler",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "The client socket has failed to connect to any network address of (",
+            why="no route, or rejected by a packet filter; the addresses that torch 2.13 prints behind it are garbage",
+            role=Role.HINTS,
+            pattern=r"any network address of \((?P<host>[^,]+), (?P<port>\d+)\)\.(?:\s*$|.*errno: (?!99\b))",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "client socket has failed to connect to any network address of (",
+            why="torchrun's static rendezvous dials MASTER_ADDR and nothing else",
+            pattern=r"any network address of \((?P<host>[^,]+), (?P<port>\d+)\)\..*errno: (?!99\b)",
+            near="static_tcp_rendezvous.py",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "client socket has failed to connect to any network address of (",
+            why="env:// dials MASTER_ADDR",
+            pattern=r"any network address of \((?P<host>[^,]+), (?P<port>[12]?\d{1,4})\)\..*errno: (?!99\b)",
+            near="in _env_rendezvous_handler",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "The client socket has failed to connect to [",
+            why="torch tries on until its timeout, and warns of each try; it counts where the log ends so",
+            role=Role.HINTS,
+            pattern=r"failed to connect to \[(?P<host>[^\]]+)\]:(?P<port>\d+) \(errno: 11[03] - ",
+            source="torch 2.9.1: torch/csrc/distributed/c10d/socket.cpp",
+        ),
+        LogSign(
+            "connect() timed out. Original timeout was",
+            why="the words of releases before 1.11",
+            role=Role.HINTS,
+            source="torch 1.10: torch/lib/c10d/Utils.hpp, in pytorch issues 67581 and 69197",
+        ),
+        LogSign(
+            "RuntimeError: connect() timed out.",
+            why="the words of releases before 1.8",
+            role=Role.HINTS,
+            pattern=r"^RuntimeError: connect\(\) timed out\.\s*$",
+            source="torch 1.4: torch/lib/c10d/Utils.cpp, as reported in public",
+        ),
+    ),
+)
+def master_addr_unreachable(
+    network: Network, environment: Environment, meeting: Maybe[Meeting], fleet: Fleet, firewall: Maybe[Firewall]
+) -> Iterator[Finding]:
+    """MASTER_ADDR leads nowhere from this host.
+
+    ## What breaks
+    The ranks of this node try to reach the store until their timeout, 10 minutes by default, and say nothing meanwhile.
+
+    ## Why
+    The address is of a network that this host isn't connected to, or it is `localhost`, which is another host on each node.
+    Or it isn't node 0's own, or nobody listens there yet, or a packet filter on node 0, here or between takes the
+    connections.
+
+    ## Fix
+    Set MASTER_ADDR, on all nodes alike, to an address of node 0 that the others can route to, and let its port through.
+    `ddpdoctor netcheck`, run on every node, tells these causes apart.
+    """
+    master = known(network.master)
+    requires(master is not None and master.addresses, "MASTER_ADDR isn't set, or doesn't resolve")
+    assert master is not None
+    dialled = tried(meeting)
+    # Node 0 meets itself at localhost, too, and waits for the others in vain.
+    if (dialled and was_greeted(dialled) and not fleet.absent) or len(fleet.nodes) > 1:
+        return
+    # An address of this very host, ::1 at the least, is no matter of families.
+    of_a_family_here = is_here(master, network) or not no_family_in_common(master, network)
+    requires(of_a_family_here, "MASTER_ADDR is of another family, IPv4 or IPv6, than this host")
+    sign = several_nodes(environment, network)
+    variable = first_set(environment, MASTER_ADDRESS)
+    if sign and means_each_node_itself(master, network):
+        yield _on_every_node_another(variable, master, network, sign, meeting)
+    elif dialled and not was_greeted(dialled):
+        beside = dialled.port != (master_port(environment) or dialled.port)
+        yield from _by_experiment(dialled, variable, master, network, firewall, BESIDE_THE_STORE if beside else "")
+    elif network.master_route_error:
+        yield _no_route(variable, master, network, environment)
+    elif isinstance(meeting, Meeting) and meeting.hosts_the_store and fleet.absent:
+        yield from _shut_here(meeting, network, known(firewall))
+    else:
+        known(meeting)
+
+
+def _no_route(variable: str, master: Resolution, network: Network, environment: Environment) -> Finding:
+    return Finding(
+        summary=f"No route from here to {variable} {master.name}: {network.master_route_error}",
+        evidence=(
+            setting(environment, variable),
+            resolved(master),
+            Evidence(network.master_route_error, "connect"),
+        ),
+        fixes=_other_networks(variable, master.addresses[0]),
+    )
+
+
+def _other_networks(variable: str, address: str) -> tuple[Fix, ...]:
+    return (
+        Fix("Look at this host's networks", ("ip -br address", f"ip route get {shlex.quote(address)}")),
+        Fix(f"Show node 0's addresses there, and set {variable} to one of a network that both have", ("hostname -I",)),
+    )
+
+
+def _on_every_node_another(
+    variable: str, master: Resolution, network: Network, sign: str, meeting: Maybe[Meeting]
+) -> Finding:
+    here = own_address(network)
+    commands: tuple[str, ...] = (f"export {variable}={shlex.quote(here)}",) if here else ("hostname -I",)
+    if here and isinstance(meeting, Meeting) and meeting.master:
+        commands = _meet_at(here, meeting, variable)
+    return Finding(
+        summary=f"{variable}={master.name} means this host itself on every node, and the job has several",
+        cause="Node 0 listens where only it gets to, and every other node looks for node 0 on itself.",
+        evidence=(resolved(master), intent(sign)),
+        fixes=(
+            Fix(
+                "Set it to node 0's address on all nodes" + (f"; if this is node 0, that is {here}" if here else ""),
+                commands,
+            ),
+        ),
+    )
+
+
+# --- what was tried -----------------------------------------------------------------------------------------------------
+
+
+def _by_experiment(
+    meeting: Meeting, variable: str, master: Resolution, network: Network, firewall: Maybe[Firewall], note: str
+) -> Iterator[Finding]:
+    one = furthest(meeting)
+    if one.met is Met.CONNECTED:
+        return  # Somebody else answered, and port-squatted says who.
+    here = is_here(master, network)
+    if meeting.node_rank == 0 and not here:
+        yield _not_node_0s_own(meeting, variable, master, network)
+    elif meeting.hosts_the_store and here:
+        yield _out_of_its_own_reach(one, meeting, network, firewall)
+    elif meeting.nnodes is None and here:
+        yield own_port_shut(one, meeting, network, firewall)
+    elif meeting.node_rank and here:
+        yield _own_but_not_node_0(meeting, variable, master, network)
+    else:
+        told = (
+            _filtered_on_the_way_out(one, meeting, network, firewall)
+            or _answers_filtered(one, meeting, network, firewall)
+            or _told(one, meeting, variable, network)
+        )
+        yield Finding(
+            summary=f"{told.summary} ({how_often(one, meeting)})",
+            cause=f"{told.cause} {note}".strip(),
+            evidence=tuple(attempts_seen(meeting)),
+            fixes=told.fixes,
+        )
+
+
+def _not_node_0s_own(meeting: Meeting, variable: str, master: Resolution, network: Network) -> Finding:
+    own = own_address(network)
+    here = f"If {network.hostname} is node 0, name its own address, on all nodes alike"
+    there = "If another host is node 0, start this one with its own --node-rank"
+    return Finding(
+        summary=f"{master.name} isn't an address of {network.hostname}, which was started as node 0",
+        cause="The job's store listens on node 0. Either another host is node 0, or a router translates this address (NAT, a cloud's public address): then no process here can listen on it.",
+        evidence=(resolved(master), addresses(network), *attempts_seen(meeting)),
+        fixes=(
+            *((Fix(here, _meet_at(own, meeting, variable)),) if own else ()),
+            Fix(there, (_as_another_node(meeting),) if not meeting.launcher and meeting.nnodes == 2 else ()),
+        ),
+    )
+
+
+def _meet_at(address: str, meeting: Meeting, variable: str) -> tuple[str, ...]:
+    """Names another master: to the job, and where it was typed by hand, to netcheck."""
+    by_hand = (
+        () if meeting.launcher else (netcheck_command(meeting, meeting.nnodes, meeting.node_rank or 0, master=address),)
+    )
+    return (f"export {variable}={shlex.quote(address)}", *by_hand)
+
+
+def _as_another_node(meeting: Meeting) -> str:
+    return netcheck_command(meeting, meeting.nnodes, 1)
+
+
+def _own_but_not_node_0(meeting: Meeting, variable: str, master: Resolution, network: Network) -> Finding:
+    return Finding(
+        summary=f"{master.name} is {network.hostname} itself, which was started as node {meeting.node_rank}, not as node 0",
+        cause="The job's store listens on node 0, so nobody listens at this address.",
+        evidence=(resolved(master), *attempts_seen(meeting)),
+        fixes=(
+            Fix(f"Either make {network.hostname} node 0", (netcheck_command(meeting, meeting.nnodes, 0),)),
+            Fix(f"Or show node 0's addresses there, and set {variable} to one of them on all nodes", ("hostname -I",)),
+        ),
+    )
+
+
+class _Told(NamedTuple):
+    """What one outcome means: `summary` without how often it was tried."""
+
+    summary: str
+    cause: str
+    fixes: tuple[Fix, ...]
+
+
+def _told(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _Told:
+    host, port, address = network.hostname, meeting.port, one.address
+    where = place(address, port)
+    start = start_node_0(meeting)
+    listening = Fix(
+        "On the master, see whether something listens there, and on which address", (f"ss -tln 'sport = :{port}'",)
+    )
+    way = Fix("See which way its packets go", (f"ip route get {shlex.quote(address)}",))
+    open_it = _let_in(address, network)
+    another = Fix(f"Show node 0's addresses there, and set {variable} to one of them", ("hostname -I",))
+    if one.met is Met.REFUSED:
+        cause = (
+            "The host is there, and says that nobody listens at this port. Node 0 hasn't been started, or with another port"
+            " or address; netcheck there has ended already (--wait gives it more time for late nodes); or a packet filter"
+            " rejects the connections with a reset."
+        )
+        return _Told(f"{where} refuses {host}'s connections: nobody listens there", cause, (start, listening, open_it))
+    if one.met is Met.SILENT:
+        cause = _why_silent(address, meeting, network)
+        return _Told(f"{where} doesn't answer {host} at all", cause, (open_it, listening, way))
+    if one.met is Met.PROHIBITED:
+        return _Told(
+            f"A packet filter rejects {host}'s connections to {where}: {one.words}",
+            "An ICMP message came back at once: a filter on the master, on a router or on this host sends it.",
+            (open_it, way),
+        )
+    if one.met is Met.RESET:
+        return _Told(
+            f"{where} accepts {host}'s connections and cuts them off at once",
+            "Something accepts on the master's behalf and finds nobody behind it: a published port of a container, a"
+            " Kubernetes Service, a load balancer, an ssh tunnel; or a filter cuts what it first let through.",
+            (start, who_listens(port)),
+        )
+    if one.met is Met.NO_HOST:
+        return _Told(
+            f"No host has the address {address}: {host} asked its network for it in vain",
+            "The master's host is down or unplugged, is on another network with the same numbers, or the address is wrong.",
+            (
+                another,
+                Fix(
+                    "See what this host's network says of it",
+                    (f"ip neighbor show {shlex.quote(address)}", f"ip route get {shlex.quote(address)}"),
+                ),
+            ),
+        )
+    if one.met is Met.NO_ROUTE:
+        return _Told(
+            f"{host} has no route to the master, {address}: {one.words}",
+            "The address is of a network that this host isn't connected to, and no router that it knows leads there.",
+            _other_networks(variable, address),
+        )
+    cause = "The system's own words say what stops it here: no answer of the master was seen."
+    return _Told(f"{host} can't connect to {where}: {one.words}", cause, (way, listening))
+
+
+def _why_silent(address: str, meeting: Meeting, network: Network) -> str:
+    if not shared_network(address, network):
+        return "A packet filter drops the connections, on the master, on this host or between; or no host has this address."
+    if meeting.undelivered == 0:
+        return (
+            "A packet filter drops the connections, most likely the master's own: the address is of this host's own"
+            " network, a host has it, or the system would say that there is no route to it, and no answer reaches this one."
+        )
+    return (
+        "A packet filter drops the connections or their answers, on the master or on this host: the address is of this"
+        " host's own network, and a host has it, or the system would say that there is no route to it."
+    )
+
+
+def _let_in(address: str, network: Network) -> Fix:
+    """Of the master, this node doesn't know which tool it uses."""
+    ours = own_network(address, network)
+    return by_root(f"On the master, let in TCP from {ours or 'the other nodes'}: this shows what filters there", LOOK)
+
+
+# --- packet filters of this host ----------------------------------------------------------------------------------------
+
+
+def _filtered_on_the_way_out(
+    one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]
+) -> _Told | None:
+    """Where this host's kernel kept at least a packet a try from leaving."""
+    kept = meeting.untransmitted or 0
+    if one.met not in (Met.SILENT, Met.REFUSED, Met.PROHIBITED) or kept < one.tries:
+        return None
+    where = place(one.address, meeting.port)
+    return _Told(
+        f"{network.hostname}'s own packet filter stops its connections to {where}",
+        f"Its kernel was to send {plural(kept, 'packet')} more than it did while the master was dialled.",
+        _letting_out(one.address, network, firewall),
+    )
+
+
+def _answers_filtered(one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> _Told | None:
+    """Where this host's kernel received the answers and handed them to nobody, at half of the tries at the least: one may
+    have coincided with packets that were sent again."""
+    taken = meeting.undelivered or 0
+    if one.met is not Met.SILENT or taken < 2 * one.tries:
+        return None
+    where, host = place(one.address, meeting.port), network.hostname
+    whence = (shared_network(one.address, network) or one.address,)
+    return _Told(
+        f"{host}'s own packet filter stops the answers of {where}",
+        f"Its kernel received {plural(taken, 'answer')} of the master and handed them to nobody: a rule on its input drops TCP"
+        " without regard to connections that it opened itself.",
+        opening(f"Let TCP in from the master on {host}", firewall, whence, inbound=True) or (_look_there(host),),
+    )
+
+
+def _letting_out(address: str, network: Network, firewall: Maybe[Firewall]) -> tuple[Fix, ...]:
+    to = (shared_network(address, network) or address,)
+    text = f"Let TCP out to the master on {network.hostname}"
+    return opening(text, firewall, to, inbound=False) or (_look_there(network.hostname),)
+
+
+def _look_there(host: str) -> Fix:
+    """Where no rule that is known is in the way."""
+    return by_root(f"On {host}, look for rules that drop or reject TCP", LOOK)
+
+
+def _out_of_its_own_reach(one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> Finding:
+    where = place(one.address, meeting.port)
+    subnet = own_network(one.address, network)
+    to = (subnet,) if subnet else ()
+    return Finding(
+        summary=f"{network.hostname} listens at {where} and can't reach it itself: {one.words or one.met.value} ({how_often(one, meeting)})",
+        cause="Its own packet filter takes even what it sends to itself, so it takes what the other nodes send, too.",
+        evidence=tuple(attempts_seen(meeting)),
+        fixes=opening(f"Let TCP in on {network.hostname}", firewall, to, inbound=True)
+        or (_look_there(network.hostname),),
+    )
+
+
+def _shut_here(meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> Iterator[Finding]:
+    """Node 0, where a rule names the very port at which nobody arrives."""
+    if not isinstance(firewall, Firewall):
+        return
+    rules = [one for one in firewall.shut_ports if port_among(one, meeting.port)]
+    subnet = job_subnet(network)
+    if rules:
+        yield Finding(
+            summary=f"{network.hostname}'s packet filter stops the other nodes at the master's port, {meeting.port}",
+            cause="A rule of its own drops or rejects TCP to this port, and not all nodes have arrived.",
+            evidence=(firewall.seen("shut_ports", listed(rules)), firewall.seen("tool")),
+            fixes=opening(
+                f"Let the port in on {network.hostname}", firewall, (subnet,) if subnet else (), inbound=True
+            ),
+        )

@@ -1,0 +1,360 @@
+"""The ports a job listens on, and what this host's packet filter lets through to them."""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.wording import in_patient, listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.firewall import Firewall
+from ddpdoctor.facts.fleet import Fleet
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.log import Log
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.network import Listener, Network
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.knowledge import launchers
+from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, whom
+from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
+from ddpdoctor.knowledge.network_fixes import intent
+from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.logs.analyze.launcher_options import launcher_of_log, launcher_of_settings, with_port
+from ddpdoctor.netcheck.rendezvous_words import another_port, who_listens
+from ddpdoctor.processes.gpu_holders_words import end_leftovers, why_left
+from ddpdoctor.processes.leftovers import Leftover, left_by_processes
+
+NOT_LOOKED_AT = Unknown("not looked at")
+THE_ENDPOINT = "the rendezvous endpoint"
+
+PORTS_A_RANK = 64
+"""Listeners and connections of one rank: gloo, and per NCCL communicator bootstrap, proxy, P2P, RAS and its channels."""
+
+
+@check(
+    "port-in-use",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "The server socket has failed to listen on any local network address",
+            why="torch's store could not take its port",
+            pattern=r"any local network address\.(?: (?:port: (?P<port>\d+), )?useIpv6: \w+, code: -\d+, name: E(?:ADDRINUSE|ACCES)\b|\s*$|"
+            r".*errno: (?:98|48|13)\b)",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "Tried to launch distributed communication on port `",
+            why="accelerate looks before it starts the ranks",
+            pattern=r"on port `(?P<port>\d+)`, but another process is utilizing it",
+            source="accelerate 1.15.0: accelerate/utils/launch.py",
+        ),
+        LogSign(
+            "RuntimeError: Address already in use",
+            why="the words of releases before 1.11",
+            pattern=r"^RuntimeError: Address already in use(?:\s*$| at \S*/THD/\S+:\d+)",
+            source="torch 1.10, in pytorch issue 72816",
+        ),
+        LogSign(
+            "The server socket has failed to bind to",
+            why="older releases name the port here, and the error behind",
+            role=Role.HINTS,
+            pattern=r"failed to bind to (?P<address>\S+?)(?::(?P<port>\d+))? \(errno: 98 - ",
+            source="torch 1.13.1 and 2.9.1: torch/csrc/distributed/c10d/socket.cpp",
+        ),
+        LogSign(
+            "The server socket has failed to bind. port:",
+            why="it is taken (98), or below 1024, where only root may listen (13)",
+            pattern=r"failed to bind\. port: (?P<port>\d+), useIpv6: \w+, code: -\d+, name: E(?:ADDRINUSE|ACCES)\b",
+            source="made to happen with torch 2.13.0, with a port below 1024: torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp",
+        ),
+        LogSign(
+            "has failed to bind. TORCHELASTIC_USE_AGENT_STORE is enabled so ignoring the error",
+            why="a script that opens a store of its own under torchrun, which has one there already",
+            role=Role.NOISE,
+            source="made to happen with torch 2.13.0",
+        ),
+    ),
+)
+def port_in_use(
+    network: Network,
+    environment: Environment,
+    patient: Patient,
+    meeting: Maybe[Meeting],
+    processes: Maybe[Processes] = NOT_LOOKED_AT,
+    gpus: Maybe[Gpus] = NOT_LOOKED_AT,
+    log: Maybe[Log] = NOT_LOOKED_AT,
+) -> Iterator[Finding]:
+    """The job's port is taken.
+
+    ## What breaks
+    Rank 0, or torchrun on the first node, ends with "Address already in use"; the other nodes wait in silence.
+
+    ## Why
+    Another job runs here with the same port (29500 unless told otherwise), or a crashed run left a process behind. On one
+    node and with no port named, torchrun of torch 2.13 takes a free one; older ones, and most other launchers, don't. A port
+    below 1024 is root's ("Permission denied").
+
+    ## Fix
+    End what holds the port, or take another one, the same on all nodes: `torchrun --master-port` (on one node `--standalone`),
+    `accelerate launch --main_process_port`, `deepspeed --master_port`, MASTER_PORT for what python, srun or mpirun starts.
+    """
+    taken = known(network.taken_ports)
+    requires(hosts_the_store(network), "another host is to host the job's store")
+    meets = meeting if isinstance(meeting, Meeting) and meeting.master else None
+    not_listened = meets if meets and meets.listen_error else None
+    on_one_node = not several_nodes(environment, network)
+    of_log = "" if isinstance(log, Unknown) else launcher_of_log(log)
+    launcher = of_log or launcher_of_settings(environment)
+    for port, severity, name in _ports_that_matter(network, environment):
+        # Only who tried it knows of a port that can't be listened on although it is free.
+        if not_listened and not_listened.port == port and port not in (*taken, *network.forbidden_ports):
+            yield _not_listened(not_listened, f"port {port}", name, patient, launcher)
+        if port in network.forbidden_ports:
+            yield _forbidden(
+                port, name, _other_port(patient, name, port, meets, launcher, alone=True, on_one_node=on_one_node)
+            )
+        if port not in taken:
+            continue
+        holders = [one for one in known(network.listeners) if one.port == port]
+        if any(one.same_job for one in holders):
+            if not_listened and not_listened.port == port:
+                yield _not_listened(not_listened, f"ports {port + 1} to {port + 4}", name, patient, launcher)
+            continue
+        holder = max(holders, key=lambda one: (one.listening, one.pid), default=Listener(address="", port=port))
+        left = _left_over(holder, processes, gpus)
+        yield Finding(
+            summary=f"Port {port} ({name}) is taken by {_who(holder)}"
+            + (f", {'a leftover' if left.proven else 'perhaps a leftover'} of a run that is gone" if left else ""),
+            cause=why_left(left)
+            if left
+            else "Another job runs here with the same port, or a crashed run left a process behind."
+            if severity is FAIL
+            else f"A job that already runs isn't hurt; one that is started now and wants {port} is.",
+            evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
+            fixes=(
+                *((end_leftovers([left]),) if left else _end_it(holder)),
+                _other_port(patient, name, port, meets, launcher, on_one_node=on_one_node),
+            ),
+            severity=severity,
+        )
+    known(meeting)
+
+
+def _left_over(holder: Listener, processes: Maybe[Processes], gpus: Maybe[Gpus]) -> Leftover | None:
+    """What is known of the holder where it is left over from a run that is gone."""
+    process = processes.get(holder.pid) if holder.pid and isinstance(processes, Processes) else None
+    if process is None:
+        return None
+    found = left_by_processes(processes, gpus)
+    return next((one for one in found if process.identity in (one.identity, *one.children)), None)
+
+
+def _not_listened(meeting: Meeting, where: str, name: str, patient: Patient, launcher: str) -> Finding:
+    return Finding(
+        summary=f"Could not listen on {meeting.master} {where}: {meeting.listen_error}",
+        cause="Whoever holds it came after this host was looked at, or can't be seen by this user.",
+        evidence=(Evidence(f"{meeting.master} {where}: {meeting.listen_error}", "bind()"),),
+        fixes=(who_listens(meeting.port), _other_port(patient, name, meeting.port, meeting, launcher)),
+    )
+
+
+def _forbidden(port: int, name: str, other_port: Fix) -> Finding:
+    return Finding(
+        summary=f"Port {port} ({name}) is one that this user may not listen on",
+        cause="Ports below net.ipv4.ip_unprivileged_port_start, 1024 unless somebody changed it, are for root.",
+        evidence=(Evidence(f"bind to port {port}: Permission denied", "bind()"),),
+        fixes=(other_port,),
+    )
+
+
+def _ports_that_matter(network: Network, environment: Environment) -> list[tuple[int, Severity, str]]:
+    """The defaults only count where nothing names another port."""
+    master = launchers.master_port(environment)
+    named = [port for port in network.wanted_ports if port not in (29400, 29500) or port == master]
+    endpoint = launchers.store_endpoint(environment)
+    if named or endpoint:
+        _, in_endpoint = launchers.split_endpoint(endpoint)
+        setting = launchers.first_set(environment, launchers.MASTER_PORT)
+        ports = dict.fromkeys([*named, *([29400] if endpoint and in_endpoint in (None, 29400) else [])])
+        return [(port, FAIL, setting if port == master else THE_ENDPOINT) for port in ports]
+    return [(29500, WARN, "torch's default"), (29400, INFO, "the default of torchrun's c10d rendezvous")]
+
+
+def _who(holder: Listener) -> str:
+    if not holder.pid:
+        return f"a process of {holder.user or 'another user'} that this user may not look at"
+    return f"{holder.process or 'a process'} (pid {holder.pid}, {holder.user})"
+
+
+def _holder_seen(holder: Listener) -> tuple[Evidence, ...]:
+    if not holder.pid:
+        return ()
+    age = f", started {holder.age / 3600:.1f} h ago" if holder.age >= 3600 else f", started {holder.age:.0f} s ago"
+    text = f"pid {holder.pid}: {holder.command or holder.process}{age if holder.age >= 0 else ''}"
+    return (Evidence(text, "/proc/net/tcp, /proc"),)
+
+
+def _end_it(holder: Listener) -> tuple[Fix, ...]:
+    if not holder.pid:
+        return (by_root("See who it is", (f"sudo ss -tlnp 'sport = :{holder.port}'",)),)
+    look = f"ps -o pid,user,lstart,args -p {holder.pid}"
+    return (Fix("If it is a left-over of your own, end it", (look, f"kill {holder.pid}")),)
+
+
+def _other_port(
+    patient: Patient,
+    name: str,
+    port: int,
+    meets: Meeting | None,
+    launcher: str,
+    *,
+    alone: bool = False,
+    on_one_node: bool = False,
+) -> Fix:
+    """launcher: the job's, as `launcher_options` calls it. meets: where netcheck runs, whose nodes must all name the same port. alone: no other fix goes before it.
+    on_one_node: no other host has to name the same one."""
+    if meets and meets.port == port and name != THE_ENDPOINT:
+        return another_port(meets, alone=alone)
+    code = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+    free = in_patient(patient, "-c", code)
+    if name == THE_ENDPOINT:
+        return Fix("Use another port in the endpoint, the same on all nodes; this prints a free one", (free,))
+    variable = name if name in launchers.MASTER_PORT else "MASTER_PORT"
+    command, beside = with_port(launcher, f'"${variable}"')
+    use = f". Then: {command}{f' ({beside})' if beside else ''}" if command else f"; {beside}"
+    return Fix(
+        f"Take a free port, the same on all nodes{use}",
+        (f"export {variable}=$({free})",),
+        appliable=on_one_node and name == variable,
+    )
+
+
+@check(
+    "port-range-too-small",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "The client socket has failed to connect to any network address of (",
+            why="the kernel had no port left for this end of the connection",
+            pattern=r"\(errno: 99 - Cannot assign requested address\)",
+            source="made to happen with torch 2.13.0",
+        ),
+    ),
+)
+def port_range_too_small(network: Network, plan: Plan) -> Iterator[Finding]:
+    """The range of ephemeral ports is small for this many ranks.
+
+    ## What breaks
+    A rank fails to listen or to connect with "Cannot assign requested address" or "Address already in use", now and then.
+
+    ## Why
+    All but the store's port are taken from net.ipv4.ip_local_port_range. A rank needs one for gloo, and for every NCCL
+    communicator about four listeners and a few connections a channel; 64 a rank leaves room for a handful of groups. The
+    range is often narrowed to what a firewall lets through.
+
+    ## Fix
+    Widen it: `sysctl -w net.ipv4.ip_local_port_range="32768 60999"`, and open the same ports in the firewall. A range that
+    takes in 29500 should leave that port to the stores: `net.ipv4.ip_local_reserved_ports`.
+    """
+    low, high = known(network.ephemeral_range)
+    there, needed = high - low + 1, plan.nproc * PORTS_A_RANK
+    if there < needed:
+        yield Finding(
+            summary=f"{there} ephemeral ports ({low}-{high}) for {plural(plan.nproc, 'rank')}, which want about {needed}",
+            evidence=(network.seen("ephemeral_range", f"{low}-{high}"),),
+            fixes=(_wider(low, high, needed, network),),
+        )
+
+
+RANGES = ((32768, 60999), (10000, 65535), (1024, 65535))
+"""The kernel's default, and wider ones."""
+
+
+def _wider(low: int, high: int, needed: int, network: Network) -> Fix:
+    """The narrowest of the ranges that takes in what is there and suffices, else the widest."""
+    suffices = (one for one in RANGES if one[0] <= low and high <= one[1] and one[1] - one[0] + 1 >= needed)
+    first, last = next(suffices, RANGES[-1])
+    if (low, high) == (first, last):
+        return Fix("There is no wider range: start fewer ranks on this host")
+    commands = [f'sudo sysctl -w net.ipv4.ip_local_port_range="{first} {last}"']
+    if first <= 29400 and isinstance(network.reserved_ports, str):
+        kept = ",".join(one for one in (network.reserved_ports, "29400,29500") if one)
+        commands.append(f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={shlex.quote(kept)}")
+    return by_root("Widen the range", tuple(commands))
+
+
+@check("local-firewall", severity=FAIL)
+def local_firewall(
+    network: Network, firewall: Firewall, environment: Maybe[Environment], fleet: Fleet
+) -> Iterator[Finding]:
+    """This host's packet filter drops what the other nodes send.
+
+    ## What breaks
+    The rendezvous may pass, since people open its port; then NCCL or gloo hangs: NCCL's root connects back to every rank,
+    and every rank listens on a random high port. gloo waits five times its timeout and names no peer.
+
+    ## Why
+    firewalld, ufw and most hand-made rule sets let in ssh and little else.
+
+    ## Fix
+    Let in all TCP from the job's own network; at the least the store's port and net.ipv4.ip_local_port_range.
+    """
+    requires(not any(one.kind == "route" for one in fleet.reach), "netcheck tried the ports themselves")
+    every, firewall = firewall, known(of_family(firewall, job_subnet(network)))
+    if firewall.enabled_service and isinstance(firewall.drops_new, Unknown):
+        raise NotKnown(f"{firewall.enabled_service} is switched on on this host, but {firewall.drops_new.reason}")
+    drops = known(firewall.drops_new)
+    if drops is None:
+        raise NotKnown("the packet filter's rules are too involved to tell")
+    sign = "" if isinstance(environment, Unknown) else several_nodes(environment, network)
+    if not drops or _lets_in_our_network(firewall, network):
+        return
+    subnets = (subnet,) if (subnet := job_subnet(network)) else ()
+    yield Finding(
+        summary=f"The packet filter ({known(firewall.tool)}) drops new TCP from other hosts; NCCL and gloo listen on random high ports",
+        cause="" if sign else "It doesn't touch a job on this host alone, only one over several nodes.",
+        evidence=(
+            firewall.seen("input_policy"),
+            *((Evidence(listed(firewall.blocked[:3]), "rules that drop or reject TCP"),) if firewall.blocked else ()),
+            Evidence(
+                f"let in: ports {listed(firewall.open_ports) or 'none'}; from {listed(firewall.open_sources) or 'nowhere'}",
+                "rules that accept TCP",
+            ),
+            *((intent(sign),) if sign else ()),
+        ),
+        fixes=opening(f"Let in all TCP from {whom(subnets)}", every, subnets, inbound=True),
+        severity=FAIL if sign else INFO,
+    )
+
+
+def _lets_in_our_network(firewall: Firewall, network: Network) -> bool:
+    subnet, way = job_subnet(network), way_to_the_others(network)
+    return any(_covers(source, subnet, way) for source in firewall.open_sources)
+
+
+def _covers(source: str, subnet: str, way: str | None) -> bool:
+    """ "10.0.0.0/8", "iif eth0", "iif eth*", "10.0.0.0/8, 192.168.0.0/16"; two conditions joined by "and" must both hold."""
+    if " and " in source:
+        return all(_covers(part, subnet, way) for part in source.split(" and "))
+    if source.startswith("iif "):
+        names = source.removeprefix("iif ").split(", ")
+        return way is not None and any(way == one or (one[-1:] in "*+" and way.startswith(one[:-1])) for one in names)
+    for part in source.split(", "):
+        try:
+            there = ipaddress.ip_network(part, strict=False)
+        except ValueError:
+            continue
+        ours = ipaddress.ip_network(subnet) if subnet else None
+        if (
+            isinstance(there, ipaddress.IPv4Network)
+            and isinstance(ours, ipaddress.IPv4Network)
+            and ours.subnet_of(there)
+        ):
+            return True
+    return False

@@ -1,0 +1,394 @@
+"""InfiniBand and RoCE: the state of the ports, their error counters, and which address NCCL takes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.unknown import Maybe, known
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.network import Network
+from ddpdoctor.facts.rdma import Gid, Rdma, RdmaPort
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.job_intent import several_nodes
+from ddpdoctor.knowledge.network_fixes import setting
+from ddpdoctor.knowledge.rdma_ports import (
+    LINK_LOCAL,
+    ROCE,
+    active,
+    at,
+    called,
+    common_index,
+    has_version_2,
+    infiniband_off,
+    ipv4,
+    named,
+    serves,
+    wanted_by,
+)
+from ddpdoctor.knowledge.wheels import older
+
+NO_DEVICE = "no InfiniBand or RoCE device on this host"
+
+PORTS = "/sys/class/infiniband/*/ports/*"
+"""Every host has that, and few have ibstat or show_gids."""
+
+THRESHOLDS = {
+    # Physical errors: a good link has next to none, but the cable's plugging in and the start of its peer leave some.
+    "symbol_error": 100,
+    "port_rcv_errors": 100,
+    "port_rcv_remote_physical_errors": 100,
+    "local_link_integrity_errors": 10,
+    "excessive_buffer_overrun_errors": 10,
+    # Every restart of the switch, and every re-plugging, takes the link down once.
+    "link_downed": 5,
+    "link_error_recovery": 5,
+    # Each is a packet that was waited for in vain. A peer that was killed leaves dozens, lossy fabrics without flow control
+    # thousands.
+    "local_ack_timeout_err": 1000,
+    "packet_seq_err": 1000,
+    # Each took a connection down ("error 12"), up to one for each of a killed job's connections.
+    "req_transport_retries_exceeded": 100,
+}
+"""Counts since the driver was loaded from which on an error counter is worth a look. out_of_sequence isn't among them: with
+adaptive routing packets overtake each other all the time."""
+
+CHOOSES_BY_ITSELF = "2.21"
+"""From here on NCCL takes a RoCE v2 address of the right family by itself where NCCL_IB_GID_INDEX isn't set."""
+
+
+QUEUE_PAIR = r"[Ff]ailed to modify QP(?: \w+)? to RT[RS]"
+
+
+@check(
+    "ib-link-error",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "Got completion from peer",
+            why="12 is IBV_WC_RETRY_EXC_ERR, the peer answered no more; a peer that died shows it, too, but then says so itself",
+            pattern=r"Got completion from peer (?P<peer>\S+) with (?:error |status=)(?:\w+\()?12\b",
+            fatal=True,
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: net_ib",
+        ),
+        LogSign(
+            "Got async",
+            why="the port of that device went down",
+            pattern=r"NET/IB : (?:(?P<device>\S+) )?Got async (?:error )?event ?: port error",
+            source="NCCL 2.7, which doesn't name the device, 2.20.5 and 2.27.5: net_ib, with the words of libibverbs for IBV_EVENT_PORT_ERR",
+        ),
+        LogSign(
+            "Failed to modify QP",
+            why="a queue pair that can't be set up: the link, or an address (GID) that leads nowhere",
+            role=Role.HINTS,
+            pattern=QUEUE_PAIR,
+            fatal=True,
+            source="perftest: src/perftest_resources.c; other libraries on libibverbs say the same",
+        ),
+        LogSign(
+            "NCCL_IB_TIMEOUT is set too short",
+            why="NCCL's own hint",
+            role=Role.HINTS,
+            source="NCCL 2.32.3",
+        ),
+        LogSign(
+            "Got completion with error 12",
+            why="the words of older releases",
+            fatal=True,
+            source="NCCL 2.7: transport/net_ib.cc, in NVIDIA/nccl issue 426",
+        ),
+        LogSign(
+            "Got completion from peer",
+            why="another number than that of a peer that answers no more: 5 are requests thrown away after the connection had failed",
+            role=Role.EFFECT,
+            pattern=r"with (?:error |status=)(?:\w+\()?(?!12\b)\d",
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: net_ib, with the numbers of libibverbs",
+        ),
+    ),
+)
+def ib_link_error(rdma: Rdma, environment: Environment, network: Network) -> Iterator[Finding]:
+    """An InfiniBand or RoCE port is down, or counts errors.
+
+    ## What breaks
+    NCCL passes over ports that aren't active: the node has fewer links than its peers and slows all down, or goes over TCP
+    alone. A port with errors ends in "Got completion with error 12", minutes or hours into the training.
+
+    ## Why
+    A pulled or bad cable, a switch port that is off, no subnet manager (state INIT), a failing transceiver, or a lossy
+    Ethernet without flow control. Counters run since the driver was loaded, so old troubles show in them, too.
+
+    ## Fix
+    `ibstat` or `rdma link` shows the ports. Re-seat or change the cable; ask the administrator to look at the switch's port.
+    Until then `NCCL_IB_HCA` names the good ports, on each node its own.
+    Where a RoCE port fails as soon as it connects, it is rather its address: `ddpdoctor check --select roce-gid-index`.
+    """
+    ports = known(rdma.ports)
+    requires(ports, NO_DEVICE)
+    off = infiniband_off(environment)
+    requires(not off, f"{off} keeps NCCL from these devices")
+    hca = environment.get("NCCL_IB_HCA")
+    wanted = [one for one in ports if wanted_by(one, hca)]
+    requires(wanted, "NCCL_IB_HCA leaves all these devices out")
+    yield from _ports_down(rdma, wanted, hca, environment, network)
+    yield from _ports_with_errors(rdma, wanted)
+
+
+def _ports_down(
+    rdma: Rdma, ports: Sequence[RdmaPort], hca: str, environment: Environment, network: Network
+) -> Iterator[Finding]:
+    down = [one for one in ports if one not in active(ports) and one.state]
+    if not down:
+        return
+    severity = max((_weight(one, ports, hca, environment, network) for one in down), key=lambda one: -one.rank)
+    first = down[0]
+    others = f" and {plural(len(down) - 1, 'other port')}" if len(down) > 1 else ""
+    yield Finding(
+        summary=f"{called(first)}{others} {'is' if len(down) == 1 else 'are'} {first.state} ({first.physical or 'no reason told'}), "
+        f"{len(active(ports))} of {plural(len(ports), 'port')} active",
+        cause=_why_down(first, ports, severity),
+        evidence=(
+            *(told(rdma, "ports", _state(one)) for one in down[:8]),
+            *((setting(environment, "NCCL_IB_HCA"),) if hca else ()),
+        ),
+        fixes=(
+            Fix(
+                "See what the ports say, and look at the cables of those that are down",
+                (f"grep . {PORTS}/state {PORTS}/phys_state",),
+            ),
+            *(() if severity is INFO else _only_good(ports, down)),
+        ),
+        severity=severity,
+    )
+
+
+def _weight(
+    port: RdmaPort, ports: Sequence[RdmaPort], hca: str, environment: Environment, network: Network
+) -> Severity:
+    """How bad it is that this port is down. Spare ports that never had a cable are common, and no illness."""
+    if named(port, hca):
+        return FAIL
+    alone = not active(ports)
+    if alone and (environment.get("NCCL_NET").strip().upper() == "IB"):
+        return FAIL
+    if alone and port.link_layer != ROCE:
+        # Its peers take InfiniBand, this node TCP, and NCCL doesn't mix them.
+        return FAIL if several_nodes(environment, network) else WARN
+    has_address = any(one.addresses for one in network.interfaces if one.name in port.interfaces)
+    was_up = dict(port.counters).get("link_downed", 0) > 0
+    stuck = port.state in ("INIT", "ARMED")
+    same_kind_works = any(one.link_layer == port.link_layer for one in active(ports))
+    return WARN if stuck or (same_kind_works and (has_address or was_up)) else INFO
+
+
+def _why_down(port: RdmaPort, ports: Sequence[RdmaPort], severity: Severity) -> str:
+    if port.state in ("INIT", "ARMED"):
+        return "The cable works, but no subnet manager has brought the port up: it runs on a switch, or as opensm on a node."
+    if severity is INFO:
+        return "If nothing is plugged in there, that is as it should be: NCCL passes over it."
+    if not active(ports):
+        return "Without an active port NCCL goes over TCP, many times slower; where peers use InfiniBand, it doesn't start at all."
+    return "The port was up before, or is meant to be used: a pulled or bad cable, or the switch's port is off."
+
+
+def _state(port: RdmaPort) -> str:
+    speed = f", {port.rate}" if port.rate else ""
+    return f"{called(port)}: {port.state}, {port.physical or 'physical state unknown'}, {port.link_layer}{speed}"
+
+
+def _only_good(ports: Sequence[RdmaPort], bad: Sequence[RdmaPort]) -> tuple[Fix, ...]:
+    good = [one for one in active(ports) if one not in bad]
+    if not good:
+        return ()
+    words = ",".join(one.device if one.port == 1 else f"{one.device}:{one.port}" for one in good)
+    return (
+        Fix(
+            "Until then use the good ones alone (== means exactly these)",
+            (f"export NCCL_IB_HCA=={shlex.quote(words)}",),
+        ),
+    )
+
+
+def _ports_with_errors(rdma: Rdma, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
+    bad = [one for one in active(ports) if _errors(one)]
+    if not bad:
+        return
+    first = bad[0]
+    others = f" (and {plural(len(bad) - 1, 'other port')})" if len(bad) > 1 else ""
+    yield Finding(
+        summary=f"{called(first)} counts errors{others}: {listed((f'{name} {count}' for name, count in _errors(first)), most=3)}",
+        cause="Such counts come from a bad cable or transceiver, or a lossy fabric; they run since the driver was loaded. If they "
+        "still grow while a job runs, it is ill.",
+        evidence=tuple(
+            told(rdma, "ports", f"{called(one)}: {listed(f'{name} {count}' for name, count in _errors(one))}")
+            for one in bad[:8]
+        ),
+        fixes=(
+            Fix(
+                "Look whether they still grow",
+                (
+                    f"cd /sys/class/infiniband/{shlex.quote(first.device)}/ports/{first.port}; "
+                    "grep . counters/*err* counters/link_downed hw_counters/*err*; sleep 60; "
+                    "grep . counters/*err* counters/link_downed hw_counters/*err*",
+                ),
+            ),
+            *_only_good(ports, bad),
+        ),
+        severity=WARN,
+    )
+
+
+def _errors(port: RdmaPort) -> list[tuple[str, int]]:
+    return [(name, count) for name, count in port.counters if name in THRESHOLDS and count >= THRESHOLDS[name]]
+
+
+@check(
+    "roce-gid-index",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Got completion from peer",
+            why="the GID of an IPv6 link-local address, which is row 0 or 1: it doesn't pass a router",
+            pattern=r"Got completion from peer .*(?:error |status=)(?:\w+\()?12\b.* localGid fe80:",
+            source="NCCL 2.20.5 and 2.27.5: net_ib",
+        ),
+        LogSign(
+            "Call to ibv_modify_qp failed with",
+            why="the address of that row leads nowhere",
+            pattern=r"ibv_modify_qp failed with (?:error|\d+) (?:Network is unreachable|Connection timed out|Invalid argument)",
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5 and 2.27.5: ibvwrap.cc, with the C library's words for the error",
+        ),
+        LogSign(
+            "Failed to modify QP",
+            why="a queue pair that can't be set up: an address (GID) that leads nowhere, or the link",
+            role=Role.HINTS,
+            pattern=QUEUE_PAIR,
+            source="perftest: src/perftest_resources.c; other libraries on libibverbs say the same",
+        ),
+        LogSign(
+            "an incorrect GID index is forced by NCCL_IB_GID_INDEX",
+            why="NCCL's own hint",
+            role=Role.HINTS,
+            source="NCCL 2.32.3",
+        ),
+    ),
+)
+def roce_gid_index(rdma: Rdma, environment: Environment, nccl: Maybe[Nccl]) -> Iterator[Finding]:
+    """NCCL takes an address of a RoCE port that doesn't lead to the other nodes.
+
+    ## What breaks
+    "Got completion with error 12" or "ibv_modify_qp failed" as soon as NCCL connects, although every other test of the
+    network passes.
+
+    ## Why
+    A RoCE port has a table of addresses (GIDs), one for each of its IP addresses and RoCE versions. NCCL_IB_GID_INDEX picks
+    the row, and the rows differ from node to node and change with drivers. An empty row, RoCE v1 or a link-local address
+    doesn't pass a router. NCCL before 2.21 takes row 0 where nothing is set.
+
+    ## Fix
+    With NCCL 2.21 or newer, leave NCCL_IB_GID_INDEX unset. Else set it, on each node, to the row that `show_gids` shows as v2
+    with the node's IPv4 address.
+    """
+    ports = known(rdma.ports)
+    requires(ports, NO_DEVICE)
+    off = infiniband_off(environment)
+    requires(not off, f"{off} keeps NCCL from these devices")
+    used = [one for one in active(ports) if one.link_layer == ROCE and wanted_by(one, environment.get("NCCL_IB_HCA"))]
+    requires(used, "no active RoCE port that NCCL would use")
+    index, reason = _index(environment, nccl)
+    requires(index is not None, "NCCL picks the address by itself")
+    assert index is not None
+    bad = [one for one in used if not _good(at(one, index), one)]
+    if not bad:
+        return
+    first = bad[0]
+    gid = at(first, index)
+    others = f" (and {plural(len(bad) - 1, 'other port')})" if len(bad) > 1 else ""
+    yield Finding(
+        summary=f"{reason}: on {called(first)}{others} that is {_kind(gid)}",
+        cause=_why_bad(gid, first),
+        evidence=(
+            *((setting(environment, "NCCL_IB_GID_INDEX"),) if environment.get("NCCL_IB_GID_INDEX") else ()),
+            *(_table(rdma, one) for one in bad[:4]),
+        ),
+        fixes=_fixes(used, environment, nccl),
+        severity=FAIL if gid is None else WARN,
+    )
+
+
+def _index(environment: Environment, nccl: Maybe[Nccl]) -> tuple[int | None, str]:
+    """The row that NCCL takes, and by whose word; None where it chooses by itself, or the setting is no number."""
+    text = environment.get("NCCL_IB_GID_INDEX").strip()
+    if text.isdecimal():
+        return int(text), f"NCCL_IB_GID_INDEX={text}"
+    version = known(known(nccl).version) if text in ("", "-1") else None
+    if version and older(version, CHOOSES_BY_ITSELF):
+        return 0, f"NCCL {version} takes row 0 where NCCL_IB_GID_INDEX isn't set"
+    return None, ""
+
+
+def _good(gid: Gid | None, port: RdmaPort) -> bool:
+    """Whether the row serves, or is no worse than the others of that port."""
+    if gid is None:
+        return False
+    return serves(gid) or not any(serves(one) for one in port.gids) or _routable(gid)
+
+
+def _routable(gid: Gid) -> bool:
+    """RoCE v2 over an IPv6 address that isn't link-local serves as well."""
+    return has_version_2(gid) and not gid.gid.lower().startswith(LINK_LOCAL)
+
+
+def _kind(gid: Gid | None) -> str:
+    if gid is None:
+        return "an empty row"
+    if not has_version_2(gid):
+        return f"a row of RoCE v1 ({ipv4(gid) or gid.gid})"
+    return f"a link-local address ({gid.gid})"
+
+
+def _why_bad(gid: Gid | None, port: RdmaPort) -> str:
+    if gid is None:
+        return "NCCL can't make a connection from an address that isn't there."
+    better = next((one for one in port.gids if serves(one)), None)
+    where = f" Row {better.index} is RoCE v2 with {ipv4(better)}." if better else ""
+    return f"It works within one Ethernet segment at best, and not where peers use another version.{where}"
+
+
+def _table(rdma: Rdma, port: RdmaPort) -> Evidence:
+    rows = listed(
+        (
+            f"{one.index} {one.type} {ipv4(one) or one.gid}{f' ({one.interface})' if one.interface else ''}"
+            for one in port.gids
+        ),
+        most=8,
+    )
+    return told(rdma, "ports", f"{called(port)}: {rows or 'no rows'}")
+
+
+def _fixes(used: Sequence[RdmaPort], environment: Environment, nccl: Maybe[Nccl]) -> tuple[Fix, ...]:
+    version = nccl.version if isinstance(nccl, Nccl) else None
+    if isinstance(version, str) and not older(version, CHOOSES_BY_ITSELF):
+        return (
+            Fix(
+                f"NCCL {version} finds the right row by itself: leave it to that, on every node",
+                ("unset NCCL_IB_GID_INDEX",),
+                appliable=True,
+            ),
+        )
+    index = common_index(used)
+    if index is not None:
+        return (
+            Fix(
+                "Name the row of RoCE v2 with the IPv4 address; on other nodes, theirs",
+                (f"export NCCL_IB_GID_INDEX={index}",),
+                appliable=True,
+            ),
+        )
+    # show_gids comes with the vendor's driver alone. Most rows are empty, and reading the type of such a one is an error.
+    rows = f"grep -Hv 0000:0000:0000:0000:0000:0000:0000:0000 {PORTS}/gids/*"
+    types = f"grep -H . {PORTS}/gid_attrs/types/* 2>/dev/null"
+    return (Fix("See which rows there are (v2 with an IPv4 address is the one)", (rows, types)),)

@@ -1,0 +1,335 @@
+"""Interfaces that NCCL and gloo take although they don't lead to the other nodes: as tried by netcheck, else predicted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Severity
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import listed
+from ddpdoctor.checks.network.interfaces import INTERNAL, has_nccl, named, needs_nccl
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.fleet import Fleet
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.network import Interface, Network, Resolution
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.interface_choice import FELL_BACK, as_address, interface_with, nccl_ifname_counts
+from ddpdoctor.knowledge.job_intent import ONE_NODE, is_loopback, several_nodes, way_to_the_others
+from ddpdoctor.knowledge.nccl_connecting import TO_THE_LAST
+from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved
+from ddpdoctor.knowledge.node_words import own_node
+from ddpdoctor.netcheck.tried_addresses import Tried, Unreached, tried, unreached
+
+
+@check(
+    "nccl-wrong-interface",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "onnect to ",
+            why="the address of docker's or libvirt's own bridge, the same on every host, or one that no DHCP server gave",
+            pattern=r"onnect to (?P<address>172\.17\.0\.1|192\.168\.122\.1|169\.254\.\d+\.\d+|fe80:[\w:]+%\w+)<\d+> (?:failed|returned)"
+            + TO_THE_LAST,
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
+        ),
+        LogSign(
+            "onnect to ",
+            why="NCCL said before that it takes such an interface",
+            pattern=r"onnect to (?P<address>[\d.]+)<\d+> (?:failed|returned)" + TO_THE_LAST,
+            near="Using docker0:",
+            source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3, up to the interface",
+        ),
+        LogSign(
+            "onnect to ",
+            why="NCCL said before that it takes such an interface",
+            pattern=r"onnect to (?P<address>[\d.]+)<\d+> (?:failed|returned)" + TO_THE_LAST,
+            near="Using br-",
+            source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3, up to the interface",
+        ),
+        LogSign(
+            "Connect: exceeded retries (",
+            why="releases before 2.24 don't name the address; NCCL said before which interface it takes",
+            near="Using docker0:",
+            source="NCCL 2.20.5: misc/socket.cc",
+        ),
+        LogSign(
+            "Connect: exceeded retries (",
+            why="releases before 2.24 don't name the address: its interface is wrong, or the peer is dead",
+            role=Role.HINTS,
+            source="NCCL 2.20.5: misc/socket.cc",
+        ),
+        LogSign(
+            "nnect to ",
+            why="the peer's address can't be reached: its interface, a packet filter, or it is dead",
+            role=Role.HINTS,
+            pattern=r"onnect to (?P<address>[\w.:%]+)<\d+> (?:failed|returned)" + TO_THE_LAST,
+            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
+        ),
+        LogSign(
+            "ct: connect ",
+            why="the last try, or that it gave up: the peer's interface, a packet filter, or it is dead",
+            role=Role.HINTS,
+            pattern=r"Connect: connect returned " + TO_THE_LAST,
+            source="NCCL before 2.27, as reported in public",
+        ),
+        LogSign(
+            "Call to connect returned ",
+            why="it tries on, and says so each time; it counts where the log ends so: the peer's interface, a packet filter, or it is dead",
+            role=Role.HINTS,
+            pattern=r"returned (?:Connection refused|Connection timed out|No route to host), retrying",
+            source="NCCL 2.14 (in torch 1.13.1) and 2.20.5: misc/socket.cc",
+        ),
+        LogSign(
+            "NCCL WARN Call to connect",
+            why="releases before 2.5 name no address: its interface, a packet filter, or the peer is dead",
+            role=Role.HINTS,
+            pattern=r"Call to connect (?:timeout|failed) : ",
+            source="NCCL 2.3: include/socket.h, in horovod issue 584",
+        ),
+    ),
+)
+def nccl_wrong_interface(
+    nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch], fleet: Fleet, meeting: Meeting
+) -> Iterator[Finding]:
+    """NCCL takes an interface that doesn't lead to the other nodes.
+
+    ## What breaks
+    The first collective hangs or fails with "Connect to 172.17.0.1 ... refused": each node offers its peers an address
+    that means something else to them.
+
+    ## Why
+    Without settings NCCL takes the first interface whose name begins with `ib`, else the first in the kernel's order that
+    isn't docker, lo or (since 2.28.3) virbr. Other bridges (br-*, cni0), VPNs and tunnels count as good. Where a libnccl is
+    installed, ddpdoctor asks it: a subprocess calls ncclGetUniqueId, and for some milliseconds NCCL listens on the interface
+    that it takes. Nothing is sent. netcheck then has all nodes dial the address that each would offer, and what they met
+    goes before any prediction.
+
+    ## Fix
+    `export NCCL_SOCKET_IFNAME==NAME`: the second `=` makes it the exact name rather than a prefix.
+    """
+    if found_out := tried(fleet, meeting.node_rank, "nccl"):
+        presence = _presence(nccl, torch, fleet, meeting)
+        if found_out.is_wrong and not is_loopback(found_out.address):
+            yield _nccl_not_reached(found_out, nccl, network, presence)
+        if others := unreached(fleet, meeting.node_rank, "nccl"):
+            yield _no_way_to("NCCL", others, fleet, network, presence.severity)
+        return
+    needs_nccl(nccl, torch)
+    taken = nccl.answer_interface or known(nccl.predicted_interface)
+    requires(taken, "NCCL finds no interface")
+    assert taken is not None
+    found = named(taken, network)
+    way = _way_known(network)
+    requires(way and found, "no route leads out of this host")
+    assert way is not None
+    assert found is not None
+    if taken == way or found.loopback:
+        known(network.interface_to_master)
+        return
+    sign = several_nodes(environment, network)
+    told = nccl_ifname_counts(environment.get("NCCL_SOCKET_IFNAME"))
+    internal = _internal(found, nccl.answer_address or nccl.predicted_address)
+    if not internal and (told or taken.startswith("ib") or not _leads_to_master(way, network) or not sign):
+        known(network.interface_to_master)
+        return
+    address = nccl.answer_address or nccl.predicted_address
+    towards = "MASTER_ADDR is reached by" if _leads_to_master(way, network) else "the default route goes over"
+    source = "answer_interface" if nccl.answer_interface else "predicted_interface"
+    yield Finding(
+        summary=f"NCCL takes {taken} ({address}); {towards} {way}",
+        cause="" if sign else "It doesn't harm a job on this host alone, only one over several nodes.",
+        evidence=(nccl.seen(source), addresses(network), *((intent(sign),) if sign else ())),
+        fixes=(_towards(way, network),),
+        severity=INFO if not sign else FAIL if internal else WARN,
+    )
+
+
+def _way_known(network: Network) -> str | None:
+    """The interface that leads to the others; None: no route does.
+
+    Raises:
+        NotKnown: the routes could not be read.
+    """
+    if way := way_to_the_others(network):
+        return way
+    return known(network.interface_to_master) or known(network.default_interface)
+
+
+class _Presence(NamedTuple):
+    """Whether NCCL runs on this node: how bad a wrong address of it is, and what there is to say of it."""
+
+    severity: Severity
+    takes: str
+    cause: str = ""
+
+
+def _presence(nccl: Nccl, torch: Maybe[Torch], fleet: Fleet, meeting: Meeting) -> _Presence:
+    if has_nccl(nccl, torch):
+        return _Presence(FAIL, "takes")
+    own = own_node(fleet, meeting)
+    if own is not None and isinstance(own.nccl, Unknown):
+        return _Presence(WARN, "would take", f"Whether there is an NCCL here isn't known: {own.nccl.reason}.")
+    return _Presence(INFO, "would take", "There is no NCCL here: it matters as soon as a job brings one.")
+
+
+def _nccl_not_reached(found_out: Tried, nccl: Nccl, network: Network, presence: _Presence) -> Finding:
+    taken = nccl.interface or "an interface"
+    way = interface_with(found_out.route, network.interfaces)
+    seen = nccl.seen("answer_interface" if nccl.answer_interface else "predicted_interface", taken)
+    return Finding(
+        summary=f"NCCL {presence.takes} {taken}: {found_out.who} {found_out.address}, "
+        f"{'it reaches' if found_out.peers == 1 else 'they reach'} {found_out.route}{f' on {way}' if way else ''}",
+        cause=presence.cause,
+        evidence=(found_out.seen, seen, addresses(network)),
+        fixes=(_towards(way, network),) if way else (),
+        severity=presence.severity,
+    )
+
+
+def _towards(way: str, network: Network) -> Fix:
+    leading = named(way, network)
+    if leading and not leading.running:
+        return Fix(
+            f"{way} has no carrier, so NCCL passes over it: look at its cable or link",
+            (f"ip link show {shlex.quote(way)}",),
+        )
+    return Fix(
+        f"Name {way} (== means exactly this name); on other nodes, theirs",
+        (f"export NCCL_SOCKET_IFNAME=={shlex.quote(way)}",),
+        appliable=True,
+    )
+
+
+def _leads_to_master(way: str, network: Network) -> bool:
+    return network.interface_to_master == way
+
+
+def _internal(interface: Interface, address: str | None) -> bool:
+    """Whether it is a bridge, tunnel or the like, or only has a link-local address (169.254.x.x, fe80::)."""
+    return interface.name.startswith(INTERNAL) or bool(address and as_address(address).is_link_local)
+
+
+@check(
+    "gloo-wrong-interface",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "refused, remote=[",
+            why="the address of docker's or libvirt's own bridge, the same on every host, or one that no DHCP server gave",
+            pattern=r"refused, remote=\[(?P<address>172\.17\.0\.1|192\.168\.122\.1|169\.254\.\d+\.\d+)\]",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "refused, remote=[",
+            why="a filter that refuses says it, too, and so does a peer that has died",
+            role=Role.HINTS,
+            pattern=r"refused, remote=\[(?P<address>(?!127\.)[^\]]+)\]",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "] connect [",
+            why="older releases of gloo; a peer that has died says it, too",
+            role=Role.HINTS,
+            pattern=r"pair\.cc:\d+\] connect \[(?P<address>(?!127\.|172\.17\.0\.)[^\]]+)\]:\d+: Connection refused",
+            source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
+        ),
+        LogSign(
+            "Gloo connectFullMesh failed with",
+            why="these releases say no more: mostly the address of a wrong interface; a filter, or a peer that has died",
+            role=Role.HINTS,
+            pattern=r"connectFullMesh failed with \[\S*pair\.cc:\d+\] no error",
+            source="torch 2.3 to 2.6: gloo/transport/tcp/pair.cc, in vllm issue 5094, sglang issue 3226 and verl issue 967",
+        ),
+    ),
+)
+def gloo_wrong_interface(
+    network: Network, environment: Environment, nccl: Nccl, fleet: Fleet, meeting: Meeting
+) -> Iterator[Finding]:
+    """gloo takes an address that the other nodes can't reach.
+
+    ## What breaks
+    "Gloo connectFullMesh failed" on one rank, while the others wait up to five times the group's timeout. NCCL jobs are hit
+    as well where they create a gloo group.
+
+    ## Why
+    gloo takes the first address of the hostname that it can bind. Where that is a bridge's address, or where none is this
+    host's own (a cloud's public address, an old DNS record), it offers an address that peers can't use.
+
+    ## Fix
+    `export GLOO_SOCKET_IFNAME=NAME` with the interface that leads to the other nodes.
+    """
+    found_out = tried(fleet, meeting.node_rank, "gloo")
+    if others := unreached(fleet, meeting.node_rank, "gloo"):
+        yield _no_way_to("gloo", others, fleet, network, FAIL)
+    # The loopback has checks of its own, but for a hostname that resolves to addresses of others.
+    if found_out and not is_loopback(found_out.address):
+        if found_out.is_wrong:
+            yield _gloo_not_reached(found_out, nccl, network)
+        return
+    sign = several_nodes(environment, network)
+    requires(sign, ONE_NODE)
+    taken, address = known(nccl.gloo_interface), nccl.gloo_address
+    requires(taken and address, "gloo finds no address")
+    assert taken is not None
+    found, way = named(taken, network), _way_known(network)
+    requires(found and way, "no route leads out of this host")
+    assert found is not None
+    assert way is not None
+    own = network.own_name
+    foreign = nccl.gloo_reason == FELL_BACK and isinstance(own, Resolution) and bool(own.addresses)
+    # A hostname that doesn't resolve, or resolves to the loopback, has a check of its own.
+    if taken == way or (found.loopback and not foreign) or (not found.loopback and not _internal(found, address)):
+        if found.loopback and nccl.gloo_reason == FELL_BACK:
+            known(own)
+        return
+    why = "no address of the hostname is this host's" if foreign else f"an address of {taken}, which leads elsewhere"
+    yield Finding(
+        summary=f"gloo will offer the other nodes {address}: {why}; they are reached by {way}",
+        evidence=(
+            nccl.seen("gloo_interface", f"{taken} ({address}), {nccl.gloo_reason}"),
+            *(() if isinstance(own, Unknown) else (resolved(own),)),
+            intent(sign),
+        ),
+        fixes=(
+            Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1], appliable=True),
+            *hosts_fix(network),
+        ),
+    )
+
+
+def _gloo_not_reached(found_out: Tried, nccl: Nccl, network: Network) -> Finding:
+    taken = nccl.gloo_interface if isinstance(nccl.gloo_interface, str) else "an interface"
+    way = interface_with(found_out.route, network.interfaces)
+    own = () if isinstance(network.own_name, Unknown) else (resolved(network.own_name),)
+    named_here = (Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1]),) if way else ()
+    return Finding(
+        summary=f"gloo takes {taken}: {found_out.who} {found_out.address}, "
+        f"{'it reaches' if found_out.peers == 1 else 'they reach'} {found_out.route}{f' on {way}' if way else ''}",
+        evidence=(found_out.seen, nccl.seen("gloo_interface", f"{taken}, {nccl.gloo_reason}"), *own),
+        fixes=(*named_here, *hosts_fix(network)),
+    )
+
+
+def _no_way_to(library: str, others: Unreached, fleet: Fleet, network: Network, severity: Severity) -> Finding:
+    """Other nodes offer an address that serves their peers, and not this node."""
+    variable, equals = ("NCCL_SOCKET_IFNAME", "==") if library == "NCCL" else ("GLOO_SOCKET_IFNAME", "=")
+    shared = {node.interface for node in fleet.nodes if node.interface}
+    name = shared.pop() if len(shared) == 1 else ""
+    text = "On all nodes, name the interface over which they meet the master" + (
+        "" if name else ": here, and theirs there"
+    )
+    way = name or way_to_the_others(network)
+    fixes = (Fix(text, (f"export {variable}{equals}{shlex.quote(way)}",)),) if way else ()
+    look = Fix("Or see why this node has no way there", (f"ip route get {shlex.quote(others.addresses[0])}",))
+    return Finding(
+        summary=f"{library} on {listed(others.names, most=3)} offers {listed(others.addresses, most=3)}, "
+        "which this node doesn't reach and others do",
+        cause="The nodes take interfaces of different networks.",
+        evidence=(others.seen, addresses(network)),
+        fixes=(*fixes, look),
+        severity=severity,
+    )

@@ -1,0 +1,1 @@
+"""The Python in which training runs."""

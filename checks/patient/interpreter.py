@@ -1,0 +1,278 @@
+"""The Python that training runs in: can it be asked, and does it find the torch that it should."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import in_patient, listed
+from ddpdoctor.engine.registry import LogSign, check, requires
+from ddpdoctor.facts.packages import Package, Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.installing import uninstall
+from ddpdoctor.knowledge.shadowed_modules import torch_itself
+
+ANOTHER = Fix("Name the Python that training runs in", ('ddpdoctor check --python "$(command -v python3)"',))
+
+
+@check(
+    "python-unusable",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "init_fs_encoding: failed to get the Python codec of the filesystem encoding",
+            why="Python's own words when it can't find its library: PYTHONHOME, or a base Python that is gone",
+            source="made to happen with Python 3.11",
+        ),
+        LogSign(
+            "cannot execute: required file not found",
+            pattern=r"/(?:python[\d.]*|torchrun|accelerate|deepspeed|pip[\d.]*): cannot execute",
+            why="bash 5.2's words for a script whose interpreter is gone",
+            source="made to happen with bash 5.2",
+        ),
+        LogSign(
+            "bad interpreter: No such file or directory",
+            pattern=r"python[\d.]*: bad interpreter",
+            why="Older shells' words for a script whose interpreter is gone",
+            source="bash 5.2's own strings; shells before 5.2 add the reason",
+        ),
+    ),
+)
+def python_unusable(patient: Patient) -> Iterator[Finding]:
+    """The Python that training should run in can't be used.
+
+    ## What breaks
+    Nothing starts. Nor can anything be said of torch and its packages, since only that Python can say where they are.
+
+    ## Why
+    The path is wrong, the virtual environment's base Python was removed or upgraded, the interpreter is older than
+    Python 3.8, or something that runs at every start (sitecustomize, a .pth file, PYTHONHOME) stops it.
+
+    ## Fix
+    Name the right one with `ddpdoctor check --python PATH` (a path, a command, or a virtual environment's folder), or
+    make a new environment with `python3 -m venv`.
+    """
+    if patient.state == "ok":
+        return
+    yield Finding(
+        summary=f"{_short(patient.python)} can't be used: {_short(patient.detail, 80)}",
+        cause=_CAUSES.get(patient.state, ""),
+        evidence=(told(patient, "state", f"{patient.python}: {patient.detail}"), patient.seen("chosen_by")),
+        fixes=(*_repairs(patient), ANOTHER),
+    )
+
+
+_CAUSES = {
+    "missing": "The name is misspelt, or what it named was removed. A virtual environment only links to the Python that "
+    "it was made from: when that is removed or upgraded, the environment is dead.",
+    "not-executable": "The system refuses to run it.",
+    "too-old": "No torch of the last years runs on it. Where `python` is still Python 2, `python3` is the right name.",
+    "not-python": "It runs, but doesn't do what Python does when it is given a script.",
+    "hangs": "It doesn't get through its own start: a file system that doesn't answer, or a sitecustomize or .pth file "
+    "that waits for something.",
+    "dies": "It doesn't get through its own start. PYTHONHOME or PYTHONPATH of another Python, a broken "
+    "sitecustomize, or a damaged installation do that.",
+}
+
+
+def _repairs(patient: Patient) -> Iterator[Fix]:
+    python = shlex.quote(patient.python)
+    if (
+        patient.state == "missing"
+        and "doesn't exist any more" in patient.detail
+        and patient.python.endswith("/bin/python")
+    ):
+        folder = shlex.quote(patient.python.removesuffix("/bin/python"))
+        yield Fix(
+            "Make the environment anew, and install its packages again",
+            (f"python3 -m venv --clear {folder}",),
+        )
+    elif patient.chosen_by == "VIRTUAL_ENV":
+        yield Fix("Leave the active environment", ("deactivate",))
+    elif patient.chosen_by == "CONDA_PREFIX":
+        yield Fix("Leave the active environment", ("conda deactivate",))
+    if patient.state == "not-executable" and "may not execute" in patient.detail:
+        yield Fix("If it really is a Python, make it executable", (f"chmod +x {python}",))
+    if patient.state == "not-executable" and "may not enter" in patient.detail:
+        yield Fix(
+            "See who owns that folder, and ask to be let in; or take an environment of this user's own",
+            (f"namei -l {python}",),
+        )
+    if patient.state in ("hangs", "dies"):
+        yield Fix(
+            "See whether it starts without settings, site-packages and sitecustomize", (f"{python} -I -S -c pass",)
+        )
+        yield Fix("If it does, see at which module it stops with them", (f"{python} -v -c pass 2>&1 | tail -n 20",))
+    if patient.state == "dies":
+        yield Fix("Try it without PYTHONHOME and PYTHONPATH", (f"env -u PYTHONHOME -u PYTHONPATH {python} -c pass",))
+
+
+def _short(text: str, most: int = 56) -> str:
+    """Long paths lose their middle: the summary is one line."""
+    return text if len(text) <= most else f"{text[: most // 2 - 2]}...{text[-(most // 2 - 1) :]}"
+
+
+@check(
+    "torch-shadowed",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "partially initialized module 'torch' has no attribute",
+            why="Only a file that is called torch.py imports itself so",
+            source="made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "module 'torch' has no attribute",
+            pattern=r"module 'torch' has no attribute '(?:nn|tensor|Tensor|zeros|ones|rand|randn|device|cuda|distributed|load|save|optim|manual_seed|no_grad|float32|__version__)'",
+            why="Every torch has these: it is something else by that name. Other names may be those of a newer torch",
+            source="made to happen with an empty folder torch/ beside the script",
+        ),
+        LogSign(
+            "It appears that PyTorch has loaded the `torch/_C` folder",
+            why="torch's own words when it is imported from its source tree",
+            source="torch 2.13.0: torch/__init__.py; made to happen",
+        ),
+    ),
+)
+def torch_shadowed(torch: Torch, patient: Patient, packages: Maybe[Packages]) -> Iterator[Finding]:
+    """Something else by the name of torch is found before the installed one.
+
+    ## What breaks
+    `import torch` brings a file of yours, PyTorch's source tree or another version: attributes are missing, or the
+    versions don't fit together.
+
+    ## Why
+    Python looks in the script's own folder first, then in PYTHONPATH, and only then among the installed packages.
+
+    ## Fix
+    Rename the file, start from another folder, or take the folder out of PYTHONPATH (`unset PYTHONPATH`).
+    """
+    requires(torch.location, "torch is not installed")
+    not_torch = torch.version is None
+    if not torch.found_through or not (torch.hidden or not_torch):
+        return
+    what = "something that isn't PyTorch" if not_torch else f"torch {torch.version}"
+    behind = f", not {_described(torch.hidden, packages)}" if torch.hidden else ""
+    yield Finding(
+        summary=f"import torch finds {what} through {torch.found_through}{behind}"[:160],
+        cause="" if torch.hidden else "Nor is PyTorch itself installed in this Python.",
+        severity=FAIL if not_torch else WARN,
+        evidence=(
+            told(torch, "location", f"import torch finds {torch.location}"),
+            told(torch, "found_through", f"it is found through {torch.found_through}"),
+            *([told(torch, "hidden", f"it hides {torch.hidden}")] if torch.hidden else []),
+        ),
+        fixes=tuple(torch_itself(torch, patient)),
+    )
+
+
+def _described(hidden: str, packages: Maybe[Packages]) -> str:
+    folder = hidden.rpartition("/")[0]
+    installed = () if isinstance(packages, Unknown) else packages.named("torch")
+    version = next((one.version for one in installed if one.location == folder), "")
+    return f"the installed {version}" if version else "the installed one"
+
+
+@check("user-site-shadows", severity=WARN)
+def user_site_shadows(patient: Patient, packages: Packages) -> Iterator[Finding]:
+    """Packages in your home hide those of the environment.
+
+    ## What breaks
+    torch, or what has to fit it, comes in another version than the one in the environment or in the container's image:
+    imports fail with undefined symbols, or ranks on other nodes run another version.
+
+    ## Why
+    `pip install --user` puts packages into `~/.local`, and Python looks there before the site-packages of a conda
+    environment or a container. Apptainer and Slurm set-ups carry the home directory everywhere.
+
+    ## Fix
+    `export PYTHONNOUSERSITE=1`, or remove them from `~/.local`.
+    """
+    requires(patient.user_site, "this Python doesn't look into ~/.local")
+    pairs = [
+        (one, other)
+        for one in packages.installed
+        if one.location == patient.user_site and _FIT_TOGETHER.fullmatch(one.name)
+        for other in packages.named(one.name)[1:2]
+        if other.version != one.version and packages.named(one.name)[0] is one
+    ]
+    if not pairs:
+        return
+    pairs.sort(key=lambda pair: (pair[0].name != "torch", pair[0].name))
+    yield Finding(
+        summary=f"~/.local hides the environment's {listed((_hidden(*pair) for pair in pairs), 2)}"[:160],
+        evidence=(
+            told(patient, "user_site", f"packages in your home: {patient.user_site}"),
+            *(
+                told(packages, "installed", f"{one.name} {one.version} in {one.location}")
+                for pair in pairs
+                for one in pair
+            ),
+        ),
+        fixes=(
+            Fix("Keep Python out of ~/.local, in every job", ("export PYTHONNOUSERSITE=1",), appliable=True),
+            Fix(
+                "Or remove those in ~/.local, which pip finds first",
+                (uninstall(patient, *(one.name for one, _ in pairs)),),
+            ),
+        ),
+    )
+
+
+_FIT_TOGETHER = re.compile(
+    r"torch|torchvision|torchaudio|triton|nvidia-.+-cu\d+|apex|deepspeed|flash-attn|transformer-engine|xformers"
+)
+
+
+def _hidden(one: Package, other: Package) -> str:
+    return f"{one.name} {other.version} behind {one.version}"
+
+
+@check(
+    "pip-missing",
+    severity=INFO,
+    log_signs=(
+        LogSign(
+            "No module named pip",
+            pattern=r"No module named pip$",
+            why="Python's own words for python -m pip",
+            source="made to happen with python -m venv --without-pip",
+        ),
+    ),
+)
+def pip_missing(patient: Patient) -> Iterator[Finding]:
+    """The environment has no pip.
+
+    ## What breaks
+    Nothing in training. Commands of the form `python -m pip install ...`, as in the fixes of other findings, don't run.
+
+    ## Why
+    uv makes environments without pip, and so does `python -m venv --without-pip`; Debian ships it in a package of its own.
+
+    ## Fix
+    `python -m ensurepip --upgrade`.
+    """
+    if known(patient.pip_version) is not None:
+        return
+    if patient.environment_kind == "conda":
+        fix = Fix("Install pip with conda", (shlex.join(["conda", "install", "--prefix", patient.prefix, "pip"]),))
+    elif patient.externally_managed:
+        fix = Fix(
+            "Make a virtual environment, which has pip (on Debian and Ubuntu the package python3-venv must be there)",
+            (in_patient(patient, "-m", "venv", "ddp-env"), "ddpdoctor check --python ddp-env/bin/python"),
+        )
+    else:
+        fix = Fix("Install the pip that comes with Python", (in_patient(patient, "-m", "ensurepip", "--upgrade"),))
+    yield Finding(
+        summary=f"{_short(patient.python)} has no pip",
+        evidence=(
+            told(patient, "pip_version", "no package called pip is found"),
+            told(patient, "environment_kind", f"kind of environment: {patient.environment_kind}"),
+        ),
+        fixes=(fix,),
+    )

@@ -1,0 +1,1 @@
+"""Processes that hold what a job needs."""

@@ -1,0 +1,168 @@
+"""How the ranks of a running job use the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, NotKnown
+from ddpdoctor.base.wording import listed, ranks_named, spans
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.cuda_oom import ALIKE
+from ddpdoctor.knowledge.gpu_assignment import own_gpu
+from ddpdoctor.knowledge.nvidia import nvidia_gpus
+from ddpdoctor.knowledge.sharing import lacks_nccl
+from ddpdoctor.processes.gpu_holders import ENDED, Held, Shared, all_told, holdings, of_process, own_jobs, shared_gpus
+from ddpdoctor.processes.gpu_holders_words import evidence_of
+from ddpdoctor.processes.job_words import places
+from ddpdoctor.processes.jobs import Job
+
+NO_JOB = "no training job of several ranks runs on this host"
+
+
+@check(
+    "missing-set-device",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "Expected all tensors to be on the same device",
+            why="two GPUs in one process: the model went to its own, the data to the default, or the other way round; models that"
+            " are spread over GPUs on purpose fail so, too",
+            role=Role.HINTS,
+            pattern=r"found at least two devices, (?P<one>cuda:\d+) and (?P<other>cuda:\d+)",
+            source="torch 2.9.1: aten/src/ATen/native/TensorIterator.cpp",
+        ),
+        LogSign(
+            "out of memory. Tried to allocate",
+            why="processes that hold the same are on GPU 0: all ranks of this run, where none has chosen its GPU; or another job's",
+            role=Role.HINTS,
+            pattern=ALIKE,
+            source="torch 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
+        ),
+    ),
+)
+def missing_set_device(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
+    """Ranks of a running job are all on GPU 0, although each has a GPU of its own.
+
+    ## What breaks
+    GPU 0 runs out of memory while the others idle. NCCL refuses ("Duplicate GPU detected"), or hangs in its first barrier.
+
+    ## Why
+    Until `torch.cuda.set_device(local_rank)` is called, "cuda" means cuda:0 in every rank: `.cuda()`, `.to("cuda")` and NCCL's
+    barrier all go there. The call is missing, or comes after the model was moved.
+
+    ## Fix
+    `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` as the first line that touches CUDA; with torch 2.3 or newer also
+    `init_process_group(device_id=torch.device("cuda", local_rank))`.
+    """
+    nvidia_gpus(gpus)
+    jobs = [job for job in own_jobs(processes) if len(job.ranks) > 1]
+    requires(jobs, NO_JOB)
+    held = holdings(gpus, processes)
+    for job in jobs:
+        for one in shared_gpus(job, held, gpus):
+            if one.unset:
+                yield _all_on_one(job, one, held, gpus)
+    all_told(gpus.devices)
+
+
+def _all_on_one(job: Job, shared: Shared, held: Sequence[Held], gpus: Gpus) -> Finding:
+    ranks = places(shared.ranks)
+    own = listed(spans(at for one in shared.ranks if (at := own_gpu(one, gpus)) is not None), 8)
+    return Finding(
+        summary=f"Job {job.name}: {ranks_named(ranks)} all work on GPU {shared.gpu.index}; by their local ranks GPUs {own} "
+        "are theirs",
+        evidence=evidence_of(
+            [each for one in shared.ranks for each in of_process(one, held) if each.gpu == shared.gpu]
+        ),
+        fixes=(
+            Fix('Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else that touches CUDA'),
+            Fix("See it in a training that does so", (f"ddpdoctor smoke --nproc {len(job.ranks)}",)),
+        ),
+    )
+
+
+@check(
+    "backend-gloo-on-gpu",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "distributed_backend=gloo",
+            why="Lightning's word for the backend of the ranks, in a run that it says uses GPUs",
+            near="GPU available: True (cuda), used: True",
+            source="lightning 2.6.6: lightning/fabric/utilities/distributed.py",
+        ),
+        LogSign(
+            "device_ids not supported for the selected backend gloo",
+            why="the script hands a barrier its GPU, and the group that it is called on talks over gloo",
+            fatal=True,
+            source="torch 1.8 to 2.x: torch/distributed/distributed_c10d.py, as reported in public",
+        ),
+        LogSign(
+            " in Gloo process group",
+            why="FSDP's collectives, which gloo lacked up to torch 2.1: mostly of a script that was meant for NCCL; without a GPU, too",
+            role=Role.HINTS,
+            pattern=r"no support for \w+ in Gloo process group",
+            fatal=True,
+            source="torch up to 2.1, as reported in public",
+        ),
+    ),
+)
+def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -> Iterator[Finding]:
+    """The ranks of a running job compute on GPUs, and talk over gloo alone.
+
+    ## What breaks
+    Mostly nothing fails: every gradient goes through the host's memory and a TCP socket instead of NVLink or PCIe, and with
+    several GPUs the training is often slower than with one. What gloo lacks does fail: `barrier(device_ids=...)`, and up to
+    torch 2.1 FSDP's "_allgather_base".
+
+    ## Why
+    `init_process_group("gloo")` was left in from a test on the CPU, or a framework fell back to gloo since NCCL was not
+    available.
+
+    ## Fix
+    `init_process_group("nccl")`, or `"cpu:gloo,cuda:nccl"` where tensors on the CPU are sent as well.
+    """
+    nvidia_gpus(gpus)
+    requires(not lacks_nccl(torch), "torch has no NCCL here: see nccl-not-built")
+    held = holdings(gpus, processes)
+    jobs = [job for job in own_jobs(processes) if len(job.ranks) > 1]
+    requires(jobs, NO_JOB)
+    unnamed = False
+    for job in jobs:
+        on = [(one, contexts[0]) for one in job.ranks if one.state not in ENDED and (contexts := of_process(one, held))]
+        if len(on) < 2 or shared_gpus(job, held, gpus):
+            continue  # Ranks that share a GPU have no other way: NCCL refuses that.
+        marks = [{_backend(mark) for mark in one.marks} for one, _ in on]
+        if any("nccl" in some for some in marks):
+            continue
+        if all("gloo" in some for some in marks):
+            yield Finding(
+                summary=f"Job {job.name}: {ranks_named(places([one for one, _ in on]))} are on GPUs, and talk over gloo alone: "
+                "NCCL is many times faster",
+                evidence=(
+                    *evidence_of([context for _, context in on][:4]),
+                    Evidence(
+                        f"threads of process groups: {listed(sorted({mark for one, _ in on for mark in one.marks}))}; "
+                        "none of NCCL's",
+                        "/proc/PID/task/*/comm",
+                    ),
+                ),
+                fixes=(
+                    Fix('Start the process group with init_process_group("nccl"), or "cpu:gloo,cuda:nccl"'),
+                    Fix("See whether NCCL works on this host", ("ddpdoctor smoke --backend nccl",)),
+                ),
+            )
+        else:
+            unnamed = True
+    all_told(gpus.devices)
+    if unnamed:
+        raise NotKnown("the ranks' threads have no names by which their backend could be told")
+
+
+def _backend(mark: str) -> str:
+    """ "gloo", "nccl" or "", by the name of a thread. Names of torch are cut to 15 letters."""
+    return next((name for name in ("nccl", "gloo") if name in mark.lower()), "")

@@ -1,0 +1,87 @@
+"""What gpu0-extra-contexts finds of running jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.base.wording import human, plural, ranks_named
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.processes.extra_contexts import Extra, ExtraKind, extra_contexts
+from ddpdoctor.processes.gpu_holders import Held, holdings, left_on_gpus, own_jobs
+from ddpdoctor.processes.gpu_holders_words import (
+    alike,
+    capital,
+    end_it,
+    evidence_of,
+    gpus_named,
+    holders_named,
+    why_left,
+)
+from ddpdoctor.processes.job_words import places
+from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.leftovers import Leftover
+
+CAUSES = {
+    ExtraKind.BARE: "So little is a context without tensors: something touched cuda:0 before torch.cuda.set_device(local_rank),"
+    " or a library asks every GPU (pin_memory, empty_cache, a look at cuda:0's properties).",
+    ExtraKind.TENSORS: "So much is no mere context: tensors are there. torch.load() without map_location puts them on the GPU from"
+    " which they were saved, mostly GPU 0.",
+    ExtraKind.WORKER: "A DataLoader worker that touches CUDA (a dataset or collate_fn that returns tensors on the GPU) opens a"
+    " context of its own on cuda:0.",
+}
+
+FIXES = {
+    ExtraKind.BARE: (Fix("Call torch.cuda.set_device(local_rank) before anything else that touches CUDA"),),
+    ExtraKind.TENSORS: (Fix('Load checkpoints with torch.load(path, map_location="cpu")'),),
+    ExtraKind.WORKER: (
+        Fix("Keep tensors on the CPU in the dataset and collate_fn, and move the batch in the training loop"),
+    ),
+}
+
+
+def of_running_jobs(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
+    """A finding for each job and cause; and one for what an old run has left beside a running job."""
+    held = holdings(gpus, processes)
+    for job in own_jobs(processes):
+        extra = extra_contexts(job, held, gpus)
+        for kind in ExtraKind:
+            if some := [one for one in extra if one.kind is kind]:
+                yield _of_job(job, kind, some)
+    beside = {one.leftover: one.held for one in left_on_gpus(gpus, processes) if one.beside}
+    for group in alike(beside):
+        yield _leaked(group, [each for one in group for each in beside[one]], processes)
+
+
+def _of_job(job: Job, kind: ExtraKind, extra: Sequence[Extra]) -> Finding:
+    pids = {one.process.pid for one in extra}
+    ranks = places([one.process for one in extra])
+    who = ranks_named(ranks) if ranks else plural(len(pids), "rank")
+    if kind is ExtraKind.WORKER:
+        who = plural(len(pids), "DataLoader worker")
+    total = sum(one.held.memory for one in extra)
+    several = len({one.held.gpu.index for one in extra}) > 1
+    whose = f"{'are' if several else 'is'} not {'its' if len(pids) == 1 else 'their'} own"
+    return Finding(
+        summary=f"Job {job.name}: {who} {'holds' if len(pids) == 1 else 'hold'} {human(total) if total else 'a context'} on "
+        f"{gpus_named([one.held for one in extra])}, which {whose}",
+        cause=CAUSES[kind],
+        evidence=evidence_of([one.held for one in extra]),
+        fixes=FIXES[kind],
+        severity=WARN,
+        rank=ranks[0] if len(ranks) == 1 and kind is not ExtraKind.WORKER else None,
+    )
+
+
+def _leaked(group: Sequence[Leftover], held: Sequence[Held], processes: Processes) -> Finding:
+    size, proven = sum(each.memory for each in held), group[0].proven
+    be = ("is" if len(group) == 1 else "are") if proven else "may be"
+    return Finding(
+        summary=f"{capital(holders_named(held))} on {gpus_named(held)} beside a running job {be} left over from an old run"
+        + (f", with {human(size)}" if size else ""),
+        cause=why_left(group[0]),
+        evidence=evidence_of(held),
+        fixes=end_it(group, held, processes),
+        severity=FAIL if group[0].fails else WARN,
+    )

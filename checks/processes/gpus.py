@@ -1,0 +1,375 @@
+"""Who holds the GPUs that a job would use here: the dead, others, or nobody."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.knowledge.cuda_oom import ALIKE, BY_NOBODY, SURELY_BY_OTHERS
+from ddpdoctor.knowledge.nvidia import nvidia_gpus
+from ddpdoctor.knowledge.privileges import by_root, on_the_host
+from ddpdoctor.processes.gpu_holders import (
+    Held,
+    all_told,
+    for_this_job,
+    held_by_nobody,
+    holdings,
+    in_this_job,
+    left_on_gpus,
+    own_jobs,
+)
+from ddpdoctor.processes.gpu_holders_words import (
+    alike,
+    capital,
+    end_it,
+    evidence_of,
+    gpus_named,
+    holders_named,
+    may_be_by_hand,
+    owner_of,
+    why_left,
+)
+from ddpdoctor.processes.jobs import jobs_of
+from ddpdoctor.processes.leftovers import Kind, Leftover
+from ddpdoctor.processes.unowned_memory import unowned
+
+MUCH = 0.1
+"""Of a GPU's memory. Below, batches that fitted still fit."""
+ALL = 0.9
+"""With less left, not even a small model starts."""
+FIRST_USES = ("torch._C._cuda_setDevice(", "torch._C._cuda_init()", "barrier(opts=opts)")
+"""Calls, as a traceback shows them, that open a context on a GPU where there is none: a barrier's own GPU may be another than the rank's."""
+
+
+@check(
+    "zombie-gpu-process",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "out of memory. Tried to allocate",
+            why="torchrun had to kill ranks of the attempt before, and for their successors the GPU is full of somebody else's memory",
+            pattern=SURELY_BY_OTHERS,
+            near=", forcefully exiting via ",
+            anywhere=True,
+            source="torch 2.13.0: torch/distributed/elastic/multiprocessing/api.py; 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
+        ),
+    ),
+)
+def zombie_gpu_process(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
+    """A process that is dead, or left over from a run that ended, still holds a GPU.
+
+    ## What breaks
+    The next run dies with "CUDA out of memory", on some ranks only, or shares the GPU with ranks that nobody waits for.
+
+    ## Why
+    torchrun was killed with SIGKILL, or its terminal closed, and its ranks went on without it. Or a process has ended (state
+    Z), but a thread of it hangs in the driver, so that the driver can't take its memory back; a Z alone holds none.
+
+    ## Fix
+    `ddpdoctor zombies` shows what is left over and why, and ends only what is proven to be. What hangs in the driver ends with
+    a reset of that GPU (`sudo nvidia-smi --gpu-reset -i N`, once nobody uses it), or a reboot.
+    """
+    nvidia_gpus(gpus)
+    # Beside a running job, it is gpu0-extra-contexts that tells why the GPU has more contexts than ranks.
+    left = {one.leftover: one.held for one in left_on_gpus(gpus, processes) if not one.beside}
+    for group in alike(left):
+        yield _left(group, [held for one in group for held in left[one]], processes)
+    all_told(gpus.devices)
+    _all_seen(holdings(gpus, processes), processes)
+
+
+def _left(group: Sequence[Leftover], held: Sequence[Held], processes: Processes) -> Finding:
+    first, one = group[0], len({each.holder.pid for each in held}) == 1
+    hand = may_be_by_hand(group, processes)
+    if first.kind is Kind.ENDED:
+        state = f"{'has' if one else 'have'} ended, and still"
+    elif first.proven:
+        state = f"{'is' if one else 'are'} left over, and"
+    elif hand:
+        state = f"{'was' if one else 'were'} perhaps started by hand, and without a launcher"
+    else:
+        state = "may be left over, and"
+    return Finding(
+        summary=f"{capital(holders_named(held))} {state} {_holds(held)} on {gpus_named(held)}",
+        cause=why_left(first),
+        evidence=evidence_of(held),
+        fixes=end_it(group, held, processes),
+        severity=FAIL if first.fails or first.kind is Kind.ENDED else INFO if hand else WARN,
+    )
+
+
+def _holds(held: Sequence[Held]) -> str:
+    """ "hold 31.2 GiB"."""
+    verb = "holds" if len({one.holder.pid for one in held}) == 1 else "hold"
+    total = sum(one.memory for one in held)
+    return f"{verb} {human(total) if total else 'memory'}"
+
+
+def _all_seen(held: Iterable[Held], processes: Processes) -> None:
+    """Raises:
+    NotKnown: somebody holds a GPU whom this user can't see.
+    """
+    unseen = [one for one in held if one.process is None]
+    if unseen and (processes.unseen or any(not one.holder.pid for one in unseen)):
+        who = plural(len(unseen), "process", "processes")
+        why = processes.unseen or "NVML doesn't tell its pid"
+        raise NotKnown(f"{who} on {gpus_named(unseen)} can't be seen from here: {why}")
+
+
+@check(
+    "gpu-memory-held-by-others",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "out of memory. Tried to allocate",
+            why="torch's figures: the GPU is full, and this process holds much less than half of it, or another one a good part",
+            pattern=SURELY_BY_OTHERS,
+            source="torch 1.1.0, 1.13.1 and 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
+        ),
+        LogSign(
+            "out of memory. Tried to allocate",
+            why="torch lists processes on GPU 0 that hold the same: ranks of this very run may do that, or another job",
+            role=Role.HINTS,
+            pattern=ALIKE,
+            source="torch 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
+        ),
+        *(
+            LogSign(
+                "CUDA error: out of memory",
+                why="there was no room for this process' very first use of the GPU: it holds nothing yet",
+                role=Role.HINTS,
+                near=call,
+                within=3,
+                source="CUDA runtime in torch 1.13.1 and 2.9.1; torch/cuda/__init__.py, torch/distributed/distributed_c10d.py",
+            )
+            for call in FIRST_USES
+        ),
+    ),
+)
+def gpu_memory_held_by_others(
+    gpus: Gpus, processes: Processes, environment: Maybe[Environment], plan: Plan
+) -> Iterator[Finding]:
+    """Other jobs' or other users' processes hold much of a GPU that this job would use.
+
+    ## What breaks
+    "CUDA out of memory" at a batch size that fits elsewhere, on some ranks only; or all ranks wait at every step for the one
+    that shares its GPU.
+
+    ## Why
+    Somebody else trains here, a notebook kernel keeps its model, or another job of your own still runs. On a host without a
+    scheduler every job takes GPU 0 first.
+
+    ## Fix
+    Take the free GPUs by CUDA_VISIBLE_DEVICES, ask the owner, or wait. Don't end what isn't yours.
+    """
+    nvidia_gpus(gpus)
+    ours = for_this_job(gpus, environment)
+    requires(ours, "no whole GPU is visible (only MIG slices, or none)")
+    indices = {one.index for one in ours}
+    dead = _dead_pids(gpus, processes)
+    held = [
+        one
+        for one in holdings(gpus, processes)
+        if one.gpu.index in indices
+        and one.holder.pid not in dead
+        and (not in_this_job(one.process, processes, environment) if one.process else processes.unseen)
+    ]
+    full = [one for one in ours if _share(sum(each.memory for each in held if each.gpu == one), one) >= MUCH]
+    free = [one for one in ours if one not in full and _used(one) < MUCH]
+    if full:
+        yield _held([one for one in held if one.gpu in full], full, free, processes, plan)
+    known(environment)
+    all_told(ours)
+
+
+def _held(held: Sequence[Held], full: Sequence[Gpu], free: Sequence[Gpu], processes: Processes, plan: Plan) -> Finding:
+    most = max(_share(sum(one.memory for one in held if one.gpu == gpu), gpu) for gpu in full)
+    pids = ",".join(str(pid) for pid in sorted({one.holder.pid for one in held if one.process})[:16])
+    choose = ",".join(str(one.index) for one in free)
+    guessed = plan.source.startswith("the number of GPUs")
+    enough = bool(free) and (guessed or len(free) >= plan.nproc)
+    return Finding(
+        summary=f"{capital(holders_named(held))} {owner_of(held, processes)} {_holds(held)} on {gpus_named(held)}, "
+        f"{f'{most:.0%} of it' if len(full) == 1 else f'up to {most:.0%} of one'}",
+        evidence=evidence_of(held),
+        fixes=(
+            *(
+                (Fix(f"Use the {plural(len(free), 'free GPU')}", (f"export CUDA_VISIBLE_DEVICES={choose}",)),)
+                if enough
+                else ()
+            ),
+            Fix(
+                "See what runs there; it is at work as far as can be told, so end it only if it is yours and not needed",
+                ("ddpdoctor jobs", *((f"ps -o pid,user,lstart,args -p {pids}",) if pids else ())),
+            ),
+        ),
+        cause=f"Some of it is hidden from here: {processes.unseen}." if any(not one.process for one in held) else "",
+        severity=_how_bad(most, enough=enough),
+    )
+
+
+def _dead_pids(gpus: Gpus, processes: Processes) -> set[int]:
+    return {each.holder.pid for one in left_on_gpus(gpus, processes) for each in one.held}
+
+
+def _how_bad(most: float, *, enough: bool) -> Severity:
+    """A neighbour at work beside enough GPUs that are free is no illness."""
+    if enough:
+        return INFO
+    return FAIL if most >= ALL else WARN
+
+
+def _share(size: int, gpu: Gpu) -> float:
+    return size / gpu.memory_total if isinstance(gpu.memory_total, int) and gpu.memory_total else 0.0
+
+
+def _used(gpu: Gpu) -> float:
+    return _share(gpu.memory_used, gpu) if isinstance(gpu.memory_used, int) else 1.0
+
+
+@check(
+    "gpu-memory-unowned",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "out of memory. Tried to allocate",
+            why="torch's figures: the GPU is full, this process holds much less than half of it, and no other one is listed",
+            pattern=BY_NOBODY,
+            source="torch 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
+        ),
+    ),
+)
+def gpu_memory_unowned(
+    gpus: Gpus, processes: Processes, environment: Maybe[Environment], container: Maybe[Container], machine: Machine
+) -> Iterator[Finding]:
+    """A GPU's memory is in use, and no process is listed that holds it.
+
+    ## What breaks
+    "CUDA out of memory" on a GPU that looks free: `nvidia-smi` shows memory in use above an empty list of processes.
+
+    ## Why
+    The process is in another container or virtual machine, and is hidden from here; or it was killed while a thread of it
+    hung in the driver, which then can't take the memory back; or the driver itself has lost track after an error (Xid).
+
+    ## Fix
+    On the host, as root, `fuser -v /dev/nvidiaN` shows who has the device open, containers' processes too. If nobody has,
+    `sudo nvidia-smi --gpu-reset -i N` gives the memory back, or a reboot.
+    """
+    nvidia_gpus(gpus)
+    requires(not machine.wsl, "under WSL the driver tells what Windows uses as well, and not whose it is")
+    ours = for_this_job(gpus, environment)
+    requires(ours, "no whole GPU is visible (only MIG slices, or none)")
+    rest = {one.index: unowned(one) for one in ours}
+    bad = [(one, size) for one in ours if isinstance(size := rest[one.index], int) and size]
+    if bad:
+        yield _unowned(bad, processes, container)
+    if gone := [one for one in held_by_nobody(gpus, processes) if one.gpu in ours]:
+        yield _gone(gone)
+    for size in rest.values():
+        known(size)
+    known(environment)
+
+
+def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Processes, container: Maybe[Container]) -> Finding:
+    worst, size = max(bad, key=lambda one: _share(one[1], one[0]))
+    hidden = bool(processes.unseen)
+    numbers = [gpu.index for gpu, _ in bad]
+    nodes = shlex.join(f"/dev/nvidia{one}" for one in numbers[:8])
+    who = by_root("See who has the device open", (f"sudo fuser -v {nodes}",))
+    reset = by_root(
+        "If nobody has, give the memory back, while no one else uses that GPU",
+        tuple(f"sudo nvidia-smi --gpu-reset -i {one}" for one in numbers[:8]),
+    )
+    share = _share(size, worst)
+    return Finding(
+        summary=f"{human(size)} ({share:.0%}) of GPU {worst.index} are in use, and no process"
+        f"{' that can be seen from here' if hidden else ''} holds them"
+        + (f"; {plural(len(bad) - 1, 'more GPU')} alike" if len(bad) > 1 else ""),
+        cause=f"It may well be a process that is hidden from here: {processes.unseen}."
+        if hidden
+        else "All processes of this host can be seen from here: mostly it is what a killed process has left in the driver.",
+        evidence=tuple(Evidence(f"GPU {gpu.index}: {_account(gpu, lost)}", "NVML") for gpu, lost in bad[:8]),
+        fixes=(on_the_host(who, container), on_the_host(reset, container)),
+        severity=INFO if share < MUCH else FAIL if share >= ALL else WARN,
+    )
+
+
+def _gone(held: Sequence[Held]) -> Finding:
+    one = len({each.holder.pid for each in held}) == 1
+    return Finding(
+        summary=f"{capital(holders_named(held))} {_holds(held)} on {gpus_named(held)} by the driver's account, and "
+        f"{'is' if one else 'are'} no {'process' if one else 'processes'} of this host",
+        cause="The process has just ended; or it was killed, and the driver could not take its memory back.",
+        evidence=evidence_of(held),
+        fixes=(
+            Fix("See whether it is still so", ("ddpdoctor check --select gpu-memory-unowned",)),
+            by_root(
+                "If it is, give the memory back, while no one else uses that GPU",
+                tuple(f"sudo nvidia-smi --gpu-reset -i {index}" for index in sorted({each.gpu.index for each in held})),
+            ),
+        ),
+    )
+
+
+def _account(gpu: Gpu, lost: int) -> str:
+    used = human(gpu.memory_used) if isinstance(gpu.memory_used, int) else "?"
+    holders = () if isinstance(gpu.holders, Unknown) else gpu.holders
+    held = sum(one.memory for one in holders if isinstance(one.memory, int))
+    return (
+        f"{used} in use, {plural(len(holders), 'process', 'processes')} with {human(held)}: {human(lost)} are nobody's"
+    )
+
+
+@check("mixed-jobs-on-gpu", severity=WARN)
+def mixed_jobs_on_gpu(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
+    """Ranks of two jobs use the same GPU.
+
+    ## What breaks
+    Both take turns on the GPU, and each of their ranks waits at every step for the one that is slowed down. One of them may run
+    out of memory when the other grows.
+
+    ## Why
+    Both were started without CUDA_VISIBLE_DEVICES and took the GPUs from 0 on; or a run was started again while the one before
+    still ran.
+
+    ## Fix
+    Give each job its own GPUs by CUDA_VISIBLE_DEVICES, or end the one that you don't want.
+    """
+    nvidia_gpus(gpus)
+    held = holdings(gpus, processes)
+    dead = _dead_pids(gpus, processes)
+    jobs = [(job, ranks) for job in jobs_of(processes) if (ranks := {one.pid for one in job.ranks} - dead)]
+    mine = {job.name for job in own_jobs(processes)}
+    mixed = []
+    for gpu in gpus.answering:
+        if gpu.mig_enabled is True or gpu.mps_server:
+            continue
+        here = [one for one in held if one.gpu == gpu and one.process and one.holder.kind != "graphics"]
+        there = [job for job, ranks in jobs if any(one.holder.pid in ranks for one in here)]
+        if len(there) > 1 and any(job.name in mine for job in there):
+            pids = {pid for job, ranks in jobs if job in there for pid in ranks}
+            mixed.append((gpu, there, [one for one in here if one.holder.pid in pids]))
+    if mixed:
+        names = list(dict.fromkeys(job.name for _, there, _ in mixed for job in there))
+        on = [one for _, _, some in mixed for one in some]
+        yield Finding(
+            summary=f"Jobs {listed(names, 3)} share {gpus_named(on)}: each slows the other down",
+            evidence=evidence_of(on),
+            fixes=(
+                Fix("See both jobs, and which GPUs each of them has", ("ddpdoctor jobs",)),
+                Fix("Start each job with GPUs of its own, as in", ("export CUDA_VISIBLE_DEVICES=0,1,2,3",))
+                if len(gpus.answering) > 4
+                else Fix("Start one after the other, or give each its own GPU by CUDA_VISIBLE_DEVICES"),
+            ),
+        )
+    all_told(gpus.devices)

@@ -1,0 +1,1 @@
+"""Who reaches whom between the nodes."""

@@ -1,0 +1,1 @@
+"""Settings that nothing reads, that are rejected, or left over."""

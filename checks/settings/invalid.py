@@ -1,0 +1,415 @@
+"""Settings that nothing reads, that their reader rejects, that are out of date, or that are left over from debugging."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, known
+from ddpdoctor.base.wording import dotted, listed
+from ddpdoctor.engine.registry import LogSign, check, requires
+from ddpdoctor.facts.environment import Environment, Setting
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.debugging_settings import dangerous, dangerous_here
+from ddpdoctor.knowledge.evidence import told, torch_version
+from ddpdoctor.knowledge.known_settings import (
+    KnownSetting,
+    in_a_known_family,
+    known_settings,
+    one_slip_from,
+    read_by_nothing,
+)
+from ddpdoctor.knowledge.privileges import NEEDS_ROOT
+
+
+def evidence_of(*settings: Setting) -> tuple[Evidence, ...]:
+    return tuple(Evidence(f"{one.name}={one.value[:200]}", one.origin) for one in settings)
+
+
+def quoted(value: str) -> str:
+    """A value in a summary: in quotes, and short."""
+    return repr(value if len(value) <= 30 else value[:29] + "…")
+
+
+def plain(name: str) -> str:
+    """A name in a summary: one line, and short; the environment may hold any bytes."""
+    return " ".join(name.split())[:60]
+
+
+def take_away(*settings: Setting) -> Fix:
+    """How to get rid of them, wherever they are set."""
+    commands = [
+        f"unset {shlex.quote(one.name)}"
+        if one.origin == "environment"
+        else f"{'sudo ' if of_the_system(one) else ''}sed -i {shlex.quote(f'/^{re.escape(one.name)}=/d')} {shlex.quote(one.origin)}"
+        for one in settings
+    ]
+    names = listed(plain(one.name) for one in settings)
+    files = listed(dict.fromkeys(one.origin for one in settings if one.origin != "environment"))
+    if not files:
+        return Fix(f"Unset {names}, also in the script or start-up file that sets it", tuple(commands), appliable=True)
+    needed = ""
+    if any(of_the_system(one) for one in settings):
+        needed = f" {NEEDS_ROOT}; a value of your own in the environment goes before it"
+    return Fix(f"Take {names} out of {files}{needed}", tuple(commands))
+
+
+def of_the_system(one: Setting) -> bool:
+    """Whether it stands in a file that only root may change. NCCL_CONF_FILE takes the place of ~/.nccl.conf alone;
+    /etc/nccl.conf is read all the same, but never goes before the environment."""
+    return one.origin.startswith("/etc/")
+
+
+def set_instead(name: str, value: str, old: Setting) -> Fix:
+    """How to set another name or value in the place where the old one is set, or in one that goes before it."""
+    if old.origin == "environment" or of_the_system(old):
+        unset = f"unset {shlex.quote(old.name)}; " if name != old.name and not of_the_system(old) else ""
+        where = f" in your environment, which goes before {old.origin}" if of_the_system(old) else ""
+        return Fix(
+            (f"Set {name} to {value}" if name == old.name else f"Set {name} instead") + where,
+            (f"{unset}export {name}={shlex.quote(value)}",),
+            appliable=True,
+        )
+    line = f"{name}={value}"
+    if shlex.quote(line) != line:
+        # It is no line for a shell, and would be another one there.
+        return Fix(f'Write "{line}" into {old.origin}, in place of the old line')
+    return Fix(f"Write this line into {old.origin}, in place of the old one", (line,))
+
+
+@check("setting-misspelt", severity=WARN)
+def setting_misspelt(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
+    """A setting has a name that nothing reads.
+
+    ## What breaks
+    It has no effect, and nobody says so: the interface isn't chosen, the timeout isn't raised, InfiniBand isn't off.
+
+    ## Why
+    NCCL, gloo and torch look for exact names and pass over all others.
+
+    ## Fix
+    Use the right name. Timeouts are no setting at all but an argument of `init_process_group`.
+    """
+    strange: list[Setting] = []
+    for one in environment.effective:
+        nothing = read_by_nothing().get(one.name)
+        if nothing is not None and not nothing.harmless:
+            yield misspelt(one, nothing.meant, nothing.why, gpus, pci)
+        elif nothing is None and one.name not in known_settings() and (meant := one_slip_from(one.name)):
+            yield misspelt(one, meant, "", gpus, pci)
+        elif nothing is None and one.name not in known_settings() and in_a_known_family(one.name):
+            strange.append(one)
+    for one in strange[:MOST_COMPARED]:
+        meant = nearest(one.name)
+        if meant:
+            yield misspelt(one, meant, "", gpus, pci)
+    if len(strange) > MOST_COMPARED:
+        first = strange[MOST_COMPARED]
+        yield Finding(
+            summary=f"{len(strange)} settings have unknown names; {len(strange) - MOST_COMPARED} more than were compared "
+            "with the known ones",
+            severity=INFO,
+            evidence=evidence_of(first),
+            fixes=(Fix("See them all", ("env | grep -E '^(NCCL|TORCH|GLOO)'",)),),
+        )
+
+
+MOST_COMPARED = 50
+"""Names compared with all known ones, which takes about a millisecond each."""
+
+
+def nearest(name: str) -> str:
+    """The known name that this one is most likely meant to be, "" if none is near.
+
+    A name with a part that no known one has is another program's own (NCCL_TESTS_SPLIT), so it must be really close.
+    """
+    candidates = [one.name for one in known_settings().values() if one.reader in ("NCCL", "torch", "torchrun", "gloo")]
+    close = difflib.get_close_matches(name.upper(), candidates, n=1, cutoff=0.88)
+    return close[0] if close else ""
+
+
+def misspelt(one: Setting, meant: str, why: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Finding:
+    hint = f"; the right name is {meant}" if meant else ""
+    renamed = meant and not dangerous_here(meant, one.value, gpus, pci)
+    what = known_settings()[meant].what if meant in known_settings() else ""
+    return Finding(
+        summary=f"{plain(one.name)} is set, but nothing reads it{hint}",
+        cause=why[:1].upper() + why[1:] + "." if why else f"{meant}: {what}." if what else "",
+        evidence=evidence_of(one),
+        fixes=(*((set_instead(meant, one.value, one),) if renamed else ()), take_away(one)),
+    )
+
+
+def version_of(reader: str, torch: Maybe[Torch], nccl: Maybe[Nccl]) -> tuple[int, ...] | None:
+    """The version of the reader that this patient has, or None where that isn't known."""
+    text: object = None
+    if reader == "torch" and isinstance(torch, Torch):
+        text = torch.version
+    elif reader == "NCCL" and isinstance(torch, Torch) and isinstance(torch.nccl_version, tuple):
+        return torch.nccl_version
+    elif reader == "NCCL" and isinstance(nccl, Nccl):
+        text = nccl.version
+    return numbers(text) if isinstance(text, str) else None
+
+
+def numbers(text: str) -> tuple[int, ...] | None:
+    found = re.match(r"\d{1,6}(?:\.\d{1,6})*", text)
+    return tuple(int(part) for part in found[0].split(".")) if found else None
+
+
+def uses_rccl(torch: Maybe[Torch]) -> bool:
+    """ROCm's RCCL takes NCCL's settings, but keeps old ones that NCCL gave up."""
+    return isinstance(torch, Torch) and torch.hip is not None
+
+
+def knows(setting: KnownSetting, version: tuple[int, ...] | None) -> bool:
+    """Whether that version of the reader knows the variable; an unknown version is taken for a current one."""
+    since = numbers(setting.since) if setting.since else None
+    return version is None or since is None or version >= since
+
+
+@check("setting-deprecated", severity=INFO)
+def setting_deprecated(environment: Environment, torch: Maybe[Torch], nccl: Maybe[Nccl]) -> Iterator[Finding]:
+    """A setting has a newer name.
+
+    ## What breaks
+    Nothing yet: the old name is still read, sometimes with a warning in every rank's log.
+
+    ## Why
+    torch moved its own settings from NCCL_ to TORCH_NCCL_, and later to TORCH_FR_; NCCL renamed some of its own.
+
+    ## Fix
+    Set the new name instead.
+    """
+    for one, old in outdated(environment, torch):
+        new = known_settings().get(old.replaced_by)
+        # A value that does harm is setting-dangerous's matter: nobody should set it by any name.
+        if old.removed or new is None or new.name in environment or dangerous(new.name, one.value):
+            continue
+        if knows(new, version_of(new.reader, torch, nccl)):
+            yield Finding(
+                summary=f"{one.name} is an old name; today it is {new.name}",
+                evidence=evidence_of(one),
+                fixes=(set_instead(new.name, one.value, one),),
+            )
+
+
+@check("setting-removed", severity=WARN)
+def setting_removed(environment: Environment, torch: Maybe[Torch]) -> Iterator[Finding]:
+    """A setting is no longer read by any current version.
+
+    ## What breaks
+    It has no effect. What it once did has to be asked for in another way, or no longer at all.
+
+    ## Why
+    It was copied from an old recipe; NCCL has dropped it since.
+
+    ## Fix
+    Unset it, or use what came after it.
+    """
+    for one, old in outdated(environment, torch):
+        if old.removed:
+            instead = f" ({old.replaced_by} came after it)" if old.replaced_by else ""
+            yield Finding(
+                summary=f"{one.name} has no effect: {old.reader} no longer reads it{instead}",
+                evidence=evidence_of(one),
+                fixes=(take_away(one),),
+            )
+
+
+def outdated(environment: Environment, torch: Maybe[Torch]) -> Iterator[tuple[Setting, KnownSetting]]:
+    for one in environment.effective:
+        entry = known_settings().get(one.name)
+        if entry and (entry.removed or entry.replaced_by) and not (entry.reader == "NCCL" and uses_rccl(torch)):
+            yield one, entry
+
+
+@check("setting-too-new", severity=INFO)
+def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -> Iterator[Finding]:
+    """A setting is newer than the installed torch or NCCL.
+
+    ## What breaks
+    It has no effect.
+
+    ## Why
+    It was copied from a newer recipe; this version doesn't know the name.
+
+    ## Fix
+    Use the name that this version reads, or a newer torch.
+    """
+    requires(torch.installed, "torch is not installed")
+    older = {one.replaced_by: one for one in reversed(known_settings().values()) if not one.removed}
+    for one in environment.effective:
+        entry = known_settings().get(one.name)
+        if entry is None or not one.name.startswith(("NCCL_", "TORCH_")) or set_by_torchrun(one, environment):
+            continue
+        version = None if entry.reader == "NCCL" and uses_rccl(torch) else version_of(entry.reader, torch, nccl)
+        if version is None or knows(entry, version):
+            continue
+        old = older.get(one.name)
+        yield Finding(
+            summary=f"{one.name} has no effect on {entry.reader} {dotted(version)}: it takes {entry.reader} {entry.since} or later",
+            evidence=(*evidence_of(one), torch_version(torch)),
+            fixes=(set_instead(old.name, one.value, one),)
+            if old and knows(old, version) and not dangerous(one.name, one.value)
+            else (take_away(one),),
+        )
+
+
+def set_by_torchrun(one: Setting, environment: Environment) -> bool:
+    """torchrun sets this one whatever the version."""
+    return one.name == "TORCH_NCCL_ASYNC_ERROR_HANDLING" and "TORCHELASTIC_RUN_ID" in environment
+
+
+@check(
+    "setting-invalid",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "Invalid value for environment variable: ",
+            why="torch stops with it; OpenMP's message of that kind has no colon, and only warns",
+            pattern=r"environment variable: (?P<name>[A-Z][A-Z0-9_]+)",
+            source="torch 2.13.0 and 2.9.1: torch/csrc/distributed/c10d/Utils.hpp",
+        ),
+        LogSign(
+            "The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL",
+            why="names the setting and the words that it knows",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/debug.cpp",
+        ),
+        LogSign(
+            ", using default ",
+            why="NCCL couldn't read a setting's value as a number, and goes on without it",
+            pattern=r"Invalid value (?P<value>\S+) for (?P<name>NCCL_\w+), using default",
+            source="nccl 2.20.5, 2.27.5, 2.32.3: param.cc",
+        ),
+    ),
+)
+def setting_invalid(environment: Environment) -> Iterator[Finding]:
+    """A setting has a value that its reader doesn't understand.
+
+    ## What breaks
+    NCCL reads `true` as 0, so a switch that was to be on stays off; torch stops with "Invalid value for environment variable".
+    OpenMP prints the same and goes on, with as many threads as there are cores.
+
+    ## Why
+    NCCL's switches are whole numbers and it doesn't complain about words. A few settings know certain words only, some of
+    them in capital letters only.
+
+    ## Fix
+    Set 0 or 1, or a word that its reader knows: the message names them, or `ddpdoctor check --select settings` does.
+    """
+    for one in environment.effective:
+        entry = known_settings().get(one.name)
+        complaint = entry.complaint(one.value) if entry else ""
+        if entry and complaint:
+            yield Finding(
+                summary=f"{one.name}={quoted(one.value)}: {complaint}",
+                severity=FAIL if entry.rejects else WARN,
+                evidence=evidence_of(one),
+                fixes=(*likely_value(one, entry), take_away(one)),
+            )
+
+
+def likely_value(one: Setting, entry: KnownSetting) -> Iterator[Fix]:
+    """The value that was most likely meant, where that is plain."""
+    word = one.value.strip().strip("'\"").lower()
+    if entry.kind in ("nccl-int", "torch-bool", "torch-int"):
+        meant = {"true": "1", "yes": "1", "on": "1", "y": "1", "enable": "1", "enabled": "1"}.get(word) or {
+            "false": "0", "no": "0", "off": "0", "n": "0", "disable": "0", "disabled": "0",
+        }.get(word, "")  # fmt: skip
+        if not meant and re.fullmatch(r"\d+", word):
+            meant = word
+    else:
+        meant = next((choice for choice in entry.choices if choice.lower() == word), "")
+        meant = meant or {"ipv4": "AF_INET", "inet": "AF_INET", "ipv6": "AF_INET6", "debug": "INFO"}.get(word, "")
+        meant = meant if meant in entry.choices else ""
+    if meant:
+        yield set_instead(one.name, meant, one)
+
+
+@check("setting-undecodable", severity=WARN)
+def setting_undecodable(environment: Environment) -> Iterator[Finding]:
+    """A setting holds bytes that aren't UTF-8.
+
+    ## What breaks
+    A path or name with such bytes isn't found, and Python programs that print or log it stop with UnicodeEncodeError.
+
+    ## Why
+    The text came from a file or terminal with another encoding, or the value was cut in the middle of a character.
+
+    ## Fix
+    Type the value anew.
+    """
+    for name in environment.undecodable:
+        found = environment.setting(name)
+        yield Finding(
+            summary=f"{plain(name)} holds bytes that aren't UTF-8",
+            evidence=evidence_of(found)
+            if found
+            else (told(environment, "undecodable", f"bytes that aren't UTF-8: {name}"),),
+            fixes=(
+                # What it was meant to be only the user knows; without it something else may break.
+                msgspec.structs.replace(take_away(found or Setting(name, "")), appliable=False),
+                Fix("Set it anew, in UTF-8, where your job script or start-up file sets it"),
+            ),
+        )
+
+
+@check("nccl-conf-unreadable", severity=WARN)
+def nccl_conf_unreadable(environment: Environment) -> Iterator[Finding]:
+    """A configuration file of NCCL's is there or was named, but can't be read.
+
+    ## What breaks
+    NCCL passes over it without a word: the settings in it don't count.
+
+    ## Why
+    The path in NCCL_CONF_FILE is wrong on this node, this user may not read the file, or it isn't a list of settings.
+
+    ## Fix
+    Correct the path or the permissions. The file holds lines `NAME=VALUE`, and comments that begin with "#".
+    """
+    files = known(environment.configuration_files)
+    requires(files or environment.unreadable_files, "no configuration file of NCCL's")
+    for one in environment.unreadable_files:
+        named = environment.get("NCCL_CONF_FILE") == one.path
+        path = shlex.quote(one.path)
+        fixes = [Fix("Correct the path or the permissions; this shows what is there", (f"ls -l {path}",))]
+        if named:
+            fixes.append(Fix("Or do without the file", ("unset NCCL_CONF_FILE",), appliable=True))
+        yield Finding(
+            summary=f"NCCL can't read its configuration file {one.path[-70:]}: {one.reason[:60]}",
+            evidence=(told(environment, "unreadable_files", f"{one.path}: {one.reason}"),),
+            fixes=tuple(fixes),
+        )
+
+
+@check("nccl-conf-ignored-line", severity=WARN)
+def nccl_conf_ignored_line(environment: Environment) -> Iterator[Finding]:
+    """NCCL doesn't take a line of its configuration file as it was meant.
+
+    ## What breaks
+    The setting doesn't count, or its value has quotes in it and so names an interface that doesn't exist.
+
+    ## Why
+    The file isn't a shell script: NCCL takes all before the first "=" as the name, blanks and "export" too, and all behind
+    it as the value, quotes too. It reads the file when the first communicator is made, too late for what torch reads itself.
+
+    ## Fix
+    Write `NAME=VALUE` without blanks, quotes or "export"; put the settings of torch and gloo into the environment.
+    """
+    files = known(environment.configuration_files)
+    requires(files, "no configuration file of NCCL's")
+    for one in environment.ignored_lines:
+        yield Finding(
+            summary=f"NCCL doesn't take line {one.number} of {one.path[-60:]} as it was meant: {one.why}"[:160],
+            evidence=(told(environment, "ignored_lines", f"{one.path}, line {one.number}: {one.text}"),),
+            fixes=(Fix("Correct the line", (f"${{EDITOR:-vi}} +{one.number} {shlex.quote(one.path)}",)),),
+        )

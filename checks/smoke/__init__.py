@@ -1,0 +1,1 @@
+"""What a smoke training came to."""

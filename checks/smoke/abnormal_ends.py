@@ -1,0 +1,233 @@
+"""How the ranks of a smoke training ended: one failed, one hangs, all wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe
+from ddpdoctor.base.wording import listed
+from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.smoke import LAST, Ending, RankRun, Smoke
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.smoke.analysis_blame import Blame, Kind, at_the_end, blame_for, own_gpu, stage_of, waits
+from ddpdoctor.smoke.fixes import halted, killed_by, look_at, way_between
+from ddpdoctor.smoke.wording import (
+    ended,
+    evidence_of,
+    named,
+    place,
+    said_of,
+    short,
+    what_the_others_did,
+)
+
+ONLY_ITS_END = "the training was over: see smoke-shutdown"
+
+
+@check("smoke-rank-failed", severity=FAIL)
+def smoke_rank_failed(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding]:
+    """A rank of the smoke training fails by itself.
+
+    ## What breaks
+    Your own training would fail at the same place: the smoke training does nothing but what every DDP job does. The other
+    ranks only lose the connection ("Connection closed by peer") or wait until their time is up, and often it is their
+    messages that a log shows last.
+
+    ## Why
+    The stage and the rank's own words tell. An exception in `import` or `device` belongs to the installation or the GPU, one
+    in `rendezvous` or `process group` to the network and the settings. A rank that is killed without a word mostly ran out
+    of memory.
+
+    ## Fix
+    Mend what the first rank's own words say, and leave the words of the others aside. `ddpdoctor check` on the same host
+    looks for the cause; then run `ddpdoctor smoke` again.
+    """
+    found = blame_for(smoke, Kind.FAILED)
+    if found is None:
+        return
+    requires(not at_the_end(found), ONLY_ITS_END)
+    first = found.first
+    why, fixes = _of_failure(found, smoke, meeting)
+    yield Finding(
+        summary=short(f"{named(found.culprits, smoke)} {_how_it_failed(found)}"),
+        cause=" ".join(filter(None, (why, what_the_others_did(found, smoke)))),
+        evidence=evidence_of(found, smoke),
+        fixes=fixes,
+        rank=first.rank,
+        said=said_of(found.culprits),
+    )
+
+
+def _how_it_failed(found: Blame) -> str:
+    """Its end in words; of several ranks in the plural."""
+    first = found.first
+    if first.ending is Ending.ENDED:
+        return f"ended in {place(first)} without a word"
+    return ended(first, several=len(found.culprits) > 1)
+
+
+def _of_failure(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> tuple[str, tuple[Fix, ...]]:
+    first = found.first
+    look = look_at(stage_of(first), first, smoke)
+    if first.ending is Ending.KILLED:
+        why, fixes = killed_by(first, smoke)
+        return why, fixes
+    if first.ending is Ending.EXITED:
+        why = "Something in that process called exit: a library, sitecustomize.py, or a crash handler; its last line may say more."
+        return why, (look,)
+    if not found.alone:
+        why = (
+            "It is the first that lost another rank, and no rank failed by itself: the connection between them was cut."
+        )
+        return why, (*way_between(smoke, meeting), look)
+    if first.ending is Ending.RAISED:
+        return "", (look,)
+    return "It went away before the others noticed; how it ended isn't known.", killed_by(_as_killed(first), smoke)[1]
+
+
+def _as_killed(run: RankRun) -> RankRun:
+    """For what to look at first where a rank has vanished."""
+    return RankRun(
+        rank=run.rank, local_rank=run.local_rank, host=run.host, node=run.node, ending=Ending.KILLED, exit_code=-9
+    )
+
+
+@check("smoke-hang", severity=FAIL)
+def smoke_hang(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding]:
+    """The smoke training hangs: the ranks wait for one of them, or for each other.
+
+    ## What breaks
+    Training stands still, with all GPUs at 100 % or all at 0, until torch's own limit has passed: 10 minutes with NCCL, 30
+    with gloo. Then every rank names the collective in which it waited, and none the rank that it waited for.
+
+    ## Why
+    A collective ends when all ranks have called it. Either one doesn't call it: it is stopped, sits in a disk, a driver or a
+    lock, or died unseen. Or all have called the same one, and their data doesn't get through: mostly the way between the GPUs
+    or the hosts is broken.
+
+    ## Fix
+    Where a rank is named, its stack says what it does in place of the collective. Where all wait in the same one, test the
+    way between them: `ddpdoctor netcheck` between hosts, `NCCL_P2P_DISABLE=1` between GPUs.
+    """
+    found = blame_for(smoke, Kind.HUNG, Kind.TOGETHER)
+    if found is None:
+        return
+    requires(not at_the_end(found), ONLY_ITS_END)
+    yield _together(found, smoke, meeting) if found.kind is Kind.TOGETHER else _waited_for(found, smoke, meeting)
+
+
+def _waited_for(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
+    first = found.first
+    what = _what_it_does(found)
+    others = what_the_others_did(found, smoke)
+    why, fixes = halted(first, smoke)
+    stage = stage_of(first)
+    if first.ending is Ending.NEVER_CAME:
+        why = "Its process was never started, or hangs before its first line: the others wait until their time is up."
+    elif found.left_behind and found.others:
+        why = f"It waits, too, but in {place(first)}, which the others have left: what they sent didn't reach it."
+        fixes = way_between(smoke, meeting)
+    elif not why and first.stack:
+        waited_for = ", and doesn't come to what the others wait in" if any(waits(one) for one in found.others) else ""
+        why = f"It is in {first.stack[0]}{waited_for}."
+    summary = f"{named(found.culprits, smoke)} {what}{f'; {_first_small(others)}' if others else ''}"
+    return Finding(
+        summary=short(summary),
+        cause=" ".join(filter(None, (why, others if short(summary) != summary else ""))),
+        evidence=(*evidence_of(found, smoke), _deadline(smoke, stage)),
+        fixes=(*fixes, look_at(stage, first, smoke)),
+        rank=first.rank,
+        said=said_of(found.culprits),
+    )
+
+
+def _what_it_does(found: Blame) -> str:
+    first, several = found.first, len(found.culprits) > 1
+    if first.ending is Ending.NEVER_CAME:
+        return f"{'were' if several else 'was'} never heard of"
+    if found.left_behind and found.others:
+        return f"still wait{'' if several else 's'} in {place(first)}"
+    if first.process_state:
+        return f"{'are' if several else 'is'} {first.process_state} in {place(first)}"
+    return f"hang{'' if several else 's'} in {place(first)}"
+
+
+def _first_small(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:].rstrip(".")
+
+
+def _together(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
+    first = found.first
+    who = named(found.culprits, smoke)
+    if len(found.culprits) == smoke.world_size:
+        who = "both ranks" if smoke.world_size == 2 else f"all {smoke.world_size} ranks"
+    hosts = list(dict.fromkeys(one.host for one in found.culprits))
+    between = f"between {listed(hosts, most=4)}" if smoke.nnodes > 1 else "between the ranks"
+    return Finding(
+        summary=short(f"{who} hang in {place(first)} over {smoke.backend}, and none is behind the others"),
+        cause=_why_together(found, between),
+        evidence=(*evidence_of(found, smoke), _deadline(smoke, found.stage)),
+        fixes=(*way_between(smoke, meeting), look_at(found.stage, first, smoke)),
+        said=said_of(found.culprits),
+    )
+
+
+def _why_together(found: Blame, between: str) -> str:
+    """No more than is known: with NCCL a GPU may hang where no rank's stack shows it."""
+    lost = f"what they send doesn't get through {between}"
+    if all(waits(one) for one in found.culprits):
+        gpus = ", or one of their GPUs stands still" if own_gpu(found.first) >= 0 else ""
+        return f"All have come to the same place and wait there, and nothing tells them apart. Mostly {lost}{gpus}."
+    return (
+        "Nothing tells them apart, and not of all it is known that they wait for others."
+        f" Either {lost}, or they hang in something of their own: their stacks say in what."
+    )
+
+
+def _deadline(smoke: Smoke, stage: str) -> Evidence:
+    seconds = smoke.seconds_for(stage)
+    if seconds != smoke.deadline:
+        return told(smoke, "import_seconds", f"the stage {stage} may take {seconds:g} s")
+    return told(smoke, "deadline", f"a stage may take {seconds:g} s")
+
+
+@check("smoke-shutdown", severity=FAIL)
+def smoke_shutdown(smoke: Smoke) -> Iterator[Finding]:
+    """The smoke training is over, and its processes don't end, or not cleanly.
+
+    ## What breaks
+    A job that has done all its work is still there, holds its GPUs and its port, or is told to have failed: torchrun then
+    ends with an error, and a scheduler starts it again.
+
+    ## Why
+    Something lives on after `destroy_process_group()` and wants to use the group: a DDP model, a collective that wasn't
+    waited for, a thread of a library. With gloo that is a deadlock, with NCCL often a crash.
+
+    ## Fix
+    At the end of the training: delete the DDP model and the optimizer, `torch.distributed.barrier()`, then
+    `torch.distributed.destroy_process_group()`. See which library leaves threads behind.
+    """
+    found = blame_for(smoke, Kind.FAILED, Kind.HUNG, Kind.TOGETHER)
+    if found is None:
+        return
+    requires(at_the_end(found), "the training wasn't over")
+    first, several = found.first, len(found.culprits) > 1
+    if found.kind is Kind.FAILED:
+        what = _how_it_failed(found)
+    else:
+        what = f"{'have' if several else 'has'} finished training and hang{'' if several else 's'} in {place(first)}"
+    yield Finding(
+        summary=short(f"{named(found.culprits, smoke)} {what}"),
+        evidence=(*evidence_of(found, smoke), _deadline(smoke, LAST)),
+        fixes=(
+            Fix(
+                "In your own training, before its end: delete the DDP model and the optimizer, call"
+                " torch.distributed.barrier(), then torch.distributed.destroy_process_group()"
+            ),
+            look_at(LAST, first, smoke),
+        ),
+        rank=first.rank,
+        said=said_of(found.culprits),
+    )

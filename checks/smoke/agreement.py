@@ -1,0 +1,199 @@
+"""Whether the ranks of a smoke training did the same, and came to the same."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, known
+from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.checks.hang.calls import different_calls
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.hang import Hang
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.smoke import LAST, Ending, Smoke, State
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.smoke.analysis_blame import Blame, Kind, blame_for
+from ddpdoctor.smoke.fixes import check_host, look_at, on_one_host, smoke_command, way_between
+from ddpdoctor.smoke.wording import evidence_of, named, said_of, short, what_the_others_did
+
+WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier", LAST)
+"""Stages in which nothing is computed."""
+
+
+@check(
+    "collective-desync",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Detected mismatch between collectives on ranks",
+            why="only TORCH_DISTRIBUTED_DEBUG=DETAIL says so: it has compared this call of all ranks",
+            pattern=r"on ranks\. Rank (?P<rank>\d+) is running (?:inconsistent )?collective: (?P<call>.{1,120})",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp; torch 1.11 says inconsistent",
+        ),
+        LogSign(
+            "Mismatched collective detected, please check your collective calls",
+            why="NCCL's kernels compared the calls, as those of releases before 2.9 could be asked to",
+            pattern=r"at and around rank (?P<rank>\d+)",
+            source="nccl 2.7: init.cc",
+        ),
+        LogSign(
+            "Collectives differ in the following aspects",
+            why="the same comparison's second line: which of operation, number, shape and type differ",
+            pattern=r"Collectives differ in the following aspects:\s*(?P<aspects>.{0,160})",
+            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp",
+        ),
+        LogSign(
+            "op.preamble.length <= op.nbytes",
+            why="gloo got a message longer than it expected: another collective's, or one of another shape; since torch 2.9 it asks so itself",
+            pattern=r"nbytes\. (?P<got>\d+) vs (?P<expected>\d+)",
+            source="made to happen with torch 2.13.0: gloo/transport/tcp/pair.cc",
+        ),
+        LogSign(
+            "DDP expects same model across all ranks",
+            why="no model has millions of tensors, or fewer than none: those are bytes of another collective of that rank, taken for its number",
+            role=Role.HINTS,
+            pattern=r"while rank \d+ has inconsistent (?:-\d+|\d{7,})(?!\d)",
+            source="torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp, as reported in public",
+        ),
+    ),
+)
+def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
+    """The ranks call different collectives, or the same one with different shapes.
+
+    ## What breaks
+    NCCL hangs until the watchdog ends the job. gloo hangs, fails with "Connection closed by peer", or carries on with wrong
+    sums. The message names the collective that a rank waited in, not the rank that called another one.
+
+    ## Why
+    Collectives have no names on the wire: the third call of one rank meets the third call of the others. One `if rank == 0:`
+    around a collective, a loop with one batch less, or other code or another release on one host is enough.
+
+    ## Fix
+    Every rank must call the same collectives in the same order, with the same type and shape. In your own training
+    `TORCH_DISTRIBUTED_DEBUG=DETAIL` has torch compare every call and name the rank; over gloo, DDP() of torch 2.13 crashes
+    under it (SIGSEGV). Several hosts need the same code, torch and settings.
+    """
+    if isinstance(hang, Hang) and hang.asked:
+        yield from different_calls(hang)
+        return
+    known(hang)
+    found = blame_for(smoke, Kind.DIFFERENT_CALLS)
+    if found is None:
+        requires(any(one.called for one in smoke.ranks), "no collective was run")
+        return
+    first = found.first
+    yield Finding(
+        summary=short(_who_calls_what(found, smoke)),
+        cause=f"In the stage {found.stage} all ranks are to call the same. {what_the_others_did(found, smoke)}".strip(),
+        evidence=(
+            *(told(smoke, "ranks", f"{ranks_named(members)}: {call}") for call, members in found.calls[:4]),
+            *evidence_of(found, smoke),
+        ),
+        fixes=(
+            *_the_same_everywhere(found, smoke),
+            Fix(
+                "Where your own training does the same over NCCL, let torch compare every call and name the rank (over gloo, "
+                "DDP() of torch 2.13 crashes under this)",
+                ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",),
+            ),
+            look_at(found.stage, first, smoke),
+        ),
+        rank=first.rank,
+    )
+
+
+def _who_calls_what(found: Blame, smoke: Smoke) -> str:
+    (most, majority), *rest = found.calls
+    if any(rank == one.rank for one in found.culprits for rank in majority):
+        calls = listed((f"{ranks_named(members)} {call}" for call, members in found.calls), most=3)
+        return f"{named(found.culprits, smoke)} differ in {found.stage}: {calls}"
+    s = "s" if len(found.culprits) == 1 else ""
+    calls = listed((call for call, _ in rest), most=2)
+    return f"{named(found.culprits, smoke)} call{s} {calls} in {found.stage}, where {ranks_named(majority)} call {most}"
+
+
+def _the_same_everywhere(found: Blame, smoke: Smoke) -> tuple[Fix, ...]:
+    if smoke.nnodes == 1:
+        return ()
+    hosts = list(dict.fromkeys(one.host for one in found.culprits))
+    return (
+        Fix(
+            f"Compare torch and ddpdoctor on {listed(hosts, most=3)} with the other hosts",
+            ("ddpdoctor --version", f"{shlex.quote(smoke.python or 'python')} -m pip list"),
+        ),
+    )
+
+
+@check("smoke-wrong-result", severity=FAIL)
+def smoke_wrong_result(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding]:
+    """The smoke training comes to a wrong result.
+
+    ## What breaks
+    Training runs and learns something else: sums of gradients are wrong, ranks drift apart, data is seen twice or never. No
+    error says so.
+
+    ## Why
+    Data is spoilt on its way between GPUs (peer-to-peer copies behind an IOMMU or ACS), a GPU or memory is faulty, or the
+    ranks don't do the same: another seed, another sampler, another release.
+
+    ## Fix
+    Where a rank is named, look at its GPU and host first. Between GPUs of one host `NCCL_P2P_DISABLE=1` takes another way: if
+    the result is right then, it is the peer-to-peer copies.
+    """
+    found = blame_for(smoke, Kind.WRONG)
+    if found is None:
+        requires(
+            any(
+                one.state is State.PASSED and one.name not in WITHOUT_RESULTS
+                for run in smoke.ranks
+                for one in run.stages
+            ),
+            "no stage with a result was run",
+        )
+        return
+    noticed = [one for one in smoke.ranks if one.ending is Ending.WRONG]
+    words = noticed[0].words
+    who = named(found.culprits, smoke)
+    if found.accused:
+        summary = f"wrong result in {found.stage}, caused by {who}: {words}"
+        cause = f"That is the word of {named(noticed, smoke)}."
+    else:
+        summary = f"{who} found a wrong result in {found.stage}: {words}"
+        cause = _where_it_is_wrong(found, smoke)
+    yield Finding(
+        summary=short(summary),
+        cause=cause,
+        evidence=evidence_of(found, smoke),
+        fixes=(*_same_again(smoke), *_another_way(smoke, meeting), _look(found, smoke)),
+        rank=found.first.rank if len(found.culprits) == 1 else None,
+        said=said_of(noticed),
+    )
+
+
+def _same_again(smoke: Smoke) -> tuple[Fix, ...]:
+    if not on_one_host(smoke):
+        return ()
+    text = (
+        "Run it again: a faulty GPU or memory is wrong at another place, or now and then; software always in the same"
+    )
+    return (Fix(text, (smoke_command(smoke),)),)
+
+
+def _another_way(smoke: Smoke, meeting: Maybe[Meeting]) -> tuple[Fix, ...]:
+    """Over gloo on one host there is none."""
+    several = smoke.world_size > 1 and (smoke.backend == "nccl" or smoke.nnodes > 1)
+    return way_between(smoke, meeting)[:1] if several else ()
+
+
+def _look(found: Blame, smoke: Smoke) -> Fix:
+    families = ("gpu", "torch", "settings") if smoke.backend == "nccl" else ("torch", "settings")
+    host = found.first.host if smoke.nnodes > 1 else "this host"
+    return check_host(f"See what is known to be wrong with {host}", families, found.first, smoke)
+
+
+def _where_it_is_wrong(found: Blame, smoke: Smoke) -> str:
+    if len(found.culprits) == smoke.world_size:
+        return "It is wrong on all ranks, so that it doesn't say which of them has caused it."
+    return "On the others it is right, or they had not got so far."

@@ -1,0 +1,1 @@
+"""torch: installed, loadable, and built for this host."""

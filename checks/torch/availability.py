@@ -1,0 +1,485 @@
+"""The patient's torch: is it there, does it import, and is it the build for this host's GPUs and driver?"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import in_patient, listed, pip_install, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.disks import Disks
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.log import Log
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
+from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
+from ddpdoctor.knowledge.launchers import number
+from ddpdoctor.knowledge.loading_signs import TORCH_BROKEN
+from ddpdoctor.knowledge.no_gpu_signs import BUILT_WITHOUT, SEES_NONE
+from ddpdoctor.knowledge.shadowed_modules import another_name, why_in_the_way
+from ddpdoctor.knowledge.wheels import index_options
+from ddpdoctor.logs.analyze.sightings import said
+
+NO_LOG = Unknown("no log was read")
+
+EXPLAINED_BY = (
+    (r"version `(GLIBCXX|CXXABI)_", "glibcxx-too-old"),
+    (r"version [`']lib(?:cu|nv)[^'`]*' not found", "ld-library-path-shadow", "cuda-libs-mixed"),
+    (r"undefined symbol: nccl", "nccl-duplicate-pip", "nccl-lib-shadowed"),
+    (
+        r"undefined symbol: (__nvJitLink|cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z]))",
+        "ld-library-path-shadow",
+        "cuda-libs-mixed",
+    ),
+    (r"lib(cuda|nvidia-ml)\.so\.1: cannot open shared object", "no-nvidia-driver"),
+    (r"cannot open shared object file", "cuda-lib-not-found"),
+    (r"operator torchvision::", "torch-torchvision-mismatch"),
+)
+"""What an import says, to the checks that know more of it."""
+
+
+@check(
+    "torch-missing",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "No module named 'torch'",
+            pattern=r"^\S.*No module named 'torch'",
+            why="Python's own words; indented, it is what pip shows of a build",
+            source="made to happen with Python 3.11",
+        ),
+    ),
+)
+def torch_missing(
+    torch: Torch,
+    patient: Patient,
+    driver: Maybe[Driver],
+    gpus: Maybe[Gpus],
+    pci: Maybe[Pci],
+    machine: Maybe[Machine],
+    packages: Maybe[Packages],
+) -> Iterator[Finding]:
+    """PyTorch is not installed in the interpreter in which training is to run.
+
+    ## What breaks
+    The first `import torch` ends with "No module named 'torch'".
+
+    ## Why
+    Mostly another interpreter is active than the one into which torch was installed: a virtual environment that was not
+    activated, `sudo`, a batch job that doesn't read the shell's start files, or an IDE with its own choice.
+
+    ## Fix
+    Name the right interpreter with `ddpdoctor check --python PATH`, or install torch into this one. Which build is right
+    depends on the driver: plain `pip install torch` takes the newest CUDA, which an older driver can't serve.
+    """
+    if torch.installed:
+        return
+    yield Finding(
+        summary=f"PyTorch is not installed in {patient.python}"[:160],
+        cause=f"That is the Python that was examined, chosen by: {patient.chosen_by}. Training may run in another.",
+        evidence=(
+            told(torch, "installed", "that Python finds no package called torch"),
+            Evidence(f"python: {patient.python}", patient.chosen_by),
+        ),
+        fixes=(
+            Fix(
+                "If torch is in another environment: activate that one, then",
+                ('ddpdoctor check --python "$(command -v python3)"',),
+            ),
+            install_torch(patient, driver, gpus, pci, machine, packages),
+        ),
+    )
+
+
+@check(
+    "torch-import-broken",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            ": file too short",
+            pattern=r"/torch/lib/\S+\.so[\d.]*: file too short",
+            why="A library of torch's own was not written to its end",
+            source="glibc's ld.so; made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            "cannot open shared object file",
+            pattern=r"lib(?:(?:c10|torch|torch_cpu|torch_python|torch_global_deps|shm)\.so|python3[\d.]*m?\.so[\d.]*): cannot open",
+            near="packages/torch/__init__.py",
+            why="A library of torch's own, or the Python that it was built for, is missing while torch itself is imported; before that, an extension says the same of a torch that was not imported yet",
+            source="glibc's ld.so; made to happen with torch 2.13.0",
+        ),
+        LogSign(
+            ": undefined symbol: _Z",
+            pattern=r"/torch/lib/lib(?:torch|c10)\w*\.so: undefined symbol: _ZN?K?(?:5torch|3c10|2at|4c10d|6caffe2)",
+            why="A library of torch's own lacks a symbol of torch's own: files of two builds are mixed, or the build is broken",
+            source="glibc's ld.so, with the names that the compiler gives torch's functions",
+        ),
+        *TORCH_BROKEN,
+        LogSign(
+            "or one of its dependencies",
+            pattern=r'Error loading "[^"]*(?:torch|c10|caffe2)[^"]*" or one of its dependencies',
+            why="torch's own words on Windows for a library that can't be loaded",
+            source="torch 2.13.0: torch/__init__.py",
+        ),
+        LogSign(
+            "DLL load failed",
+            pattern=r"DLL load failed(?: while importing _C)?: ",
+            near="from torch._C import",
+            within=24,
+            why="Windows' word where torch's own module lacks a library; what other packages' modules say stands behind another import",
+            source="Python's dynload_win.c, as reported in public of torch 0.4 to 1.13",
+        ),
+    ),
+)
+def torch_import_broken(
+    torch: Torch, patient: Patient, container: Maybe[Container], disks: Maybe[Disks]
+) -> Iterator[Finding]:
+    """PyTorch is installed, but can't be imported.
+
+    ## What breaks
+    Every rank ends, or hangs, at `import torch`.
+
+    ## Why
+    An exception mostly means a shared library that is missing or of another version; a death by signal a library that
+    doesn't belong to this processor or to its neighbours; an import that never ends a slow or hung network file system.
+
+    ## Fix
+    Read the last line of the traceback first: where another check knows the cause, this one names it. Otherwise install
+    torch anew into a fresh environment.
+    """
+    requires(torch.installed, "torch is not installed")
+    requires(torch.import_state != "not-tried", "torch was not imported")
+    if torch.import_state == "ok":
+        return
+    requires(isinstance(disks, Unknown) or not disks.removed, "see working-folder-gone")
+    requires(not torch.impostor, "see torch-shadowed")
+    line = (torch.import_error.strip().splitlines() or ["it said nothing"])[-1]
+    short = re.sub(r"/[^\s:'\"()]+/", "", line)
+    evidence = [told(torch, "import_error", f"import torch: {line}"), torch_version(torch)]
+    traceback = "Traceback (most recent call last)" in torch.import_traceback
+    printed = torch.import_traceback.strip().splitlines()
+    if printed and not traceback:
+        evidence.insert(1, told(torch, "import_traceback", f"the last line that it printed: {printed[-1]}"))
+    repeat = ("-c", "import torch")
+    if torch.import_state == "crashes":
+        summary = f"import torch kills Python: {short}"
+        cause = "A compiled library crashed while it was being loaded. The stack that faulthandler prints names it."
+        look = Fix("See where it dies", (in_patient(patient, "-X", "faulthandler", *repeat),))
+    elif torch.import_state == "hangs":
+        summary = f"import torch hangs: {short}"
+        cause = (
+            "Either its files come slowly or not at all (a network file system), or a call to the GPU's driver hangs."
+        )
+        timed = f"timeout 120 {in_patient(patient, '-X', 'importtime', *repeat)}"
+        look = Fix("See how far it gets: the last line names the module", (timed, f"df {shlex.quote(torch.location)}"))
+    else:
+        summary = f"import torch fails: {short}"
+        if printed and not traceback:
+            cause = f"It ended without a traceback, and printed: {printed[-1]}"
+        else:
+            cause = "The last line of the traceback says what is missing or doesn't fit."
+        look = Fix("See all that it prints", (in_patient(patient, *repeat),))
+    text = torch.import_error + torch.import_traceback
+    slugs = next((slugs for pattern, *slugs in EXPLAINED_BY if re.search(pattern, text)), [])
+    if slugs == ["no-nvidia-driver"] and not isinstance(container, Unknown) and container.runtime:
+        slugs = ["container-no-gpu"]
+    if slugs:
+        cause = f"This is what {listed(slugs)} {'looks' if len(slugs) == 1 else 'look'} into."
+    if torch.in_the_way:
+        cause = why_in_the_way(torch)
+        evidence.append(told(torch, "in_the_way", f"the error comes from {torch.in_the_way}, or speaks of it"))
+    yield Finding(
+        summary=summary if len(summary) <= 160 else summary[:157] + "...",
+        cause=cause,
+        evidence=tuple(evidence),
+        fixes=(another_name(torch.in_the_way), look)
+        if torch.in_the_way
+        else (Fix("Read about the likely cause", tuple(f"ddpdoctor explain {one}" for one in slugs)),)
+        if slugs
+        else (look, *_import_remedies(torch, patient, line)),
+    )
+
+
+def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]:
+    missing = re.search(r"No module named '([A-Za-z0-9_]+)'", line)
+    if torch.found_through == "PYTHONPATH":
+        yield Fix("PYTHONPATH brings this torch; try the one without it", ("unset PYTHONPATH",))
+    elif torch.found_through:
+        yield Fix("The working folder brings this torch; start from another folder", ("cd ~",))
+    elif missing and missing[1] != "torch":
+        yield Fix("Install the module that torch misses", (pip_install(patient, missing[1].replace("_", "-")),))
+    elif torch.import_state == "hangs":
+        yield Fix(
+            "Make an environment on a disk of this host, and install torch there",
+            (in_patient(patient, "-m", "venv", "/tmp/ddp-env"),),
+        )
+    elif torch.version:
+        again = pip_install(
+            patient, "--force-reinstall", f"torch=={torch.version}", *index_options(torch.version or "")
+        )
+        yield Fix("Install the same torch anew", (again,))
+
+
+@check(
+    "torch-cpu-only",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Torch not compiled with CUDA enabled",
+            why="torch's own words",
+            source="torch 2.13.0: torch/cuda/__init__.py; made to happen",
+        ),
+        LogSign(
+            "module 'torch._C' has no attribute '_cuda_",
+            why="The CPU build lacks the functions of its C module that torch.cuda calls",
+            source="made to happen with torch 2.13.0: torch.cuda.set_device()",
+        ),
+        *BUILT_WITHOUT,
+        LogSign(
+            "Cannot access accelerator device when none is available.",
+            why="torch's word where a script names a device by its number alone, or pins memory, and this build has none; in the first releases with "
+            "these words, a build with CUDA that sees no GPU said so, too",
+            role=Role.HINTS,
+            source="aten/src/ATen/DeviceAccelerator.cpp; made to happen with torch 2.13.0+cpu",
+        ),
+        *SEES_NONE,
+        LogSign(
+            "ValueError: Cuda is not available.",
+            why="torchrun's word where --nproc-per-node gpu was asked for, and torch sees no GPU: with a build that has CUDA see cuda-unavailable",
+            role=Role.HINTS,
+            near="in determine_local_world_size",
+            within=8,
+            source="made to happen with torch 2.13.0: torch/distributed/run.py",
+        ),
+    ),
+)
+def torch_cpu_only(
+    torch: Torch,
+    patient: Patient,
+    pci: Maybe[Pci],
+    gpus: Maybe[Gpus],
+    driver: Maybe[Driver],
+    machine: Maybe[Machine],
+    container: Maybe[Container],
+    packages: Maybe[Packages],
+    log: Maybe[Log] = NO_LOG,
+) -> Iterator[Finding]:
+    """torch is the build without GPU support, and training is to run on a GPU.
+
+    ## What breaks
+    "Torch not compiled with CUDA enabled", or a training that runs on the processor, a hundred times slower.
+
+    ## Why
+    The CPU build came from another index (`.../whl/cpu`), from a lock file or mirror that was made on a machine without a
+    GPU, or from a conda solver that settled for it.
+
+    ## Fix
+    Install the build for the driver's CUDA; `--force-reinstall`, since pip takes the installed one for the same version.
+    """
+    requires(torch.installed, "torch is not installed")
+    if not torch.cpu_only:
+        return
+    jetson = not isinstance(machine, Unknown) and machine.jetson
+    seen = nvidia_hardware(pci, gpus, driver)
+    if seen is None and jetson and not isinstance(machine, Unknown):
+        seen = told(machine, "jetson", "this is a Jetson")
+    if seen is None:
+        found = tuple(_cpu_build_beside_amd(torch, patient, pci, gpus, packages))
+        if not found and said(log, "torch-cpu-only"):
+            found = (_cpu_build_and_a_script_for_gpus(torch, patient),)
+        if not found:
+            _would_be_seen(pci, gpus, driver, machine)
+        yield from found
+        return
+    spared = (
+        not isinstance(container, Unknown)
+        and container.runtime is not None
+        and not isinstance(driver, Unknown)
+        and not driver.device_nodes
+        and not jetson
+    )
+    yield Finding(
+        summary=f"torch {torch.version} is a build without CUDA, but this host has an NVIDIA GPU",
+        severity=WARN if spared else FAIL,
+        cause="This container wasn't given the GPU either: see container-no-gpu." if spared else "",
+        evidence=(torch_version(torch), torch_cuda(torch), seen),
+        fixes=(install_torch(patient, driver, gpus, pci, machine, packages),),
+    )
+
+
+def _build_for_other_hosts(patient: Patient) -> Fix:
+    return Fix(
+        "If it is to run on hosts with GPUs, install the build for CUDA",
+        (pip_install(patient, "--force-reinstall", "torch"),),
+    )
+
+
+def _cpu_build_and_a_script_for_gpus(torch: Torch, patient: Patient) -> Finding:
+    return Finding(
+        summary=f"torch {torch.version} is a build without CUDA, and the script asks for a GPU",
+        cause="No GPU is to be seen on this host: with another build alone the script won't run here.",
+        evidence=(torch_version(torch), torch_cuda(torch)),
+        fixes=(
+            Fix("Without a GPU, let the script take one only where torch.cuda.is_available() says so"),
+            _build_for_other_hosts(patient),
+        ),
+    )
+
+
+def _would_be_seen(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver], machine: Maybe[Machine]) -> None:
+    """Whether a GPU, if there were one, would have shown.
+
+    Raises:
+        NotKnown: no, with the reason.
+    """
+    # Neither WSL's GPU nor a Jetson's is on the PCI bus; how much memory an AMD GPU has is not to be seen there.
+    if known(machine).wsl and "/dev/dxg" in known(driver).device_nodes:
+        known(known(driver).libcuda_path)
+    if known(pci).amd_gpus:
+        for one in known(gpus).devices:
+            known(one.memory_total)
+
+
+def _cpu_build_beside_amd(
+    torch: Torch, patient: Patient, pci: Maybe[Pci], gpus: Maybe[Gpus], packages: Maybe[Packages]
+) -> Iterator[Finding]:
+    seen = amd_accelerator(pci, gpus)
+    if seen:
+        yield Finding(
+            summary=f"torch {torch.version} is a build without ROCm, but this host has an AMD GPU",
+            severity=WARN,
+            evidence=(torch_version(torch), told(torch, "hip", "torch is built without ROCm"), seen),
+            fixes=(rocm_fix(patient, packages),),
+        )
+
+
+@check(
+    "nccl-not-built",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "Distributed package doesn't have NCCL built in",
+            why="torch's own words",
+            source="torch 2.13.0: torch/distributed/distributed_c10d.py; made to happen",
+        ),
+        LogSign(
+            "cannot import name 'ProcessGroupNCCL' from 'torch.",
+            why="every build with NCCL has it there",
+            source="made to happen with torch 2.13.0+cpu",
+        ),
+    ),
+)
+def nccl_not_built(
+    torch: Torch,
+    patient: Patient,
+    plan: Plan,
+    machine: Maybe[Machine],
+    environment: Maybe[Environment],
+    driver: Maybe[Driver],
+    gpus: Maybe[Gpus],
+    pci: Maybe[Pci],
+    packages: Maybe[Packages],
+    log: Maybe[Log] = NO_LOG,
+) -> Iterator[Finding]:
+    """torch was built without NCCL.
+
+    ## What breaks
+    `init_process_group("nccl")` ends with "Distributed package doesn't have NCCL built in".
+
+    ## Why
+    Mostly it is PyTorch's build for the CPU, whose version ends in `+cpu`: `python -c "import torch; print(torch.__version__)"`
+    shows it. NCCL is a Linux library, so Windows builds have none, Jetson builds mostly none, and a build of your own only if
+    NCCL was found then.
+
+    ## Fix
+    On Linux with a GPU take PyTorch's own wheel for CUDA: `pip install --force-reinstall torch`; which one an older driver
+    wants, `ddpdoctor check --select torch-cpu-only` tells. Without a GPU, or where there is no NCCL, use `init_process_group("gloo")`,
+    which moves GPU tensors through the processor's memory.
+    """
+    asked_for = said(log, "nccl-not-built")
+    requires(torch.installed, "torch is not installed")
+    requires(not torch.cpu_only or asked_for, "torch is a CPU-only build")
+    if known(torch.nccl_available):
+        return
+    elsewhere = isinstance(machine, Unknown) or machine.jetson or machine.system != "Linux"
+    world = None if isinstance(environment, Unknown) else number(environment.get("WORLD_SIZE"))
+    ranks = max(plan.nproc, world or 1)
+    alone = ranks == 1 and not asked_for
+    if alone:
+        known(environment)
+        known(machine)
+    requires(not (alone and elsewhere), "one rank, on a kind of host for which there is no NCCL")
+    gloo = Fix(
+        f"{'Use' if elsewhere else 'Or use'} gloo in your script, `torch.distributed.init_process_group('gloo')`; this shows whether it is there",
+        (in_patient(patient, "-c", "import torch.distributed as d; print(d.is_gloo_available())"),),
+    )
+    yield Finding(
+        summary=f"torch {torch.version} was built without NCCL, by which {plural(ranks, 'rank')} would talk to each other"
+        if ranks > 1
+        else f"torch {torch.version} was built without NCCL{', as all builds for the CPU are' if torch.cpu_only else ''}",
+        severity=WARN if elsewhere or alone else FAIL,
+        evidence=(told(torch, "nccl_available", "torch has no NCCL"), torch_version(torch)),
+        fixes=(gloo,)
+        if elsewhere
+        else (
+            _build_for_other_hosts(patient)
+            if torch.cpu_only and nvidia_hardware(pci, gpus, driver) is None
+            else install_torch(patient, driver, gpus, pci, machine, packages),
+            gloo,
+        ),
+    )
+
+
+@check(
+    "torch-distributed-missing",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "module 'torch.distributed' has no attribute",
+            pattern=r"'torch\.distributed' has no attribute '(?:init_process_group|is_initialized|get_rank|get_world_size|ReduceOp|all_reduce|barrier|new_group|ProcessGroup)'",
+            why="Every torch with distributed support has these; other names may be those of a newer torch",
+            source="torch 2.13.0: torch/distributed/__init__.py, which defines none of them without c10d",
+        ),
+    ),
+)
+def torch_distributed_missing(
+    torch: Torch,
+    patient: Patient,
+    plan: Plan,
+    driver: Maybe[Driver],
+    gpus: Maybe[Gpus],
+    pci: Maybe[Pci],
+    machine: Maybe[Machine],
+    packages: Maybe[Packages],
+) -> Iterator[Finding]:
+    """torch was built without torch.distributed.
+
+    ## What breaks
+    torchrun, DistributedDataParallel and everything built on them fail with an AttributeError or ImportError.
+
+    ## Why
+    Somebody built it with USE_DISTRIBUTED=0: older Jetson and some distributions' packages are made so.
+
+    ## Fix
+    Install PyTorch's own build, or build with `USE_DISTRIBUTED=1`.
+    """
+    requires(torch.installed, "torch is not installed")
+    if known(torch.distributed_available):
+        return
+    yield Finding(
+        summary=f"torch {torch.version} was built without torch.distributed: no DDP, no torchrun",
+        severity=FAIL if plan.nproc > 1 else WARN,
+        evidence=(told(torch, "distributed_available", "torch has no torch.distributed"), torch_version(torch)),
+        fixes=(install_torch(patient, driver, gpus, pci, machine, packages),),
+    )

@@ -1,0 +1,453 @@
+"""torch's CUDA against this host's driver and GPUs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.wording import dotted, in_patient, listed, pip_install, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.driver import Driver
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.libraries import Libraries
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.visible import needs_certain_order, visible_gpus
+from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
+from ddpdoctor.knowledge.evidence import cuda_start, libcuda, told, torch_cuda
+from ddpdoctor.knowledge.installing import capabilities, driver_cuda, jetson_fix, replacing
+from ddpdoctor.knowledge.nvidia import (
+    NO_DRIVER,
+    SHUT,
+    called,
+    compute_capability,
+    driver_loaded,
+    is_compat,
+    nvidia_gpus,
+    own_gpus,
+    shut_nodes,
+)
+from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.stuck_driver import IN_TORCH, torch_cut_short
+from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
+
+
+@check(
+    "driver-too-old",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "The NVIDIA driver on your system is too old (found version",
+            why="torch's own words, with the driver's CUDA version",
+            source="torch 2.9.1: c10/cuda/CUDAFunctions.cpp; made to happen with a stand-in libcuda",
+        ),
+        LogSign(
+            "CUDA driver version is insufficient for CUDA runtime version",
+            role=Role.HINTS,
+            why="The CUDA runtime says it, too, where no driver's library is found at all",
+            source="torch 2.9.1 and nccl 2.27.5: libcudart",
+        ),
+        LogSign(
+            "the provided PTX was compiled with an unsupported toolchain",
+            why="CUDA's own words: the code is of a newer CUDA than the driver's compiler knows",
+            source="torch 2.9.1: libcudart",
+        ),
+        LogSign(
+            "API call is not supported in the installed CUDA driver",
+            pattern=r"(?:CUDA error|Error 36): API call is not supported in the installed CUDA driver",
+            why="CUDA's own words for a function that this driver hasn't got, said to torch",
+            source="torch 2.9.1: libcudart",
+        ),
+        LogSign(
+            "unsatisfied condition: cuda",
+            pattern=r"nvidia-container-cli: requirement error: unsatisfied condition: cuda ?>= ?(?P<wanted>[\d.]+)",
+            why="NVIDIA's container runtime compares what the image asks for with what the driver can",
+            source="libnvidia-container: src/cli/configure.c, as reported in public",
+        ),
+    ),
+)
+def driver_too_old(
+    torch: Torch,
+    driver: Driver,
+    machine: Machine,
+    patient: Patient,
+    gpus: Maybe[Gpus],
+    container: Maybe[Container],
+    packages: Maybe[Packages],
+) -> Iterator[Finding]:
+    """The NVIDIA driver is older than the CUDA that torch was built with.
+
+    ## What breaks
+    `torch.cuda.is_available()` is False, and the first CUDA call says that the driver is too old.
+
+    ## Why
+    torch brings CUDA with it, except for the driver's part. Within one major version every driver serves every CUDA (12.8 on
+    a driver of 12.4 is fine); a newer major needs a newer driver: 525.60.13 for 12.x, 580.65.06 for 13.x. Plain
+    `pip install torch` takes the newest CUDA, whatever the driver.
+
+    ## Fix
+    Without root: install the torch for the older CUDA. With root: update the driver. On data-centre GPUs the package
+    cuda-compat also helps.
+    """
+    cuda = needs_cuda_build(torch)
+    requires(driver.version is not None or driver.libcuda_path is not None, NO_DRIVER)
+    served = driver_cuda(driver, machine)
+    if served is None:
+        raise NotKnown("the driver doesn't tell which CUDA it serves")
+    if served[0] >= numbers(cuda)[0]:
+        return
+    exact = isinstance(driver.cuda_version, tuple)
+    newest = dotted(served) if exact else f"{served[0]}.x"
+    says = f"serves CUDA {newest} at most" if served[0] else "is older than any that torch still supports"
+    evidence = [torch_cuda(torch)]
+    if exact:
+        evidence.append(told(driver, "cuda_version", f"newest CUDA that the driver serves: {newest}"))
+    if driver.version:
+        evidence.append(Evidence(f"driver {driver.version}", "the driver's kernel module and libraries"))
+    wanted = "" if machine.wsl else f" ({DRIVER_FLOOR.get(numbers(cuda)[0], 'a newer one')} or later)"
+    where = " on the host, outside of the container" if _in_container(container) else ""
+    where = " in Windows, not inside WSL" if machine.wsl else where
+    update = (
+        f"Or ask the administrator for a driver for CUDA {numbers(cuda)[0]}{where}{wanted}, and send what this prints"
+    )
+    yield Finding(
+        summary=f"torch is built for CUDA {cuda}, and driver {driver.version or ''} {says}".replace("  ", " "),
+        evidence=tuple(evidence),
+        fixes=(
+            *_for_older_driver(torch, patient, served, gpus, packages),
+            Fix(update, ("nvidia-smi",)),
+        ),
+    )
+
+
+def _in_container(container: Maybe[Container]) -> bool:
+    return not isinstance(container, Unknown) and container.runtime is not None
+
+
+def _for_older_driver(
+    torch: Torch, patient: Patient, served: tuple[int, int], gpus: Maybe[Gpus], packages: Maybe[Packages]
+) -> Iterator[Fix]:
+    """The same release of torch for the driver's CUDA if there is one, else the newest that there is."""
+    version = release(torch.version)
+    plain = version and not version.is_prerelease and (version.major, version.minor) in CUDA_TAGS
+    for pin in (version.base_version, "") if version and plain else ("",):
+        tag = best_tag(served, capabilities(gpus), pin or None)
+        if tag:
+            names = replacing(packages, f"torch=={pin}" if pin else "torch")
+            command = pip_install(patient, *names, "--index-url", index_url(tag))
+            yield Fix(f"Install the build that this driver serves ({tag})", (command,))
+            return
+
+
+@check(
+    "cuda-compat-unsupported",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "forward compatibility was attempted on non supported HW",
+            why="CUDA's own words for its error 804",
+            source="torch 2.9.1: libcudart; made to happen with a stand-in libcuda",
+        ),
+    ),
+)
+def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[Libraries]) -> Iterator[Finding]:
+    """A forward-compatibility libcuda is loaded that doesn't go with this GPU or driver.
+
+    ## What breaks
+    `torch.cuda.is_available()` is False with "Error 804: forward compatibility was attempted on non supported HW", or 803.
+
+    ## Why
+    Containers bring a libcuda of their own in `/usr/local/cuda/compat`, for data-centre GPUs whose driver is older than the
+    container's CUDA. On GeForce cards, and beside a newer driver, it must not be loaded.
+
+    ## Fix
+    Take the compat folder out of LD_LIBRARY_PATH and of `/etc/ld.so.conf.d`, so that the driver's own libcuda is found.
+    """
+    path = known(driver.libcuda_path)
+    requires(path is not None, NO_DRIVER)
+    code = known(driver.cuda_init)
+    if code == 0 or (code != 804 and not is_compat(path)):
+        return
+    kernel = driver.kernel_version if isinstance(driver.kernel_version, str) else driver.nvml_driver_version
+    library = driver.libcuda_version
+    names = [] if isinstance(gpus, Unknown) else [one.name for one in gpus.devices]
+    consumer = next((name for name in names if re.search(r"GeForce|TITAN", name)), None)
+    behind = bool(kernel and library and numbers(library) < numbers(kernel))
+    if code in (803, 804) or consumer or behind:
+        why = f"{consumer} is no data-centre GPU: forward compatibility doesn't work on it." if consumer else ""
+        if behind:
+            why = f"It belongs to driver {library}, which is older than the loaded driver {kernel}, so it isn't needed."
+        search = () if isinstance(libraries, Unknown) else libraries.search_path
+        kept = [one for one in search if not is_compat(f"{one}/")]
+        unset = f"export LD_LIBRARY_PATH={shlex.quote(':'.join(kept))}" if kept else "unset LD_LIBRARY_PATH"
+        yield Finding(
+            summary=f"CUDA can't start (code {code}): it loads {'a forward-compatibility libcuda, ' * is_compat(path)}{path}"[
+                :160
+            ],
+            cause=why,
+            evidence=(
+                libcuda(driver),
+                cuda_start(driver),
+                told(driver, "kernel_version", f"loaded driver: {kernel or 'of unknown version'}"),
+            ),
+            fixes=(
+                Fix("Take the compat folder out of LD_LIBRARY_PATH", (unset,))
+                if len(kept) < len(search)
+                else by_root(
+                    "Delete the file, found by the first command, that puts the compat folder on the loader's path",
+                    ("grep -rl compat /etc/ld.so.conf.d", "sudo ldconfig"),
+                )
+                if is_compat(path)
+                else Fix(
+                    "Find out where this libcuda comes from, and let the driver's own be found before it",
+                    ("ldconfig -p | grep libcuda.so", "echo $LD_LIBRARY_PATH"),
+                ),
+            ),
+        )
+
+
+@check(
+    "gpu-arch-unsupported",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "with CUDA capability sm_",
+            pattern=r"^(?P<gpu>.*) with CUDA capability (?P<arch>sm_\d+) is not compatible with the current PyTorch installation",
+            why="torch's own words, with the GPU's name",
+            source="torch 2.13.0 and 1.13.1: torch/cuda/__init__.py",
+        ),
+        LogSign(
+            "no kernel image is available for execution on the device",
+            role=Role.HINTS,
+            why="Any CUDA library can lack the code for this GPU, torch's own or an extension's",
+            source="torch 2.9.1: libcudart",
+        ),
+        LogSign(
+            "device kernel image is invalid",
+            role=Role.HINTS,
+            pattern=r"(?:CUDA error|Triton Error \[CUDA\]): device kernel image is invalid",
+            why="The code that a library brought isn't such as this GPU or its driver takes: an older driver says it, too",
+            source="torch 2.9.1: libcudart; triton 3, as reported in public",
+        ),
+        LogSign(
+            "invalid device function",
+            role=Role.HINTS,
+            pattern=r"CUDA error: invalid device|cuda runtime error \(\d+\) : invalid device",
+            why="A kernel that wasn't compiled for this GPU, mostly of an extension",
+            source="torch 1.13.1 and 2.9.1: libcudart; torch 1.0 to 1.9: aten/src/THC, as reported in public",
+        ),
+        LogSign(
+            "cublas runtime error : the GPU program failed to execute",
+            role=Role.HINTS,
+            why="The cuBLAS of an old CUDA on a GPU that is newer; a kernel that failed before says so, too",
+            source="torch 0.4 to 1.4: aten/src/THC/THCBlas.cu, as reported in public",
+        ),
+        LogSign(
+            "CUDNN_STATUS_ARCH_MISMATCH",
+            role=Role.HINTS,
+            why="cuDNN has no code for this GPU: it is older than the build wants, or newer than it knows",
+            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cudnn, with cuDNN's own names of its errors",
+        ),
+        LogSign(
+            "' is not defined for option 'gpu-name'",
+            pattern=r"ptxas fatal +: Value '(?P<arch>sm_\w+)' is not defined",
+            why="Triton's assembler, or the toolkit's, is older than this GPU",
+            source="ptxas, as reported in public",
+        ),
+        LogSign(
+            "CUBLAS_STATUS_ARCH_MISMATCH when calling",
+            role=Role.HINTS,
+            why="cuBLAS asks for what this GPU can't do: too old for this build, or for that data type",
+            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDABlas.cpp",
+        ),
+        LogSign(
+            "'named symbol not found'",
+            role=Role.HINTS,
+            why="NCCL looked for a kernel of its own: that library lacks the code for this GPU, or the driver is older than it",
+            pattern=r"NCCL WARN Cuda failure (?:500 )?'named symbol not found'",
+            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h; the CUDA runtime's own text",
+        ),
+    ),
+)
+def gpu_arch_unsupported(
+    torch: Torch,
+    gpus: Gpus,
+    driver: Driver,
+    machine: Machine,
+    patient: Patient,
+    environment: Maybe[Environment],
+    packages: Maybe[Packages],
+) -> Iterator[Finding]:
+    """torch has no code for this GPU.
+
+    ## What breaks
+    The first kernel ends with "no kernel image is available for execution on the device".
+
+    ## Why
+    A build holds machine code for some generations of GPUs. A GPU newer than the build has none (Blackwell with CUDA 12.4),
+    and builds for newer CUDA drop old generations (Pascal and Volta have none in CUDA 12.8 and 13 wheels).
+
+    ## Fix
+    Install the build that has it: cu126 for Maxwell, Pascal and Volta; cu128 or cu130 for Blackwell.
+    Where the traceback ends in an extension (flash-attn, fused kernels), it is that which lacks the code, and no other torch helps:
+    build it again on this GPU, or with `TORCH_CUDA_ARCH_LIST` naming it, and remove what `~/.cache/torch_extensions` or the script's
+    own `build` folder kept of the old one.
+    """
+    cuda = needs_cuda_build(torch)
+    nvidia_gpus(gpus)
+    arch_list = known(torch.arch_list)
+    if not arch_list:
+        raise NotKnown("torch doesn't tell which GPUs it has code for")
+    usable = [one.gpu for one in visible_gpus(gpus, environment)]
+    requires(usable, "no GPU is visible to torch")
+    served = driver_cuda(driver, machine)
+    jit = served is None or served >= numbers(cuda)[:2]
+    unsupported: list[Gpu] = []
+    for gpu in usable:
+        if gpu not in unsupported and not runs_on(compute_capability(gpu), arch_list, tegra=machine.jetson, jit=jit):
+            unsupported.append(gpu)
+    if not unsupported:
+        if served is None and not all(
+            runs_on(compute_capability(one), arch_list, tegra=machine.jetson, jit=False) for one in usable
+        ):
+            raise NotKnown("the driver doesn't tell which CUDA it serves")
+        return
+    supported = [gpu for gpu in usable if gpu not in unsupported]
+    first = unsupported[0]
+    if supported:
+        needs_certain_order(gpus, environment)
+    yield Finding(
+        summary=f"torch {torch.version} has no code for {called(unsupported)}: {first.name}, sm_{_sm(first)}",
+        severity=WARN if supported else FAIL,
+        evidence=(
+            told(torch, "arch_list", f"torch has code for {listed(arch_list, most=9)}"),
+            told(gpus, "devices", f"{first.name} has compute capability {dotted(compute_capability(first))}"),
+        ),
+        fixes=(jetson_fix(patient, driver, packages),)
+        if machine.jetson
+        else tuple(_for_these_gpus(patient, served, usable, supported, packages)),
+    )
+
+
+def _sm(gpu: Gpu) -> str:
+    return "".join(str(part) for part in compute_capability(gpu))
+
+
+def _for_these_gpus(
+    patient: Patient,
+    served: tuple[int, int] | None,
+    usable: list[Gpu],
+    supported: list[Gpu],
+    packages: Maybe[Packages],
+) -> Iterator[Fix]:
+    tag = best_tag(served, [compute_capability(one) for one in usable])
+    if tag:
+        command = pip_install(patient, *replacing(packages), "--index-url", index_url(tag))
+        yield Fix(f"Install the build that has code for it ({tag})", (command,))
+    if supported:
+        yield Fix(
+            "Or leave that GPU out" if tag else "Leave that GPU out",
+            ("export CUDA_VISIBLE_DEVICES=" + shlex.quote(",".join(one.uuid for one in supported)),),
+        )
+    if not tag and not supported:
+        yield Fix(
+            "Ask the administrator for a newer driver, or take an older torch: no current build has code for this GPU and "
+            "works with this driver; what the build that is here has code for:",
+            (in_patient(patient, "-c", "import torch; print(torch.cuda.get_arch_list())"),),
+        )
+
+
+@check("cuda-unavailable", severity=FAIL)
+def cuda_unavailable(
+    torch: Torch,
+    gpus: Maybe[Gpus],
+    driver: Maybe[Driver],
+    machine: Maybe[Machine],
+    patient: Patient,
+    environment: Maybe[Environment],
+    pci: Maybe[Pci],
+    container: Maybe[Container],
+) -> Iterator[Finding]:
+    """torch has CUDA, the driver or the bus shows GPUs, and yet torch can't use them.
+
+    ## What breaks
+    `torch.cuda.is_available()` is False, hangs or kills the process: training falls back to the processor or stops.
+
+    ## Why
+    CUDA failed to start for a reason of its own; torch's message says more than `nvidia-smi` does.
+
+    ## Fix
+    Read the message. Without one, start a fresh process: CUDA started once before a fork stays broken in the child.
+    """
+    cuda = needs_cuda_build(torch)
+    if torch.cuda_error.startswith(IN_TORCH):
+        driver, machine = known(driver), known(machine)
+        own = driver.cuda_end and (driver_loaded(driver) or machine.wsl)
+        requires(not own, "CUDA itself can't start: see cuda-unknown-error")
+        yield torch_cut_short(torch, driver, patient)
+        return
+    on_bus = () if isinstance(pci, Unknown) else own_gpus(pci)
+    answering = not isinstance(gpus, Unknown) and gpus.vendor == "nvidia" and bool(gpus.answering)
+    if not on_bus:
+        nvidia_gpus(known(gpus))
+    if known(torch.cuda_available):
+        return
+    if answering:
+        requires(visible_gpus(known(gpus), environment), "no GPU is visible to torch")
+    else:
+        requires(not _drivers_own_matter(driver, machine, container), "the driver itself doesn't work: see its checks")
+    served = driver_cuda(driver, machine)
+    requires(
+        served is None or served[0] >= numbers(cuda)[0], "the driver is too old for this torch: see driver-too-old"
+    )
+    others_can_tell = not isinstance(machine, Unknown) and not isinstance(container, Unknown)
+    if isinstance(driver, Driver) and isinstance(driver.cuda_init, int) and others_can_tell:
+        other = {
+            802: "fabric-manager-not-running",
+            803: "cuda-compat-unsupported" if is_compat(str(driver.libcuda_path)) else "nvml-driver-mismatch",
+            804: "cuda-compat-unsupported",
+            999: "cuda-unknown-error",
+        }
+        requires(driver.cuda_init not in other, f"CUDA itself can't start: see {other.get(driver.cuda_init)}")
+        requires(not shut_nodes(driver), SHUT)
+    message = (torch.cuda_error.strip().splitlines() or ["no reason given"])[-1].rstrip(".")
+    if answering:
+        gpus = known(gpus)
+        count, who = len(gpus.answering), "the driver"
+        shown = told(gpus, "devices", f"the driver shows {count} x {gpus.answering[0].name}")
+    else:
+        count, who = len(on_bus), "the PCI bus"
+        shown = told(
+            known(pci), "devices", f"{plural(count, 'NVIDIA GPU')} on the PCI bus, the first at {on_bus[0].address}"
+        )
+    yield Finding(
+        summary=f"torch {torch.version} can't use the {plural(count, 'GPU')} that {who} shows: {message}"[:160],
+        evidence=(
+            told(torch, "cuda_available", "torch finds no GPU that it can use"),
+            told(torch, "cuda_error", f"torch's message: {message}"),
+            *(() if isinstance(driver, Unknown) else (cuda_start(driver),)),
+            shown,
+        ),
+        fixes=(
+            Fix("See the whole message", (in_patient(patient, "-c", "import torch; torch.cuda.init()"),)),
+            Fix("Look for settings that lead CUDA astray", ("env | grep -E 'CUDA|NVIDIA|LD_'",)),
+        ),
+    )
+
+
+def _drivers_own_matter(driver: Maybe[Driver], machine: Maybe[Machine], container: Maybe[Container]) -> bool:
+    """Whether what is known of the driver suffices for its own checks to say why no GPU is there."""
+    if isinstance(driver, Unknown) or isinstance(machine, Unknown) or isinstance(container, Unknown):
+        return False
+    no_library = driver.libcuda_path is None
+    not_loaded = not isinstance(driver.kernel_version, Unknown) and not driver_loaded(driver) and not machine.wsl
+    no_management = not isinstance(driver.nvml_status, Unknown) and driver.nvml_status != 0
+    return no_library or not_loaded or no_management or bool(driver.nvml_end) or bool(shut_nodes(driver))

@@ -1,0 +1,147 @@
+"""What else it takes to compile an extension of torch: ninja, and a C++ compiler that nvcc knows."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import pip_install
+from ddpdoctor.checks.torch.extensions import compiling, why_compiling, working_nvcc
+from ddpdoctor.engine.registry import LogSign, check, requires
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.toolchain import Toolchain
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.building import gcc_fixes, gcc_limit, too_new
+from ddpdoctor.knowledge.evidence import told
+
+GCC_LIMIT = "#error -- unsupported GNU version! gcc versions later than"
+
+
+@check(
+    "ninja-missing",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            "Ninja is required to load C++ extensions",
+            why="torch's own words",
+            source="torch 2.13.0: torch/utils/cpp_extension.py; made to happen",
+        ),
+        LogSign(
+            "No such file or directory: 'ninja'",
+            why="Python's own words for a program that isn't on PATH",
+            source="torch 2.13.0: torch/utils/cpp_extension.py, which calls it; Python's own words",
+        ),
+        LogSign(
+            "op due to ninja not being installed.",
+            pattern=r"Unable to JIT load the \S+ op due to ninja",
+            why="DeepSpeed's own words",
+            source="deepspeed 0.19.8: op_builder/builder.py",
+        ),
+    ),
+)
+def ninja_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Iterator[Finding]:
+    """Something compiles extensions here, but ninja can't be run.
+
+    ## What breaks
+    Extensions that are compiled at first use (DeepSpeed's ops) stop with "Ninja is required to load C++ extensions";
+    a setup.py falls back to compiling one file after the other.
+
+    ## Why
+    torch calls `ninja` by that name, so it has to be on PATH. Installed in a virtual environment that isn't activated,
+    as under srun or in an editor, it isn't.
+
+    ## Fix
+    `pip install ninja` in the training environment, and put its bin folder on PATH: `export PATH=/path/to/env/bin:$PATH`.
+    """
+    requires(torch.installed, "torch is not installed")
+    requires(toolchain.compiles, "nothing compiles CUDA code here")
+    if known(toolchain.ninja) is not None:
+        return
+    if toolchain.ninja_beside_python:
+        # Whoever names an interpreter may well activate its environment for the job.
+        requires(
+            patient.chosen_by != "--python", "the PATH of the job isn't known, since --python named the interpreter"
+        )
+        folder = patient.python.rpartition("/")[0]
+        summary, fix = (
+            "ninja is installed, but not on PATH",
+            Fix("Put its folder on PATH", (f"export PATH={shlex.quote(folder)}:$PATH",)),
+        )
+    else:
+        summary, fix = "There is no ninja on PATH", Fix("Install ninja", (pip_install(patient, "ninja"),))
+    yield Finding(
+        summary=f"{summary}; extensions can't be compiled at first use",
+        evidence=(told(toolchain, "ninja", "no ninja on PATH"), *why_compiling(toolchain)),
+        fixes=(fix,),
+    )
+
+
+@check(
+    "gcc-too-new",
+    severity=WARN,
+    log_signs=(
+        LogSign(
+            GCC_LIMIT,
+            pattern=r"gcc versions later than(?: (?P<newest_gcc>\d+))?",
+            why="nvcc's header says it when the host compiler is too new",
+            fatal=True,
+            source="CUDA 13.0: crt/host_config.h",
+        ),
+        *(
+            LogSign(
+                text,
+                near=GCC_LIMIT,
+                why="torch's word on a build that nvcc's header refused",
+                fatal=True,
+                source="torch 2.13.0: torch/utils/cpp_extension.py",
+            )
+            for text in ("Error compiling objects for extension", "Error building extension '")
+        ),
+        LogSign(
+            "than the maximum required version by CUDA",
+            pattern=r"The current installed version of \S+ \((?P<gcc>[\d.]+)\) is greater than the maximum required"
+            r"(?:.* adequate version of .*<(?P<gcc_below>\d+\.\d+))?",
+            why="torch's own words",
+            source="torch 2.13.0: torch/utils/cpp_extension.py",
+        ),
+    ),
+)
+def gcc_too_new(toolchain: Toolchain, torch: Torch, machine: Maybe[Machine]) -> Iterator[Finding]:
+    """The C++ compiler is newer than nvcc takes.
+
+    ## What breaks
+    The first .cu file stops with "#error -- unsupported GNU version! gcc versions later than 13 are not supported!".
+
+    ## Why
+    nvcc reads the compiler's own headers and knows only those that were there when it was made; each release has its
+    newest gcc (CUDA 11.8: 11, 12.2: 12, 12.6: 13, 12.8: 14, 13.0: 15). New distributions come with newer ones.
+
+    ## Fix
+    Install an older one beside it and name it: `export CC=gcc-13 CXX=g++-13`; conda:
+    `conda install -c conda-forge gxx_linux-64=13`. `-allow-unsupported-compiler` may compile, and may compile wrongly.
+    """
+    compiling(toolchain, torch)
+    nvcc = working_nvcc(toolchain)
+    limit = gcc_limit(nvcc)
+    if limit is None:
+        known(Unknown(f"which gcc nvcc {nvcc.version} takes isn't known"))
+        return
+    asked = (
+        known(toolchain.compiler) if not toolchain.skips_compiler_check else None,
+        known(toolchain.nvcc_compiler) if not toolchain.unsupported_allowed else None,
+    )
+    for compiler in asked:
+        if found := too_new(compiler, limit):
+            yield Finding(
+                summary=f"{found.path} is gcc {found.version}, but nvcc {nvcc.version} takes none newer than gcc {limit}",
+                evidence=(
+                    Evidence(f"{found.path} is gcc {found.version} (found by {found.found_by})", "-dumpfullversion"),
+                    Evidence(f"{nvcc.path} is of CUDA {nvcc.version}", "nvcc --version"),
+                    *why_compiling(toolchain),
+                ),
+                fixes=gcc_fixes(limit, machine),
+            )
+            return

@@ -1,0 +1,494 @@
+"""The shared libraries that torch gets: its own, or others that stand in front of them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import NotKnown, Unknown, known
+from ddpdoctor.base.wording import dotted, in_patient, listed, pip_install, plural
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.libraries import Libraries, Library
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.cuda_library_signs import CUDNN_GIVES_UP
+from ddpdoctor.knowledge.cuda_stack import (
+    Pin,
+    bundled,
+    import_broken,
+    is_ours,
+    needs_cuda_build,
+    pin_of,
+    pins,
+    reinstall,
+    together,
+    version_of,
+    without_folder,
+)
+from ddpdoctor.knowledge.evidence import told, torch_version
+from ddpdoctor.knowledge.installing import uninstall
+from ddpdoctor.knowledge.wheels import index_options, numbers, older, same_version
+
+OF_CUDA = re.compile(
+    r"lib(cublas|cublasLt|cudart|cufft|cufile|cupti|curand|cusolver|cusparse|cusparseLt|nvJitLink|nvrtc)\.so"
+)
+
+
+OF_ITS_SYMBOLS = re.compile(r"_*(nvJitLink|nvrtc|cublas|cuda|cufft|cufile|cupti|curand|cusolver|cusparse)")
+"""What their symbols begin with."""
+
+
+def _undefined(torch: Torch) -> str:
+    """The symbol that the import misses, "" if that isn't its complaint."""
+    found = re.search(r"undefined symbol: (\w+)", torch.import_error + torch.import_traceback)
+    return found[1] if found else ""
+
+
+def _folder(library: Library) -> str:
+    return library.path.rpartition("/")[0]
+
+
+def _in_front(pattern: re.Pattern[str], libraries: Libraries) -> list[tuple[Library, Library]]:
+    """Foreign libraries that a process gets instead of the patient's own, each with the one that it displaces.
+
+    What was loaded is believed; where nothing was, what LD_PRELOAD and LD_LIBRARY_PATH offer would have been.
+    """
+    if isinstance(libraries.loaded, Unknown):
+        if any(pattern.match(one.rpartition("/")[2]) for one in libraries.preload):
+            raise NotKnown(libraries.loaded.reason)  # what it is would show only once it is loaded
+        taken = list({one.soname: one for one in reversed(libraries.offered)}.values())
+    else:
+        taken = list(libraries.loaded)
+    found = []
+    for one in taken:
+        own = bundled(one.soname, libraries)
+        if own and pattern.match(one.soname) and not is_ours(one, libraries):
+            found.append((one, own))
+    return found
+
+
+@check(
+    "nccl-duplicate-pip",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "undefined symbol: nccl",
+            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
+            near="nvidia-nccl-cu11",
+            why="torch met an older NCCL, and the log shows a wheel of NCCL for CUDA 11, which no torch since 2.8 requires",
+            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
+        ),
+        LogSign(
+            "undefined symbol: nccl",
+            role=Role.HINTS,
+            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
+            why="torch met an older NCCL: a wheel that was put over its own, or one on the way there",
+            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
+        ),
+    ),
+)
+def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
+    """Two packages bring the same libnccl.so.2, and one has overwritten the other's.
+
+    ## What breaks
+    `import torch` ends with "undefined symbol: nccl...", or runs with an NCCL that it wasn't built for.
+
+    ## Why
+    nvidia-nccl-cu11, -cu12 and -cu13 all unpack to `nvidia/nccl/lib/libnccl.so.2`. Another framework, or a second torch in
+    the same environment, brought the other one; the last that was installed wins.
+
+    ## Fix
+    Remove all of them and install the one that torch requires.
+    """
+    cuda = needs_cuda_build(torch)
+    groups = together(packages, r"nvidia-nccl-cu\d+")
+    if not groups:
+        return
+    wanted = pin_of("libnccl.so.2", packages, patient)
+    own = bundled("libnccl.so.2", libraries)
+    there = own.version if own else ""
+    outdated = bool(wanted and wanted.exact and there and older(there, wanted.exact))
+    for group in groups:
+        names = [one.name for one in group]
+        keep = f"{wanted.package}{wanted.wanted}" if wanted else f"nvidia-nccl-cu{numbers(cuda)[0]}"
+        both = listed(f"{one.name} {one.version}" for one in group)
+        yield Finding(
+            summary=f"{both} overwrite each other's libnccl.so.2",
+            severity=FAIL if outdated or (import_broken(torch) and _undefined(torch).startswith("nccl")) else WARN,
+            cause=f"torch requires {keep}; the file that is there now is {there or 'of unknown version'}.",
+            evidence=(
+                told(packages, "installed", f"all are installed: {both}"),
+                told(
+                    libraries, "bundled", f"libnccl.so.2 is now {there or 'of unknown version'}, in {group[0].location}"
+                ),
+            ),
+            fixes=(
+                Fix(
+                    "Remove them all, and install the one that torch requires",
+                    (
+                        uninstall(patient, *names),
+                        pip_install(patient, "--no-deps", keep),
+                    ),
+                ),
+            ),
+        )
+
+
+@check(
+    "nccl-lib-shadowed",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "undefined symbol: nccl",
+            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
+            near="LD_LIBRARY_PATH=",
+            why="torch met an older NCCL, and the log shows that LD_LIBRARY_PATH is set",
+            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
+        ),
+        LogSign(
+            "undefined symbol: nccl",
+            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
+            near="LD_PRELOAD=",
+            why="torch met an older NCCL, and the log shows that LD_PRELOAD is set",
+            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
+        ),
+        LogSign(
+            "undefined symbol: nccl",
+            role=Role.HINTS,
+            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
+            why="torch met an older NCCL: one on the way there, or a wheel that was put over its own",
+            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
+        ),
+    ),
+)
+def nccl_lib_shadowed(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
+    """An older libnccl.so.2 is loaded in place of the one that belongs to torch.
+
+    ## What breaks
+    "undefined symbol: ncclCommRegister" at import; or ranks on different nodes run different versions of NCCL.
+
+    ## Why
+    LD_PRELOAD, and in many builds LD_LIBRARY_PATH, come before the path that is written into torch's libraries. An environment
+    module, a system package or conda holds another NCCL there. (A newer one is harmless and often meant.)
+
+    ## Fix
+    Take the folder out of LD_LIBRARY_PATH for this job.
+    """
+    needs_cuda_build(torch)
+    requires(bundled("libnccl.so.2", libraries), "torch brings no libnccl.so.2 of its own")
+    for taken, own in _in_front(re.compile(r"libnccl\.so"), libraries):
+        theirs, ours = version_of(taken, packages, patient), version_of(own, packages, patient)
+        missed = _undefined(torch).startswith("nccl")
+        if not missed:
+            known(libraries.loaded)  # what is offered isn't always taken: current wheels' RPATH goes first
+        if not missed and not (theirs and ours):
+            raise NotKnown(f"{taken.path} and {own.path} don't both tell their versions")
+        if not missed and not older(theirs, ours):
+            continue
+        yield Finding(
+            summary=f"torch gets NCCL {theirs or 'of another version'} from {_folder(taken)} in place of its own {ours}".strip()[
+                :160
+            ],
+            evidence=_both(libraries, taken, own, theirs, ours),
+            fixes=(_left_out(libraries, taken),),
+        )
+
+
+def _left_out(libraries: Libraries, taken: Library) -> Fix:
+    """What keeps a foreign library away, where it is known how it came in."""
+    if any(one.endswith(taken.path.rpartition("/")[2]) for one in libraries.preload):
+        return Fix(f"Take {taken.soname} out of LD_PRELOAD for this job", ("unset LD_PRELOAD",))
+    if _folder(taken).rstrip("/") in [one.rstrip("/") for one in libraries.search_path]:
+        return Fix(
+            f"Take {_folder(taken)} out of LD_LIBRARY_PATH for this job", without_folder(libraries, _folder(taken))
+        )
+    return Fix(
+        f"Find out why {taken.path} comes first, and remove it from there",
+        ("echo $LD_LIBRARY_PATH", f"ldconfig -p | grep -F {shlex.quote(taken.soname)}"),
+    )
+
+
+def _both(libraries: Libraries, taken: Library, own: Library, theirs: str, ours: str) -> tuple[Evidence, ...]:
+    field = "offered" if isinstance(libraries.loaded, Unknown) else "loaded"
+    verb = "would be loaded" if field == "offered" else "loaded"
+    evidence = (
+        told(libraries, field, f"{verb}: {taken.path} ({theirs or 'version unknown'})"),
+        told(libraries, "bundled", f"torch's own: {own.path} ({ours or 'version unknown'})"),
+    )
+    return evidence + _search_path(libraries)
+
+
+def _search_path(libraries: Libraries) -> tuple[Evidence, ...]:
+    if not libraries.search_path:
+        return ()
+    return (told(libraries, "search_path", f"LD_LIBRARY_PATH={':'.join(libraries.search_path)}"),)
+
+
+@check(
+    "ld-library-path-shadow",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "undefined symbol: __nvJitLink",
+            pattern=r"undefined symbol: __nvJitLink\w+, version libnvJitLink\.so",
+            why="cuSPARSE of the wheel met another release's nvJitLink",
+            source="made to happen with torch 2.9.1 over nvJitLink 12.1",
+        ),
+        LogSign(
+            "version libcublasLt.so.",
+            pattern=r"(?:undefined symbol: \w+, |symbol \w+,? )version libcublasLt\.so",
+            why="cuBLAS met another release's cublasLt",
+            source="glibc's ld.so; PyTorch forum: undefined symbol: cublasLtGetStatusString, version libcublasLt.so.11",
+        ),
+        LogSign(
+            " version lib",
+            pattern=r"/(?:torch/lib|nvidia)/\S*: (?:undefined symbol: |symbol )\w+,? version lib(?:cudart|cublas|cusparse|cusolver|cufft|curand|cupti|nvrtc)\.so",
+            why="A library of torch's met another release of one of CUDA's, whose functions bear its version",
+            source="glibc's ld.so; as reported in public",
+        ),
+        LogSign(
+            ": undefined symbol: cu",
+            role=Role.HINTS,
+            pattern=r"/(?:torch/lib|nvidia)/\S*\.so[\d.]*: undefined symbol: cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z])\w*",
+            why="A library of torch's met another release of one of CUDA's: one on LD_LIBRARY_PATH, or one that pip put over its own",
+            source="glibc's ld.so, as reported in public",
+        ),
+        LogSign(
+            "CUBLAS_STATUS_INVALID_VALUE when calling",
+            role=Role.HINTS,
+            why="torch checks shapes before: mostly cuBLAS met another release's cublasLt, on LD_LIBRARY_PATH or on the system",
+            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDABlas.cpp; pytorch/pytorch issue 174320",
+        ),
+        LogSign(
+            "' not found (required by ",
+            role=Role.HINTS,
+            pattern=r"version [`'](?P<wanted>lib(?:cu|nv)[\w.]+)' not found \(required by \S*/(?:torch|nvidia)/",
+            why="A library of torch's met another release of one of CUDA's: one on LD_LIBRARY_PATH, or one that pip put over its own",
+            source="glibc's ld.so: elf/dl-version.c; as reported in public",
+        ),
+    ),
+)
+def ld_library_path_shadow(
+    torch: Torch, packages: Packages, libraries: Libraries, patient: Patient
+) -> Iterator[Finding]:
+    """LD_LIBRARY_PATH puts other CUDA libraries in front of torch's own.
+
+    ## What breaks
+    `import torch` ends with "undefined symbol: __nvJitLinkComplete_12_4"; or it works and computes with libraries that it
+    was never tested with.
+
+    ## Why
+    Wheels bring the CUDA libraries with them, which find each other by a path (RUNPATH) that LD_LIBRARY_PATH overrides. A line such as
+    `export LD_LIBRARY_PATH=/usr/local/cuda/lib64` in `.bashrc`, or `module load cuda`, then wins.
+    Without such a folder it is a package that pip put over torch's own: `ddpdoctor check --select cuda-libs-mixed`.
+
+    ## Fix
+    Take the toolkit's folder out of LD_LIBRARY_PATH; to compile, PATH and CUDA_HOME are enough.
+    """
+    needs_cuda_build(torch)
+    requires(
+        [one for one in libraries.bundled if OF_CUDA.match(one.soname)], "torch brings no CUDA libraries of its own"
+    )
+    missed = OF_ITS_SYMBOLS.match(_undefined(torch))
+    culprits = []
+    untold = []
+    for taken, own in _in_front(OF_CUDA, libraries):
+        theirs, ours = version_of(taken, packages, patient), version_of(own, packages, patient)
+        if not (theirs and ours):
+            untold.append(taken)
+        elif not same_version(theirs, ours) and (older(theirs, ours) or missed):
+            culprits.append((taken, own, theirs, ours))
+    if not culprits:
+        if untold:
+            raise NotKnown(f"{untold[0].path} doesn't tell its version")
+        return
+    if not missed:
+        known(libraries.loaded)  # what is offered isn't always taken: current wheels' RPATH goes first
+    taken, own, theirs, ours = culprits[0]
+    others = f" and {len(culprits) - 1} more come" if len(culprits) > 1 else " comes"
+    yield Finding(
+        summary=f"{taken.soname}{others} from {_folder(taken)}: {theirs} instead of torch's {ours}"[:160],
+        severity=FAIL if import_broken(torch) else WARN,
+        evidence=tuple(one for pair in culprits[:3] for one in _both(libraries, *pair)[:2]) + _search_path(libraries),
+        fixes=(_left_out(libraries, taken),),
+    )
+
+
+@check("cuda-libs-mixed", severity=WARN)
+def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Iterator[Finding]:
+    """The CUDA packages in this environment, or others that torch pins, are not those that torch requires.
+
+    ## What breaks
+    Undefined symbols at import, crashes in cuBLAS or cuDNN, an import of triton that fails in torch.compile, or nothing until the
+    day that one of them is used.
+
+    ## Why
+    Another package was installed later and moved a library that torch pins, as triton and NCCL; or it brought the libraries of
+    another CUDA major, some of which unpack to the same folder (cuDNN, cuSPARSELt, NVSHMEM).
+
+    ## Fix
+    Install the pinned versions again, or better: a fresh environment with torch first.
+    """
+    requires(torch.installed, "torch is not installed")
+    if torch.impostor:
+        raise NotKnown(f"torch is hidden by {torch.impostor}")
+    required = pins(packages, patient)
+    requires([one for one in required if one.installed], "torch pins no pip package that is installed here")
+    # Where several packages of NCCL overwrite each other, nccl-duplicate-pip speaks.
+    several = {package.name for group in together(packages, r"nvidia-nccl-cu\d+") for package in group}
+    wrong = [one for one in required if not one.fits and not _newer_and_served(one) and one.package not in several]
+    severity = FAIL if import_broken(torch) else WARN
+    if wrong:
+        is_where = listed(
+            f"{one.package} {one.installed} (not {one.exact or one.wanted.removeprefix('==')})" for one in wrong[:2]
+        )
+        more = f" and {len(wrong) - 2} more" if len(wrong) > 2 else ""
+        yield Finding(
+            summary=f"{plural(len(wrong), 'package')} in {'a version' if len(wrong) == 1 else 'versions'} that torch doesn't want: {is_where}{more}"[
+                :160
+            ],
+            severity=severity,
+            evidence=tuple(
+                told(packages, "installed", f"{one.package} {one.installed}; torch requires {one.wanted}")
+                for one in wrong
+            ),
+            fixes=(Fix("Install the versions that torch requires", _reinstalled(torch, patient, wrong)),),
+        )
+    unread = any(one.startswith("cuda-toolkit") for package in packages.named("torch")[:1] for one in package.requires)
+    for group in together(packages, r"nvidia-cudnn-cu\d+") + together(packages, r"nvidia-(cusparselt|nvshmem)-cu\d+"):
+        kinds = {one.name.rpartition("-")[0] for one in group}
+        if len(kinds) == len(group):
+            continue
+        needed = [one for one in required if one.package.rpartition("-")[0] in kinds]
+        both = listed(f"{one.name} {one.version}" for one in group)
+        yield Finding(
+            summary=f"{both} overwrite each other's files"[:160],
+            severity=severity,
+            evidence=(told(packages, "installed", f"all are installed: {both}"),),
+            fixes=(
+                Fix(
+                    "Remove them all, and install what torch requires",
+                    (
+                        uninstall(patient, *(one.name for one in group)),
+                        reinstall(patient, *needed),
+                    ),
+                ),
+            ),
+        )
+
+    if unread and not any(one.requires for one in packages.named("cuda-toolkit")):
+        raise NotKnown("what cuda-toolkit requires for torch was not read")
+
+
+def _reinstalled(torch: Torch, patient: Patient, wrong: Sequence[Pin]) -> tuple[str, ...]:
+    """Some packages lie only where torch's own build came from."""
+    elsewhere = tuple(one for one in wrong if one.package.startswith(("pytorch-triton", "triton-")))
+    usual = tuple(one for one in wrong if one not in elsewhere)
+    commands = [reinstall(patient, *usual)] if usual else []
+    if elsewhere:
+        commands.append(f"{reinstall(patient, *elsewhere)} {shlex.join(index_options(torch.version or ''))}".rstrip())
+    return tuple(commands)
+
+
+def _newer_and_served(pin: Pin) -> bool:
+    """A newer cuDNN or NCCL of the same major serves torch as well, and is often installed on purpose."""
+    if not pin.package.startswith(("nvidia-cudnn", "nvidia-nccl")) or not pin.installed or not pin.exact:
+        return False
+    same_major = numbers(pin.installed)[0] == numbers(pin.exact)[0]
+    return same_major and older(pin.exact, pin.installed)
+
+
+@check(
+    "cudnn-mismatch",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "cuDNN version incompatibility: PyTorch was compiled",
+            why="torch's own words",
+            source="torch 2.13.0: torch/backends/cudnn/__init__.py; made to happen",
+        ),
+        LogSign(
+            "cuDNN version mismatch: PyTorch was compiled against",
+            why="torch's own words in releases that compared major and minor",
+            source="torch 0.3 to 1.4: torch/backends/cudnn/__init__.py",
+        ),
+        LogSign(
+            "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH",
+            why="cuDNN 9's own word: its libraries, which load each other, are of several releases",
+            source="cuDNN 9, as reported in public: pytorch/pytorch issues 185512 and 188892",
+        ),
+        *CUDNN_GIVES_UP,
+        LogSign(
+            "libcudnn_",
+            pattern=r"libcudnn\w*\.so[\d.]*: (?:undefined )?symbol:? \w+, version \W*libcudnn\w*\.so",
+            why="The loader's words: one of cuDNN's libraries met another one of another release",
+            source="glibc's ld.so and cuDNN 8, as reported in public",
+        ),
+    ),
+)
+def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
+    """The cuDNN that is loaded isn't the one that torch was built against.
+
+    ## What breaks
+    "cuDNN version incompatibility: PyTorch was compiled against ..." or CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH at the first
+    convolution; no rank gets past it.
+
+    ## Why
+    torch wants the same major and at least the same minor, and cuDNN that all its libraries are of one release. A cuDNN from the
+    system or a module stands on LD_LIBRARY_PATH or where the loader looks anyway, or another package made pip replace the one that
+    torch pins.
+
+    ## Fix
+    Take the foreign folder out of LD_LIBRARY_PATH, or install the pinned package again.
+    """
+    needs_cuda_build(torch)
+    pin = pin_of("libcudnn.so.9", packages, patient)
+    foreign = _in_front(re.compile(r"libcudnn\.so"), libraries)
+    if foreign and not _undefined(torch).startswith("cudnn"):
+        known(libraries.loaded)
+    loaded, built = _cudnn_versions(torch, pin, foreign[0][0].version if foreign else "")
+    if loaded[:1] == built[:1] and loaded[:2] >= built[:2]:
+        return
+    path = foreign[0][0].path if foreign else next((one.path for one in libraries.bundled if "cudnn" in one.soname), "")
+    field = "bundled" if not foreign else "offered" if isinstance(libraries.loaded, Unknown) else "loaded"
+    if foreign:
+        fix = _left_out(libraries, foreign[0][0])
+    elif pin:
+        fix = Fix("Install the cuDNN that torch requires", (reinstall(patient, pin),))
+    else:
+        fix = Fix(
+            "Install this torch anew with all that it requires; this shows which cuDNN it finds now",
+            (in_patient(patient, "-c", "import torch; print(torch.backends.cudnn.version())"),),
+        )
+    yield Finding(
+        summary=f"torch was built against cuDNN {dotted(built)}, but gets {dotted(loaded)}",
+        evidence=(
+            told(libraries, field, f"cuDNN: {path}") if path else torch_version(torch),
+            told(torch, "cudnn_built", f"torch was built against cuDNN {dotted(built)}"),
+        ),
+        fixes=(fix,),
+    )
+
+
+def _cudnn_versions(torch: Torch, pin: Pin | None, foreign: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """cuDNN as loaded and as built: by torch, by what torch said when it refused, else by the files and packages.
+
+    foreign: version of a cuDNN that stands in front of torch's own, "" if there is none or it doesn't tell.
+
+    Raises:
+        NotKnown: neither of them tells.
+    """
+    if not isinstance(torch.cudnn_version, Unknown) and not isinstance(torch.cudnn_built, Unknown):
+        requires(torch.cudnn_version and torch.cudnn_built, "torch is built without cuDNN")
+        return torch.cudnn_version or (), torch.cudnn_built or ()
+    reasons = [one.reason for one in (torch.cudnn_version, torch.cudnn_built) if isinstance(one, Unknown)]
+    refused = re.search(r"compiled\s+against \(([\d, ]+)\) but found runtime version \(([\d, ]+)\)", " ".join(reasons))
+    if refused:
+        return numbers(refused[2].replace(", ", ".")), numbers(refused[1].replace(", ", "."))
+    there = foreign or (pin.installed if pin else "")
+    if pin and pin.exact and there:
+        return numbers(there), numbers(pin.exact)
+    raise NotKnown(reasons[0])

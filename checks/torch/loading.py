@@ -1,0 +1,285 @@
+"""What the dynamic loader can't find for torch: whole libraries, or new enough symbols in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.wording import listed, pip_install
+from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.facts.container import Container
+from ddpdoctor.facts.extensions import Extensions
+from ddpdoctor.facts.libraries import Libraries
+from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.cuda_stack import import_broken, pin_of, reinstall, without_folder
+from ddpdoctor.knowledge.evidence import told, torch_version
+from ddpdoctor.knowledge.loading_signs import NEWER_SYSTEM
+from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.wheels import index_options, numbers
+
+FROM_PIP = re.compile(
+    r"lib(c10|caffe2|torch|shm\b|gomp-|cu[a-z]|nccl|nv[A-Za-z]|magma|roc|rccl|MIOpen|hip|amdhip|aotriton|triton|kineto)"
+)
+"""Libraries of torch's own wheels and of the packages that these require; others are the system's or conda's."""
+
+INTEL = {"libiomp5": "intel-openmp", "libmkl_": "mkl"}
+"""How the libraries begin that Intel ships as packages of Python's."""
+
+OF_THE_SYSTEM = {
+    "libgomp.so.1": ("libgomp1", "libgomp", "libgomp"),
+    "libstdc++.so.6": ("libstdc++6", "libstdc++", "libstdcxx-ng"),
+    "libgfortran.so.5": ("libgfortran5", "libgfortran", "libgfortran5"),
+    "libopenblas.so.0": ("libopenblas0", "openblas", "libopenblas"),
+    "libnuma.so.1": ("libnuma1", "numactl-libs", "numactl"),
+    "libibverbs.so.1": ("libibverbs1", "libibverbs", "rdma-core"),
+    "librdmacm.so.1": ("librdmacm1", "librdmacm", "rdma-core"),
+    "libmpi.so.40": ("openmpi-bin", "openmpi", "openmpi"),
+    "libz.so.1": ("zlib1g", "zlib", "zlib"),
+}
+"""Library to its package in Debian and Ubuntu, in Red Hat's family and Fedora, and on conda-forge."""
+
+
+@check(
+    "cuda-lib-not-found",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "cannot open shared object file: No such file or directory",
+            pattern=r"lib(?:cu(?:dart|blas|blasLt|dnn\w*|fft|rand|solver|sparse\w*|file|pti)|nccl|nvrtc\S*|nvJitLink|nvToolsExt|nvshmem\w*|torch_cuda\w*|c10_cuda)\.so[\d.]*: cannot open shared object file",
+            why="The loader's words; the library is one of CUDA or of torch's CUDA build",
+            source="glibc's ld.so; made to happen with torch 2.9.1",
+        ),
+        LogSign(
+            "cannot open shared object file: No such file or directory",
+            pattern=r"lib(?:iomp5|mkl_\w+)\.so[\d.]*: cannot open shared object file",
+            why="The loader's words; Intel's libraries come with packages of their own, which torch's build or an extension asks for",
+            source="glibc's ld.so; as reported in public",
+        ),
+        LogSign(
+            "cannot open shared object file: No such file or directory",
+            role=Role.HINTS,
+            pattern=r"^(?:ImportError|OSError): lib(?:gomp|stdc\+\+|gfortran|openblas|numa|ibverbs|rdmacm|mpi\w*|z)\.so[\d.]*: cannot open",
+            why="The loader's words on a library of the system's, which builds of torch and extensions from elsewhere ask for",
+            source="glibc's ld.so",
+        ),
+        LogSign(
+            " not found in the system path [",
+            pattern=r"ValueError: lib(?:cublas|cudnn|cu\w+|nv\w+)\.so\S* not found in the system path",
+            why="torch's own words: it looks for the packages of CUDA's libraries beside itself, and finds none",
+            source="torch 1.13.1 and 2.13.0: torch/__init__.py",
+        ),
+        LogSign(
+            "Unable to load any of {libcudnn",
+            why="cuDNN 9's own words: it looks for its own libraries where the loader does, and finds none",
+            source="cuDNN 9, as reported in public",
+        ),
+        LogSign(
+            "CUDA Setup failed despite GPU being available",
+            role=Role.HINTS,
+            why="bitsandbytes' word where it can't load its library, mostly since libcudart or libcublas of its CUDA isn't found",
+            source="bitsandbytes 0.35 to 0.43: cextension.py",
+        ),
+        LogSign(
+            " Error: libcuda.so: cannot open shared object file",
+            role=Role.HINTS,
+            pattern=r"Could not load library libcudnn\S* Error: libcuda\.so: cannot open",
+            why="cuDNN's own words: it asks for the driver's library by the name without a number, which the loader doesn't find in WSL and small images",
+            source="cuDNN 8, as reported in public",
+        ),
+    ),
+)
+def cuda_lib_not_found(
+    torch: Torch,
+    packages: Packages,
+    libraries: Libraries,
+    patient: Patient,
+    container: Maybe[Container],
+    machine: Maybe[Machine],
+) -> Iterator[Finding]:
+    """A shared library that torch or an extension needs is nowhere to be found.
+
+    ## What breaks
+    `import torch` ends with "libcudart.so.12: cannot open shared object file".
+
+    ## Why
+    torch was installed without its nvidia-* packages (`--no-deps`, a lock file made elsewhere), one was uninstalled, or they
+    are those of another CUDA major. An extension (flash-attn, Apex) that was built for another CUDA major asks for libraries that
+    this torch doesn't bring. A torch from conda or from source also needs libraries of the system.
+
+    ## Fix
+    Install the package that brings it, in the version that torch pins; where the traceback ends in an extension, install or
+    build that anew for torch's CUDA (`python -c "import torch; print(torch.version.cuda)"`). Don't link one version's file under another's name.
+    """
+    requires(torch.installed, "torch is not installed")
+    named = re.search(
+        r"(?<![\w.+-])(lib[\w.+-]{1,200}\.so[.\d]{0,60}): cannot open shared object file", torch.import_error
+    )
+    if torch.import_state == "ok":
+        return
+    missing = [named[1]] if named else []
+    if named and re.match(r"lib(cuda|nvidia-ml)\.so", named[1]):
+        inside = not isinstance(container, Unknown) and container.runtime
+        requires(False, f"{named[1]} is the driver's: see {'container-no-gpu' if inside else 'no-nvidia-driver'}")
+    if not named or not isinstance(libraries.missing, Unknown):
+        # The import stops at the first; the files tell what else would be missed.
+        others = [one for one in known(libraries.missing) if not re.match(r"lib(cuda|nvidia-.*)\.so", one)]
+        missing += [one for one in others if one not in missing]
+    if not missing:
+        return
+    from_pip = [one for one in missing if FROM_PIP.match(one)]
+    fixes = [_bring(from_pip, torch, packages, patient)] if from_pip else []
+    fixes += [_other(one, patient, machine) for one in missing if one not in from_pip]
+    evidence = (
+        told(torch, "import_error", f"import torch: {_last_line(torch.import_error)}")
+        if named
+        else told(libraries, "missing", f"needed, and not found: {listed(missing)}")
+    )
+    yield Finding(
+        summary=f"torch needs {listed(missing, most=3)}, which {'is' if len(missing) == 1 else 'are'} not found here"[
+            :160
+        ],
+        severity=FAIL if named or import_broken(torch) else WARN,
+        evidence=(evidence, torch_version(torch)),
+        fixes=tuple(fixes),
+    )
+
+
+def _other(soname: str, patient: Patient, machine: Maybe[Machine]) -> Fix:
+    """What brings a library that isn't torch's."""
+    distribution = "" if isinstance(machine, Unknown) or isinstance(machine.os_id, Unknown) else machine.os_id
+    debian, fedora, conda = OF_THE_SYSTEM.get(soname, ("", "", ""))
+    intel = next((package for begin, package in INTEL.items() if soname.startswith(begin)), "")
+    if (conda or intel) and patient.environment_kind == "conda":
+        install = f"conda install -p {shlex.quote(patient.prefix)} -c conda-forge {conda or intel}"
+        return Fix(f"Install the package that brings {soname}", (install,))
+    if intel:
+        return Fix(f"Install the package that brings {soname}", (pip_install(patient, intel),))
+    apt = distribution in ("debian", "ubuntu")
+    if debian and (apt or distribution in ("rhel", "rocky", "almalinux", "centos", "fedora")):
+        install = f"sudo apt-get install {debian}" if apt else f"sudo dnf install {fedora}"
+        return by_root(f"Install the system's package that brings {soname}", (install,))
+    search = f"apt-file search {shlex.quote(soname)}" if apt else f"dnf provides {shlex.quote(f'*/{soname}')}"
+    return Fix(f"Find out which of the system's packages brings {soname}, and have it installed", (search,))
+
+
+def _last_line(error: str) -> str:
+    return (error.strip().splitlines() or [""])[-1]
+
+
+def _bring(missing: list[str], torch: Torch, packages: Packages, patient: Patient) -> Fix:
+    """What brings the libraries: pip adds absent packages by itself, but puts back a lost file only when forced."""
+    wanted = {pin.package: pin for pin in (pin_of(one, packages, patient) for one in missing) if pin}
+    version = packages.version("torch") or torch.version or ""
+    named = (f"torch=={version}" if version else "torch", *index_options(version))
+    if any(pin.installed is None for pin in wanted.values()):
+        return Fix(
+            "Let pip install the packages that torch requires and that are missing", (pip_install(patient, *named),)
+        )
+    if wanted:
+        return Fix("Install the packages that bring them again", (reinstall(patient, *wanted.values()),))
+    again = pip_install(patient, "--force-reinstall", *named)
+    return Fix("Install torch anew with all that it requires", (again,))
+
+
+@check(
+    "glibcxx-too-old",
+    severity=FAIL,
+    log_signs=(
+        LogSign(
+            "version `GLIBCXX_3.4.",
+            pattern=r"version `(?P<wanted>GLIBCXX_3\.4\.\d+)' not found",
+            why="The loader's words: the C++ library that it found is older than the one that was compiled with",
+            source="glibc's ld.so; made to happen",
+        ),
+        LogSign(
+            "version `CXXABI_1.3.",
+            pattern=r"version `(?P<wanted>CXXABI_1\.3\.\d+)' not found",
+            why="The loader's words: the C++ library that it found is older than the one that was compiled with",
+            source="glibc's ld.so; made to happen",
+        ),
+        NEWER_SYSTEM,
+        LogSign(
+            "version GLIBCXX_3.4.",
+            pattern=r"version (?P<wanted>GLIBCXX_3\.4\.\d+)'? not found \(required by ",
+            why="The same without its quotes, which Markdown takes away",
+            source="glibc's ld.so; as reported in public",
+        ),
+    ),
+)
+def glibcxx_too_old(
+    torch: Torch, libraries: Libraries, patient: Patient, extensions: Maybe[Extensions]
+) -> Iterator[Finding]:
+    """The C++ library that the interpreter gets is older than torch or an extension needs.
+
+    ## What breaks
+    The import ends with "libstdc++.so.6: version `GLIBCXX_3.4.32' not found".
+
+    ## Why
+    Something was compiled by a newer compiler than the libstdc++ that is loaded first: conda's, the system's, or one on
+    LD_LIBRARY_PATH.
+
+    ## Fix
+    In conda: `conda install -c conda-forge libstdcxx-ng`. Elsewhere build the extension with the system's own compiler, or
+    put the newer library first.
+    """
+    requires(torch.installed, "torch is not installed")
+    provided = libraries.glibcxx_provided
+    said = re.search(
+        r"version [`'](GLIBCXX|CXXABI)_([\d.]+)' not found(?: \(required by ([^)]+)\))?",
+        torch.import_error + "\n" + torch.import_traceback,
+    )
+    if said:
+        by = said[3] or "torch"
+        yield _too_old(
+            f"{said[1]}_{said[2]}", by, libraries, patient, told(torch, "import_error", f"import torch: {said[0]}")
+        )
+        return
+    have = known(provided)
+    requires(have is not None, "the interpreter gets no libstdc++.so.6")
+    extensions = known(extensions)
+    apex = () if isinstance(extensions.apex, Unknown) else extensions.apex
+    compiled = [one.objects for one in extensions.packages] + [one.objects for one in apex]
+    for objects in compiled:
+        for one in objects:
+            needed = one.glibcxx.removeprefix("GLIBCXX_")
+            if needed and numbers(needed) > numbers((have or "").removeprefix("GLIBCXX_")):
+                seen = Evidence(f"{one.module} needs GLIBCXX_{needed}", one.path)
+                yield _too_old(f"GLIBCXX_{needed}", one.module, libraries, patient, seen)
+                break
+    known(extensions.apex)
+
+
+def _too_old(needed: str, by: str, libraries: Libraries, patient: Patient, seen: Evidence) -> Finding:
+    known_version = isinstance(libraries.glibcxx_provided, str)
+    have = str(libraries.glibcxx_provided).removeprefix("GLIBCXX_")
+    path = libraries.glibcxx_path or "libstdc++.so.6"
+    folder = path.rpartition("/")[0]
+    if folder and folder in [one.rstrip("/") for one in libraries.search_path]:
+        fix = Fix(f"Take {folder} out of LD_LIBRARY_PATH for this job", without_folder(libraries, folder))
+    elif patient.environment_kind == "conda":
+        fix = Fix(
+            "Install a newer libstdc++ with conda",
+            (f"conda install -p {shlex.quote(patient.prefix)} -c conda-forge 'libstdcxx-ng>=13'",),
+        )
+    else:
+        fix = Fix(
+            "Take a newer base image or distribution, or rebuild what needs it with this system's compiler; this shows the "
+            "newest version that is here",
+            (f"grep -ao 'GLIBCXX_[0-9.]*' {shlex.quote(path)} | sort -Vu | tail -n 1",),
+        )
+    return Finding(
+        summary=f"{by.rpartition('/')[2]} needs {needed}, but {path} is older"
+        + (f" (GLIBCXX_{have})" if known_version else ""),
+        evidence=(
+            seen,
+            *([told(libraries, "glibcxx_provided", f"newest that is there: GLIBCXX_{have}")] if known_version else []),
+            told(libraries, "glibcxx_path", f"libstdc++ in use: {path}"),
+        ),
+        fixes=(fix,),
+    )

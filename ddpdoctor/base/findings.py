@@ -1,0 +1,75 @@
+"""What a check says: findings with their evidence and fixes."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.shell import is_typeable
+
+NOT_TYPEABLE: Final = "the command is not shown: a name in it holds characters that no terminal can be given safely"
+
+
+class Severity(str, Enum):
+    """How bad a finding is. `fail`: training will not run, or not correctly. `warn`: it may not. `info`: good to know."""
+
+    FAIL = "fail"
+    WARN = "warn"
+    INFO = "info"
+
+    @property
+    def rank(self) -> int:
+        """0 for the worst, so that sorting by it puts the worst first."""
+        return list(Severity).index(self)
+
+
+FAIL, WARN, INFO = Severity
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """One fact that a finding rests on, and where it was read."""
+
+    text: str
+    source: str = ""
+
+
+class Fix(msgspec.Struct, frozen=True):
+    """A remedy as data: what to do, the exact commands, and whether the tool may safely run them itself.
+
+    `proven_by` is the slug of the check that will pass once the fix has worked; empty means the check that found it.
+    """
+
+    text: str
+    commands: tuple[str, ...] = ()
+    appliable: bool = False
+    proven_by: str = ""
+
+    def __post_init__(self) -> None:
+        """Leave out commands that can't be typed, such as one that names a file with a line break in its name."""
+        typeable = tuple(filter(is_typeable, self.commands))
+        if len(typeable) < len(self.commands):
+            msgspec.structs.force_setattr(self, "text", f"{self.text} ({NOT_TYPEABLE})")
+            # What is left over may be half of what was meant.
+            msgspec.structs.force_setattr(self, "commands", ())
+            msgspec.structs.force_setattr(self, "appliable", False)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What one check found wrong.
+
+    summary: one line, plain words, with the figures.
+    cause: why it is so here; empty means the "Why" of the check's own page.
+    severity: None means the check's own.
+    said: words of a program that failed, if the finding rests on such. Checks that know them by their log signs are named
+    with it.
+    """
+
+    summary: str
+    cause: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+    severity: Severity | None = None
+    rank: int | None = None
+    said: str = ""

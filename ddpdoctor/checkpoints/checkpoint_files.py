@@ -1,0 +1,122 @@
+"""What the checks of checkpoints have in common: which files there are to judge, and how to name them. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+
+from ddpdoctor.base.findings import Evidence, Fix
+from ddpdoctor.base.unknown import NotKnown
+from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.engine.registry import requires
+from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints
+
+NONE_NAMED = "no checkpoint was named (--checkpoint FILE)"
+
+_MOST = 5
+"""Files that the evidence names one by one."""
+_MOST_NAMED = 20
+"""Files that a command names one by one: in a folder there may be others, that nobody asked to have changed."""
+
+
+def readable(checkpoints: Checkpoints) -> tuple[CheckpointFile, ...]:
+    """The named files that could be read; call `all_read` when these are judged.
+
+    Raises:
+        NotApplicable: no file was named.
+    """
+    requires(checkpoints.files, NONE_NAMED)
+    return tuple(one for one in checkpoints.files if not one.problem)
+
+
+def all_read(checkpoints: Checkpoints) -> None:
+    """Raises:
+    NotKnown: some of the named files could not be read, so that nobody can call them fine.
+    """
+    unread = [one for one in checkpoints.files if one.problem]
+    if len(unread) == 1:
+        raise NotKnown(f"{short(unread[0].path)} could not be read (see ckpt-truncated)")
+    if unread:
+        raise NotKnown(
+            f"{len(unread)} of the {len(checkpoints.files)} checkpoints could not be read: see ckpt-truncated"
+        )
+
+
+def is_dangerous(one: CheckpointFile) -> bool:
+    """Whether it names something that is known to run commands or code: nobody is to be told to load it."""
+    return any(name.dangerous for name in one.globals)
+
+
+RANDOM_NUMBERS = ("rng_state", "random_states_")
+"""How the files with random numbers of transformers' Trainer and of accelerate begin."""
+_NOT_MAPPED = (*RANDOM_NUMBERS, "scheduler", "sampler", "scaler")
+"""What these two load without map_location; there are no tensors of a device in it, as a rule."""
+_ALLOWED = ("numpy.", "_codecs.encode")
+"""What these two allow when they load random numbers."""
+
+
+def is_of_random_numbers(one: CheckpointFile) -> bool:
+    return short(one.path).startswith(RANDOM_NUMBERS)
+
+
+def is_mapped(one: CheckpointFile) -> bool:
+    """Whether who loads it at a resume says where to: a device that isn't there stops nobody but a torch.load of one's own."""
+    if one.loader in ("Lightning", "nobody"):
+        return True
+    return bool(one.loader) and not short(one.path).startswith(_NOT_MAPPED)
+
+
+def is_let_pass(one: CheckpointFile) -> bool:
+    """Whether who loads it at a resume allows what is in it, or nobody loads it."""
+    if one.loader == "nobody":
+        return True
+    random = one.loader not in ("", "Lightning") and is_of_random_numbers(one)
+    return random and all(name.startswith(_ALLOWED) for name in one.weights_only_blockers)
+
+
+NOT_TO_BE_LOADED = Fix("Do not load it at all, on any machine and with any option: see ckpt-weights-only")
+
+
+def short(path: str, most: int = 40) -> str:
+    """A file's name for a summary: without its folder, on one line, without its middle if it is long."""
+    name = " ".join(path.rstrip("/").rpartition("/")[2].split()) or path
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
+
+
+def subject(files: Sequence[CheckpointFile]) -> str:
+    """ "model.pt" or "12 files": the beginning of a summary."""
+    return short(files[0].path) if len(files) == 1 else f"{len(files)} files"
+
+
+def verb(files: Sequence[CheckpointFile], one: str, several: str) -> str:
+    return one if len(files) == 1 else several
+
+
+def paths(files: Sequence[CheckpointFile]) -> str:
+    """The files for a shell. Of very many their folders, as fix-checkpoint takes these, too."""
+    every = [one.path for one in files]
+    folders = {path.rpartition("/")[0] for path in every}
+    if len(every) > _MOST_NAMED and "" not in folders:
+        every = sorted(folders)
+    return " ".join(shlex.quote(f"./{path}" if path.startswith("-") else path) for path in every)
+
+
+def loading(one: CheckpointFile, arguments: str) -> str:
+    """The Python call that loads it: torch.load("model.pt", map_location="cpu")."""
+    function = "torch.jit.load" if one.kind == "torchscript" else "torch.load"
+    return f"{function}({json.dumps(one.path, ensure_ascii=False)}, {arguments})"
+
+
+def seen(files: Sequence[CheckpointFile], texts: Iterable[str], source: str = PICKLE) -> tuple[Evidence, ...]:
+    """A line a file, of the first few, and how many more there are."""
+    lines = [Evidence(f"{one.path}: {text}", source) for one, text in zip(files, texts, strict=True)]
+    if len(lines) > _MOST:
+        rest = len(lines) - _MOST + 1
+        lines[_MOST - 1 :] = [Evidence(f"and {plural(rest, 'more file')} of the kind", source)]
+    return tuple(lines)
+
+
+def pins_of(one: CheckpointFile) -> str:
+    """ "cuda:7 in 390 tensors (4.4 MiB), cpu in 127 tensors (12 KiB)"."""
+    return listed((f"{pin.device} in {plural(pin.tensors, 'tensor')} ({human(pin.bytes)})" for pin in one.pins), 8)

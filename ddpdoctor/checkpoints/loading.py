@@ -1,0 +1,65 @@
+"""How to load a checkpoint that torch.load(weights_only=True) stops at: from the least that is given away to the most. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ddpdoctor.checkpoints.pickle_globals import NEEDS_IMPORT, NEVER_ALLOWED
+
+DO_NOT_LOAD = "Do not load this file, on any machine and with any option"
+"""Of a file that names something dangerous; whoever says it gives no command that loads it."""
+
+IMPORT = "Import this before torch.load, which then accepts it"
+ALLOW = "If you know these classes and what they do: allow exactly them before torch.load, in Python"
+ALL = "for a file whose origin you trust as you would a program's: load all that is in it"
+
+
+class Preparation(NamedTuple):
+    """What to do, and the lines of Python, after which torch.load(weights_only=True) goes through."""
+
+    text: str
+    lines: tuple[str, ...]
+
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+"""A full name as Python writes it: a file may hold any text in its place, and this one goes into commands."""
+
+
+_NEVER_FILLED = frozenset({"addict.addict.Dict", "collections.defaultdict", "collections.deque", "easydict.EasyDict"})
+"""Dicts and lists of a kind of their own: allowed, they are made, but weights_only puts nothing into them."""
+
+
+def preparation(blockers: Sequence[str]) -> Preparation | None:
+    """What lets weights_only=True pass these globals; None where nothing does: an opcode that it doesn't know, no proper
+    name, a class that it doesn't fill, or a module of which it takes nothing."""
+    imports = tuple(dict.fromkeys(f"import {NEEDS_IMPORT[name]}" for name in blockers if name in NEEDS_IMPORT))
+    others = [name for name in blockers if name not in NEEDS_IMPORT]
+    if not others:
+        return Preparation(IMPORT, imports)
+    if _NEVER_FILLED.isdisjoint(others) and all(
+        _NAME.fullmatch(name) and name.partition(".")[0] not in NEVER_ALLOWED for name in others
+    ):
+        return Preparation(ALLOW, (*imports, *allowing(others)))
+    return None
+
+
+def allowing(names: Sequence[str]) -> tuple[str, ...]:
+    """The lines of Python that allow these classes and functions to torch.load."""
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in names)
+    entries = [_entry(name) for name in names]
+    imports = f"import {', '.join(['torch', *(module for module in modules if module != '__main__')])}"
+    lines = [imports, f"torch.serialization.add_safe_globals([{', '.join(entries)}])"]
+    if "numpy.dtype" in names:
+        # Each type of number has a class of its own, which is made without being named in the file.
+        codes = '"?" + numpy.typecodes["AllInteger"] + numpy.typecodes["AllFloat"]'
+        lines.append(f"torch.serialization.add_safe_globals([type(numpy.dtype(code)) for code in {codes}])")
+    return tuple(lines)
+
+
+def _entry(name: str) -> str:
+    if name.startswith("__main__."):
+        return name.removeprefix("__main__.")
+    # NumPy 2 knows these by another name, so the one in the file must be given, too.
+    return f'({name}, "{name}")' if name.startswith("numpy.core.") else name

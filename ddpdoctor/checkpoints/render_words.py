@@ -1,0 +1,280 @@
+"""What is said of one checkpoint after `fix-checkpoint`: what was done, how to undo it, how to load it, what to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.shell import quoted
+from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.checkpoints.model_wrappers import writers
+from ddpdoctor.report.reported_checkpoints import Action
+
+if TYPE_CHECKING:
+    from ddpdoctor.checkpoints.pickles.editing import Wishes
+    from ddpdoctor.facts.checkpoints import CheckpointFile
+    from ddpdoctor.report.reported_checkpoints import Outcome
+
+COMMAND = "ddpdoctor fix-checkpoint"
+_MOST = 6
+"""So many names of a kind are shown; a hostile file may hold thousands."""
+
+_LONGEST = 160
+"""Characters of a name; what is longer is cut in its middle."""
+
+
+class Part(NamedTuple):
+    """A label, a paragraph beside it, and commands below to be copied. style: of the label, "" for none."""
+
+    label: str
+    text: str
+    commands: tuple[str, ...] = ()
+    style: str = "dim"
+
+
+def paragraphs(outcome: Outcome, wishes: Wishes) -> list[list[Part]]:
+    """All that is said of a file below the heading and the table: the dangers, what was done, what to know."""
+    if outcome.action is Action.REFUSED:
+        return [told for told in (list(_advice(outcome)), list(_dangers(outcome))) if told]
+    done = [*_advice(outcome), *_done(outcome, wishes)]
+    to_know: list[Part] = []
+    facts = outcome.after or outcome.before
+    if facts is not None and outcome.action in (Action.CLEAN, Action.FIXED, Action.WRITTEN):
+        done += _load(outcome, facts)
+    if facts is not None and outcome.action not in (Action.UNDONE, Action.WOULD_UNDO):
+        to_know += _to_know(outcome, facts)
+    return [told for told in (list(_dangers(outcome)), done, to_know) if told]
+
+
+def loud_parts(outcome: Outcome) -> list[Part]:
+    """What must be said of a file even where a line is enough for all else; nothing, of most."""
+    if outcome.action is not Action.REFUSED:
+        return [*_dangers(outcome), *_code_devices(outcome)]
+    return [Part("why", _sentence(outcome.error)), *_advice(outcome), *_dangers(outcome)]
+
+
+def heading(outcome: Outcome) -> str:
+    """What it is: "ckpt.pt, a PyTorch checkpoint (zip), 4.7 MiB"."""
+    facts = outcome.before
+    if outcome.action is Action.REFUSED:
+        return f"{outcome.path}: {_sentence(outcome.error)}"
+    name = f"{outcome.written}, made from {outcome.path}" if outcome.written else outcome.path
+    if facts is None:
+        return name
+    size = human(facts.size)
+    if outcome.after is not None and human(outcome.after.size) != size:
+        size += f" -> {human(outcome.after.size)}"
+    return f"{name}, {facts.called}, {size}" if facts.size else f"{name}, {facts.called}"
+
+
+def pins(outcome: Outcome) -> list[tuple[str, str, str, str]]:
+    """The table's rows: device, tensors, bytes, and where it is restored now ("" where that is the same).
+
+    Where something was left out, they are of the new file.
+    """
+    facts = outcome.after if outcome.dropped and outcome.after is not None else outcome.before
+    moves = {one.device_from: one.device_to for one in outcome.moved} if facts is outcome.before else {}
+    return [
+        (one_line(one.device), f"{one.tensors:,}", human(one.bytes), one_line(moves.get(one.device, "")))
+        for one in (facts.pins if facts else ())
+    ]
+
+
+def brief(outcome: Outcome) -> str:
+    """One line of one file among many."""
+    what = [_move(one.tensors, f"{one.device_from} -> {one.device_to}", outcome) for one in outcome.moved]
+    what += _edits(outcome, "renamed", "left out")
+    facts = outcome.before
+    if facts is not None and outcome.action in (Action.LEFT, Action.REFUSED):
+        what.append(facts.called)
+    if facts is not None and facts.size:
+        what.append(human((outcome.after if outcome.written and outcome.after else facts).size))
+    return f"{outcome.written or outcome.path}: {', '.join(what)}".removesuffix(": ")
+
+
+def _move(tensors: int, where: str, outcome: Outcome) -> str:
+    """How many went is known only where all stayed."""
+    return where if outcome.dropped else f"{plural(tensors, 'tensor')} {where}"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def _edits(outcome: Outcome, rename: str, leave_out: str) -> list[str]:
+    """What else was done than moving, in the words for it."""
+    edits = []
+    if outcome.renamed:
+        edits.append(f"{rename} {plural(outcome.renamed, 'key')}")
+    if outcome.dropped:
+        edits.append(f"{leave_out} {listed(map(_short, outcome.dropped), _MOST)}")
+    return edits
+
+
+def _short(text: str) -> str:
+    """Long names cut in their middle: a key may have thousands of characters."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2 - 3]} ... {text[2 - _LONGEST // 2 :]}"
+
+
+def _advice(outcome: Outcome) -> Iterator[Part]:
+    if outcome.action is Action.REFUSED:
+        said = "othing was changed" in f"{outcome.error}{outcome.advice}"
+        yield from _notes(outcome)
+        if outcome.before is not None and not outcome.before.problem and not said:
+            yield Part("", f"{'Otherwise the' if outcome.notes else 'The'} file was not changed.")
+        if outcome.choices:
+            named = "".join(f"\n- {one or 'the top level'}" for one in outcome.choices)
+            yield Part("found", f"These could be the model's parameters:{named}")
+    elif outcome.action is not Action.LEFT:
+        return
+    advice, commands = outcome.advice, outcome.commands
+    if not advice and not commands and outcome.before is not None:
+        advice, commands = outcome.before.advice, outcome.before.commands
+    if advice or commands:
+        yield Part("fix" if outcome.action is Action.REFUSED else "note", advice and _sentence(advice), commands)
+
+
+def _done(outcome: Outcome, wishes: Wishes) -> Iterator[Part]:
+    moved = sum(one.tensors for one in outcome.moved)
+    which = "what stays" if outcome.dropped else plural(moved, "tensor")
+    planned = outcome.action is Action.WOULD_FIX
+    edits = [f"{'move' if planned else 'moved'} {which} to {wishes.to}"] if moved else []
+    edits += _edits(outcome, "rename", "leave out") if planned else _edits(outcome, "renamed", "left out")
+    what = listed(edits)
+    if planned:
+        yield Part("to do", f"{_capital(what)}. This was a dry run: nothing was changed.")
+    elif outcome.action is Action.FIXED:
+        yield Part("done", f"{_capital(what)}, in place; read back and verified.")
+        if outcome.undo_file:
+            text = f"To go back, byte for byte ({one_line(outcome.undo_file)} may be deleted once all is well):"
+            yield Part("undo", text, (f"{COMMAND} --undo {quoted(outcome.path)}",))
+    elif outcome.action is Action.WRITTEN:
+        done = _capital(what) if what else "Nothing in it had to be changed"
+        yield Part("done", f"{done}; the new file was read back and verified, and the original is untouched.")
+    elif outcome.action is Action.CLEAN:
+        tied = outcome.before is not None and outcome.before.pinned
+        why = f"what is tied to a device is on {wishes.to} already" if tied else "no tensor in it is tied to a device"
+        yield Part("done", f"Nothing to do: {why}. The file was not changed.")
+    elif outcome.action is Action.WOULD_UNDO:
+        yield Part(
+            "to do", f"{plural(outcome.undone, 'change')} can be taken back. This was a dry run: nothing was changed."
+        )
+    elif outcome.action is Action.UNDONE:
+        which = (
+            f"{outcome.undone} changes were taken back, the last one first: every" if outcome.undone > 1 else "Every"
+        )
+        yield Part("done", f"{which} byte is as it was before it was fixed.")
+    yield from _code_devices(outcome)
+    yield from _notes(outcome)
+
+
+def _notes(outcome: Outcome) -> Iterator[Part]:
+    for note in outcome.notes:
+        yield Part("note", _sentence(note))
+
+
+def _code_devices(outcome: Outcome) -> Iterator[Part]:
+    """What of a TorchScript file stays tied to a device, whatever was done to its tensors."""
+    facts = outcome.after or outcome.before
+    if facts is not None and facts.code_devices and outcome.action not in (Action.UNDONE, Action.WOULD_UNDO):
+        devices = listed(dict.fromkeys(place.rpartition(": ")[2] for place in facts.code_devices), _MOST)
+        places = listed((_short(place.rpartition(": ")[0]) for place in facts.code_devices), _MOST)
+        text = (
+            f"But its code still names {devices} ({places}), which can't be rewritten: where there is no such device "
+            "it fails when it is run. Trace or script the model anew on the CPU, and move it after loading."
+        )
+        yield Part("WARN", text, style="yellow")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _dangers(outcome: Outcome) -> Iterator[Part]:
+    facts = outcome.after or outcome.before
+    if facts is None or outcome.action in (Action.UNDONE, Action.WOULD_UNDO):
+        return
+    dangerous = [one for one in facts.globals if one.dangerous]
+    if dangerous:
+        lines = _named([f"{one.name} {one.meaning}" for one in dangerous])
+        text = f"Whoever loads this file may run what its author wants. Few honest checkpoints hold that:{lines}"
+        yield Part("DANGER", text, style="red")
+    foreign = [one for one in facts.globals if not one.dangerous]
+    # torch.jit.load imports nothing.
+    if foreign and outcome.action is not Action.REFUSED and facts.kind != "torchscript":
+        also = "also " if dangerous else ""
+        lines = _named([f"{one.name}: {one.meaning}".removesuffix(": ") for one in foreign])
+        text = f"Loading it with weights_only=False {also}imports, and mostly calls, what tensors don't need:{lines}"
+        yield Part("WARN", text, style="yellow")
+
+
+def _named(lines: list[str]) -> str:
+    more = [f"and {len(lines) - _MOST} more (--json names them all)"] if len(lines) > _MOST else []
+    return "".join(f"\n- {line}" for line in [*lines[:_MOST], *more])
+
+
+def _load(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
+    path = outcome.written or outcome.path
+    if any(one.dangerous for one in facts.globals):
+        yield _do_not_load(path, facts)
+    elif facts.kind == "torchscript":
+        yield Part("load", "", (f"torch.jit.load({path!r})",))
+    elif facts.kind == "safetensors" and outcome.action is Action.WRITTEN:
+        yield Part("load", "", (f"safetensors.torch.load_file({path!r})",))
+    elif facts.kind not in ("zip", "legacy"):
+        return
+    elif not facts.weights_only_blockers:
+        yield Part("load", "", (f"torch.load({path!r}, weights_only=True)",))
+    else:
+        yield _load_foreign(path, facts)
+
+
+def _do_not_load(path: str, facts: CheckpointFile) -> Part:
+    from ddpdoctor.checkpoints.loading import DO_NOT_LOAD
+
+    if facts.kind == "torchscript":
+        return Part("load", f"{DO_NOT_LOAD}.")
+    tensors = quoted(path.rpartition(".")[0] + ".safetensors")
+    text = f"{DO_NOT_LOAD}. Its tensors can be had without running anything:"
+    return Part("load", text, (f"{COMMAND} {quoted(path)} --params-only --to-safetensors -o {tensors}",))
+
+
+def _load_foreign(path: str, facts: CheckpointFile) -> Part:
+    """How to load what weights_only=True stops at: as `check` says it."""
+    from ddpdoctor.checkpoints.loading import ALL, preparation
+
+    stops = f"weights_only=True stops at {listed(facts.weights_only_blockers, _MOST)}."
+    prepared = preparation(facts.weights_only_blockers)
+    if prepared is None:
+        return Part("load", f"{stops} Only {ALL}:", (f"torch.load({path!r}, weights_only=False)",))
+    return Part("load", f"{stops} {prepared.text}:", (*prepared.lines, f"torch.load({path!r}, weights_only=True)"))
+
+
+def _to_know(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
+    path = outcome.written or outcome.path
+    if facts.whole_module:
+        yield Part(
+            "note",
+            f"It holds a whole pickled {facts.whole_module}, and loading it needs that class's code as it was: "
+            "a model.state_dict() lasts longer.",
+        )
+    for one in facts.prefixes:
+        where = f" of {_short(one.where)}" if one.where else ""
+        by = "" if one.may_be_models else f" ({writers(one.prefix)} put it there)"
+        which = f"All {one.keys:,} keys{where} begin" if one.keys > 1 else f"The only key{where} begins"
+        text = f'{which} with "{one.prefix}"{by}. If your model lacks it, take it off:'
+        yield Part("hint", text, (f"{COMMAND} {quoted(path)} --strip-prefix {quoted(one.prefix)}",))
+    if facts.rng_states:
+        devices = listed((_short(one.device) for one in facts.pinned), _MOST)
+        how = (
+            f"with map_location='cpu' (without, what is tied to {devices} goes there)"
+            if devices
+            else "without map_location, or with 'cpu'"
+        )
+        states = listed(map(_short, facts.rng_states), _MOST)
+        text = f"It holds random number generators' states ({states}), which torch can't restore from a GPU: load it {how}."
+        yield Part("hint", text)
+    if facts.device_texts:
+        texts = listed((f"{_short(one.where)} = {_short(one.device)}" for one in facts.device_texts), _MOST)
+        yield Part("hint", f"Your own code may read these devices, so they were left as they are: {texts}.")

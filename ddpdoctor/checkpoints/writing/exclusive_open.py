@@ -1,0 +1,266 @@
+"""A checkpoint opened so that nobody else has it: what must be true of a file before it is changed where it lies."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpdoctor.base.ownership import ROOT, footholds_on
+from ddpdoctor.base.shell import quoted
+from ddpdoctor.base.wording import listed
+from ddpdoctor.checkpoints.errors import Busy, Refused
+from ddpdoctor.checkpoints.writing.open_handles import Occupant, file_system, is_ours, others
+
+# Where "in use" can be the server's word for "I don't know".
+_REMOTE = (
+    "nfs",
+    "cifs",
+    "smb",
+    "fuse",
+    "9p",
+    "lustre",
+    "ceph",
+    "gpfs",
+    "beegfs",
+    "afs",
+    "pvfs",
+    "orangefs",
+    "ocfs",
+    "gfs",
+)
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class Held(NamedTuple):
+    """file, folder: open descriptors, the first for reading and writing; name: of the one in the other."""
+
+    file: int
+    folder: int
+    name: str
+
+
+@contextmanager
+def held(path: Path) -> Iterator[Held]:
+    """The file, with everybody else kept out while the context lasts. Raises Refused, with the file untouched.
+
+    Whoever opens it meanwhile waits (Linux leases) where the file system knows such a thing. The caller itself must have
+    closed the file: it would be in its own way.
+    """
+    with opened_folder(path) as folder:
+        refuse_links(path, folder)
+        with ExitStack() as stack:
+            file = _open(path, folder)
+            # Closing it ends the lease and the lock, too.
+            stack.callback(os.close, file)
+            try:
+                if not _lock(file):
+                    stack.enter_context(_lock_file(folder, path))
+                # What was written to it before must not cost time while others wait.
+                os.fsync(file)
+                _lease(file)
+                _ensure_changeable(path, file)
+                _refuse_others_links(path, folder, file)
+            except OSError as error:
+                raise Refused(f"{path} can't be changed: {error.strerror}") from None
+            yield Held(file, folder, path.name)
+
+
+@contextmanager
+def opened_folder(path: Path) -> Iterator[int]:
+    """The folder that the path lies in, open, so that all names are looked up in the very same one."""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Refused(f"The folder {path.parent} can't be opened: {error.strerror}") from None
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def refuse_links(path: Path, folder: int) -> None:
+    """Raises Refused for what has more than one name, isn't a regular file, or isn't there."""
+    try:
+        status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        raise unopened(path, error) from None
+    if stat.S_ISLNK(status.st_mode):
+        raise _symbolic(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise Refused(f"{path} is not a regular file")
+    if status.st_nlink > 1:
+        raise Refused(f"The file has {status.st_nlink} names (hard links), and a change would show under all of them")
+
+
+def _refuse_others_links(path: Path, folder: int, file: int) -> None:
+    """Raises Refused if a link on the way to the folder leads root to somebody else's checkpoint: nobody else could be led to
+    change one that isn't theirs."""
+    if os.geteuid() != ROOT:
+        return
+    for found in footholds_on(path.parent, (os.fstat(file).st_uid,)):
+        if not found.writers and os.path.islink(found.path):  # noqa: PTH114
+            meant = Path(os.readlink(f"/proc/self/fd/{folder}")) / path.name  # noqa: PTH115
+            raise Refused(
+                f"The link {found.path}, which belongs to {found.owner}, leads to another user's checkpoint, {meant}",
+                "If that file is meant, name it itself",
+                (f"ddpdoctor fix-checkpoint {quoted(meant)}",),
+            )
+    if os.readlink(f"/proc/self/fd/{folder}") != os.path.realpath(path.parent):  # noqa: PTH115
+        raise Refused(f"The folder {path.parent} was replaced meanwhile", "Run the command again")
+
+
+def _symbolic(path: Path) -> Refused:
+    target = Path(os.path.realpath(path))
+    if {"blobs", "snapshots"} & {*target.parts, *path.parts}:
+        return Refused(
+            f"It is a symbolic link into a hub's cache ({target}), where a file's name is the checksum of its content"
+        )
+    return Refused(
+        f"It is a symbolic link to {target}",
+        "Others may use that file under its own name. If it is meant, name it itself",
+        (f"ddpdoctor fix-checkpoint {quoted(target)}",),
+    )
+
+
+def _open(path: Path, folder: int) -> int:
+    try:
+        return os.open(path.name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def unopened(path: Path, error: OSError) -> Refused:
+    """Why a file can't be opened, and what to do."""
+    if error.errno == errno.EAGAIN:
+        return Busy(
+            f"Another program has just taken {path} for itself (a lease); perhaps a second ddpdoctor, or a file server",
+            "Run the command again in a moment",
+        )
+    return Refused(f"{path} can't be opened: {error.strerror}")
+
+
+def _unwritable(path: Path, error: OSError) -> Refused:
+    if error.errno == errno.EACCES:
+        return Refused(f"This user may not write to {path}", f"Ask its owner{_owner(path)}")
+    if error.errno == errno.EPERM:
+        return Refused(
+            f"{path} is marked as immutable or append-only",
+            "Take the mark off as root",
+            (f"sudo chattr -i -a {quoted(path)}",),
+        )
+    if error.errno == errno.EROFS:
+        return Refused(f"{path} lies on a file system that is mounted read-only")
+    return unopened(path, error)
+
+
+def _owner(path: Path) -> str:
+    with suppress(OSError, KeyError):
+        return f", {path.owner()}"
+    return ""
+
+
+def _lock(file: int) -> bool:
+    """Whether it is locked against other runs now; False where the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _occupied(others(file)) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def _lock_file(folder: int, path: Path) -> Iterator[None]:
+    """In place of a lock, a file that only one can create: Lustre without "flock", NFS without a lock daemon."""
+    lock = path.name + ".ddpdoctor-lock"
+    me = f"{os.uname().nodename} {os.getpid()}"
+    with suppress(FileNotFoundError):
+        reader = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        host, _, pid = os.read(reader, 1 << 10).decode(errors="replace").rpartition(" ")
+        os.close(reader)
+        if host != os.uname().nodename or not pid.isdigit() or os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
+            raise Busy(
+                f"This file system has no locks, and {lock} says that a run on {host or 'some host'} (pid {pid}) is at work",
+                "If no ddpdoctor works on this file, remove that one",
+                (f"rm {quoted(path.with_name(lock))}",),
+            )
+        os.unlink(lock, dir_fd=folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        writer = os.open(lock, flags, 0o644, dir_fd=folder)
+    except FileExistsError:
+        raise _occupied(()) from None
+    try:
+        os.write(writer, me.encode())
+        yield
+    finally:
+        os.close(writer)
+        os.unlink(lock, dir_fd=folder)
+
+
+def _lease(file: int) -> None:
+    """Raises Refused if anybody else has the file open in any way; from now on whoever opens it waits."""
+    for _ in range(3):
+        lease = _ask_for_lease(file)
+        # A mapping in a container belongs to the layer below, of which the lease knows nothing.
+        if lease != 0 or file_system(file) == "overlay":
+            found = others(file)
+            if found:
+                raise _occupied(found)
+        # Who has it and isn't there to be seen may just have closed it.
+        if lease != errno.EAGAIN or file_system(file).startswith(_REMOTE):
+            return
+    raise Refused(
+        "The file is open in a process that this user can't see (another user's, or in another container)",
+        "End what reads or writes it, then run the command again",
+        ("sudo fuser -v " + quoted(Path(f"/proc/self/fd/{file}").readlink()),),
+    )
+
+
+def _ask_for_lease(file: int) -> int:
+    """0, or why not: EAGAIN means that somebody has it; anything else that there are no leases, or not for this user."""
+    try:
+        # The signal by which the kernel asks for the lease back; this one is ignored unless somebody handles it.
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError as error:
+        return error.errno or -1
+    return 0
+
+
+def _occupied(found: Sequence[Occupant]) -> Refused:
+    # Whoever isn't there to be seen has locked it as we do, on another host perhaps.
+    kind = Busy if all(is_ours(one.pid) for one in found) else Refused
+    return kind(
+        f"The file is in use: {listed(found)}"
+        if found
+        else "The file is locked; perhaps a second ddpdoctor works on it",
+        "Wait until it is closed, then run the command again",
+        tuple(f"ps -fp {one.pid}" for one in found[:5]),
+    )
+
+
+def _ensure_changeable(path: Path, file: int) -> None:
+    """Raises Refused if the file got a second name meanwhile, or its date could not be kept."""
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        raise Refused("The file was renamed, replaced, deleted or linked meanwhile", "Run the command again")
+    try:
+        # Only its owner may set a date, and a resume that takes the newest file must not be misled.
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    except PermissionError:
+        raise Refused(
+            "The file belongs to another user, so that its date could not be kept",
+            f"Ask its owner{_owner(path)}",
+        ) from None

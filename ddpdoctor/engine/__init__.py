@@ -1,0 +1,4 @@
+"""From facts and checks to what is said of a host: the registry of checks, examination, plan, redaction, snapshots.
+
+In come a Snapshot and checks; out goes an Examination with findings. It knows no illness.
+"""

@@ -1,0 +1,55 @@
+"""What other checks know of the words that a finding rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ddpdoctor.base.findings import Finding, Fix
+from ddpdoctor.base.wording import listed
+from ddpdoctor.engine.registry import Check, Result, Why, checks_that_say
+
+MOST = 3
+"""Checks that are named."""
+
+
+def with_advice(of: Check, finding: Finding, results: Iterable[Result]) -> Finding:
+    """The finding with what the checks say that know its words. Those that found something on the same host come first, with
+    their fix; one that has nothing to look at there isn't named. results: what all checks came to; `of`: the finding's own."""
+    if not finding.said:
+        return finding
+    by_slug = {one.check.slug: one for one in results}
+    fitting = [one for one in checks_that_say(finding.said) if one.slug != of.slug and _may_be(by_slug.get(one.slug))]
+    found = [one for one in fitting if one.slug in by_slug and by_slug[one.slug].findings]
+    # What passed may fail in the training all the same, but comes last.
+    named = sorted(found or fitting, key=lambda one: one.slug in by_slug and by_slug[one.slug].passed)[:MOST]
+    if not named:
+        return finding
+    first = tuple(_found(by_slug[one.slug]) for one in found[:MOST] if by_slug[one.slug].findings[0].fixes)
+    which = listed(f"`{one.slug}`" for one in named)
+    known = Fix(
+        f"This is what {which} {'say' if len(named) > 1 else 'says'}",
+        tuple(f"ddpdoctor explain {one.slug}" for one in named),
+    )
+    fixes = (*first, known, *finding.fixes) if found else (*finding.fixes, known)
+    return msgspec.structs.replace(finding, fixes=fixes)
+
+
+def with_a_fix(of: Check, finding: Finding) -> Finding:
+    """The finding with what its check's page advises, where this host's facts led to no fix."""
+    if finding.fixes:
+        return finding
+    advice = " ".join(of.section("Fix").split()) or "See what is known of it"
+    return msgspec.structs.replace(finding, fixes=(Fix(advice, (f"ddpdoctor explain {of.slug}",)),))
+
+
+def _may_be(result: Result | None) -> bool:
+    return result is None or result.not_tested is None or result.not_tested.why is not Why.NOT_APPLICABLE
+
+
+def _found(result: Result) -> Fix:
+    fix = result.findings[0].fixes[0]
+    slug = result.check.slug
+    text = f"`{slug}` was found on this host, and these are its words. {fix.text[:1].upper()}{fix.text[1:]}"
+    return msgspec.structs.replace(fix, text=text, proven_by=fix.proven_by or slug)

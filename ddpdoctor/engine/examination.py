@@ -1,0 +1,117 @@
+"""One host examined: its facts, the plan, and what each check came to; and the verdict over several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+import msgspec
+
+from ddpdoctor.base.findings import Finding, Severity
+from ddpdoctor.engine.advice import with_a_fix, with_advice
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Check, Result, Why, diagnose
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import Snapshot
+
+MAX_UNANSWERED = 1 / 3
+"""Of the checks that had something to look at: where more could not be tested, nothing is said of the whole."""
+FEW_UNANSWERED = 3
+"""Whoever chooses two or three checks sees of each what it came to."""
+
+
+class Verdict(str, Enum):
+    """The whole in a word; `unknown` where no check reached a verdict, or of a whole host too few did."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+
+    def exit_code(self, *, strict: bool) -> int:
+        """0 nothing failed, 1 something did (or warned, if strict), 2 no verdict."""
+        if self is Verdict.UNKNOWN:
+            return 2
+        return 1 if self is Verdict.FAIL or (strict and self is Verdict.WARN) else 0
+
+
+class Examination(msgspec.Struct, frozen=True):
+    """One host's facts and what the checks made of them."""
+
+    snapshot: Snapshot
+    plan: Plan
+    results: tuple[Result, ...]
+
+    @property
+    def findings(self) -> list[tuple[Check, Severity, Finding]]:
+        """Worst first; among equals in the checks' order."""
+        found = [
+            (
+                result.check,
+                severity := finding.severity or result.check.severity,
+                _advised(result.check, severity, with_advice(result.check, finding, self.results)),
+            )
+            for result in self.results
+            for finding in result.findings
+        ]
+        return sorted(found, key=lambda one: one[1].rank)
+
+    @property
+    def passed(self) -> list[str]:
+        return [result.check.slug for result in self.results if result.passed]
+
+    @property
+    def unanswered(self) -> tuple[int, int]:
+        """How many checks could not be tested, for want of a fact or of their own fault, and how many had something to look at."""
+        whys = [result.not_tested.why if result.not_tested else None for result in self.results]
+        return len(whys) - whys.count(None) - whys.count(Why.NOT_APPLICABLE), len(whys) - whys.count(Why.NOT_APPLICABLE)
+
+    @property
+    def conclusion(self) -> Verdict:
+        """The verdict on the host: none where nothing fails, and too many checks could not be tested."""
+        unanswered, all_of_them = self.unanswered
+        too_few = unanswered >= max(FEW_UNANSWERED, MAX_UNANSWERED * all_of_them)
+        return Verdict.UNKNOWN if too_few and self.verdict is not Verdict.FAIL else self.verdict
+
+    @property
+    def verdict(self) -> Verdict:
+        severities = {severity for _, severity, _ in self.findings}
+        for severity, verdict in ((Severity.FAIL, Verdict.FAIL), (Severity.WARN, Verdict.WARN)):
+            if severity in severities:
+                return verdict
+        return Verdict.OK if self.passed or severities else Verdict.UNKNOWN
+
+
+def _advised(of: Check, severity: Severity, finding: Finding) -> Finding:
+    return with_a_fix(of, finding) if severity is Severity.FAIL else finding
+
+
+def examine(snapshot: Snapshot, nproc: int | None, checks: Iterable[Check]) -> Examination:
+    """Judges one host's facts."""
+    plan = plan_for(snapshot, nproc)
+    return Examination(snapshot, plan, diagnose(snapshot, plan, checks))
+
+
+def node_names(examinations: Sequence[Examination]) -> list[str]:
+    """What to call each of them: its host's name, and where two snapshots are of one host a number behind it."""
+    names: list[str] = []
+    for one in examinations:
+        host = one.snapshot.host or "unnamed"
+        earlier = sum(name == host or name.startswith(f"{host} (") for name in names)
+        names.append(f"{host} ({earlier + 1})" if earlier else host)
+    return names
+
+
+def overall(examinations: Sequence[Examination]) -> Verdict:
+    """The worst verdict; one host without any is worse than a warning elsewhere, and not as bad as a failure."""
+    return _worst(one.verdict for one in examinations)
+
+
+def conclusion(examinations: Sequence[Examination]) -> Verdict:
+    """The same of whole hosts: see `Examination.conclusion`."""
+    return _worst(one.conclusion for one in examinations)
+
+
+def _worst(verdicts: Iterable[Verdict]) -> Verdict:
+    order = [Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN, Verdict.OK]
+    return min(verdicts, key=order.index, default=Verdict.UNKNOWN)

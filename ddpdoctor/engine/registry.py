@@ -1,0 +1,278 @@
+"""The registry of checks, their selection, and `diagnose()`. Knows no illness."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from functools import cache, cached_property
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.base.findings import Evidence, Finding, Severity
+from ddpdoctor.base.log_signs import LogSign as LogSign
+from ddpdoctor.base.log_signs import Role as Role
+from ddpdoctor.base.unknown import Facts, NotKnown, NotLearned, Unknown
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import GROUPS, Snapshot
+
+Predicate = Callable[..., Iterator[Finding]]
+
+
+class NotApplicable(Exception):
+    """Raised by `requires()`: the check has nothing to look at on this host."""
+
+
+def requires(condition: object, reason: str) -> None:
+    """Ends the check as not applicable unless the condition holds: `requires(gpus.devices, "no NVIDIA GPU")`.
+
+    Raises:
+        NotApplicable: with the reason, which the report shows under "not tested".
+    """
+    if not condition:
+        raise NotApplicable(reason)
+
+
+class Check:
+    """One illness: its slug, family, severity, page (the docstring), log lines and predicate.
+
+    The family is the folder that its file lies in.
+    """
+
+    def __init__(self, slug: str, severity: Severity, log_signs: tuple[LogSign, ...], predicate: Predicate) -> None:
+        self.slug = slug
+        self.severity = severity
+        self.log_signs = log_signs
+        self.predicate = predicate
+        self.family = predicate.__module__.split(".")[-2]
+
+    def __repr__(self) -> str:
+        return f"Check({self.slug!r}, family={self.family!r})"
+
+    @cached_property
+    def page(self) -> str:
+        """The docstring: a title line, then "## What breaks", "## Why" and "## Fix"."""
+        return inspect.cleandoc(self.predicate.__doc__ or "")
+
+    @property
+    def title(self) -> str:
+        return self.page.partition("\n")[0]
+
+    def section(self, heading: str) -> str:
+        """The text under `## heading` of the page, or ""."""
+        found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", self.page, re.MULTILINE | re.DOTALL)
+        return found[1].strip() if found else ""
+
+    @cached_property
+    def needs(self) -> dict[str, type[Facts] | None]:
+        """Parameter name to the group that must be known as soon as it decides: None where the check takes `Unknown`.
+
+        Read as written, `Group` or `Maybe[Group]`: evaluating some hundred annotations takes longer than judging a host.
+        """
+        written = {name: text for name, text in self.predicate.__annotations__.items() if name != "return"}
+        known = self.predicate.__globals__
+        return {name: None if text.startswith("Maybe[") else known[text] for name, text in written.items()}
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups of facts that this check wants to see."""
+        return {name for name in self.needs if name in GROUPS}
+
+
+_registered: dict[str, Check] = {}
+_prescriptions: dict[str, Check] = {}
+
+
+def check(
+    slug: str, *, severity: Severity = Severity.FAIL, log_signs: tuple[LogSign, ...] = ()
+) -> Callable[[Predicate], Predicate]:
+    """Registers a predicate. Its parameter names say which groups of facts (or `plan`) it is given."""
+
+    def register(predicate: Predicate) -> Predicate:
+        if slug in _registered:
+            raise ValueError(f"two checks are called {slug}")
+        _registered[slug] = Check(slug, severity, log_signs, predicate)
+        return predicate
+
+    return register
+
+
+def prescription(topic: str) -> Callable[[Predicate], Predicate]:
+    """Registers what `ddpdoctor explain TOPIC` works out for this very host: findings of severity info whose fixes are
+    the commands to run. The docstring is the topic's page, with the same sections as a check's."""
+
+    def register(predicate: Predicate) -> Predicate:
+        if topic in _prescriptions:
+            raise ValueError(f"two prescriptions are called {topic}")
+        _prescriptions[topic] = Check(topic, Severity.INFO, (), predicate)
+        return predicate
+
+    return register
+
+
+@cache
+def all_prescriptions() -> tuple[Check, ...]:
+    """Every topic for which there is a prescription."""
+    all_checks()
+    return tuple(_prescriptions.values())
+
+
+@cache
+def all_checks() -> tuple[Check, ...]:
+    """Every check, by family, file, and place in the file, whatever was imported first."""
+    import ddpdoctor.checks as package
+
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+    return tuple(sorted(_registered.values(), key=lambda one: (one.family, one.predicate.__module__)))
+
+
+LEAST_SIGN = 12
+"""Characters of a log sign by which alone a check is named: a shorter one may stand in any text."""
+LONG_SIGN = 30
+"""Characters of one that speaks for itself where the rest of its line was cut."""
+
+
+def checks_that_say(text: str) -> tuple[Check, ...]:
+    """The checks with a log sign in that text, those with the longest first."""
+    lines = text.splitlines()
+    longest = {one: max((_said(sign, lines) for sign in one.log_signs), default=0) for one in all_checks()}
+    fitting = [one for one, length in longest.items() if length >= LEAST_SIGN]
+    return tuple(sorted(fitting, key=lambda one: -longest[one]))
+
+
+def _said(sign: LogSign, lines: list[str]) -> int:
+    """How many characters of the sign stand in those lines; 0 where it isn't theirs, or healthy runs say it, too."""
+    if sign.role is Role.NOISE or (sign.near and not any(sign.near in line for line in lines)):
+        return 0
+    with_text = [line for line in lines if sign.text in line]
+    if any(re.search(sign.pattern, line) for line in with_text):
+        return max(len(sign.text), LEAST_SIGN if sign.pattern else 0)
+    return len(sign.text) if with_text and len(sign.text) >= LONG_SIGN else 0
+
+
+class UnknownSelection(ValueError):
+    """A slug or family that doesn't exist, with the nearest ones."""
+
+    def __init__(self, name: str, nearest: list[str]) -> None:
+        self.name = name
+        self.nearest = nearest
+        hint = f" Did you mean {' or '.join(nearest)}?" if nearest else " `ddpdoctor list` shows them all."
+        super().__init__(f"There is no check and no family called {name!r}.{hint}")
+
+
+def as_written(name: str) -> str:
+    """A name as the registry writes it: `Shm_Too_Small` is shm-too-small."""
+    return name.strip().lower().replace("_", "-")
+
+
+def nearest_names(name: str, names: Iterable[str]) -> list[str]:
+    """Up to three of the names that look most like this one, or contain it."""
+    names = sorted(names)
+    wanted = as_written(name)
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+    return close or [one for one in names if len(wanted) > 2 and wanted in one][:3]
+
+
+def find_check(slug: str) -> Check:
+    """The check of that slug.
+
+    Raises:
+        UnknownSelection: there is none; carries the nearest.
+    """
+    checks = {one.slug: one for one in all_checks()}
+    if as_written(slug) not in checks:
+        raise UnknownSelection(slug, nearest_names(slug, checks))
+    return checks[as_written(slug)]
+
+
+def select(chosen: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[Check, ...]:
+    """The checks that are chosen (all, if nothing is) and not ignored, by slug or family.
+
+    Raises:
+        UnknownSelection: a name is neither.
+    """
+    checks = all_checks()
+    names = {one.slug for one in checks} | {one.family for one in checks}
+    chosen, ignored = tuple(chosen), tuple(ignored)
+    for name in sorted({*chosen, *ignored}):
+        if as_written(name) not in names:
+            raise UnknownSelection(name, nearest_names(name, names))
+    chosen, ignored = set(map(as_written, chosen)), set(map(as_written, ignored))
+    return tuple(
+        one
+        for one in checks
+        if (not chosen or {one.slug, one.family} & chosen) and not {one.slug, one.family} & ignored
+    )
+
+
+class Why(str, Enum):
+    """Why a check gave no verdict."""
+
+    UNKNOWN = "unknown"
+    """A fact that it needs could not be learned."""
+    NOT_APPLICABLE = "not-applicable"
+    """There is nothing on this host for it to look at."""
+    CRASHED = "crashed"
+    """The check itself failed: a bug in ddpdoctor."""
+
+
+class NotTested(msgspec.Struct, frozen=True):
+    """A check without a verdict: never counted as fine."""
+
+    why: Why
+    reason: str
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What one check came to. Both may be there: it can find something and still miss a fact for the rest."""
+
+    check: Check
+    findings: tuple[Finding, ...] = ()
+    not_tested: NotTested | None = None
+
+    @property
+    def passed(self) -> bool:
+        return not self.findings and self.not_tested is None
+
+
+def diagnose(snapshot: Snapshot, plan: Plan, checks: Iterable[Check]) -> tuple[Result, ...]:
+    """Judges a snapshot. A check that crashes is that check's result; the others go on."""
+    return tuple(_judge(one, snapshot, plan) for one in checks)
+
+
+def _short_enough(finding: Finding) -> Finding:
+    """The finding without the middle of texts that nobody would read: a setting may be 128 KiB long."""
+    evidence = tuple(Evidence(_cut(one.text, 4000), one.source) for one in finding.evidence)
+    return msgspec.structs.replace(finding, summary=_cut(finding.summary, 400), evidence=evidence)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
+def _judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
+    findings: list[Finding] = []
+    try:
+        arguments: dict[str, Any] = {}
+        for name, group in one.needs.items():
+            value = plan if name == "plan" else getattr(snapshot, name)
+            arguments[name] = NotLearned(group, value.reason) if group and isinstance(value, Unknown) else value
+        findings.extend(_short_enough(found) for found in one.predicate(**arguments))
+    except NotKnown as missing:
+        return Result(one, tuple(findings), NotTested(Why.UNKNOWN, str(missing)))
+    except NotApplicable as reason:
+        return Result(one, tuple(findings), NotTested(Why.NOT_APPLICABLE, str(reason)))
+    except Exception as crash:
+        where = traceback.extract_tb(crash.__traceback__)[-1]
+        text = (
+            f"{type(crash).__name__}: {crash} ({where.name}, line {where.lineno}); a bug in ddpdoctor, please report it"
+        )
+        return Result(one, tuple(findings), NotTested(Why.CRASHED, text))
+    return Result(one, tuple(findings))

@@ -1,0 +1,133 @@
+"""Snapshots as files: written whole or not at all, and read with the suspicion that a stranger's file deserves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.base.output_streams import open_stream
+from ddpdoctor.base.ownership import ROOT
+from ddpdoctor.base.text import escaped_json
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.sanitize_facts import plausible
+from ddpdoctor.facts.snapshot import SCHEMA, Snapshot
+
+MAX_SIZE = 64 * 1024 * 1024
+"""Bytes. A real snapshot has some tens of kilobytes."""
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class SnapshotError(Exception):
+    """A file that can't be read as a snapshot, or not be written; the text says why and what to do."""
+
+
+class _Header(msgspec.Struct):
+    ddpdoctor_snapshot: int
+
+
+def read_snapshot(path: str | Path) -> Snapshot:
+    """Reads one snapshot from a file, or from standard input where the path is "-".
+
+    Raises:
+        SnapshotError: it doesn't exist, may not be read, is too large, truncated, not ours, or from a newer ddpdoctor.
+    """
+    name = "standard input" if str(path) == "-" else str(path)
+    return decode_snapshot(_read(path, name), name)
+
+
+def _read(path: str | Path, name: str) -> bytes:
+    try:
+        with os.fdopen(0, "rb", closefd=False) if str(path) == "-" else Path(path).open("rb") as file:
+            content = file.read(MAX_SIZE + 1)
+    except OSError as error:
+        raise SnapshotError(f"{name}: {error.strerror or error}") from error
+    if len(content) > MAX_SIZE:
+        raise SnapshotError(f"{name}: larger than {MAX_SIZE >> 20} MiB, so this is no snapshot; nothing of it was used")
+    return content
+
+
+def decode_snapshot(content: bytes, name: str) -> Snapshot:
+    """The snapshot in these bytes; `name` stands in the errors.
+
+    Raises:
+        SnapshotError: as in `read_snapshot`.
+    """
+    if not content.strip():
+        raise SnapshotError(f"{name}: there is nothing in it; take the snapshot again with ddpdoctor snapshot -o FILE")
+    try:
+        schema = msgspec.json.decode(content, type=_Header).ddpdoctor_snapshot
+    except msgspec.ValidationError as error:
+        raise SnapshotError(f"{name}: not a snapshot of ddpdoctor (ddpdoctor snapshot -o FILE takes one)") from error
+    except _UNREADABLE as error:
+        kind = "ends too early; was it copied whole?" if "truncated" in str(error) else f"not valid JSON: {error}"
+        raise SnapshotError(f"{name}: {kind}") from error
+    if schema > SCHEMA:
+        raise SnapshotError(
+            f"{name}: taken by a newer ddpdoctor (schema {schema}, this one reads up to {SCHEMA}); update ddpdoctor here"
+        )
+    try:
+        return _attributed(plausible(msgspec.json.decode(content, type=Snapshot)))
+    except _UNREADABLE as error:
+        raise SnapshotError(f"{name}: not a whole snapshot: {error}") from error
+
+
+def _attributed(snapshot: Snapshot) -> Snapshot:
+    """The snapshot, with whose words they are in front of what it says to do: a sentence may hold a command, too."""
+    if isinstance(snapshot.checkpoints, Unknown) or not any(file.advice for file in snapshot.checkpoints.files):
+        return snapshot
+    files = tuple(
+        msgspec.structs.replace(file, advice=f'The snapshot says: "{file.advice}"') if file.advice else file
+        for file in snapshot.checkpoints.files
+    )
+    return msgspec.structs.replace(snapshot, checkpoints=msgspec.structs.replace(snapshot.checkpoints, files=files))
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """The snapshot as indented JSON in UTF-8, fit for a terminal."""
+    return escaped_json(msgspec.json.format(msgspec.json.encode(snapshot), indent=1).decode()).encode() + b"\n"
+
+
+def write_snapshot(snapshot: Snapshot, path: Path) -> None:
+    """Write it beside the target and rename it, so that no half file is ever left under that name and no link is followed.
+
+    What root sees is for root alone: the settings of others are in it. An existing file's permissions never become wider.
+
+    Raises:
+        SnapshotError: the folder doesn't exist, no permission, disk full, nothing that a snapshot is written into ...
+    """
+    content = encode_snapshot(snapshot)
+    try:
+        stream = open_stream(path)
+        if stream is not None:
+            with os.fdopen(stream, "wb") as file:
+                file.write(content)
+            return
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                # By its descriptor: under the name there may be another by now, in a folder of somebody else's.
+                os.fchmod(file.fileno(), _mode(path))
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SnapshotError(f"{path}: the snapshot was not written: {error.strerror or error}") from error
+
+
+def _mode(path: Path) -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    mode = 0o600 if os.geteuid() == ROOT else 0o666 & ~mask
+    with contextlib.suppress(FileNotFoundError):
+        before = path.lstat().st_mode
+        mode &= before if stat.S_ISREG(before) else mode
+    return mode

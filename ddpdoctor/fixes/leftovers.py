@@ -1,0 +1,75 @@
+"""Leftovers as `ddpdoctor zombies --kill` and `check --fix` end them: which are meant, and the looks by which they are judged."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from ddpdoctor.probes.context import Context
+from ddpdoctor.processes.ending import Endings, Fate, Look, end
+from ddpdoctor.processes.leftovers import Leftover
+
+COMMAND: Final = ("ddpdoctor", "zombies", "--kill")
+GROUPS: Final = ("processes", "gpus", "shared_memory")
+
+
+def look() -> Look:
+    """At the processes, the GPUs and /dev/shm of this host."""
+    from ddpdoctor.probes.runner import take_snapshot
+
+    snapshot = take_snapshot(Context(sys.executable, "ddpdoctor", quick=True), GROUPS)
+    return Look(
+        processes=snapshot.processes,
+        gpus=snapshot.gpus,
+        shared_memory=snapshot.shared_memory,
+        at=time.monotonic(),
+    )
+
+
+def targets_of(command: str) -> tuple[str, ...]:
+    """The pids and paths that a `ddpdoctor zombies --kill` names; none of any other command, nor where it names none: what
+    a check has found is ended, and nothing that came to light later."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return ()
+    named = words[len(COMMAND) :]
+    fitting = tuple(words[: len(COMMAND)]) == COMMAND and all(
+        one.isdecimal() or one.startswith("/dev/shm/") for one in named
+    )
+    return tuple(named) if fitting else ()
+
+
+def chosen(found: Sequence[Leftover], targets: Sequence[str]) -> tuple[Leftover, ...]:
+    """The leftovers of these pids and paths; all where none are named."""
+    wanted = set(targets)
+    return tuple(one for one in found if not wanted or one.path in wanted or (one.pid and str(one.pid) in wanted))
+
+
+def refusal(targets: Sequence[str], seen: Look) -> str:
+    """Why these can't be ended, "" where they can."""
+    meant = chosen(seen.leftovers, targets)
+    missing = [one for one in targets if one not in {str(two.pid or two.path) for two in meant}]
+    if missing:
+        return f"{', '.join(missing)}: not left over any more"
+    return next((f"{one.what}: {one.doubts[0]}" for one in meant if not one.proven and one.doubts), "")
+
+
+def left_alone(targets: Sequence[str], ending: Endings) -> str:
+    """Why one of these is still there, "" where none is."""
+    told = {str(one.leftover.pid or one.leftover.path): one for one in ending.all}
+    for one in targets:
+        if one not in told:
+            return f"{one}: not left over any more, or in doubt by now; `ddpdoctor zombies {one}` tells"
+        if told[one].fate in (Fate.LEFT, Fate.STAYS):
+            return f"{one}: {told[one].reason}"
+    return ""
+
+
+def end_targets(targets: Sequence[str], ending: Endings) -> None:
+    """Looks, ends what is proven of these, and enters what became of each."""
+    first = look()
+    end([one for one in chosen(first.leftovers, targets) if one.proven], first, look, ending)

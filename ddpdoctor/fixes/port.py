@@ -1,0 +1,34 @@
+"""A free port for the job's store, in place of a taken one."""
+
+from __future__ import annotations
+
+import re
+import socket
+from contextlib import closing
+
+from ddpdoctor.fixes.settings_lines import Line
+from ddpdoctor.knowledge.launchers import MASTER_PORT
+from ddpdoctor.probes.ports import error_of_bind
+
+_ASKED_FOR = re.compile(rf"export ({'|'.join(MASTER_PORT)})=\$\(.*\)")
+TRIES = 20
+
+
+def variable_of(command: str) -> str:
+    """The variable that the command gives a free port, "" where it is about something else."""
+    found = _ASKED_FOR.fullmatch(command)
+    return found[1] if found else ""
+
+
+def free_port(variable: str) -> Line | None:
+    """The variable with a port on which torch's store can listen now; None where the system gives none."""
+    for _ in range(TRIES):
+        try:
+            with closing(socket.socket()) as one:
+                one.bind(("", 0))
+                port = one.getsockname()[1]
+        except OSError:
+            return None
+        if not error_of_bind(port):
+            return Line(variable, f"export {variable}={port}")
+    return None

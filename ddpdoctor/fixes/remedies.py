@@ -1,0 +1,95 @@
+"""Which fixes of an examination's findings ddpdoctor can apply itself. Nothing is changed here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from ddpdoctor.base.findings import Fix, Severity
+from ddpdoctor.engine.examination import Examination
+from ddpdoctor.fixes.checkpoint import paths_of
+from ddpdoctor.fixes.leftovers import targets_of
+from ddpdoctor.fixes.port import free_port, variable_of
+from ddpdoctor.fixes.settings_lines import Line, lines_of
+from ddpdoctor.knowledge.privileges import NEEDS_ROOT
+
+T = TypeVar("T")
+
+
+class Remedy(msgspec.Struct, frozen=True, kw_only=True):
+    """A fix that can be applied: lines for the settings file, checkpoints to be changed in place, or leftovers (pids, and paths in
+    /dev/shm) to be ended."""
+
+    fix: Fix
+    lines: tuple[Line, ...] = ()
+    checkpoints: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What is carried out: the lines, with the port that was found; or the fix's own commands."""
+        return tuple(one.text for one in self.lines) or self.fix.commands
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding. remedies: its fixes that can be applied, the best first. reason: why there is none."""
+
+    slug: str
+    severity: Severity
+    summary: str
+    fixes: tuple[Fix, ...]
+    remedies: tuple[Remedy, ...] = ()
+    reason: str = ""
+
+
+def cases(examination: Examination, port: Callable[[str], Line | None] = free_port) -> list[Case]:
+    """A case a finding, worst first."""
+    found = []
+    for check, severity, finding in examination.findings:
+        remedies = tuple(filter(None, (remedy(fix, port) for fix in finding.fixes)))
+        found.append(
+            Case(
+                slug=check.slug,
+                severity=severity,
+                summary=finding.summary,
+                fixes=finding.fixes,
+                remedies=remedies,
+                reason="" if remedies else why_left(finding.fixes),
+            )
+        )
+    return found
+
+
+def remedy(fix: Fix, port: Callable[[str], Line | None] = free_port) -> Remedy | None:
+    """None where the fix's check doesn't call it safe, or one of its commands is none that we know how to apply."""
+    if not fix.appliable or not fix.commands:
+        return None
+    if paths := _all(paths_of(one) for one in fix.commands):
+        return Remedy(fix=fix, checkpoints=tuple(paths))
+    if targets := _all(targets_of(one) for one in fix.commands):
+        return Remedy(fix=fix, leftovers=tuple(targets))
+    if len(fix.commands) == 1 and (variable := variable_of(fix.commands[0])):
+        line = port(variable)
+        return Remedy(fix=fix, lines=(line,)) if line else None
+    lines = _all(lines_of(one) for one in fix.commands)
+    return Remedy(fix=fix, lines=tuple(lines)) if lines else None
+
+
+def _all(parts: Iterable[tuple[T, ...]]) -> list[T]:
+    """All of them in one list, or none where one of them is empty."""
+    found = list(parts)
+    return [one for part in found for one in part] if all(found) else []
+
+
+def why_left(fixes: Sequence[Fix]) -> str:
+    """Why a finding's fixes are none for ddpdoctor, by the first of them."""
+    first = fixes[0] if fixes else Fix("")
+    if NEEDS_ROOT in first.text or any(one.startswith("sudo ") for one in first.commands):
+        return "it needs root"
+    if not first.commands:
+        return "no command does it"
+    if any(lines_of(one) for one in first.commands):
+        return "whether it is right, you know best"
+    return "ddpdoctor itself applies settings, free ports and checkpoint fixes, and ends proven leftovers"

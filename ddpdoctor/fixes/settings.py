@@ -1,0 +1,254 @@
+"""The settings file: what a user sources to have the settings that were found right. Nobody else's file is ever touched."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import re
+import secrets
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain, count
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpdoctor.base.ownership import ROOT, Foothold, footholds_on, writers_of_folder
+from ddpdoctor.fixes.settings_lines import Line, keys_of_line
+
+NAME = "ddpdoctor-settings"
+HEADER = "# Settings that ddpdoctor found right here (check --fix). They count in a shell, or job script, that sources this file."
+GOING_BACK = "# To go back, take lines out or don't source it: nothing else was changed for them."
+SHELLS = ("/bin/bash", "/usr/bin/bash")
+LARGEST = 1 << 20
+"""Bytes; what is larger isn't ours."""
+SOURCING_SECONDS = 5.0
+
+_OURS = re.compile(r"  # [a-z0-9, -]+, \d{4}-\d\d-\d\d$")
+"""How each of our own lines ends."""
+
+
+class Setting(NamedTuple):
+    """A line for the file, and the slug of the check that it is for."""
+
+    line: Line
+    slug: str
+
+
+class Place(NamedTuple):
+    """Where the settings go. path: None where no folder is fit for them; reason: why it isn't the current one, "" where it is."""
+
+    path: Path | None
+    reason: str = ""
+
+
+def safe_place(folder: Path) -> Place:
+    """`place` in that folder; or, where somebody else could change or replace what lies there, in the home folder."""
+    reason = danger(folder)
+    if not reason:
+        return Place(place(folder))
+    home = next((home for home in _homes() if home.is_dir() and not danger(home)), None)
+    if home:
+        return Place(place(home), f"not in {folder}: {reason}")
+    return Place(None, f"whoever sources a file in {folder} can be harmed: {reason}. Run it in a folder of your own")
+
+
+def danger(folder: Path) -> str:
+    """Who else could change or replace a file in a folder, "" if nobody. Whoever could do that to the home folder, as the
+    system has it, needs no such file: its profile is run anyway."""
+    try:
+        home = _home()
+        known = set(_footholds(home)) if home and home.is_dir() else set()
+        found = next((one for one in _footholds(folder) if one not in known), None)
+    except OSError as error:
+        # Nothing can be written there either, and that says why.
+        return "" if error.errno == errno.ENOENT else error.strerror or str(error)
+    return found.words if found else ""
+
+
+def _footholds(folder: Path) -> Iterator[Foothold]:
+    yield from footholds_on(folder)
+    # Also a sticky one: when our file is cleared away, as in /tmp, another may take its name.
+    if found := writers_of_folder(folder):
+        yield found
+
+
+def _homes() -> Iterator[Path]:
+    """sudo may have kept the HOME of whoever called it."""
+    if name := os.environ.get("HOME"):
+        yield Path(name)
+    if home := _home():
+        yield home
+
+
+def _home() -> Path | None:
+    try:
+        return Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    except KeyError:
+        return None
+
+
+def place(folder: Path) -> Path:
+    """ddpdoctor-settings.sh in that folder, or where there is one of that name that is somebody else's or would end a shell,
+    ddpdoctor-settings-2.sh and so on."""
+    names = chain([f"{NAME}.sh"], (f"{NAME}-{number}.sh" for number in count(2)))
+    paths = (folder / name for name in names)
+    return next(path for path in paths if not os.path.lexists(path) or _can_be_added_to(path))
+
+
+def _can_be_added_to(path: Path) -> bool:
+    ours = read_ours(path)
+    return ours is not None and can_be_sourced(ours.text)
+
+
+def shell() -> str:
+    """ulimit -u is unknown to some shells, so that bash goes first: it is what the fixes are written for. Root's PATH may have
+    been kept from somebody else."""
+    found = next((one for one in SHELLS if os.access(one, os.X_OK)), None)
+    if not found and os.geteuid() != ROOT:
+        folders = filter(os.path.isabs, os.get_exec_path())
+        found = shutil.which("bash", path=os.pathsep.join(folders))
+    return found or "/bin/sh"
+
+
+def shell_environ() -> dict[str, str]:
+    """For a shell that sources settings. Root's is to run nothing else first."""
+    ran_first = ("BASH_ENV", "ENV") if os.geteuid() == ROOT else ()
+    return {name: value for name, value in os.environ.items() if name not in ran_first}
+
+
+@contextmanager
+def private_copy(text: str) -> Iterator[tuple[int, str]]:
+    """The text as an open file that nobody else can reach, and its name for a program that has inherited it."""
+    file = os.memfd_create(NAME) if hasattr(os, "memfd_create") else _unnamed_file()
+    with open(file, "w", encoding="utf-8") as copy:  # noqa: PTH123 (a descriptor)
+        copy.write(text)
+        copy.flush()
+        yield file, f"/proc/self/fd/{file}"
+
+
+def _unnamed_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def can_be_sourced(text: str) -> bool:
+    """Whether a shell goes on after it: its user may have added an `exit`, or something that isn't the shell's."""
+    word = secrets.token_hex(8)
+    try:
+        with private_copy(text) as (file, name):
+            ended = subprocess.run(
+                [shell(), "-c", '. "$1" >/dev/null && echo "$2"', "sh", name, word],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=SOURCING_SECONDS,
+                check=False,
+                env=shell_environ(),
+                pass_fds=(file,),
+            )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return word.encode() in ended.stdout
+
+
+class Ours(NamedTuple):
+    """A file that we wrote. mode: its permissions."""
+
+    text: str
+    mode: int
+
+
+def read_ours(path: Path) -> Ours | None:
+    """The file, if we wrote it for this user: nobody is to source what somebody else, be it one of their group, could have
+    written. Judged as it is open: by its name another may be there a moment later."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(file, "rb") as opened:  # noqa: PTH123 (a descriptor)
+            state = os.fstat(file)
+            if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_nlink > 1:
+                return None
+            if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or state.st_size > LARGEST:
+                return None
+            text = opened.read(LARGEST + 1).decode()
+    except (OSError, ValueError):
+        return None
+    return Ours(text, stat.S_IMODE(state.st_mode)) if text.split("\n", 1)[0] == HEADER else None
+
+
+def merged(before: str, settings: Sequence[Setting], day: str) -> str:
+    """The file's text with these settings. Of what was in it before, only lines of ours that set the same are gone; a user's
+    own that do are comments now.
+
+    day: for the comments, "2026-11-21".
+    """
+    lines = before.splitlines() or [HEADER, GOING_BACK]
+    new = {one.line.key for one in settings}
+    kept = [one for one in (_kept(line, new) for line in lines) if one is not None]
+    return "\n".join([*kept, *_written(settings, day)]) + "\n"
+
+
+def _kept(line: str, new: set[str]) -> str | None:
+    if not keys_of_line(line) & new:
+        return line
+    return None if _OURS.search(line) else f"# yours, replaced by what follows: {line}"
+
+
+def _written(settings: Sequence[Setting], day: str) -> Iterator[str]:
+    """Each line once, with all the checks that asked for it."""
+    slugs: dict[Line, list[str]] = {}
+    for one in settings:
+        slugs.setdefault(one.line, []).append(one.slug)
+    for line, names in slugs.items():
+        yield f"{line.text}  # {', '.join(dict.fromkeys(names))}, {day}"
+
+
+def write(path: Path, settings: Sequence[Setting], day: str) -> str:
+    """Makes the file, or adds to it where it is ours: it is whole there, or as it was. Returns its text.
+
+    Raises:
+        OSError: it can't be written; the old one, if there is one, is as it was, and nothing is left of the new one.
+    """
+    with _draft(path, settings, day) as (name, text):
+        os.replace(name, path)  # noqa: PTH105 (a name of mkstemp)
+    return text
+
+
+def rehearse(path: Path, settings: Sequence[Setting], day: str) -> str:
+    """All of `write` but its last step: nothing is there afterwards that wasn't before.
+
+    Raises:
+        OSError: as `write`.
+    """
+    with _draft(path, settings, day) as (_, text):
+        return text
+
+
+@contextmanager
+def _draft(path: Path, settings: Sequence[Setting], day: str) -> Iterator[tuple[str, str]]:
+    """The name of a file beside it that holds the whole text, with its mode, and that text; afterwards it is gone."""
+    ours = read_ours(path)
+    if ours is None and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, "it isn't ddpdoctor's any more", str(path))
+    text = merged(ours.text if ours else "", settings, day)
+    # Whatever the umask, nobody else may write it: else it would not be ours next time.
+    mode = ours.mode if ours else 0o644 & ~_umask()
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{NAME}-")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 (a descriptor)
+            file.write(text)
+            os.fchmod(descriptor, mode)
+        yield name, text
+    finally:
+        with suppress(OSError):
+            os.unlink(name)  # noqa: PTH108
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,4 @@
+"""Why a running job hangs: its ranks' stacks, flight recorders and NCCL's RAS, and the verdict on them: `ddpdoctor jobs --hang`.
+
+In comes a job of this host, or dumps; out goes one cause with the ranks whose it is.
+"""

@@ -1,0 +1,100 @@
+"""What to do about a job that hangs. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.facts.hang import Frame, Hang
+from ddpdoctor.hang.rank_states import Stand
+from ddpdoctor.hang.wording import file_line, named
+
+AROUND_THE_LINE: Final = 6
+MOST_LINES: Final = 3
+
+
+def read_the_code(frames: Iterable[Frame | None], why: str) -> tuple[Fix, ...]:
+    """Shows the lines where ranks stand."""
+    lines = list(dict.fromkeys((one.path, one.line) for one in frames if one and one.line and one.path.startswith("/")))
+    commands = [
+        f"sed -n {max(1, line - AROUND_THE_LINE)},{line + 2}p {shlex.quote(path)}" for path, line in lines[:MOST_LINES]
+    ]
+    return (Fix(why, tuple(commands)),) if commands else (Fix(why),)
+
+
+def full_stacks(hang: Hang, stands: Sequence[Stand], workers: Sequence[int] = ()) -> tuple[Fix, ...]:
+    """The whole stacks, those of C++ too."""
+    pids = [one.pid for one in stands if one.pid][:MOST_LINES] + list(workers)[:MOST_LINES]
+    text = "See the whole stacks, C++ included (this holds the process up for a second)"
+    return (Fix(text, tuple(f"{shlex.quote(hang.py_spy)} dump --native --pid {pid}" for pid in pids)),) if pids else ()
+
+
+def look_again(hang: Hang) -> str:
+    """The command that looks at this job; of dumps alone it isn't known which that is."""
+    return shlex.join(["ddpdoctor", "jobs", "--hang", *([hang.job] if hang.job else [])])
+
+
+def look_on_other_hosts(hang: Hang) -> tuple[Fix, ...]:
+    """Where ranks are elsewhere, the cause may be, too. There the job has another name."""
+    here = {one.rank for one in hang.ranks}
+    if hang.world_size <= len(here):
+        return ()
+    others = [rank for rank in range(hang.world_size) if rank not in here]
+    return (
+        Fix(
+            f"Look at {ranks_named(others)} on the other hosts: the one that all wait for may be there",
+            ("ddpdoctor jobs --hang",),
+        ),
+    )
+
+
+def record_next_time(hang: Hang) -> tuple[Fix, ...]:
+    """The flight recorder must be told before the job starts. Whose dumps are here has it on."""
+    if hang.recorded:
+        return ()
+    return (
+        Fix(
+            "Let the next run record its collectives, so that the rank that falls behind is known: set these for all ranks, and"
+            " after a hang give the folder to `ddpdoctor jobs --hang --dumps`",
+            (
+                "export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+                "export TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+                'mkdir -p "$HOME/nccl-dumps" && export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$HOME/nccl-dumps/rank_"'
+                ' TORCH_FR_DUMP_TEMP_FILE="$HOME/nccl-dumps/rank_"',
+            ),
+        ),
+    )
+
+
+def test_the_way(hang: Hang) -> tuple[Fix, ...]:
+    """Whether data gets through between these ranks without the user's own code."""
+    here = len(hang.ranks) or len(hang.recorded)
+    if hang.world_size > len(hang.ranks) or len({one.host for one in hang.recorded} - {""}) > 1:
+        return (
+            Fix(
+                "Test the network between the hosts: `ddpdoctor netcheck --help` shows what to run on each",
+                ("ddpdoctor netcheck --help",),
+            ),
+            Fix("Test the ranks of this host without your own code", (f"ddpdoctor smoke --nproc {max(here, 1)}",)),
+        )
+    backend = " --backend gloo" if hang.backend == "gloo" else ""
+    return (
+        Fix(
+            "Test the same ranks without your own code: if this hangs too, it names the cause",
+            (f"ddpdoctor smoke --nproc {max(here, 1)}{backend}",),
+        ),
+    )
+
+
+def end_the_rest(found: Sequence[Stand], hang: Hang) -> Fix:
+    """After a rank is gone, the others hold their GPUs for nothing."""
+    text = f"End what is left of the job, since {named(found, hang)} won't come back: stop its launcher, then see what it left behind"
+    return Fix(text, ("ddpdoctor zombies", "ddpdoctor zombies --kill"))
+
+
+def lines_of(stands: Iterable[Stand], most: int = 3) -> str:
+    """ "train.py:40 and eval.py:12"."""
+    return listed(dict.fromkeys(filter(None, (file_line(one.place.frame) for one in stands))), most=most)

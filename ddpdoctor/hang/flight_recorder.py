@@ -1,0 +1,250 @@
+"""Flight recorders' dumps: those that the user names, from whatever host, and those that a job's own ranks have written.
+
+A dump is never asked for here. A rank of NCCL that reads a pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) writes one when it is told to,
+over the one that its timeout may have left; that it harms no run can't be shown without GPUs, so the command is told instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpdoctor.base.ownership import ROOT
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.wording import listed, plural, ranks_named
+from ddpdoctor.facts.hang import Recorded
+from ddpdoctor.facts.processes import Process
+from ddpdoctor.hang.dump_files import Candidate, Contents, NotRead, candidates, contents, rank_in
+from ddpdoctor.hang.plain_pickles import NotPlain
+from ddpdoctor.hang.recorded_entries import Dump, understand
+from ddpdoctor.probes.proc import MAX_ENVIRON, TICKS, Proc, variables
+from ddpdoctor.probes.run_as import identity_of, sudo
+from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.processes.jobs import Job
+
+SECONDS = 300.0
+"""How long all dumps together may take to be read: one of 2000 entries takes some 0.2."""
+MOST_REFUSALS = 50
+UNKNOWN_TIMEOUT = 3 * 3600.0
+"""Taken for that of a collective whose dump doesn't tell it."""
+
+PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""torch appends the rank; the first that is set counts (torch 2.8 and later; before that only the second is known)."""
+PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+
+
+class Dumps(NamedTuple):
+    """What was read. recorded: by rank. refused: "FILE: why". note: what was read, or why there is nothing."""
+
+    recorded: tuple[Recorded, ...] = ()
+    refused: tuple[str, ...] = ()
+    note: str = ""
+
+
+class _Read(NamedTuple):
+    rank: int
+    path: str
+    written: float
+    dump: Dump
+
+    @property
+    def age(self) -> tuple[float, float]:
+        """The time in it first: copying changes the file's."""
+        return self.dump.last, self.written
+
+
+def read_dumps(paths: Sequence[str]) -> Dumps:
+    """The dumps in these folders, files, or behind these prefixes or patterns; for each rank its newest."""
+    refused: list[str] = []
+    found: list[Candidate] = []
+    for given in paths:
+        try:
+            found += candidates(given)
+        except NotRead as error:
+            refused.append(_refusal(given, str(error)))
+    read = list(_read_all(found, refused))
+    kept = _of_one_run(_newest(read, refused), refused)
+    recorded = tuple(one.dump.recorded(one.rank, printable(one.path), "", one.written) for one in kept)
+    named = printable(listed(paths, most=3))
+    if recorded:
+        note = f"{named}: {plural(len(recorded), 'dump')}, of {ranks_named(one.rank for one in recorded)}"
+    else:
+        note = f"no flight recorder's dump could be read in {named}"
+    return Dumps(recorded, _cut(refused), note)
+
+
+def _read_all(found: Sequence[Candidate], refused: list[str]) -> Iterator[_Read]:
+    until = time.monotonic() + SECONDS
+    seen: set[tuple[int, int]] = set()
+    for number, one in enumerate(found):
+        if time.monotonic() > until:
+            late = plural(len(found) - number, "file")
+            refused.append(_refusal(one.path, f"{late} from here on not read, for the others took {SECONDS:.0f} s"))
+            return
+        try:
+            file = contents(one.path)
+            if file.identity in seen:
+                continue
+            seen.add(file.identity)
+            yield _placed(one.path, file)
+        except (NotRead, NotPlain) as error:
+            if one.certain:
+                refused.append(_refusal(one.path, str(error)))
+
+
+def _placed(path: str, file: Contents) -> _Read:
+    dump = understand(file.data)
+    rank = rank_in(path)
+    if rank is None:
+        rank = dump.rank
+    if rank is None:
+        raise NotRead(
+            "neither its name nor what it holds tells the rank: let its name end with it, as in flight_rank_3"
+        )
+    return _Read(rank, path, file.written, dump)
+
+
+def _newest(read: Sequence[_Read], refused: list[str]) -> list[_Read]:
+    by_rank: dict[int, _Read] = {}
+    for one in sorted(read, key=lambda one: one.age, reverse=True):
+        if one.rank in by_rank:
+            newer = by_rank[one.rank].path
+            refused.append(_refusal(one.path, f"of rank {one.rank}, too, and {printable(newer)} is newer"))
+        by_rank.setdefault(one.rank, one)
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _of_one_run(read: Sequence[_Read], refused: list[str]) -> list[_Read]:
+    """Without those that an earlier run, of more ranks perhaps, left in the same place."""
+    timed = [one for one in read if one.dump.last]
+    if not timed:
+        return list(read)
+    begun = max(timed, key=lambda one: one.dump.last).dump.first
+    kept = []
+    for one in read:
+        # A run whose collectives stand still for so long has ended by its timeout; half of it is for slower clocks and watchdogs.
+        most = 2 * (one.dump.timeout or UNKNOWN_TIMEOUT)
+        if one.dump.last and begun - one.dump.last > most:
+            older = f"{(begun - one.dump.last) / 3600:.1f} h"
+            why = f"an earlier run's: its last call is {older} older than the first that the newest tells of"
+            refused.append(_refusal(one.path, why))
+        else:
+            kept.append(one)
+    return kept
+
+
+def dumps_of(job: Job) -> Dumps:
+    """The dumps that this job's ranks on this host have written since they started. The note tells how to get one where there is
+    none."""
+    proc = Proc()
+    host = socket.gethostname()
+    recorded: list[Recorded] = []
+    refused: list[str] = []
+    hidden: list[int] = []
+    commands: list[str] = []
+    for process in job.ranks:
+        if process.place is None:
+            continue
+        rank = process.place.rank
+        environ = proc.read(f"{process.pid}/environ", MAX_ENVIRON)
+        if isinstance(environ, Unknown):
+            hidden.append(rank)
+            continue
+        settings = variables(environ)
+        root = _root(proc, process.pid)
+        one = _own(process, rank, [_inside(root, proc, process.pid, path) for path in _places(settings, rank)], refused)
+        if one:
+            recorded.append(one.dump.recorded(rank, printable(one.path), host, one.written))
+        elif settings.get(PIPES):
+            pipe = _inside(root, proc, process.pid, f"{settings[PIPES]}{rank}.pipe")
+            if _is_own_pipe(pipe, process.uid):
+                commands.append(_asking(pipe, process.uid))
+    recorded.sort(key=lambda one: one.rank)
+    return Dumps(tuple(recorded), _cut(refused), _note(recorded, hidden, commands))
+
+
+def _note(recorded: Sequence[Recorded], hidden: Sequence[int], commands: Sequence[str]) -> str:
+    if recorded:
+        return f"{plural(len(recorded), 'dump')} that this job wrote: {listed((one.file for one in recorded), most=3)}"
+    if commands:
+        return f"none yet: NCCL's ranks write one each after {listed(commands, most=9)}; then look again"
+    if hidden:
+        return f"the settings of {ranks_named(hidden)}, which say where dumps are, can't be read by this user"
+    return "this job has written none: NCCL's ranks do so at their timeout, or when asked through a pipe that was set beforehand"
+
+
+def _asking(pipe: str, uid: int) -> str:
+    """The command that asks for a dump; root is to type it as the pipe's owner, who may have put a link there by then."""
+    words = f"timeout 5 sh -c {shlex.quote(f'echo dump > {shlex.quote(printable(pipe))}')}"
+    return f"{sudo(identity_of(uid))} {words}" if os.geteuid() == ROOT != uid else words
+
+
+def _root(proc: Proc, pid: int) -> str:
+    """What to put before a path as that process knows it: "" where it sees the same files as we do."""
+    own = proc.link("self/ns/mnt"), proc.link("self/root")
+    its = proc.link(f"{pid}/ns/mnt"), proc.link(f"{pid}/root")
+    return "" if own == its else f"/proc/{pid}/root"
+
+
+def _inside(root: str, proc: Proc, pid: int, path: str) -> str:
+    if not path.startswith("/"):
+        folder = proc.link(f"{pid}/cwd")
+        path = f"{folder}/{path}" if isinstance(folder, str) else f"/{path}"
+    return root + path
+
+
+def _places(settings: dict[str, str], rank: int) -> Iterator[str]:
+    """Where torch puts that rank's dump, whichever release it is."""
+    for name in PREFIXES:
+        if settings.get(name):
+            yield f"{settings[name]}{rank}"
+    cache = settings.get("XDG_CACHE_HOME") or f"{settings.get('HOME', '/tmp')}/.cache"
+    yield f"{cache}/torch/comm_lib_trace_rank_{rank}"
+    yield f"{settings.get('HOME', '/tmp')}/.cache/torch/comm_lib_trace_rank_{rank}"
+    yield f"/tmp/nccl_trace_rank_{rank}"
+
+
+def _own(process: Process, rank: int, paths: Sequence[str], refused: list[str]) -> _Read | None:
+    """The newest of the rank's own dumps. A file of somebody else, or from before its start, is another job's."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    started = booted + process.start / TICKS
+    found = []
+    for path in dict.fromkeys(paths):
+        try:
+            facts = Path(path).stat()
+            if facts.st_uid != process.uid or facts.st_mtime < started - 1:
+                continue
+            file = contents(path)
+            # What was opened counts: who owns the folder may have put something else there meanwhile.
+            if file.owner != process.uid:
+                continue
+            found.append(_Read(rank, path, file.written, understand(file.data)))
+        except (OSError, ValueError):
+            continue
+        except (NotRead, NotPlain) as error:
+            refused.append(_refusal(path, str(error)))
+    return max(found, key=lambda one: one.age, default=None)
+
+
+def _is_own_pipe(path: str, uid: int) -> bool:
+    try:
+        facts = Path(path).lstat()
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(facts.st_mode) and facts.st_uid == uid
+
+
+def _refusal(path: str, why: str) -> str:
+    return f"{printable(path)[:300]}: {why}"
+
+
+def _cut(refused: Sequence[str]) -> tuple[str, ...]:
+    if len(refused) <= MOST_REFUSALS:
+        return tuple(refused)
+    return (*refused[: MOST_REFUSALS - 1], f"{len(refused) - MOST_REFUSALS + 1} more files: not read either")

@@ -1,0 +1,95 @@
+"""Reads pickles that hold plain data and nothing else: no class, no function, no call, no persistent id.
+
+The symbolic machine of the checkpoints runs the opcodes, and it imports and calls nothing; what it makes of a pickle is turned
+into Python's own dicts, lists and so on here. Protocols 2 and later, which is all that torch and Python 3 write by themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddpdoctor.checkpoints.errors import CheckpointError, OutOfData
+from ddpdoctor.checkpoints.pickles.machine import scan
+from ddpdoctor.checkpoints.pickles.nodes import Bytes, Container, Text, Tuple
+from ddpdoctor.checkpoints.pickles.opcodes import OldProtocol
+from ddpdoctor.probes.target.asking import printable
+
+LARGEST = 16 << 20
+"""Bytes. A flight recorder of 20,000 entries writes about 7 MiB."""
+MOST_HOLDERS = 2_000_000
+"""Opcodes of one byte that make a dict, list, tuple, mark or None: what takes most memory for its length in the file."""
+DEEPEST = 32
+"""Levels within each other. A flight recorder's dump has six."""
+
+_HOLDERS = (b"(", b")", b"]", b"}", b"N")
+_KEYS = (str, int, float, bool, bytes, type(None))
+"""Not tuples: to hash one that holds itself many times over takes for ever."""
+
+
+class NotPlain(Exception):
+    """Why a pickle was not read, in a few words."""
+
+
+def read(data: bytes) -> Any:
+    """What one pickle says. What it holds twice, by its memo, is one object here, too, so nothing grows beyond the file.
+
+    Raises:
+        NotPlain: it is too large, damaged, no pickle, or holds more than plain data.
+    """
+    if len(data) > LARGEST:
+        raise NotPlain(f"it has more than {LARGEST >> 20} MiB")
+    # Those bytes may stand in its texts as well, but never so many.
+    if sum(map(data.count, _HOLDERS)) > MOST_HOLDERS:
+        raise NotPlain("it is made of far more lists and dicts than any flight recorder's")
+    try:
+        program = scan(data)
+    except OutOfData:
+        raise NotPlain("it breaks off in the middle") from None
+    except OldProtocol:
+        raise NotPlain("it is a pickle of protocol 0 or 1, which no flight recorder writes, or none at all") from None
+    except CheckpointError:
+        raise NotPlain("it is no pickle, or one that no flight recorder writes") from None
+    if program.globals:
+        name = printable(next(iter(program.globals)))[:100]
+        raise NotPlain(f"it names {name}, which a loader would import: a flight recorder's dump holds plain data only")
+    return _Conversion(data).value(program.root, 0)
+
+
+class _Conversion:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.made: dict[int, Any] = {}
+        self.under_way: set[int] = set()
+
+    def value(self, node: Any, depth: int) -> Any:
+        if node is None or isinstance(node, (bool, int, float)):
+            return node
+        if isinstance(node, Text):
+            return node.value
+        if id(node) in self.made:
+            return self.made[id(node)]
+        if id(node) in self.under_way:
+            raise NotPlain("it holds something that holds itself")
+        if depth == DEEPEST:
+            raise NotPlain(f"it is nested more than {DEEPEST} levels deep")
+        self.under_way.add(id(node))
+        made = self.made[id(node)] = self._holder(node, depth + 1)
+        self.under_way.discard(id(node))
+        return made
+
+    def _holder(self, node: Any, depth: int) -> Any:
+        if isinstance(node, Bytes):
+            return self.data[node.start : node.start + node.length]
+        if isinstance(node, Tuple):
+            return tuple(self.value(one, depth) for one in node.items)
+        if isinstance(node, Container) and node.kind == "list" and not node.pairs:
+            return [self.value(one, depth) for one in node.items]
+        if isinstance(node, Container) and node.kind == "dict" and not node.items:
+            return {self._key(pair.key, depth): self.value(pair.value, depth) for pair in node.pairs}
+        raise NotPlain("it holds more than dicts, lists, tuples, texts and numbers")
+
+    def _key(self, node: Any, depth: int) -> Any:
+        key = self.value(node, depth)
+        if not isinstance(key, _KEYS):
+            raise NotPlain("it has a dict whose keys are neither texts nor numbers")
+        return key

@@ -1,0 +1,165 @@
+"""Which ranks of a job wait for others, which do something else, and which can do nothing at all. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.hang import Hang, Watched, WatchedRank
+from ddpdoctor.knowledge.stack_places import Place, Where, place_of, pythons, torchs, worker_place
+
+CHECKPOINTS: Final = (Where.SAVING, Where.LOADING)
+IDLE: Final = 0.05
+BUSY: Final = 0.2
+"""Cores. A rank that only waits uses less than 0.02: gloo's threads wake up a hundred times a second, and do nothing."""
+DATA_MOVES: Final = 64 << 10
+"""Bytes that a process reads or writes between two looks if it makes progress. One that only waits has none."""
+FOR_SURE_NO_GPU: Final = frozenset({
+    "hrtimer_nanosleep", "do_wait", "pipe_read", "anon_pipe_read", "pipe_write", "n_tty_read", "wait_woken",
+    "unix_stream_read_generic", "__skb_wait_for_more_packets", "sk_wait_data", "inet_csk_accept", "fcntl_setlk", "locks_lock_inode_wait",
+    "flock_lock_inode_wait", "do_sigtimedwait", "do_epoll_wait", "ep_poll",
+})  # fmt: skip
+"""Kernel functions in which no process waits for a GPU."""
+
+
+class Standing(Enum):
+    """What a rank is to the others."""
+
+    WAITS = "waits for other ranks"
+    PERHAPS = "waits, perhaps for other ranks"
+    """Over NCCL collectives return at once: the line where a rank stands may wait for one that was called long before."""
+    ELSEWHERE = "does something else"
+    LEFT = "has left the training"
+    MOVES = "moves on"
+    STOPPED = "is stopped"
+    HELD = "is held by the kernel"
+    GONE = "is gone"
+    UNSEEN = "could not be looked into"
+
+
+class Stand(msgspec.Struct, frozen=True):
+    """A rank, what it is to the others, and where it is.
+
+    progress: it has used a processor, moved data, or changed its place between the looks; False where it hasn't or only one
+    look was taken.
+    """
+
+    rank: WatchedRank
+    standing: Standing
+    place: Place
+    progress: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.rank.rank
+
+    @property
+    def pid(self) -> int:
+        return self.rank.watched.pid if self.rank.watched else 0
+
+
+def stands_of(hang: Hang) -> tuple[Stand, ...]:
+    """Every rank of this host, in their order."""
+    return tuple(_stand(one, hang) for one in hang.ranks)
+
+
+def having(stands: Iterable[Stand], *standings: Standing) -> tuple[Stand, ...]:
+    """Those of them."""
+    return tuple(one for one in stands if one.standing in standings)
+
+
+def cores_used(watched: Watched) -> float:
+    """Between the looks, 1.0 is one core; 0.0 where there was only one look."""
+    first, last = watched.looks[0], watched.looks[-1]
+    seconds = last.seconds - first.seconds
+    return max(0.0, last.cpu_seconds - first.cpu_seconds) / seconds if seconds > 0 else 0.0
+
+
+def bytes_moved(watched: Watched) -> int:
+    """Read and written between the looks."""
+    return max(0, watched.looks[-1].transferred - watched.looks[0].transferred)
+
+
+def worker_moves(worker: Watched) -> bool:
+    """Whether a DataLoader's worker made progress, or has nothing to do."""
+    if not worker.looks:
+        return False
+    first, last = worker_place(worker.looks[0]), worker_place(worker.last)
+    return _changed(first, last) or _wandered(worker) or cores_used(worker) > BUSY or bytes_moved(worker) > DATA_MOVES
+
+
+def worker_idle(worker: Watched) -> bool:
+    """Whether it waits to be told what to load."""
+    place = worker_place(worker.last)
+    return place.where is Where.LOCK and place.what == "an empty queue" and not place.path
+
+
+def _stand(rank: WatchedRank, hang: Hang) -> Stand:
+    watched = rank.watched
+    nowhere = Place(Where.UNSEEN)
+    if rank.gone or watched is None or watched.last.state in ("Z", "X"):
+        here = rank.gone or watched is not None
+        return Stand(rank, Standing.GONE if here else Standing.UNSEEN, nowhere)
+    place = place_of(watched.last)
+    if watched.last.state == "T" or {one.state for one in watched.looks} == {"t"}:
+        # Whoever traces a process stops it for moments: a debugger holds it all the while.
+        return Stand(rank, Standing.STOPPED, place)
+    if len(watched.looks) < 2:
+        return Stand(rank, Standing.UNSEEN, place)
+    before = place_of(watched.looks[0])
+    works = bytes_moved(watched) > DATA_MOVES
+    changed = _changed(before, place) or _wandered(watched)
+    if {one.state for one in watched.looks} == {"D"} and not works and not changed:
+        return Stand(rank, Standing.HELD, place)
+    computes = cores_used(watched) > BUSY
+    standing = _standing(watched, before, place, hang, works=works, computes=computes, changed=changed)
+    # One that waits for something in a loop changes its place, too, and does nothing; a checkpoint that goes to a slow disk or
+    # over a network needs no processor.
+    telling = cores_used(watched) > IDLE or place.where in CHECKPOINTS
+    progress = works or computes or _changed(before, place) or (changed and telling)
+    return Stand(rank, standing, _seen_within(place, watched), progress)
+
+
+def _wandered(watched: Watched) -> bool:
+    """Whether its stack was another one in between."""
+    return watched.samples > 0 and not watched.still
+
+
+def _seen_within(place: Place, watched: Watched) -> Place:
+    """In code of its own that calls others: the function in which it was all the while says more than where it is just now."""
+    within = [one for one in watched.within if not torchs(one) and not pythons(one)]
+    if place.where is not Where.OWN or watched.still or not within:
+        return place
+    own = next((one for one in within if "-packages/" not in one.path), within[0])
+    return msgspec.structs.replace(place, frame=own)
+
+
+def _changed(before: Place, place: Place) -> bool:
+    return Where.UNSEEN not in (before.where, place.where) and not before.same_as(place)
+
+
+def _standing(
+    watched: Watched, before: Place, place: Place, hang: Hang, *, works: bool, computes: bool, changed: bool
+) -> Standing:
+    nccl = "nccl" in hang.backend
+    if Where.UNSEEN in (before.where, place.where):
+        return Standing.UNSEEN
+    if place.where is Where.LEAVING:
+        return Standing.LEFT
+    if place.meets or before.meets:
+        if works or changed:
+            return Standing.MOVES
+        if nccl:
+            return Standing.PERHAPS if place.where is Where.STEP else Standing.WAITS
+        # What DDP waits for, another thread does: one that computes in backward is not there yet.
+        return Standing.ELSEWHERE if computes else Standing.WAITS
+    if changed:
+        return Standing.ELSEWHERE
+    if place.where is Where.DEVICE or (
+        nccl and place.where is Where.OWN and watched.last.waits_in not in FOR_SURE_NO_GPU
+    ):
+        return Standing.MOVES if works else Standing.PERHAPS
+    return Standing.ELSEWHERE

@@ -1,0 +1,211 @@
+"""Asks NCCL's RAS, a thread in each rank that knows how far all ranks of the job have come, on all hosts.
+
+Older NCCL could crash when it was asked (NVIDIA/nccl#1762), so it is asked only where every rank of the job on this host is known
+to have at least `SAFE`, and only where nobody but this job listens on that port: all who do share it (SO_REUSEPORT), and the
+kernel chooses who answers. Since then it has crashed where a communicator was being set up just then (NVIDIA/nccl#2346, open for
+2.29.7): by its sources while it wrote the text, so JSON alone is asked for; and it is asked only if the user wants it.
+
+The protocol is lines of text (src/ras/client_support.cc): CLIENT PROTOCOL 2, TIMEOUT 5, SET FORMAT json, VERBOSE STATUS; the answer
+to the last ends with the connection.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import NamedTuple
+
+import psutil
+
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.wording import dotted
+from ddpdoctor.facts.hang import RasCount
+from ddpdoctor.hang.mapped_nccl import mapped_nccl
+from ddpdoctor.hang.ras_answers import Counts, NotUnderstood, together, understand
+from ddpdoctor.hang.ras_text import understand_text
+from ddpdoctor.probes.proc import MAX_ENVIRON, Proc, variables
+from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.processes.jobs import Job
+
+SAFE = (2, 29, 2)
+DEFAULT = "localhost:28028"
+GREETING_SECONDS = 2.0
+"""For a rank's RAS to say that it is there; one that was stopped accepts connections as well, and says nothing."""
+ANSWER_SECONDS = 15.0
+"""It waits up to five seconds for each rank that doesn't answer."""
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+LONGEST = 16 << 20
+ATTEMPTS = 4
+"""With another port of ours, the kernel may choose another rank."""
+
+
+UNWANTED = "not asked; --ras does, but not while process groups are being set up: NCCL's RAS could crash then (NVIDIA/nccl#2346)"
+
+
+class NotAsked(Exception):
+    """Why RAS was not asked, or has not answered, in a sentence."""
+
+
+class Refused(NotAsked):
+    """It doesn't speak JSON."""
+
+
+class Listening(NamedTuple):
+    """Where this job's RAS listens."""
+
+    address: str
+    port: int
+
+
+def ask_twice(job: Job, between: float) -> tuple[tuple[RasCount, ...], str]:
+    """How far each rank had come, twice, `between` seconds apart; or nothing, and why."""
+    try:
+        first = ask(job)
+        time.sleep(between)
+        return together(first, ask(job)), ""
+    except NotAsked as error:
+        return (), str(error)
+
+
+def ask(job: Job) -> Counts:
+    """Once. Raises NotAsked."""
+    where = listening(job)
+    try:
+        return understand(_whole_answer(where, in_json=True))
+    except (NotUnderstood, Refused) as error:
+        why = error if isinstance(error, Refused) else NotAsked(f"NCCL's RAS has answered, but {error}")
+    try:
+        return understand_text(_whole_answer(where, in_json=False))
+    except (NotUnderstood, NotAsked):
+        raise why from None
+
+
+def _whole_answer(where: Listening, *, in_json: bool) -> bytes:
+    for _ in range(ATTEMPTS):
+        answer = _answer(where, in_json=in_json)
+        if answer is not None:
+            return answer
+    raise NotAsked(f"NCCL's RAS at {_named(where)} accepts connections and says nothing")
+
+
+def listening(job: Job) -> Listening:
+    """Where it can be asked without harm. Raises NotAsked."""
+    proc = Proc()
+    if not job.ranks:
+        raise NotAsked("there is no rank on this host whose RAS could be asked")
+    for process in job.ranks:
+        _check(process.pid, process.place.rank if process.place else process.pid, proc)
+    port = _port(job.ranks[0].pid, proc)
+    return Listening(_address(port, {one.pid for one in (*job.ranks, *job.others)}), port)
+
+
+def _check(pid: int, rank: int, proc: Proc) -> None:
+    version = mapped_nccl(pid, proc)
+    if isinstance(version, Unknown):
+        raise NotAsked(f"NCCL's RAS was not asked, since it isn't known which NCCL rank {rank} has: {version.reason}")
+    if version < SAFE:
+        has = f"rank {rank} has NCCL {dotted(version)}"
+        raise NotAsked(f"NCCL's RAS was not asked: {has}, and before {dotted(SAFE)} asking could crash it")
+    if proc.link(f"{pid}/ns/net") != proc.link("self/ns/net"):
+        where = f"rank {rank} is in another network namespace"
+        raise NotAsked(f"NCCL's RAS was not asked: {where}; run ddpdoctor in its container")
+
+
+def _port(pid: int, proc: Proc) -> int:
+    environ = proc.read(f"{pid}/environ", MAX_ENVIRON)
+    if isinstance(environ, Unknown):
+        raise NotAsked(f"NCCL's RAS was not asked: where it listens can't be learned ({environ.reason})")
+    settings = variables(environ)
+    if settings.get("NCCL_RAS_ENABLE", "").strip() == "0":
+        raise NotAsked("NCCL's RAS is off: the job has NCCL_RAS_ENABLE=0")
+    told = settings.get("NCCL_RAS_ADDR") or DEFAULT
+    port = told.rpartition(":")[2]
+    if not port.isascii() or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
+        raise NotAsked(f'NCCL\'s RAS was not asked: NCCL_RAS_ADDR is "{printable(told)[:100]}", no host:port')
+    return int(port)
+
+
+def _address(port: int, own: set[int]) -> str:
+    """Where one of these processes listens on the port, if nobody else does: another job's RAS may be older."""
+    try:
+        open_ones = psutil.net_connections("tcp")
+    except (psutil.Error, OSError) as error:
+        raise NotAsked(f"NCCL's RAS was not asked: who listens on its port can't be seen ({error})") from None
+    listeners = [one for one in open_ones if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port]
+    if not listeners:
+        raise NotAsked(f"NCCL's RAS doesn't listen on port {port}: no communicator is set up yet, or it could not")
+    stranger = next((one for one in listeners if one.pid not in own), None)
+    if stranger:
+        who = f"process {stranger.pid}" if stranger.pid else "a process that this user can't look into"
+        raise NotAsked(f"NCCL's RAS was not asked: {who}, which is none of this job's, listens on port {port}")
+    address, *_ = map(str, listeners[0].laddr)
+    return EVERYWHERE.get(address, address)
+
+
+def _answer(where: Listening, *, in_json: bool) -> bytes | None:
+    """All that it says to VERBOSE STATUS; None where it doesn't even greet. Raises NotAsked."""
+    try:
+        with socket.create_connection(where, GREETING_SECONDS) as one:
+            return _Conversation(one, where).status(in_json=in_json)
+    except TimeoutError:
+        return None
+    except OSError as error:
+        raise NotAsked(f"NCCL's RAS at {_named(where)} can't be asked: {error.strerror or error}") from None
+
+
+class _Conversation:
+    def __init__(self, one: socket.socket, where: Listening) -> None:
+        self.socket = one
+        self.where = where
+        self.held = bytearray()
+        self.until = time.monotonic() + GREETING_SECONDS
+
+    def status(self, *, in_json: bool) -> bytes:
+        """Raises TimeoutError: no greeting. Refused: it doesn't know JSON. NotAsked: anything else that RAS doesn't do."""
+        greeting = self._say("CLIENT PROTOCOL 2")
+        if not greeting.startswith(b"SERVER PROTOCOL "):
+            raise NotAsked(f'what listens at {_named(self.where)} is no RAS: it said "{_quoted(greeting)}"')
+        self.until = time.monotonic() + ANSWER_SECONDS
+        try:
+            for line in ("TIMEOUT 5", *(("SET FORMAT json",) if in_json else ())):
+                said = self._say(line)
+                if said != b"OK":
+                    raise (Refused if line.endswith("json") else NotAsked)(
+                        f'NCCL\'s RAS at {_named(self.where)} said "{_quoted(said)}" to {line}'
+                    )
+            self.socket.sendall(b"VERBOSE STATUS\n")
+            while self._hear():
+                pass
+        except TimeoutError:
+            raise NotAsked(
+                f"NCCL's RAS at {_named(self.where)} has not told all within {ANSWER_SECONDS:.0f} s"
+            ) from None
+        return bytes(self.held)
+
+    def _say(self, line: str) -> bytes:
+        """The line that it answers, without its end."""
+        self.socket.sendall(line.encode() + b"\n")
+        while b"\n" not in self.held and self._hear():
+            pass
+        said, _, self.held = self.held.partition(b"\n")
+        return bytes(said).rstrip(b"\r")
+
+    def _hear(self) -> bool:
+        """Whether more has come; not where it has ended."""
+        left = self.until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.socket.settimeout(left)
+        piece = self.socket.recv(1 << 16)
+        self.held += piece
+        if len(self.held) > LONGEST:
+            raise NotAsked(f"what listens at {_named(self.where)} doesn't stop talking")
+        return bool(piece)
+
+
+def _named(where: Listening) -> str:
+    return f"{where.address}:{where.port}"
+
+
+def _quoted(said: bytes) -> str:
+    return printable(said[:80].decode("utf-8", "replace"))

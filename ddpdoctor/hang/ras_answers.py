@@ -1,0 +1,137 @@
+"""What NCCL's RAS answers to `VERBOSE STATUS` in the format json: the names and types are those that NVIDIA/nccl writes in
+src/ras/client_support.cc (jsonWriteHeader and what follows, read at a commit of 2026 with NCCL 2.30's diagnostics). Some releases
+(2.28.7 and 2.28.9 are known) leave out a comma where a rank is missing; every member stands in a line of its own there, so that it is
+known where one lacks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
+from ddpdoctor.facts.hang import RasCount
+from ddpdoctor.probes.target.asking import printable
+
+IN_PROGRESS = 7
+ERRORS = {
+    1: "unhandled CUDA error",
+    2: "system error",
+    3: "internal error",
+    4: "invalid argument",
+    5: "invalid usage",
+    6: "remote process error",
+    8: "timeout",
+}
+"""ncclResult_t."""
+
+NO_COMMA = re.compile(rb'([\w"}\]])([ \t\r]*\n[ \t]*"\w+":)')
+"""A value, and in the next line the next key: no text of JSON goes on in another line."""
+
+_Number = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+_Text = Annotated[str, msgspec.Meta(max_length=300)]
+
+
+class _Status(msgspec.Struct, frozen=True):
+    """Of a rank that answers the first five, of a missing one the other two."""
+
+    init_state: _Number = 0
+    async_error: _Number = 0
+    finalize_called: bool = False
+    destroy_flag: bool = False
+    abort_flag: bool = False
+    unresponsive: bool = False
+    considered_dead: bool = False
+
+    @property
+    def words(self) -> str:
+        """ "" where it is well."""
+        told = [
+            (self.considered_dead, "dead, RAS says"),
+            (self.unresponsive, "doesn't answer RAS"),
+            (self.init_state == IN_PROGRESS, "still joining"),
+            (self.init_state not in (0, IN_PROGRESS), f"could not join: {_error(self.init_state)}"),
+            (self.async_error not in (0, IN_PROGRESS), _error(self.async_error)),
+            (self.abort_flag, "aborted"),
+            (self.finalize_called or self.destroy_flag, "leaving"),
+        ]
+        return next((words for holds, words in told if holds), "")
+
+
+class _Rank(msgspec.Struct, frozen=True):
+    rank: _Number
+    host: _Text = ""
+    pid: _Number = 0
+    status: _Status = _Status()
+    collective_counts: dict[_Text, _Number] = {}
+
+
+class _Communicator(msgspec.Struct, frozen=True):
+    hash: _Text
+    secondary_hash: _Text = ""
+    ranks: tuple[_Rank, ...] = ()
+    missing_ranks: tuple[_Rank, ...] = ()
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    communicators: tuple[_Communicator, ...]
+
+
+class NotUnderstood(Exception):
+    """Why an answer is none of RAS, in a few words."""
+
+
+Counts = dict[tuple[str, str, int], RasCount]
+"""By communicator (both its hashes) and rank in it. Each has `first` alone."""
+
+
+def understand(answer: bytes) -> Counts:
+    """Raises NotUnderstood."""
+    try:
+        said = _decoded(answer)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise NotUnderstood(f"it isn't the JSON that RAS writes ({printable(str(error))[:150]})") from None
+    return {key: count for one in said.communicators for key, count in _counts(one)}
+
+
+def _decoded(answer: bytes) -> _Answer:
+    try:
+        return msgspec.json.decode(answer, type=_Answer)
+    except msgspec.DecodeError as error:
+        mended = NO_COMMA.sub(rb"\1,\2", answer)
+        if mended == answer:
+            raise
+        try:
+            return msgspec.json.decode(mended, type=_Answer)
+        except msgspec.MsgspecError:
+            raise error from None
+
+
+def together(first: Counts, second: Counts) -> tuple[RasCount, ...]:
+    """Of every rank that either tells of, the status as it was last."""
+    merged = {key: msgspec.structs.replace(count, first=(), second=count.first) for key, count in second.items()}
+    for key, count in first.items():
+        later = merged.get(key)
+        merged[key] = msgspec.structs.replace(later, first=count.first) if later else count
+    return tuple(merged[key] for key in sorted(merged))
+
+
+def _counts(communicator: _Communicator) -> Iterator[tuple[tuple[str, str, int], RasCount]]:
+    for one in (*communicator.ranks, *communicator.missing_ranks):
+        counted = tuple((printable(name), count) for name, count in sorted(one.collective_counts.items()) if count)
+        yield (
+            (communicator.hash, communicator.secondary_hash, one.rank),
+            RasCount(
+                communicator=printable(communicator.hash),
+                rank=one.rank,
+                host=printable(one.host),
+                pid=max(0, one.pid),
+                first=counted,
+                status=one.status.words,
+            ),
+        )
+
+
+def _error(number: int) -> str:
+    return ERRORS.get(number, f"NCCL's error {number}")

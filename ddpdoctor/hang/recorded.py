@@ -1,0 +1,239 @@
+"""What flight recorders and NCCL's RAS say of a hang: who called another collective, and who fell behind. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.wording import ranks_named
+from ddpdoctor.facts.hang import Collective, Frame, Hang, RasCount
+from ddpdoctor.hang.recorded_members import Key, Member, all_ranks, call_name, members_of, where_called
+from ddpdoctor.hang.waits import Even, Lag, waits_of
+
+SAME_SHAPES: Final = (
+    "all_reduce",
+    "broadcast",
+    "reduce_scatter_base",
+    "_reduce_scatter_base",
+    "all_gather_into_tensor",
+    "_all_gather_base",
+)
+"""Collectives whose inputs have one shape on all ranks."""  # fmt: skip
+RAS: Final = "NCCL's RAS"
+LONG_AGO: Final = 290.0
+"""Seconds that a collective of NCCL has waited when its group's timeout wrote the dump: 600 by default; few set less than 300."""
+
+
+class Sign(Enum):
+    """What the records of one group come to."""
+
+    MISMATCH = "at the same number, ranks called different collectives"
+    BEHIND = "some ranks have not called what others have, or not done it"
+    CIRCLE = "ranks wait for each other in different groups"
+    EVEN = "all have called the same, and it is not done"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What the records tell of a hang, with the group that shows it.
+
+    ranks: those that fell behind, or differ from the most (all of them, if nobody is the majority). calls: with MISMATCH what was
+    called by whom, the majority first. number: of the collective that is not done; 0 with RAS, which doesn't tell.
+    call: its name. frame: where the others called it. last: where the first of `ranks` made its last call.
+    missing: ranks without a record that aren't among `ranks`. waited: seconds since the call when the dump was written.
+    lags: with BEHIND from dumps, each of `ranks` by itself. waiting: all that wait for them, also by way of others. unsure: the same
+    as `ranks`, where some of them may wait for another of them in a way that isn't recorded.
+    """
+
+    sign: Sign
+    group: str
+    ranks: tuple[int, ...]
+    others: tuple[int, ...] = ()
+    calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    number: int = 0
+    call: str = ""
+    frame: Frame | None = None
+    last: Frame | None = None
+    missing: tuple[int, ...] = ()
+    waited: float = 0.0
+    nccl: bool = False
+    source: str = "flight recorder"
+    lags: tuple[Lag, ...] = ()
+    waiting: tuple[int, ...] = ()
+    unsure: tuple[int, ...] = ()
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether NCCL's watchdog wrote it. Over gloo no timeout does."""
+        return self.nccl and self.waited > LONG_AGO
+
+
+def record_of(hang: Hang) -> Record | None:
+    """What tells most: where calls differ, else who fell behind, else where all wait. None where no record tells of a hang: none is
+    there, or all is done."""
+    found = [one for one in (*_by_groups(hang), _by_waits(hang), *_by_communicators(hang)) if one]
+    order = list(Sign)
+    return min(found, key=lambda one: (order.index(one.sign), one.number), default=None)
+
+
+def not_dumped(hang: Hang) -> str:
+    """Which members of the recorded groups have no dump, as the beginning of a sentence; "" where all have one, or none was read."""
+    members = {rank for one in hang.recorded for group in one.groups for rank in group.ranks}
+    missing = members - {one.rank for one in hang.recorded}
+    return f"No dump of {ranks_named(missing)}, of {len(members)} ranks" if missing else ""
+
+
+def counts_move(hang: Hang) -> bool:
+    """Whether RAS was told of new collectives between its two answers."""
+    return any(one.second and one.first != one.second for one in hang.counts)
+
+
+def _by_waits(hang: Hang) -> Record | None:
+    """Over all groups: a rank may wait in one for a rank that waits in another."""
+    found = waits_of(hang.recorded, hang.world_size)
+    if found.lags:
+        return behind(found.lags, found.waiting, found.silent, found.unsure)
+    if found.even:
+        return _even(found.even, found.silent)
+    if found.circle:
+        return Record(sign=Sign.CIRCLE, group="", ranks=found.circle, waiting=found.waiting, missing=found.silent)
+    return None
+
+
+def behind(
+    lags: Sequence[Lag], waiting: tuple[int, ...], silent: tuple[int, ...], unsure: tuple[int, ...] = ()
+) -> Record:
+    """Of ranks that keep others waiting, at least one."""
+    first = lags[0]
+    same = [one for one in lags if (one.group, one.call, one.number) == (first.group, first.call, first.number)]
+    return Record(
+        sign=Sign.BEHIND, group=first.group, ranks=unsure or tuple(one.rank for one in lags),
+        others=tuple(sorted({rank for one in same for rank in one.others})), number=first.number, call=first.call,
+        frame=first.frame, last=first.last, missing=tuple(rank for rank in silent if rank not in unsure), waited=max(one.waited for one in lags), nccl=first.nccl,
+        lags=tuple(lags), waiting=waiting, unsure=unsure,
+    )  # fmt: skip
+
+
+def _even(even: Even, silent: tuple[int, ...]) -> Record:
+    return Record(
+        sign=Sign.EVEN, group=even.group, ranks=even.ranks, number=even.call.number, call=call_name(even.call.name),
+        frame=where_called(even.call), missing=silent, waited=even.waited, nccl=even.call.name.startswith("nccl:"),
+    )  # fmt: skip
+
+
+def _by_groups(hang: Hang) -> Iterable[Record | None]:
+    """Where ranks of one group have called different things at the same number."""
+    groups = members_of(hang.recorded, all_ranks(hang.recorded, hang.world_size))
+    for key, members in groups.items():
+        yield _mismatch(key, members, groups)
+
+
+def _mismatch(key: Key, members: Mapping[int, Member], groups: Mapping[Key, Mapping[int, Member]]) -> Record | None:
+    called = {rank: {number: made.call for number, made in one.collectives.items()} for rank, one in members.items()}
+    for number in sorted({number for calls in called.values() for number in calls}):
+        by_rank = {rank: calls[number] for rank, calls in called.items() if number in calls}
+        words = _told_apart(by_rank)
+        if len(set(words.values())) < 2:
+            continue
+        plain = len({call_name(one.name) for one in by_rank.values()}) > 1
+        calls, odd = _majority(words, _elsewhere(key, number, groups, plain=plain))
+        most = calls[0][1]
+        return Record(
+            sign=Sign.MISMATCH, group=key[0], ranks=odd, others=tuple(one for one in most if one not in odd), calls=calls,
+            number=number, call=calls[0][0], frame=where_called(by_rank[most[0]]), last=where_called(by_rank[odd[-1]]),
+            missing=tuple(rank for rank in key[1] if rank not in members),
+        )  # fmt: skip
+    return None
+
+
+def _elsewhere(key: Key, number: int, groups: Mapping[Key, Mapping[int, Member]], *, plain: bool) -> Counter[str]:
+    """What groups of the same purpose and size have called at this number: they do the same for other ranks. plain: by name alone."""
+    purpose = key[0].partition(":")[2]
+    counted: Counter[str] = Counter()
+    for other, members in groups.items():
+        if other == key or not purpose or other[0].partition(":")[2] != purpose or len(other[1]) != len(key[1]):
+            continue
+        by_rank = {rank: one.collectives[number].call for rank, one in members.items() if number in one.collectives}
+        told = _told_apart(by_rank) if by_rank else {}
+        words = {call_name(one.name) for one in by_rank.values()} if plain else set(told.values())
+        counted.update(words if len(words) == 1 else ())
+    return counted
+
+
+def _majority(
+    words: Mapping[int, str], elsewhere: Mapping[str, int]
+) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]:
+    """What was called by whom, the majority first; and those that differ from it, or all if there is none. elsewhere: how often other
+    groups have called each, which decides where as many have called one thing as another."""
+    weights = {word: (count, elsewhere.get(word, 0)) for word, count in Counter(words.values()).items()}
+    counted = sorted(weights, key=lambda word: weights[word], reverse=True)
+    calls = tuple((word, tuple(sorted(rank for rank in words if words[rank] == word))) for word in counted)
+    tied = weights[counted[0]] == weights[counted[1]]
+    return calls, tuple(sorted(rank for word, ranks in calls for rank in ranks if tied or word != calls[0][0]))
+
+
+def _told_apart(by_rank: Mapping[int, Collective]) -> dict[int, str]:
+    """Each call by its name; with shape and type where all must have the same."""
+    names = {rank: call_name(one.name) for rank, one in by_rank.items()}
+    if len(set(names.values())) > 1 or next(iter(names.values())) not in SAME_SHAPES:
+        return names
+    return {rank: f"{names[rank]} {_shape(one)}".strip() for rank, one in by_rank.items()}
+
+
+def _shape(call: Collective) -> str:
+    shapes = ["x".join(map(str, shape)) or "scalar" for shape in call.shapes]
+    types = list(dict.fromkeys(call.dtypes))
+    return f"{'/'.join(types)}[{', '.join(shapes[:3])}{', ...' if len(shapes) > 3 else ''}]" if shapes or types else ""
+
+
+def _by_communicators(hang: Hang) -> Iterable[Record | None]:
+    """Of RAS, which counts the operations of each kind that a rank has begun."""
+    if counts_move(hang):
+        return
+    for name in dict.fromkeys(one.communicator for one in hang.counts):
+        counts = [one for one in hang.counts if one.communicator == name and one.second]
+        by_rank = _by_global_rank(counts, hang)
+        if len(by_rank) > 1 and len(by_rank) == len(counts):
+            yield _of_counts(name, by_rank)
+
+
+def _by_global_rank(counts: Sequence[RasCount], hang: Hang) -> dict[int, tuple[tuple[str, int], ...]]:
+    """RAS counts the ranks of each communicator from 0. Whose pid isn't known is a rank of the job by that number only where
+    all are in the communicator."""
+    pids = {(one.host, one.watched.pid): one.rank for one in hang.ranks if one.watched}
+    of_pid = {pid: rank for (_, pid), rank in pids.items()} if len({host for host, _ in pids}) < 2 else {}
+    hosts = {one.host for one in counts}
+    found: dict[int, tuple[tuple[str, int], ...]] = {}
+    for one in counts:
+        rank = pids.get((one.host, one.pid))
+        if rank is None and len(hosts) < 2:
+            rank = of_pid.get(one.pid)
+        if rank is None and len(counts) == hang.world_size:
+            rank = one.rank
+        if rank is not None:
+            found[rank] = tuple(sorted(one.second))
+    return found
+
+
+def _of_counts(name: str, kinds: Mapping[int, tuple[tuple[str, int], ...]]) -> Record | None:
+    total = {rank: sum(count for _, count in begun) for rank, begun in kinds.items()}
+    if len(set(kinds.values())) == 1:
+        return None
+    least = min(total.values())
+    others = tuple(sorted(rank for rank in total if total[rank] > least))
+    if others:
+        ranks = tuple(sorted(rank for rank in total if total[rank] == least))
+        call = _ahead_in(kinds[ranks[0]], kinds[others[0]])
+        return Record(sign=Sign.BEHIND, group=name, ranks=ranks, others=others, call=call, source=RAS)
+    words = {rank: ", ".join(f"{kind} {count}" for kind, count in begun) for rank, begun in kinds.items()}
+    calls, odd = _majority(words, {})
+    return Record(sign=Sign.MISMATCH, group=name, ranks=odd, calls=calls, source=RAS)
+
+
+def _ahead_in(behind: Iterable[tuple[str, int]], ahead: Iterable[tuple[str, int]]) -> str:
+    """The kind of operation of which the others have begun more."""
+    own = dict(behind)
+    return next((kind for kind, count in ahead if count > own.get(kind, 0)), "")

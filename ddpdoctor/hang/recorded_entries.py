@@ -1,0 +1,294 @@
+"""From what a flight recorder dumped to facts. The keys are those of torch's FlightRecorderDetail.hpp (version 2.10, torch 2.9.1 to
+2.13); a dump of an older torch lacks some: before 2.0 it is a bare list of entries, with `seq_id` for `collective_seq_id` and a
+`pg_id` alone for the group. As JSON (`_dump_fr_trace_json`) it has no stacks, and the status' numbers are texts.
+
+A dump may leave out what is done (TORCH_INCLUDE_ONLY_ACTIVE): a group then stands in pg_config, by name, and in pg_status, by the
+number that the group has in this process, and in no entry."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ddpdoctor.facts.hang import Collective, Frame, Recorded, RecordedGroup
+from ddpdoctor.hang import plain_pickles
+from ddpdoctor.hang.plain_pickles import NotPlain
+from ddpdoctor.probes.target.asking import printable
+
+KEPT_ENTRIES = 400
+"""Of each group, the last ones. Over NCCL a rank calls many before the first is done, but CUDA holds a rank up that has launched 1024
+kernels, and there are several to a collective."""
+KEPT_FRAMES = 48
+MOST_GROUPS = 1000
+TIMEOUT_IS_LATE = 300.0
+"""Seconds that a watchdog may take to see a timeout and to write of it."""
+MOST_RANKS = 100_000
+LONGEST_TEXT = 500
+
+_NUMBERS = 1 << 63
+_OWN_RANK = re.compile(r"\w+:(?:send (\d+)->\d+|recv (\d+)<-\d+)")
+"""A point-to-point call's name begins with the caller's own rank in its group: "nccl:send 0->1", "nccl:recv 0<-1"."""
+_DEFAULT_GROUPS = ("0", "default_pg")
+
+
+class Dump(NamedTuple):
+    """rank: as the dump itself tells, or None. first, last: when its first and its last entry were made, seconds since the epoch;
+    0.0 without entries. timeout: of its last collective, in seconds; 0.0 where it isn't told."""
+
+    version: str
+    groups: tuple[RecordedGroup, ...]
+    rank: int | None
+    first: float
+    last: float
+    timeout: float
+
+    def recorded(self, rank: int, file: str, host: str, modified: float) -> Recorded:
+        """modified: of the file. It isn't the time of writing where the rank would have timed out long before: the file was
+        copied since."""
+        beyond = modified - self.last
+        copied = self.timeout and beyond > self.timeout + TIMEOUT_IS_LATE
+        return Recorded(
+            rank=rank,
+            file=file,
+            host=host,
+            written=0.0 if copied or beyond < 0 else modified,
+            version=self.version,
+            groups=self.groups,
+        )
+
+
+def understand(data: bytes) -> Dump:
+    """What a dump says, pickled or as JSON.
+
+    Raises:
+        NotPlain: it isn't one, or isn't plain data.
+    """
+    said = _json(data) if data[:64].lstrip()[:1] in (b"{", b"[") else plain_pickles.read(data)
+    if isinstance(said, list):
+        said = {"version": "1", "entries": said}
+    if not isinstance(said, dict) or not ("entries" in said or ("version" in said and "pg_status" in said)):
+        raise NotPlain("it is no flight recorder's dump")
+    entries = [one for one in _items(said, "entries") if isinstance(one, dict)]
+    if not entries and _items(said, "entries"):
+        raise NotPlain("it is no flight recorder's dump")
+    calls = _calls(entries)
+    status, config = _mapping(said, "pg_status"), _mapping(said, "pg_config")
+    groups, ids = _by_group(entries, config, status)
+    made = tuple(
+        _group(
+            name,
+            [entries[at] for at in places],
+            [calls[at] for at in places],
+            _mapping(status, ids.get(name, "")),
+            config,
+        )
+        for name, places in groups.items()
+    )
+    times = [one.created for group in made for one in group.entries if one.created]
+    first = min((_created(one) for one in entries[:1]), default=0.0)
+    timeout = max((_number(one, "timeout_ms", 0) / 1000 for one in entries[-1:]), default=0.0)
+    return Dump(_text(said, "version"), made, _own_rank(entries), first, max(times, default=0.0), timeout)
+
+
+def _json(data: bytes) -> Any:
+    if len(data) > plain_pickles.LARGEST:
+        raise NotPlain(f"it has more than {plain_pickles.LARGEST >> 20} MiB")
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        raise NotPlain("it begins like JSON and isn't, or it breaks off in the middle") from None
+
+
+def _calls(entries: Sequence[dict[Any, Any]]) -> dict[int, Collective]:
+    """Each entry by its place. What was called within a batch has the state of the entry that ends the batch: its own stays
+    "scheduled" for ever."""
+    calls = {place: _collective(entry) for place, entry in enumerate(entries)}
+    ends: dict[tuple[str, bool, int], str] = {}
+    for place in reversed(calls):
+        call = calls[place]
+        batch = (_group_name(entries[place]), call.point_to_point, call.number)
+        if call.name.endswith(":coalesced"):
+            ends[batch] = call.state
+        elif batch in ends:
+            calls[place] = msgspec.structs.replace(call, state=ends[batch])
+    return calls
+
+
+def _by_group(
+    entries: Sequence[dict[Any, Any]], config: Mapping[Any, Any], status: Mapping[Any, Any]
+) -> tuple[dict[str, list[int]], dict[str, str]]:
+    """Each group with the places of its entries, and the key by which pg_status knows it."""
+    groups: dict[str, list[int]] = {}
+    ids: dict[str, str] = {}
+    for place, one in enumerate(entries):
+        name = _group_name(one)
+        if name not in groups and len(groups) == MOST_GROUPS:
+            raise NotPlain(f"it tells of more than {MOST_GROUPS} process groups")
+        groups.setdefault(name, []).append(place)
+        ids[name] = str(_number(one, "pg_id", 0))
+    for name, number in _without_entries(groups, ids, config, status).items():
+        groups[name] = []
+        if number:
+            ids[name] = number
+    return groups, ids
+
+
+def _without_entries(
+    groups: Mapping[str, Sequence[int]], ids: Mapping[str, str], config: Mapping[Any, Any], status: Mapping[Any, Any]
+) -> dict[str, str]:
+    """Groups that only pg_config tells of, with their keys in pg_status: both count the groups in the order in which they were made,
+    where names are numbers. "" where they don't fit to each other, or to the entries."""
+    names = {name: _name_of_config(name, told) for name, told in config.items() if isinstance(name, str) and name}
+    told = {name.partition(":")[0] for name in groups}
+    found = {full: "" for name, full in names.items() if name not in told}
+    numbers = [one for one in status if isinstance(one, str) and one.isdecimal()]
+    if len(names) == len(numbers) == len(status) and all(map(str.isdecimal, names)):
+        keys = dict(zip(sorted(names, key=int), sorted(numbers, key=int), strict=True))
+        if all(keys.get(name.partition(":")[0], one) == one for name, one in ids.items()):
+            found = {full: keys[name] for name, full in names.items() if full in found}
+    return dict(list(found.items())[: MOST_GROUPS - len(groups)])
+
+
+def _name_of_config(name: str, told: Any) -> str:
+    description = _text(told, "desc") if isinstance(told, dict) else ""
+    return ":".join(filter(None, (_cut(name), description)))
+
+
+def _group_name(entry: Mapping[Any, Any]) -> str:
+    """ "0:default_pg"; without a description "0"."""
+    named = entry.get("process_group", entry.get("pg_name"))
+    parts = named if isinstance(named, (list, tuple)) else (named,)
+    words = [_cut(one) for one in parts[:2] if isinstance(one, str) and one]
+    return ":".join(words) or str(_number(entry, "pg_id", 0))
+
+
+def _group(
+    name: str,
+    entries: Sequence[dict[Any, Any]],
+    calls: Sequence[Collective],
+    status: Mapping[Any, Any],
+    config: Mapping[Any, Any],
+) -> RecordedGroup:
+    def last(which: str) -> int | None:
+        # -1: none yet.
+        number = _number(status, f"last_{which}_collective", -1)
+        return _collective_at(number, entries) if number >= 0 else None
+
+    return RecordedGroup(
+        group=name,
+        ranks=_ranks(_mapping(config, name.partition(":")[0])),
+        last_enqueued=last("enqueued"),
+        last_started=last("started"),
+        last_completed=last("completed"),
+        entries=tuple(_without_stale(calls, last("completed") or 0))[-KEPT_ENTRIES:],
+        places=tuple(_number(one, "record_id", 0) for one in entries)[-KEPT_ENTRIES:],
+    )
+
+
+def _without_stale(calls: Sequence[Collective], last_completed: int) -> Iterator[Collective]:
+    """Of a dump that leaves out what is done, the calls of a batch of sends and receives stay when its end is left out."""
+    sizes = Counter(one.number for one in calls if one.point_to_point)
+    collectives = max((one.number for one in calls if not one.point_to_point), default=0)
+    for one in calls:
+        batch = one.point_to_point and sizes[one.number] > 1
+        if batch and collectives < last_completed >= one.number and one.state != "completed":
+            one = msgspec.structs.replace(one, state="completed")
+        yield one
+
+
+def _collective_at(number: int, entries: Sequence[dict[Any, Any]]) -> int:
+    """gloo's status counts all operations, also those between two ranks, which it doesn't record; its entries say at which
+    operation each collective was."""
+    if not entries or not _text(entries[-1], "profiling_name").startswith("gloo:"):
+        return number
+    until = [one for one in entries if _number(one, "op_id", 0) <= number]
+    if until:
+        return _sequence(until[-1])
+    return max(0, _sequence(entries[0]) - 1)
+
+
+def _ranks(config: Mapping[Any, Any]) -> tuple[int, ...]:
+    """ "[0, 1]", as a text; a list would do as well."""
+    told = config.get("ranks")
+    if isinstance(told, str):
+        return tuple(int(one) for one in re.findall(r"\b\d{1,9}\b", told[: 10 * MOST_RANKS]))[:MOST_RANKS]
+    return tuple(one for one in _items(config, "ranks")[:MOST_RANKS] if type(one) is int and 0 <= one < _NUMBERS)
+
+
+def _collective(entry: dict[Any, Any]) -> Collective:
+    name = _text(entry, "profiling_name")
+    # gloo has no events that tell; it retires what is done, or has failed. A call of NCCL is also retired when it timed out.
+    retired = name.startswith("gloo:") and entry.get("retired") is True
+    return Collective(
+        number=_sequence(entry),
+        name=name,
+        state="completed" if retired else _text(entry, "state"),
+        point_to_point=entry.get("is_p2p") is True,
+        shapes=tuple(_shape(one) for one in _items(entry, "input_sizes")[:64]),
+        dtypes=tuple(_cut(one) for one in _items(entry, "input_dtypes")[:64] if isinstance(one, str)),
+        created=_created(entry),
+        frames=tuple(_frames(entry)),
+    )
+
+
+def _sequence(entry: Mapping[Any, Any]) -> int:
+    if entry.get("is_p2p") is True and "p2p_seq_id" in entry:
+        return _number(entry, "p2p_seq_id", 0)
+    return _number(entry, "collective_seq_id", _number(entry, "seq_id", 0))
+
+
+def _created(entry: Mapping[Any, Any]) -> float:
+    return _number(entry, "time_created_ns", 0) / 1e9 or _number(entry, "time_created_us", 0) / 1e6
+
+
+def _shape(sizes: Any) -> tuple[int, ...]:
+    if not isinstance(sizes, (list, tuple)):
+        return ()
+    return tuple(one for one in sizes[:32] if type(one) is int and abs(one) < _NUMBERS)
+
+
+def _frames(entry: Mapping[Any, Any]) -> Iterator[Frame]:
+    for one in _items(entry, "frames")[:KEPT_FRAMES]:
+        if isinstance(one, dict):
+            yield Frame(_text(one, "name"), _text(one, "filename"), _number(one, "line", 0))
+
+
+def _own_rank(entries: Sequence[dict[Any, Any]]) -> int | None:
+    """By its point-to-point calls within the default group, in which a rank has its global number."""
+    for one in entries:
+        if one.get("is_p2p") is True and _group_name(one).partition(":")[0] in _DEFAULT_GROUPS:
+            found = _OWN_RANK.match(_text(one, "profiling_name"))
+            if found:
+                return int(found[1] or found[2])
+    return None
+
+
+def _items(holder: Mapping[Any, Any], key: str) -> Sequence[Any]:
+    value = holder.get(key)
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _mapping(holder: Mapping[Any, Any], key: str) -> Mapping[Any, Any]:
+    value = holder.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _text(holder: Mapping[Any, Any], key: str) -> str:
+    value = holder.get(key)
+    return _cut(value) if isinstance(value, str) else ""
+
+
+def _cut(text: str) -> str:
+    return printable(text[:LONGEST_TEXT])
+
+
+def _number(holder: Mapping[Any, Any], key: str, default: int) -> int:
+    """A whole number of 64 bits; JSON's dumps write some as texts."""
+    value = holder.get(key)
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
+        value = int(value)
+    return value if type(value) is int and -_NUMBERS <= value < _NUMBERS else default

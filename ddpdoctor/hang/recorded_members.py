@@ -1,0 +1,160 @@
+"""What flight recorders tell of each member of each process group: how far it has come, and what it has open. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.hang import Collective, Frame, Recorded, RecordedGroup
+from ddpdoctor.knowledge.stack_places import pythons, torchs
+
+DEFAULT_GROUP: Final = ("0", "default_pg")
+
+Key = tuple[str, tuple[int, ...]]
+"""A group's name and members: groups of different members may have one name. () where no dump says who is in it."""
+Order = tuple[int, float]
+"""When a rank made a call, to be compared with its other calls."""
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A call, and when its rank made it."""
+
+    call: Collective
+    order: Order
+
+    @property
+    def open(self) -> bool:
+        return self.call.state != "completed"
+
+
+class Dumped(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's dump over all groups. last: its last call. first_open: its first that isn't done.
+
+    forgot_open: its first entry isn't done, and none is left out: what the full buffer has forgotten may be open as well.
+    complete: it has all calls from the first on. some_done: it has calls that are done.
+    """
+
+    dump: Recorded
+    last: Collective | None = None
+    first_open: Order | None = None
+    forgot_open: bool = False
+    complete: bool = False
+    some_done: bool = False
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank's dump says of one group. last: the number of its last collective; 0 where it has come to none.
+
+    done: the last collective that torch's status says is done; None where it doesn't say. told: the dump says who is in the group.
+    """
+
+    dumped: Dumped
+    collectives: dict[int, Made] = {}
+    pairs: tuple[Made, ...] = ()
+    last: int = 0
+    done: int | None = None
+    told: bool = False
+
+    def finished(self, number: int) -> bool:
+        """Of a collective that this rank has come to. A dump of what is open leaves the rest out."""
+        made = self.collectives.get(number)
+        if made:
+            return not made.open
+        return self.done >= number if self.done is not None else not self.dumped.forgot_open
+
+
+def where_called(call: Collective) -> Frame | None:
+    """The innermost frame that isn't torch's or Python's."""
+    return next((one for one in call.frames if not torchs(one) and not pythons(one)), None)
+
+
+def call_name(name: str) -> str:
+    """ "nccl:all_reduce" without the backend."""
+    return name.rpartition(":")[2]
+
+
+def all_ranks(recorded: Sequence[Recorded], world_size: int) -> tuple[int, ...]:
+    """Those that any dump tells of, and all below the highest."""
+    told = {rank for dump in recorded for rank in (dump.rank, *(one for group in dump.groups for one in group.ranks))}
+    return tuple(range(max(world_size, max(told, default=-1) + 1)))
+
+
+def dumped_ranks(recorded: Sequence[Recorded]) -> dict[int, Dumped]:
+    """Each rank's dump."""
+    found = {}
+    for dump in recorded:
+        made = sorted((one for group in dump.groups for one in _made(group)), key=_when)
+        open_ones = [one for one in made if one.open]
+        first, last = (made[0].order[0], made[-1].order[0]) if made else (0, 0)
+        unbroken = bool(made) and last - first + 1 == len(made)
+        found[dump.rank] = Dumped(
+            dump=dump, last=made[-1].call if made else None, first_open=open_ones[0].order if open_ones else None,
+            forgot_open=unbroken and first > 0 and made[0].open, complete=unbroken and first == 0, some_done=len(open_ones) < len(made),
+        )  # fmt: skip
+    return found
+
+
+def members_of(recorded: Sequence[Recorded], world: tuple[int, ...]) -> dict[Key, dict[int, Member]]:
+    """Each group with its members that have a dump, by rank. world: all ranks."""
+    dumped = dumped_ranks(recorded)
+    return {
+        key: _members(told, {rank: dumped[rank] for rank in dumped if rank in key[1] or rank in told})
+        for key, told in _by_key(recorded, world).items()
+    }
+
+
+def _by_key(recorded: Sequence[Recorded], world: tuple[int, ...]) -> dict[Key, dict[int, RecordedGroup]]:
+    found: dict[Key, dict[int, RecordedGroup]] = defaultdict(dict)
+    without: dict[str, dict[int, RecordedGroup]] = defaultdict(dict)
+    for dump in recorded:
+        for group in dump.groups:
+            ranks = group.ranks or (world if group.group.partition(":")[0] in DEFAULT_GROUP else ())
+            (found[group.group, ranks] if ranks else without[group.group])[dump.rank] = group
+    for name, told in without.items():
+        # Some dumps don't say who is in it (none of gloo's do): others may.
+        known = [key for key in found if key[0] == name]
+        for rank, group in told.items():
+            found[next((key for key in known if rank in key[1]), (name, ()))][rank] = group
+    return found
+
+
+def _members(told: Mapping[int, RecordedGroup], dumped: Mapping[int, Dumped]) -> dict[int, Member]:
+    """A member whose dump has nothing of the group has not come to it."""
+    calls = {rank: _made(group) for rank, group in told.items()}
+    collectives = {
+        rank: {one.call.number: one for one in made if not one.call.point_to_point} for rank, made in calls.items()
+    }
+    mixed = any(_mixed(group) for group in told.values())
+    found = {}
+    for rank, one in dumped.items():
+        group = told.get(rank, RecordedGroup(group=""))
+        own = collectives.get(rank, {})
+        status = 0 if mixed else group.last_enqueued or 0
+        found[rank] = Member(
+            dumped=one, collectives=own, pairs=tuple(made for made in calls.get(rank, ()) if made.call.point_to_point),
+            last=max(own, default=status), done=None if mixed else group.last_completed, told=bool(group.ranks),
+        )  # fmt: skip
+    return found
+
+
+def _mixed(group: RecordedGroup) -> bool:
+    """Whether torch's status of this group has counted sends and receives among the collectives."""
+    last = max((one.number for one in group.entries if not one.point_to_point), default=None)
+    if last is not None and group.last_enqueued not in (None, last):
+        return True
+    return any(one.point_to_point for one in group.entries)
+
+
+def _made(group: RecordedGroup) -> list[Made]:
+    places = group.places if len(group.places) == len(group.entries) else (0,) * len(group.entries)
+    return [
+        Made(call, (place, call.created or float(call.number)))
+        for call, place in zip(group.entries, places, strict=True)
+    ]
+
+
+def _when(made: Made) -> Order:
+    return made.order

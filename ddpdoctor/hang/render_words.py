@@ -1,0 +1,355 @@
+"""The words of `jobs --hang`: where the ranks of a job stand, those first that keep the others waiting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.wording import listed, plural, ranks_named
+from ddpdoctor.engine.examination import Examination, Verdict
+from ddpdoctor.facts.hang import Frame, Hang, Watched
+from ddpdoctor.facts.processes import Process
+from ddpdoctor.hang.certainty import LONG, longer_may_tell
+from ddpdoctor.hang.judging import hang_of, job_of
+from ddpdoctor.hang.movement import movements
+from ddpdoctor.hang.rank_states import (
+    Stand,
+    Standing,
+    cores_used,
+    having,
+    stands_of,
+    worker_idle,
+    worker_moves,
+)
+from ddpdoctor.hang.recorded import not_dumped
+from ddpdoctor.hang.wording import file_line, named, where
+from ddpdoctor.knowledge.stack_places import Place, Where, pythons, torchs, worker_place
+from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs_summary import described
+
+MOST_CALLERS: Final = 5
+MOST_PIDS: Final = 4
+MOST_WORKERS: Final = 4
+MOST_SECONDS: Final = 600
+LONGER: Final = 10
+"""Times as long as the last look: a step may take longer than that."""
+
+SEVERAL: Final = (
+    ("it has", "they have"),
+    ("it ended", "they ended"),
+    ("it was", "they were"),
+    ("is this rank", "is any of these ranks"),
+    ("its parent has", "their parents have"),
+    ("its stack", "their stacks"),
+    ("its", "their"),
+    ("holds it", "holds them"),
+    ("in it", "in them"),
+)
+"""How the reasons of one rank are told of several."""
+
+ORDER: Final = (
+    Standing.STOPPED, Standing.GONE, Standing.HELD, Standing.LEFT, Standing.ELSEWHERE, Standing.UNSEEN, Standing.PERHAPS, Standing.WAITS,
+    Standing.MOVES,
+)  # fmt: skip
+"""Who keeps others waiting comes before who waits."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Ranks that stand in the same place. words: what they do there. details: more of it, a line each. frames: the whole stack
+    of the first of them."""
+
+    ranks: str
+    words: str
+    details: tuple[str, ...] = ()
+    frames: tuple[Frame, ...] = ()
+
+
+def headline(examination: Examination) -> str:
+    """The whole in a sentence; it never says that all is well with what was not seen."""
+    found = examination.findings
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        return f"{found[0][2].summary}{more}"
+    hang = hang_of(examination)
+    stands = stands_of(hang)
+    if not stands and hang.job:
+        return "No rank of this job could be looked at"
+    if not stands:
+        missing = not_dumped(hang)
+        if hang.recorded and not missing:
+            return f"The dumps don't tell why it hangs: {hang.dumps}"
+        return missing or f"Nothing was seen: {hang.dumps}"
+    return how_many_move(stands, hang)
+
+
+def how_many_move(stands: Sequence[Stand], hang: Hang) -> str:
+    """ "All 4 ranks move", "2 of 4 ranks move; rank 3 could not be looked into"."""
+    unseen = [one for one in stands if one.standing is Standing.UNSEEN]
+    gone = [one for one in stands if one.standing is Standing.GONE]
+    moving = [one for one in stands if one not in unseen and one not in gone and moves(one)]
+    waiting = [one for one in having(stands, Standing.WAITS) if moving and not moves(one)]
+    still = [one for one in stands if one not in (*unseen, *gone, *moving, *waiting)]
+    if len(moving) == len(stands):
+        return f"Rank {stands[0].number} moves" if len(stands) == 1 else f"{_all(len(stands))} ranks move"
+    if len(gone) == len(stands):
+        ended = f"Rank {stands[0].number} has" if len(stands) == 1 else f"{_all(len(stands))} ranks have"
+        return f"{ended} ended: the first error in the job's log says why"
+    parts = []
+    if moving:
+        parts.append(f"{len(moving)} of {plural(len(stands), 'rank')} {'moves' if len(moving) == 1 else 'move'}")
+    if waiting:
+        s, works = "s" if len(waiting) == 1 else "", "works" if len(moving) == 1 else "work"
+        parts.append(f"{named(waiting, hang)} wait{s} for {named(moving, hang)}, which {works}")
+    if still:
+        parts.append(f"{named(still, hang)} stay{'s' if len(still) == 1 else ''} in one place")
+    if gone:
+        parts.append(f"{named(gone, hang)} {'is' if len(gone) == 1 else 'are'} gone")
+    if unseen:
+        parts.append(f"{named(unseen, hang)} could not be looked into")
+    text = "; ".join(parts)
+    return text[:1].upper() + text[1:]
+
+
+def _all(count: int) -> str:
+    return "Both" if count == 2 else f"All {count}"
+
+
+def moves(stand: Stand) -> bool:
+    """Also one that computes in one place."""
+    return stand.standing is Standing.MOVES or stand.progress
+
+
+def _goes_on(stand: Stand) -> bool:
+    """It was in other places meanwhile, and not only in those of a loop that waits."""
+    watched = stand.rank.watched
+    wandered = watched is not None and watched.samples > 0 and not watched.still
+    return stand.standing is Standing.MOVES or (stand.standing is Standing.ELSEWHERE and stand.progress and wandered)
+
+
+def rows(examination: Examination) -> list[tuple[str, str]]:
+    """(label, text): which job, for how long it was watched, and what else was asked."""
+    hang, job = hang_of(examination), job_of(examination)
+    found = []
+    if job:
+        found = [
+            ("job", f"{job.name}: {_command(job)}"),
+            ("", described(job)),
+            ("launcher", launcher_state(job.launcher)),
+        ]
+    if any(one.watched for one in hang.ranks):
+        found.append(("watched", _watched(hang)))
+    found.append(("dumps", hang.dumps if hang.recorded or not hang.job or "nccl" in hang.backend else ""))
+    found += [("refused", text) for text in hang.refused]
+    if "nccl" in hang.backend:
+        asked = f"{plural(len(hang.counts), 'count')} of operations, asked twice" if hang.counts else hang.ras
+        found.append(("RAS", asked))
+    return [(label, one_line(text)) for label, text in found if text]
+
+
+def _command(job: Job) -> str:
+    process = job.launcher or job.ranks[0]
+    return process.command or process.name
+
+
+def launcher_state(launcher: Process | None) -> str:
+    """Where it is more than waiting, as launchers do."""
+    words = {
+        "T": "is stopped: it takes no note of a rank's end",
+        "t": "is held by a debugger",
+        "D": "is held by the kernel",
+    }
+    return f"pid {launcher.pid} {words[launcher.state]}" if launcher and launcher.state in words else ""
+
+
+def _watched(hang: Hang) -> str:
+    counts = [one.watched.samples for one in hang.ranks if one.watched and one.watched.samples]
+    read = f", each stack read some {round(min(counts), -1) or min(counts)} times" if counts else ""
+    held = "no rank was held up" if not hang.paused else f"a rank was held up for at most {hang.paused:.1f} s"
+    return f"for {hang.between:.1f} s{read}; {held}"
+
+
+# --- who stands where -------------------------------------------------------------------------------------------------------
+
+
+def groups(examination: Examination) -> list[Group]:
+    """Those first whom a finding names, then those that keep others waiting; of equals the fewest first."""
+    hang = hang_of(examination)
+    blamed = {finding.rank for _, _, finding in examination.findings if finding.rank is not None}
+    gathered: list[list[Stand]] = []
+    for one in stands_of(hang):
+        members = next((members for members in gathered if _together(members[0], one)), None)
+        if members is None:
+            gathered.append([one])
+        else:
+            members.append(one)
+    gathered.sort(
+        key=lambda members: (
+            blamed.isdisjoint(one.number for one in members),
+            ORDER.index(members[0].standing),
+            len(members),
+            members[0].number,
+        )
+    )
+    return [_group(members, hang) for members in gathered]
+
+
+def _together(one: Stand, other: Stand) -> bool:
+    if _goes_on(one) and _goes_on(other):
+        return _place_within(one.rank.watched) == _place_within(other.rank.watched)
+    if one.standing is not other.standing:
+        return False
+    if one.standing is Standing.GONE:
+        return one.rank.gone == other.rank.gone
+    return one.place.same_as(other.place) and one.progress == other.progress
+
+
+def _group(members: Sequence[Stand], hang: Hang) -> Group:
+    first = members[0]
+    watched = first.rank.watched
+    details = [*_callers(first), *_processes(members), *_workers(members)]
+    frames = watched.last.frames if watched else ()
+    return Group(named(members, hang), one_line(_words(members)), tuple(map(one_line, details)), frames)
+
+
+def _words(members: Sequence[Stand]) -> str:
+    first = members[0]
+    s = "s" if len(members) == 1 else ""
+    are = "is" if len(members) == 1 else "are"
+    place = where(first.place)
+    if _goes_on(first):
+        return f"move{s} on{_place_within(first.rank.watched)}"
+    if first.standing is Standing.GONE:
+        return f"{are} gone{f': {_of(members, first.rank.gone)}' if first.rank.gone else ''}"
+    if first.standing is Standing.UNSEEN:
+        watched = first.rank.watched
+        why = f": {_of(members, watched.last.source)}" if watched and not watched.last.frames else ""
+        return f"could not be looked into{why}"
+    in_place = "" if first.place.where is Where.UNSEEN else f" in {place}"
+    if first.standing is Standing.STOPPED:
+        source = first.rank.watched.last.source if first.rank.watched else ""
+        return f"{are} stopped{in_place}" + (f": {source}" if source.startswith("a debugger") else "")
+    if first.standing is Standing.HELD:
+        return f"{are} held by the kernel{in_place}"
+    if first.standing in (Standing.WAITS, Standing.PERHAPS):
+        return f"wait{s} in {place}"
+    if first.progress:
+        return f"{are} busy in {place}"
+    return f"stay{s} in {place}"
+
+
+def _of(members: Sequence[Stand], reason: str) -> str:
+    """Why there is nothing of a rank, of as many as there are."""
+    for one, several in SEVERAL if len(members) > 1 else ():
+        reason = re.sub(rf"\b{one}\b", several, reason)
+    return reason
+
+
+def _place_within(watched: Watched | None) -> str:
+    """ ", within train (train.py)": the innermost function of the user's that it never left; "" where that isn't known."""
+    own = next((one for one in watched.within if _own(one)), None) if watched else None
+    return f", within {own.function.rpartition('.')[2]} ({file_line(own).rpartition(':')[0]})" if own else ""
+
+
+def _own(frame: Frame) -> bool:
+    return not torchs(frame) and not pythons(frame)
+
+
+def _callers(stand: Stand) -> Iterator[str]:
+    """By which way of the user's own code it came there."""
+    if _goes_on(stand) or stand.standing is Standing.GONE:
+        return
+    if called := _called_from(stand.place):
+        yield called
+
+
+def _called_from(place: Place) -> str:
+    others = place.path[1:]
+    shown = [f"{one.function.rpartition('.')[2]} ({file_line(one)})" for one in others[:MOST_CALLERS]]
+    more = f", and {len(others) - MOST_CALLERS} more" if len(others) > MOST_CALLERS else ""
+    return f"called from {', '.join(shown)}{more}" if shown else ""
+
+
+def _processes(members: Sequence[Stand]) -> Iterator[str]:
+    pids = [one.pid for one in members if one.pid]
+    if not pids:
+        return
+    if len(pids) > 1:
+        yield f"pid {listed(pids, MOST_PIDS + 1)}"
+        return
+    watched = members[0].rank.watched
+    assert watched is not None
+    cores = cores_used(watched)
+    yield f"pid {pids[0]}, {_state(watched)}, used {f'{cores:.1f} cores' if cores >= 0.05 else 'no processor'} meanwhile"
+
+
+def _state(watched: Watched) -> str:
+    last = watched.last
+    words = {"R": "running", "S": "waiting", "D": "in the kernel", "T": "stopped", "t": "traced", "Z": "ended"}
+    return words.get(last.state, last.state) + (f" in {last.waits_in}" if last.waits_in and last.state != "R" else "")
+
+
+def _workers(members: Sequence[Stand]) -> Iterator[str]:
+    """Their DataLoader workers: those that are busy by where they are."""
+    workers = [(one.number, worker) for one in members for worker in one.rank.workers]
+    busy = [(rank, worker) for rank, worker in workers if not worker_idle(worker)]
+    places: dict[tuple[str, bool], list[tuple[int, Watched]]] = {}
+    for rank, worker in busy:
+        key = (_place_of_worker(worker), worker_moves(worker))
+        places.setdefault(key, []).append((rank, worker))
+    if _goes_on(members[0]):
+        return
+    for (place, moving), those in list(places.items())[:MOST_WORKERS]:
+        pids = listed((worker.pid for _, worker in those), MOST_PIDS)
+        of = f" of {ranks_named(rank for rank, _ in those)}" if len(members) > 1 else ""
+        s = "s" if len(those) == 1 else ""
+        yield f"DataLoader worker{'' if s else 's'}{of} (pid {pids}) {'move' if moving else 'stay'}{s} in {place}"
+    if len(workers) > len(busy) and members[0].place.where is Where.LOADER:
+        count = len(workers) - len(busy)
+        yield f"{plural(count, 'DataLoader worker')} wait{'s' if count == 1 else ''} for something to load"
+
+
+def _place_of_worker(worker: Watched) -> str:
+    if not worker.last.frames:
+        return f"a place that can't be seen: {worker.last.source}"
+    place = worker_place(worker.last)
+    return ", ".join(filter(None, (where(place), _called_from(place))))
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------------
+
+
+def advice(examination: Examination) -> str:
+    """What to try where not all ranks move, and it is no failure yet; and how scripts learn of it."""
+    hang = hang_of(examination)
+    stands = stands_of(hang)
+    if not stands or all(map(moves, stands)) or not longer_may_tell(hang):
+        return ""
+    if not any(one.rank.watched and one.rank.watched.last.frames for one in stands):
+        return ""
+    seconds = min(MOST_SECONDS, max(round(LONG), LONGER * round(hang.between)))
+    command = f"ddpdoctor jobs --hang {hang.job} --seconds {seconds}"
+    if examination.verdict is not Verdict.WARN:
+        return f"A step may take longer than that; to look longer: {command}"
+    return (
+        f"A slow step looks the same: exit code 0, or 1 with --strict. If still for {LONG:.0f} s, it fails: {command}"
+    )
+
+
+def outcome(examination: Examination) -> str:
+    """The last line."""
+    found = len(examination.findings)
+    if examination.verdict is Verdict.UNKNOWN:
+        return "Whether it hangs can't be told"
+    if not found:
+        return "No hang was found"
+    hang = hang_of(examination)
+    if any(map(moves, stands_of(hang))):
+        return "Some of its ranks work, others wait or are still"
+    if examination.verdict is not Verdict.FAIL and movements(hang):
+        return f"This job is slow, as far as {hang.between:.1f} s tell: something of it moved"
+    still = f"did not go on within {hang.between:.1f} s" if hang.between else "did not go on, by its dumps"
+    return f"This job {still}" if examination.verdict is Verdict.FAIL else f"This job {still}; it may hang"

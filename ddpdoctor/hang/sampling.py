@@ -1,0 +1,156 @@
+"""Reads the stacks of processes a hundred times a second for some seconds, by py-spy, without stopping them: two looks of a
+loop that waits in one place most of the time would see the same stack twice."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.hang import Frame, Look
+from ddpdoctor.knowledge.stack_places import place_of
+from ddpdoctor.probes.py_spy import PARENTS_FRAMES, py_spy, run_at, side_by_side
+from ddpdoctor.probes.target.asking import printable
+
+RATE: Final = 100
+"""Times a second; one process costs some 0.05 s of processor time a second then."""
+ALL_RATE: Final = 3000
+"""Times a second, of all processes together."""
+LEAST_RATE: Final = 10
+PATIENCE: Final = 5.0
+"""Seconds that py-spy may take beyond the sampling itself."""
+MOST_OUTPUT: Final = 16 << 20
+
+THREAD: Final = re.compile(r"^thread \((\d+|0x[0-9a-fA-F]+)\)(?:: (.*))?$")
+FRAME: Final = re.compile(r"^(.*) \(((?:(?! \().)*):(\d+)\)$")
+
+
+class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+    """count: of the samples of the main thread. elsewhere: of these, how many in other calls than most. moved: of these, in another
+    line of the user's code, or out of the collective. within: the calls that all have in common, the innermost first."""
+
+    count: int = 0
+    elsewhere: int = 0
+    moved: int = 0
+    within: tuple[Frame, ...] = ()
+
+
+async def sample(pids: Sequence[int], seconds: int) -> dict[int, Sampled]:
+    """By pid, for as long as each lives; without a sample where it can't be looked into."""
+    program = py_spy()
+    if program is None:
+        return {}
+    rate = max(LEAST_RATE, min(RATE, ALL_RATE // max(1, len(pids))))
+    found = await side_by_side(_sample(program, pid, seconds, rate) for pid in pids)
+    return dict(zip(pids, found, strict=True))
+
+
+async def _sample(program: str, pid: int, seconds: int, rate: int) -> Sampled:
+    try:
+        file = os.memfd_create("samples")
+    except OSError:
+        return Sampled()
+    try:
+        how = (
+            "--nonblocking",
+            "--idle",
+            "--threads",
+            "--full-filenames",
+            "--rate",
+            str(rate),
+            "--duration",
+            str(seconds),
+        )
+        command = (program, "record", *how, "--format", "raw", "--output", f"/proc/self/fd/{file}", "--pid", str(pid))
+        with suppress(OSError, TimeoutError):
+            code, _, _ = await run_at(pid, command, seconds + PATIENCE, (file,))
+            if code == 0:
+                return understood(pid, os.pread(file, MOST_OUTPUT, 0))
+        return Sampled()
+    finally:
+        os.close(file)
+
+
+def understood(pid: int, output: bytes) -> Sampled:
+    """What `py-spy record --format raw --threads` wrote of that process: a line a stack, the outermost call first, and how often
+    it was seen."""
+    by_thread: dict[tuple[str, str], Counter[tuple[str, ...]]] = {}
+    for line in output.decode("utf-8", "replace").splitlines():
+        stack, _, count = line.rpartition(" ")
+        thread, *frames = stack.split(";")
+        found = THREAD.match(thread)
+        if found and frames and count.isdecimal():
+            key = (found[1], found[2] or "")
+            by_thread.setdefault(key, Counter())[tuple(frames)] += int(count)
+    main = next((one for (number, _), one in by_thread.items() if number == str(pid)), None)
+    main = main or next((one for (_, name), one in by_thread.items() if name == "MainThread"), None)
+    if main is None and len(by_thread) == 1:
+        # From outside of a container its number is another, and without the module threading it has no name.
+        [main] = by_thread.values()
+    return _compared(main) if main else Sampled()
+
+
+def _compared(stacks: Counter[tuple[str, ...]]) -> Sampled:
+    calls: Counter[tuple[str, ...]] = Counter()
+    for stack, count in stacks.items():
+        calls[_calls(stack)] += count
+    # One that was read while it changed may lack its outer calls.
+    begin = _function(stacks.most_common(1)[0][0][0])
+    whole = [stack for stack in stacks if _function(stack[0]) == begin]
+    common = _common(whole)
+    frames = (_frame(one) for one in common)
+    within = [one for one in frames if one is not None]
+    forked = next(
+        (place for place in range(len(within) - 1, -1, -1) if within[place].path.endswith(PARENTS_FRAMES)), -1
+    )
+    usual = max(calls, key=calls.__getitem__)
+    most = next(stack for stack in stacks if _calls(stack) == usual)
+    return Sampled(
+        count=calls.total(),
+        elsewhere=calls.total() - calls[usual],
+        moved=sum(stacks[stack] for stack in whole if _calls(stack) != usual and _moved(most, stack)),
+        within=tuple(within[forked + 1 :][::-1]),
+    )
+
+
+def _moved(most: tuple[str, ...], stack: tuple[str, ...]) -> bool:
+    """Whether it got from one to the other by going on: in the user's code, or out of a collective."""
+    before, after = (place_of(Look(frames=_frames(one))) for one in (most, stack))
+    out = before.meets and (before.where, before.what) != (after.where, after.what)
+    return out or before.path != after.path
+
+
+def _frames(stack: tuple[str, ...]) -> tuple[Frame, ...]:
+    """The innermost first; without the line at which that is."""
+    found = [frame for one in reversed(stack) if (frame := _frame(one))]
+    return tuple(msgspec.structs.replace(one, line=one.line if place else 0) for place, one in enumerate(found))
+
+
+def _calls(stack: tuple[str, ...]) -> tuple[str, ...]:
+    """The stack without the line at which the innermost function is: a loop in it that calls no other is one place."""
+    return (*stack[:-1], _function(stack[-1]))
+
+
+def _common(stacks: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """The outermost calls that are the same in all; of the last of them only the function, where the line differs."""
+    depth = 0
+    while all(len(one) > depth for one in stacks) and len({one[depth] for one in stacks}) == 1:
+        depth += 1
+    # Lines of one function that calls different others: the function itself is what they have in common.
+    functions = {_function(one[depth]) if len(one) > depth else "" for one in stacks}
+    return stacks[0][: depth + 1] if len(functions) == 1 else stacks[0][:depth]
+
+
+def _function(frame: str) -> str:
+    """Without the line."""
+    return frame.rpartition(":")[0]
+
+
+def _frame(text: str) -> Frame | None:
+    found = FRAME.match(text)
+    return Frame(printable(found[1])[:200], printable(found[2])[:1000], int(found[3])) if found else None

@@ -1,0 +1,357 @@
+"""Why a job hangs: one cause, with whose it is. Pure.
+
+Where nobody can be told apart, nobody is blamed: that is a verdict of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.unknown import NotKnown
+from ddpdoctor.base.wording import ranks_named
+from ddpdoctor.engine.registry import requires
+from ddpdoctor.facts.hang import NOT_FOUND, Hang
+from ddpdoctor.hang.rank_states import CHECKPOINTS, Stand, Standing, having, stands_of, worker_idle, worker_moves
+from ddpdoctor.hang.recorded import Record, Sign, behind, counts_move, not_dumped, record_of
+from ddpdoctor.hang.waits import How
+from ddpdoctor.knowledge.stack_places import FORWARD, Place, Where
+
+SOON: Final = 60.0
+"""Seconds that ranks may well wait for one that does something alone."""
+BARRIERS: Final = ("barrier", "monitored_barrier")
+ITS_DUMP: Final = "gather it, or look at what is missing first: a rank that can't dump is often the culprit"
+
+
+class Kind(str, Enum):
+    """What a hang comes to, by the slug of the check that speaks of it."""
+
+    STOPPED = "rank-stopped"
+    CRASHED = "peer-rank-crashed"
+    KERNEL = "rank-in-kernel"
+    INPUT = "rank-waits-for-input"
+    LOADER = "dataloader-stuck"
+    LOCK = "rank-in-lock"
+    SLOW_0 = "slow-rank0-timeout"
+    BUSY = "rank-busy-outside-collectives"
+    RENDEZVOUS = "rendezvous-waiting"
+    DESYNC = "collective-desync"
+    UNEVEN = "uneven-inputs"
+    BEHIND = "rank-fell-behind"
+    TIMED_OUT = "nccl-watchdog-timeout"
+    EXIT = "exit-hang"
+    STALLED = "collective-stalled"
+
+
+KIND_OF: Final = {
+    Sign.MISMATCH: Kind.DESYNC, Sign.BEHIND: Kind.BEHIND, Sign.CIRCLE: Kind.DESYNC, Sign.EVEN: Kind.STALLED,
+}  # fmt: skip
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The one cause.
+
+    culprits: whose fault it is, as far as they are on this host; all that wait, where nobody can be told apart.
+    waiting: those that wait for them. places: with DESYNC, UNEVEN and STALLED where ranks stand together, the most first.
+    unseen: ranks of this host that could not be looked into. record: what the flight recorders or RAS say, if it fits.
+    """
+
+    kind: Kind
+    culprits: tuple[Stand, ...] = ()
+    waiting: tuple[Stand, ...] = ()
+    places: tuple[tuple[Place, tuple[Stand, ...]], ...] = ()
+    unseen: tuple[Stand, ...] = ()
+    record: Record | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The culprits by number, also those of other hosts."""
+        here = tuple(one.number for one in self.culprits)
+        return here or (self.record.ranks if self.record else ())
+
+    @property
+    def moving(self) -> bool:
+        """Whether every culprit makes progress."""
+        return bool(self.culprits) and all(one.progress for one in self.culprits)
+
+
+def verdict_for(hang: Hang, kind: Kind) -> Verdict | None:
+    """The verdict, for the check that speaks of that kind; None where the job moves on.
+
+    Raises:
+        NotApplicable: no job was looked at, or it hangs for another reason.
+        NotKnown: it can't be told whether it hangs.
+    """
+    requires(hang.asked, "no running job was looked at")
+    found = verdict_of(hang)
+    requires(
+        found is None or found.kind is kind,
+        f"the ranks hang for another reason: see {found.kind.value if found else ''}",
+    )
+    return found
+
+
+def verdict_of(hang: Hang) -> Verdict | None:
+    """Why it hangs; None where it moves on, or does nothing that could hang.
+
+    Raises:
+        NotKnown: it can't be told.
+    """
+    stands = stands_of(hang)
+    here = [one for one in stands if one.standing is not Standing.GONE]
+    if not here:
+        return _recorded_only(hang, stands)
+    return _who_can_do_nothing(stands) or _who_waits(stands, hang)
+
+
+# --- dumps alone --------------------------------------------------------------------------------------------------------
+
+
+def _recorded_only(hang: Hang, stands: Sequence[Stand]) -> Verdict | None:
+    record = record_of(hang)
+    if record is None:
+        if stands:
+            raise NotKnown("all ranks of this host are gone, and no flight recorder tells what they did: see the log")
+        missing = not_dumped(hang)
+        if counts_move(hang) or (_all_done(hang) and not missing):
+            return None
+        raise NotKnown(f"{missing}: {ITS_DUMP}" if missing else _even_words(hang))
+    culprits = tuple(one for one in stands if one.number in record.ranks)
+    kind = KIND_OF[record.sign]
+    if record.timed_out and kind is not Kind.DESYNC:
+        kind = Kind.TIMED_OUT
+    return Verdict(kind=kind, culprits=culprits, record=record)
+
+
+def _all_done(hang: Hang) -> bool:
+    calls = [one for dump in hang.recorded for group in dump.groups for one in group.entries]
+    return bool(calls) and all(one.state == "completed" for one in calls)
+
+
+def _even_words(hang: Hang) -> str:
+    if hang.recorded:
+        ranks = ranks_named(one.rank for one in hang.recorded)
+        return f"by the flight recorders of {ranks}, none waits for another; gloo's don't record sends and receives"
+    return "all ranks have begun the same collectives, by NCCL's RAS: it doesn't say whether they are done"
+
+
+# --- ranks that can do nothing ------------------------------------------------------------------------------------------
+
+
+def _who_can_do_nothing(stands: Sequence[Stand]) -> Verdict | None:
+    """Stopped, gone, held by the kernel, in front of a debugger: whatever the others do, they wait for these."""
+    waiting = having(stands, Standing.WAITS, Standing.PERHAPS)
+    unseen = having(stands, Standing.UNSEEN)
+    stopped = having(stands, Standing.STOPPED)
+    gone = having(stands, Standing.GONE)
+    held = having(stands, Standing.HELD)
+    typing = tuple(one for one in having(stands, Standing.ELSEWHERE) if one.place.where is Where.INPUT)
+    if stopped:
+        return Verdict(kind=Kind.STOPPED, culprits=stopped, waiting=waiting, unseen=unseen)
+    sure = having(stands, Standing.WAITS)
+    if gone and sure:
+        # One that the others still expect may never have been started, unless it was seen.
+        expected = all(one.place.where is Where.GROUP for one in sure) and not any(_ended(one) for one in gone)
+        kind = Kind.RENDEZVOUS if expected else Kind.CRASHED
+        return Verdict(kind=kind, culprits=gone, waiting=waiting, unseen=unseen)
+    if held:
+        return Verdict(kind=Kind.KERNEL, culprits=held, waiting=waiting, unseen=unseen)
+    if typing:
+        return Verdict(kind=Kind.INPUT, culprits=typing, waiting=waiting, unseen=unseen)
+    others = having(stands, Standing.ELSEWHERE, Standing.PERHAPS)
+    if gone and others and not any(one.progress or one.standing is Standing.MOVES for one in stands):
+        return Verdict(kind=Kind.CRASHED, culprits=gone, unseen=unseen)
+    return None
+
+
+def _ended(stand: Stand) -> bool:
+    return stand.rank.gone != NOT_FOUND
+
+
+# --- who waits for whom -------------------------------------------------------------------------------------------------
+
+
+def _who_waits(stands: Sequence[Stand], hang: Hang) -> Verdict | None:
+    unseen = having(stands, Standing.UNSEEN)
+    if len(unseen) == len([one for one in stands if one.standing is not Standing.GONE]):
+        raise NotKnown(hang.hidden[0] if hang.hidden else "no rank could be looked into")
+    if having(stands, Standing.MOVES) or counts_move(hang):
+        return None
+    waiting = having(stands, Standing.WAITS)
+    perhaps = having(stands, Standing.PERHAPS)
+    elsewhere = having(stands, Standing.ELSEWHERE)
+    left = having(stands, Standing.LEFT)
+    if not waiting and any(worker_moves(worker) for one in perhaps for worker in one.rank.workers):
+        return None
+    if elsewhere and waiting:
+        return _elsewhere(elsewhere, (*waiting, *perhaps), unseen, hang)
+    if elsewhere:
+        return _all_elsewhere(elsewhere, perhaps, unseen)
+    return _all_wait(stands, left, unseen, hang)
+
+
+def _elsewhere(
+    elsewhere: Sequence[Stand], waiting: Sequence[Stand], unseen: tuple[Stand, ...], hang: Hang
+) -> Verdict | None:
+    """Of those that don't wait for other ranks, first those that can't go on by themselves."""
+    for kind, chosen in (
+        (Kind.LOADER, [one for one in elsewhere if _loader_stuck(one)]),
+        (Kind.LOCK, [one for one in elsewhere if one.place.where is Where.LOCK and not one.progress]),
+    ):
+        if chosen:
+            return Verdict(kind=kind, culprits=tuple(chosen), waiting=tuple(waiting), unseen=unseen)
+    rest = [one for one in elsewhere if one.place.where is not Where.LOADER]
+    if not rest:
+        return None  # A DataLoader that is slow, and moves.
+    still = [one for one in rest if not one.progress] or rest
+    record = record_of(hang)
+    if still[0].progress and record and record.sign is Sign.BEHIND and 0.0 < record.waited < SOON:
+        return None
+    kind = Kind.BUSY
+    if [one.number for one in still] == [0] and (still[0].progress or still[0].place.where in CHECKPOINTS):
+        kind = Kind.SLOW_0
+    elif all(one.place.where is Where.GROUP for one in waiting):
+        kind = Kind.RENDEZVOUS
+    return Verdict(kind=kind, culprits=tuple(still), waiting=tuple(waiting), unseen=unseen)
+
+
+def _loader_stuck(stand: Stand) -> bool:
+    """Its worker stays where it is, or is gone. Without workers, the data set runs in the rank itself."""
+    if stand.place.where is Where.DATA:
+        return not stand.progress
+    if stand.place.where is not Where.LOADER or stand.progress:
+        return False
+    busy = [one for one in stand.rank.workers if not worker_idle(one)]
+    return not any(worker_moves(one) for one in busy)
+
+
+def _all_elsewhere(
+    elsewhere: tuple[Stand, ...], perhaps: tuple[Stand, ...], unseen: tuple[Stand, ...]
+) -> Verdict | None:
+    """Nobody surely waits for another: all compute, or none can go on."""
+    stuck = tuple(one for one in elsewhere if _loader_stuck(one))
+    if stuck:
+        return Verdict(kind=Kind.LOADER, culprits=stuck, waiting=perhaps, unseen=unseen)
+    locked = tuple(one for one in elsewhere if one.place.where is Where.LOCK and not one.progress)
+    if locked and not any(one.progress for one in elsewhere):
+        return Verdict(kind=Kind.LOCK, culprits=locked, waiting=perhaps, unseen=unseen)
+    if any(one.progress for one in elsewhere):
+        return None
+    if perhaps:
+        return Verdict(kind=Kind.BUSY, culprits=elsewhere, waiting=perhaps, unseen=unseen)
+    if len(elsewhere) < 2:
+        return None
+    return Verdict(kind=Kind.STALLED, culprits=elsewhere, places=_places(elsewhere), unseen=unseen)
+
+
+def _all_wait(
+    stands: Sequence[Stand], left: tuple[Stand, ...], unseen: tuple[Stand, ...], hang: Hang
+) -> Verdict | None:
+    waiting = having(stands, Standing.WAITS, Standing.PERHAPS)
+    record = _without_those_that_wait(record_of(hang), waiting)
+    if not waiting:
+        still = left and not any(one.progress for one in left)
+        return Verdict(kind=Kind.EXIT, culprits=left, unseen=unseen) if still else None
+    if left:
+        return Verdict(kind=Kind.UNEVEN, culprits=left, waiting=waiting, unseen=unseen)
+    if record and record.sign is not Sign.EVEN:
+        return _by_record(record, waiting, unseen)
+    places = _places(waiting)
+    lines = [one for one in waiting if one.standing is Standing.PERHAPS and one.place.where is not Where.STEP]
+    if lines or not having(waiting, Standing.WAITS):
+        return Verdict(kind=Kind.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
+    if all(one.place.where is Where.GROUP for one in waiting):
+        return Verdict(kind=Kind.RENDEZVOUS, culprits=waiting, places=places, unseen=unseen)
+    if len(places) == 1 or all(one.place.where is Where.PAIR for one in waiting):
+        kind = Kind.TIMED_OUT if record and record.timed_out else Kind.STALLED
+        return Verdict(kind=kind, culprits=waiting, places=places, unseen=unseen, record=record)
+    if hang.groups > 1:
+        # Different calls may belong to different groups by design: then most ranks say nothing about which is wrong.
+        return Verdict(kind=Kind.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
+    return _apart(waiting, places, unseen)
+
+
+def _without_those_that_wait(record: Record | None, waiting: tuple[Stand, ...]) -> Record | None:
+    """Without ranks that only seem to keep the others waiting: their stacks show that they wait themselves, in what no dump tells
+    of. gloo doesn't record sends, receives and the making of groups; a rank without a dump may not have come to write it."""
+    if record is None or not record.lags:
+        return record
+    unrecorded = {one.number for one in waiting if one.place.where in (Where.PAIR, Where.GROUP)}
+    here = {one.number for one in waiting}
+    lags = tuple(
+        one for one in record.lags
+        if one.rank not in (here if one.how is How.SILENT else unrecorded if not one.nccl else ())
+    )  # fmt: skip
+    if len(lags) == len(record.lags):
+        return record
+    return behind(lags, record.waiting, record.missing) if lags else None
+
+
+def _by_record(record: Record, waiting: tuple[Stand, ...], unseen: tuple[Stand, ...]) -> Verdict:
+    culprits = tuple(one for one in waiting if one.number in record.ranks)
+    others = tuple(one for one in waiting if one.number not in record.ranks)
+    kind = KIND_OF[record.sign]
+    if record.timed_out and kind is not Kind.DESYNC:
+        kind = Kind.TIMED_OUT
+    return Verdict(kind=kind, culprits=culprits, waiting=others, places=_places(waiting), unseen=unseen, record=record)
+
+
+def _apart(
+    waiting: tuple[Stand, ...], places: tuple[tuple[Place, tuple[Stand, ...]], ...], unseen: tuple[Stand, ...]
+) -> Verdict:
+    """Ranks wait in different calls: some have left the loop in which others are, or they call different things."""
+    beyond = tuple(one for one in waiting if one.place.what in BARRIERS)
+    within = tuple(one for one in waiting if one not in beyond)
+    # A backward is in a loop. The forward, to validate, or a collective of one's own may also be what one rank alone does: there
+    # most ranks decide what the way through the script is.
+    own = any(one.place.where is Where.COLLECTIVE or one.place.what == FORWARD for one in within)
+    looping = {one.place.where for one in within} in ({Where.STEP}, {Where.COLLECTIVE}) and (
+        not own or len(beyond) < len(within)
+    )
+    if beyond and within and looping and all(_further(one.place, other.place) for one in beyond for other in within):
+        return Verdict(kind=Kind.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
+    places = _places_by_their_lines(places)
+    tied = len(places[0][1]) == len(places[1][1])
+    odd = tuple(one for place, members in places for one in members if tied or place is not places[0][0])
+    others = () if tied else places[0][1]
+    return Verdict(kind=Kind.DESYNC, culprits=odd, waiting=others, places=places, unseen=unseen)
+
+
+def _places_by_their_lines(
+    places: tuple[tuple[Place, tuple[Stand, ...]], ...],
+) -> tuple[tuple[Place, tuple[Stand, ...]], ...]:
+    """Where a helper of the user's own is called from several lines, those are the ones to look at."""
+    told = []
+    for place, members in places:
+        alike = [
+            one.path for one, _ in places if one is not place and (one.what, one.frame) == (place.what, place.frame)
+        ]
+        apart = next((one for one in place.path if all(one not in path for path in alike)), place.frame)
+        shown = msgspec.structs.replace(place, frame=apart if alike else place.frame)
+        told.append((shown, tuple(msgspec.structs.replace(one, place=shown) for one in members)))
+    return tuple(told)
+
+
+def _further(one: Place, other: Place) -> bool:
+    """Whether a place comes later in the same function than another; with no function in common, nobody can say."""
+    for mine, theirs in zip(reversed(one.path), reversed(other.path), strict=False):
+        if (mine.path, mine.function) != (theirs.path, theirs.function):
+            return False
+        if mine.line != theirs.line:
+            return mine.line > theirs.line
+    return False
+
+
+def _places(stands: Iterable[Stand]) -> tuple[tuple[Place, tuple[Stand, ...]], ...]:
+    """Ranks that stand at the same call, the most first."""
+    groups: list[tuple[Place, list[Stand]]] = []
+    for one in stands:
+        group = next((members for place, members in groups if place.same_as(one.place)), None)
+        if group is None:
+            groups.append((one.place, [one]))
+        else:
+            group.append(one)
+    return tuple((place, tuple(members)) for place, members in sorted(groups, key=lambda group: -len(group[1])))

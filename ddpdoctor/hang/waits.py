@@ -1,0 +1,345 @@
+"""Who waits for whom, over all process groups that flight recorders tell of. Pure.
+
+A rank that has called something which is not done waits for the members that haven't called it; these may wait in another group.
+Followed to its end, that leads to ranks that are waited for and wait for nobody. What is known of a member:
+
+- It has come to a call if its recorder has it, or a later one of the same group. Numbers only grow, and a group's calls are done in
+  their order.
+- If its dump has nothing of the group, torch's status of the group tells its last number; without that it has not come.
+- If it has no dump, nothing is known of it: it is waited for where all others have come.
+- A call that all have made, and that others have finished, isn't done on one rank alone: its own GPU is what doesn't go on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.hang import Collective, Frame, Recorded
+from ddpdoctor.hang.recorded_members import (
+    DEFAULT_GROUP,
+    Key,
+    Made,
+    Member,
+    Order,
+    all_ranks,
+    call_name,
+    dumped_ranks,
+    members_of,
+    where_called,
+)
+
+ROOTED: Final = ("broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter", "coalesced")
+"""Collectives that may be done on some ranks before all have begun."""
+PAIR: Final = re.compile(r"\w+:(?P<verb>send|recv) \d+(?:->|<-)(?P<peer>\d{1,9})")
+"""A point-to-point call by its name, with ranks of the group, the caller's first: "nccl:send 0->3", "nccl:recv 0<-3"."""
+ANSWERS: Final = {"send": "recv", "recv": "send"}
+
+
+class How(Enum):
+    """Why a rank keeps others waiting."""
+
+    ABSENT = "it has not called what the others have"
+    STUCK = "its GPU has not done what others have finished"
+    SILENT = "it has left no dump"
+
+
+class Lag(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that keeps others waiting, and waits for nobody.
+
+    group, call, number, frame: what those in `others` have called, or with STUCK finished. last: where its own last call was.
+    """
+
+    rank: int
+    how: How
+    group: str
+    call: str
+    number: int
+    others: tuple[int, ...]
+    frame: Frame | None = None
+    last: Frame | None = None
+    waited: float = 0.0
+    nccl: bool = False
+
+
+class Even(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that all of `ranks` have made and none has finished, with nothing before it that is open."""
+
+    group: str
+    ranks: tuple[int, ...]
+    call: Collective
+    waited: float = 0.0
+
+
+class Waits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the dumps come to.
+
+    lags: those that are waited for and wait for nobody. waiting: all that wait. even: where nobody lags. circle: ranks that wait for
+    each other. silent: those that left no dump, and aren't known to be waited for. unsure: over gloo all that wait in nothing that is
+    recorded: some of them may wait for another one in a send or receive.
+    """
+
+    lags: tuple[Lag, ...] = ()
+    waiting: tuple[int, ...] = ()
+    even: Even | None = None
+    circle: tuple[int, ...] = ()
+    silent: tuple[int, ...] = ()
+    unsure: tuple[int, ...] = ()
+
+
+def waits_of(recorded: Sequence[Recorded], world_size: int) -> Waits:
+    """Follow all waits to their ends."""
+    return _Graph(recorded, world_size).waits()
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """A call that isn't done.
+
+    lacks: those known not to have come. silent: those without a dump, where nobody else is known to lack. behind: those that have
+    come, and have something open that they called before.
+    """
+
+    rank: int
+    key: Key
+    made: Made
+    lacks: tuple[int, ...] = ()
+    silent: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
+
+
+class _Graph:
+    def __init__(self, recorded: Sequence[Recorded], world_size: int) -> None:
+        world = all_ranks(recorded, world_size)
+        self.world_size = world_size
+        self.dumped = dumped_ranks(recorded)
+        self.groups = members_of(recorded, world)
+        self.silent = tuple(rank for rank in world if rank not in self.dumped)
+        self.calls: dict[int, list[_Call]] = defaultdict(list)
+        self.stuck: dict[int, _Call] = {}
+        self.even: list[_Call] = []
+        for key, members in self.groups.items():
+            self._see_collectives(key, members)
+            self._see_pairs(key, members)
+
+    # --- what lacks -------------------------------------------------------------------------------------------------------
+
+    def _see_collectives(self, key: Key, members: Mapping[int, Member]) -> None:
+        opened: dict[int, list[int]] = defaultdict(list)
+        for rank, member in members.items():
+            for number, made in member.collectives.items():
+                if made.open:
+                    opened[number].append(rank)
+        for number, ranks in opened.items():
+            lacks = tuple(rank for rank, member in members.items() if member.last < number)
+            for rank in ranks:
+                made = members[rank].collectives[number]
+                if lacks:
+                    self.calls[rank].append(_Call(rank, key, made, lacks=lacks))
+                elif _tells_its_end(made.call, members[rank]):
+                    self._all_have_come(key, members, rank, made)
+
+    def _all_have_come(self, key: Key, members: Mapping[int, Member], rank: int, made: Made) -> None:
+        number = made.call.number
+        if call_name(made.call.name) not in ROOTED and any(
+            member.finished(number) for one, member in members.items() if one != rank
+        ):
+            self._is_stuck(_Call(rank, key, made))
+            return
+        behind = tuple(
+            one for one, member in members.items() if one != rank and self._late(one, member.collectives.get(number))
+        )
+        silent: tuple[int, ...] = ()
+        if not behind:
+            silent = tuple(one for one in key[1] if one not in self.dumped)
+            if not silent and not any(one.told for one in members.values()):
+                silent = self._unknown_members(key, members, number)
+        self._wait(_Call(rank, key, made, silent=silent, behind=behind))
+
+    def _is_stuck(self, call: _Call) -> None:
+        before = self.stuck.get(call.rank)
+        if before is None or call.made.order < before.made.order:
+            self.stuck[call.rank] = call
+
+    def _wait(self, call: _Call) -> None:
+        self.calls[call.rank].append(call)
+        if not (call.lacks or call.silent or call.behind) and not self._late(call.rank, call.made):
+            self.even.append(call)
+
+    def _late(self, rank: int, made: Made | None) -> bool:
+        """Whether a rank has something open that it called before."""
+        first: Order | None = self.dumped[rank].first_open
+        return made is not None and first is not None and first < made.order
+
+    def _unknown_members(self, key: Key, members: Mapping[int, Member], number: int) -> tuple[int, ...]:
+        """Where no dump says who is in a group, and all that are known to be in it have come. Of the default group, and of any from
+        its second call on, only ranks without a dump are not known: at least the one above all others, where nobody says how many
+        there are."""
+        if self.silent:
+            return self.silent
+        if number > 1 or key[0].partition(":")[0] in DEFAULT_GROUP:
+            return () if self.world_size else (max(self.dumped) + 1,)
+        return tuple(rank for rank, one in self.dumped.items() if one.first_open is None and rank not in members)
+
+    def _see_pairs(self, key: Key, members: Mapping[int, Member]) -> None:
+        made: dict[tuple[int, int, str], list[Made]] = defaultdict(list)
+        for rank, member in members.items():
+            for one in member.pairs:
+                found = PAIR.match(one.call.name)
+                if found:
+                    place = int(found["peer"])
+                    made[rank, key[1][place] if place < len(key[1]) else -1, found["verb"]].append(one)
+        for (rank, peer, verb), calls in made.items():
+            answers = made.get((peer, rank, ANSWERS[verb]), [])
+            if not (self._complete(rank) and self._complete(peer)):
+                # The calls of which one side says nothing any more are done.
+                calls, answers = [one for one in calls if one.open], [one for one in answers if one.open]
+            # What two ranks send each other is done in its order: what comes after the first has no say yet.
+            first = next((index for index, one in enumerate(calls) if one.open), None)
+            if first is not None:
+                self._see_pair(key, rank, peer, calls[first], answers[first] if first < len(answers) else None)
+
+    def _see_pair(self, key: Key, rank: int, peer: int, made: Made, answer: Made | None) -> None:
+        if peer not in self.dumped:
+            self._wait(_Call(rank, key, made, silent=(peer,) if peer >= 0 else ()))
+        elif answer is None:
+            self._wait(_Call(rank, key, made, lacks=(peer,)))
+        elif not answer.open:
+            self._is_stuck(_Call(rank, key, made))
+        else:
+            self._wait(_Call(rank, key, made, behind=(peer,) if self._late(peer, answer) else ()))
+
+    def _complete(self, rank: int) -> bool:
+        """Whether its dump has all calls from the first on."""
+        return rank in self.dumped and self.dumped[rank].complete
+
+    # --- followed to its end ----------------------------------------------------------------------------------------------
+
+    def waits(self) -> Waits:
+        """The ends of all waits, or why there are none."""
+        edges = {rank: self._waits_for(rank) for rank in self.dumped}
+        waited = {rank for ends in edges.values() for rank in ends}
+        ends = {rank for rank in waited if not edges.get(rank) and not self.calls.get(rank)} | set(self.stuck)
+        waiting = tuple(sorted(rank for rank, calls in self.calls.items() if calls and rank not in ends))
+        silent = tuple(rank for rank in self.silent if rank not in ends)
+        lags = tuple(self._lag(rank) for rank in sorted(ends))
+        if lags:
+            unsure = self._others_may_be_waited_for(lags)
+            return Waits(lags=lags, waiting=waiting, silent=silent, unsure=unsure)
+        if self.even:
+            return Waits(waiting=waiting, silent=silent, even=self._first_even())
+        return msgspec.structs.replace(self._around(edges, waiting), silent=silent)
+
+    def _others_may_be_waited_for(self, lags: Sequence[Lag]) -> tuple[int, ...]:
+        """Over gloo: ranks that wait in nothing that is recorded, beside those of `lags`. gloo doesn't record sends and receives."""
+        if any(one.nccl for one in lags):
+            return ()
+        idle = {rank for rank, one in self.dumped.items() if one.first_open is None}
+        found = idle | {one.rank for one in lags}
+        return tuple(sorted(found)) if len(found) > 1 else ()
+
+    def _waits_for(self, rank: int) -> frozenset[int]:
+        if rank in self.stuck:
+            return frozenset()
+        calls = self.calls.get(rank, ())
+        sure = {one for call in calls for one in call.lacks}
+        return frozenset(sure or {one for call in calls for one in (*call.silent, *call.behind)}) - {rank}
+
+    def _lag(self, rank: int) -> Lag:
+        own = self.stuck.get(rank)
+        if own:
+            number = own.made.call.number
+            members = self.groups[own.key]
+            pair = PAIR.match(own.made.call.name) if own.made.call.point_to_point else None
+            if pair:
+                return self._lag_of(rank, How.STUCK, own, [own.key[1][int(pair["peer"])]])
+            done = (one for one, member in members.items() if one != rank and member.finished(number))
+            return self._lag_of(rank, How.STUCK, own, done)
+        wanted = [
+            call for calls in self.calls.values() for call in calls
+            if call.rank not in self.stuck and rank in (*call.lacks, *call.silent, *call.behind)
+        ]  # fmt: skip
+        callers: dict[tuple[Key, bool, int], list[_Call]] = defaultdict(list)
+        for call in wanted:
+            callers[call.key, call.made.call.point_to_point, call.made.call.number].append(call)
+        # The one that shows most, and of these the one where it began.
+        same = min(
+            callers.values(), key=lambda calls: (calls[0].made.call.point_to_point, -len(calls), *_age(calls[0]))
+        )
+        first = min(same, key=_age)
+        return self._lag_of(rank, How.ABSENT if rank in self.dumped else How.SILENT, first, (one.rank for one in same))
+
+    def _lag_of(self, rank: int, how: How, call: _Call, others: Iterable[int]) -> Lag:
+        made = call.made.call
+        own = self.dumped.get(rank)
+        return Lag(
+            rank=rank, how=how, group=call.key[0], call=call_name(made.name), number=made.number,
+            others=tuple(sorted(set(others))), frame=where_called(made),
+            last=where_called(own.last) if own and own.last else None,
+            waited=self._waited(call), nccl=made.name.startswith("nccl:"),
+        )  # fmt: skip
+
+    def _waited(self, call: _Call) -> float:
+        """Seconds, by the time of the dump."""
+        written = self.dumped[call.rank].dump.written
+        return written - call.made.call.created if written and call.made.call.created else 0.0
+
+    def _first_even(self) -> Even:
+        first = min(self.even, key=_age)
+        made = first.made.call
+        same = [one for one in self.even if one.key == first.key and one.made.call.number == made.number]
+        ranks = tuple(
+            sorted({one.rank for one in same} if made.point_to_point else {*first.key[1], *self.groups[first.key]})
+        )
+        return Even(group=first.key[0], ranks=ranks, call=made, waited=max(map(self._waited, same)))
+
+    def _around(self, edges: Mapping[int, frozenset[int]], waiting: tuple[int, ...]) -> Waits:
+        """All wait for each other: one without whom there is no circle has taken another way than the others."""
+        circle = _in_circles(edges)
+        alone = [rank for rank in _one_circle(edges, circle) if not _in_circles(_without(edges, rank))]
+        if len(alone) == 1:
+            others = tuple(rank for rank in waiting if rank != alone[0])
+            return Waits(lags=(self._lag(alone[0]),), waiting=others)
+        return Waits(waiting=waiting, circle=circle)
+
+
+def _age(call: _Call) -> tuple[float, int, int]:
+    return call.made.call.created, call.made.call.number, call.rank
+
+
+def _tells_its_end(call: Collective, member: Member) -> bool:
+    """Whether the dump would say if it were done. Some dumps of gloo don't."""
+    return not call.name.startswith("gloo:") or member.dumped.some_done
+
+
+def _without(edges: Mapping[int, frozenset[int]], rank: int) -> dict[int, frozenset[int]]:
+    return {one: ends - {rank} for one, ends in edges.items() if one != rank}
+
+
+def _in_circles(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
+    """Those that are left when all that wait for nobody, and all for whom nobody waits, are taken away again and again."""
+    left = {rank: set(ends) & set(edges) for rank, ends in edges.items()}
+    while True:
+        waited = {end for ends in left.values() for end in ends}
+        gone = {rank for rank, ends in left.items() if not ends or rank not in waited}
+        if not gone:
+            return tuple(sorted(left))
+        left = {rank: ends - gone for rank, ends in left.items() if rank not in gone}
+
+
+def _one_circle(edges: Mapping[int, frozenset[int]], ranks: Sequence[int]) -> tuple[int, ...]:
+    """A short one. Who is in all circles is in this one."""
+    within = set(ranks)
+    for start in ranks[:1]:
+        # From anywhere, the first rank that comes again closes a circle.
+        way = [start]
+        while True:
+            following = min((one for one in edges[way[-1]] if one in within), key=lambda one: one not in way)
+            if following in way:
+                return tuple(way[way.index(following) :])
+            way.append(following)
+    return ()

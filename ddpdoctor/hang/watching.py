@@ -1,0 +1,181 @@
+"""Looks at the ranks of one running job: twice, some seconds apart, and at their stacks all the while. Nothing is held up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.wording import plural, ranks_named
+from ddpdoctor.facts.hang import NOT_FOUND, Frame, Hang, Look, Watched, WatchedRank
+from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.hang.glances import ENDED, Glance, glance
+from ddpdoctor.hang.permission import Missed, hidden_places, hidden_stacks, powers
+from ddpdoctor.hang.rank_states import worker_idle
+from ddpdoctor.hang.sampling import Sampled, sample
+from ddpdoctor.knowledge.stack_places import pythons
+from ddpdoctor.probes.proc import Proc
+from ddpdoctor.probes.py_spy import Spied, py_spy, spy
+from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.rank_remarks import SETTLED_SECONDS
+
+SECONDS: Final = 3
+MOST_WORKERS: Final = 256
+"""Of all ranks together; more than that are not looked at."""
+
+ENDED_WORDS: Final = "it has ended, and its parent has not taken note"
+STOPPED_BY: Final = "a debugger holds it (pid {}), and was not disturbed"
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment: what the kernel and py-spy say, by pid. A process that is gone has no glance."""
+
+    seconds: float
+    glances: Mapping[int, Glance]
+    spied: Mapping[int, Spied]
+
+
+async def watch(job: Job, processes: Processes, host: str, seconds: int = SECONDS, proc: Proc | None = None) -> Hang:
+    """Takes a little longer than `seconds`. host: this one's name."""
+    proc = proc or Proc()
+    ranked = [one for one in job.ranks if one.place is not None]
+    workers = {one.pid: list(job.workers_of(one)) for one in ranked}
+    left_out = _cut(workers)
+    wanted = [one for rank in ranked for one in (rank, *workers[rank.pid])]
+    began = time.monotonic()
+    first = await _look(wanted, proc, began)
+    sampled = await _between([one.pid for one in ranked], first, seconds)
+    second = await _look(wanted, proc, began)
+    looks = (first, second)
+    of_rank = {one.pid: one.place.rank for one in ranked if one.place}
+    ranks = [
+        WatchedRank(
+            rank=of_rank[one.pid],
+            host=host,
+            watched=_watched(one, looks, sampled),
+            workers=tuple(found for worker in workers[one.pid] if (found := _watched(worker, looks, sampled))),
+            gone=_gone(one, looks),
+        )
+        for one in ranked
+    ]
+    settled = min((one.age for one in job.ranks), default=0.0) >= SETTLED_SECONDS
+    ranks += [WatchedRank(rank=rank, host=host, gone=NOT_FOUND) for rank in job.missing if settled]
+    missed = [
+        Missed(rank=of_rank[rank.pid], process=one, trouble=second.spied[one.pid].trouble, worker=one is not rank)
+        for rank in ranked
+        for one in (rank, *workers[rank.pid])
+        if one.pid in second.spied and second.spied[one.pid].trouble
+    ]
+    mine = powers(proc)
+    hidden = [
+        *hidden_stacks(missed, mine, job.name),
+        *hidden_places([one for one in job.ranks if one.place is None], mine, job.name),
+        *([f"{plural(left_out, 'DataLoader worker')} more were not looked at."] if left_out else []),
+        *([_on_the_way(job)] if job.missing and not settled else []),
+        *([f"{processes.unseen[:1].upper()}{processes.unseen[1:]}."] if processes.unseen else []),
+    ]
+    return Hang(
+        job=job.name,
+        world_size=job.world_size or 0,
+        backend=backend_of(job),
+        groups=max((_groups_of(one.pid, proc) for one in job.ranks), default=0),
+        ranks=tuple(sorted(ranks, key=lambda one: one.rank)),
+        between=round(second.seconds - first.seconds, 3),
+        py_spy=py_spy() or "py-spy",
+        hidden=tuple(hidden),
+    )
+
+
+def _on_the_way(job: Job) -> str:
+    named = ranks_named(job.missing)
+    return f"{named[:1].upper()}{named[1:]} of this job may be about to start: the youngest rank is less than {SETTLED_SECONDS:.0f} s old."
+
+
+def _cut(workers: dict[int, list[Process]]) -> int:
+    """Leaves out what is too much; how many that are."""
+    each = max(1, MOST_WORKERS // max(1, len(workers)))
+    before = sum(map(len, workers.values()))
+    for pid, those in workers.items():
+        workers[pid] = those[:each]
+    return before - sum(map(len, workers.values()))
+
+
+async def _look(wanted: Iterable[Process], proc: Proc, began: float) -> Seen:
+    seconds = time.monotonic() - began
+    found = {one.pid: glance(one.identity, proc) for one in wanted}
+    there = {pid: one for pid, one in found.items() if one is not None}
+    # Two can't trace one process, and a debugger's user wouldn't thank us.
+    open_to_us = [pid for pid, one in there.items() if not one.ended and not one.tracer]
+    spied = await spy(open_to_us)
+    # What has another's pid by now was not what was meant.
+    same = {one.pid for one in wanted if one.pid in spied and glance(one.identity, proc) is not None}
+    return Seen(seconds=seconds, glances=there, spied={pid: one for pid, one in spied.items() if pid in same})
+
+
+async def _between(ranks: Sequence[int], first: Seen, seconds: int) -> dict[int, Sampled]:
+    """The samples of ranks, and of those workers that have something to do."""
+    seen = {pid: one.frames for pid, one in first.spied.items() if one.frames}
+    wanted = [
+        pid
+        for pid, frames in seen.items()
+        if pid in ranks or not worker_idle(Watched(pid=pid, looks=(Look(frames=frames),)))
+    ]
+    began = time.monotonic()
+    sampled = await sample(wanted, seconds) if wanted else {}
+    # Without py-spy the kernel's figures need their time all the same.
+    await asyncio.sleep(began + seconds - time.monotonic())
+    return sampled
+
+
+def _watched(one: Process, looks: Sequence[Seen], sampled: Mapping[int, Sampled]) -> Watched | None:
+    found = tuple(look for seen in looks if (look := _look_of(one.pid, seen)) is not None)
+    if not found or one.pid not in looks[-1].glances or looks[-1].glances[one.pid].ended:
+        return None
+    samples = sampled.get(one.pid, Sampled())
+    return Watched(
+        pid=one.pid,
+        looks=found,
+        samples=samples.count,
+        elsewhere=samples.elsewhere,
+        moved=samples.moved,
+        within=samples.within,
+    )
+
+
+def _look_of(pid: int, seen: Seen) -> Look | None:
+    there = seen.glances.get(pid)
+    if there is None:
+        return None
+    spied = seen.spied.get(pid, Spied())
+    source = STOPPED_BY.format(there.tracer) if there.tracer else (spied.trouble.value or "py-spy")
+    return there.look(seen.seconds, spied.frames, _that_matter(spied.others), source)
+
+
+def _that_matter(others: Iterable[tuple[str, tuple[Frame, ...]]]) -> list[tuple[str, tuple[Frame, ...]]]:
+    """Threads that run something else than Python's own waiting: not the feeders of queues."""
+    return [(name, frames) for name, frames in others if any(not pythons(one) for one in frames)]
+
+
+def _gone(one: Process, looks: Sequence[Seen]) -> str:
+    last = looks[-1].glances.get(one.pid)
+    if last is not None:
+        return f"{last.state}: {ENDED_WORDS}" if last.state in ENDED else ""
+    return "it ended while it was looked at" if one.pid in looks[0].glances else "no such process"
+
+
+def _groups_of(pid: int, proc: Proc) -> int:
+    """By the thread that each group starts, gloo's for groups of more than one rank, NCCL's once it is used."""
+    names = Counter(name for _, name in proc.thread_names(pid))
+    return max(names["gloo_tcp_loop"], names["pt_nccl_watchdg"])
+
+
+def backend_of(job: Job) -> str:
+    """By the threads that each starts; "" where no rank has any."""
+    marks = {mark for one in job.ranks for mark in one.marks}
+    gloo = any("gloo" in mark for mark in marks)
+    nccl = any("nccl" in mark for mark in marks)
+    return " and ".join(name for name, there in (("nccl", nccl), ("gloo", gloo)) if there)

@@ -1,0 +1,322 @@
+"""A hang in words: who stands where, and what it rests on. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Final
+
+from ddpdoctor.base.findings import Evidence
+from ddpdoctor.base.wording import human, listed, plural, ranks_named
+from ddpdoctor.facts.hang import Frame, Hang, Watched
+from ddpdoctor.hang.certainty import is_definite
+from ddpdoctor.hang.movement import movements
+from ddpdoctor.hang.rank_states import Stand, Standing, bytes_moved, cores_used, worker_idle
+from ddpdoctor.hang.recorded import Record
+from ddpdoctor.hang.verdict import ITS_DUMP, Verdict
+from ddpdoctor.hang.waits import How, Lag
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.framework_phases import phase_of
+from ddpdoctor.knowledge.stack_places import Place, Where, pythons, torchs, worker_place
+
+MOST_FRAMES: Final = 6
+MOST_OF_LIBRARIES: Final = 3
+MOST_SHOWN: Final = 4
+RECORDER: Final = "flight recorder"
+ORDERS: Final = {"nccl": ("NCCL", "10 minutes"), "gloo": ("gloo", "30 minutes")}
+"""Timeouts of a process group unless the script says otherwise."""
+
+
+def file_line(frame: Frame | None) -> str:
+    """ "train.py:40"; "" without a frame."""
+    return f"{frame.path.rpartition('/')[2]}:{frame.line}" if frame else ""
+
+
+def several_hosts(hang: Hang) -> bool:
+    """Whether the ranks of which anything is known are on several."""
+    hosts = {one.host for one in hang.ranks} | {one.host for one in hang.recorded}
+    return len(hosts - {""}) > 1
+
+
+def numbers_named(ranks: Iterable[int], hang: Hang) -> str:
+    """ "rank 1"; with several hosts "rank 9 (node02)"."""
+    numbers = sorted(set(ranks))
+    host_of = {one.rank: one.host for one in hang.recorded} | {one.rank: one.host for one in hang.ranks}
+    hosts = [host for host in dict.fromkeys(host_of.get(one, "") for one in numbers) if host]
+    return ranks_named(numbers) + (f" ({listed(hosts, most=3)})" if several_hosts(hang) and hosts else "")
+
+
+def named(stands: Iterable[Stand], hang: Hang) -> str:
+    """The same of ranks of this host."""
+    return numbers_named((one.number for one in stands), hang)
+
+
+def where(place: Place) -> str:
+    """ "all_reduce (train.py:40)", "its DataLoader (train.py:31)", "evaluate (eval.py:12)"."""
+    line = file_line(place.frame)
+    names = {
+        Where.UNSEEN: "a place that can't be seen",
+        Where.LOADER: "its DataLoader",
+        Where.SAVING: "the saving of a checkpoint",
+        Where.LOADING: "the loading of a checkpoint",
+        Where.COMPILING: "torch.compile, or a compiler",
+        Where.LOCK: f"the wait for {place.what}",
+        Where.REMOTE: f"the wait for {place.what}",
+        Where.CHILD: "the wait for another process",
+    }
+    own = place.frame.function.rpartition(".")[2] if place.frame else ""
+    what = names.get(place.where) or place.what or (own if own != "<module>" else "its script")
+    phase = phase_of((one.path, one.function) for one in place.path)
+    what = f"{what} in {phase}" if phase else what
+    return f"{what} ({line})" if line else what
+
+
+def what_they_do(stands: Sequence[Stand], hang: Hang, *, them: str = "") -> str:
+    """ "ranks 0 and 2 wait in all_reduce (train.py:40)", by places, the most first. them: "for it"."""
+    groups: dict[tuple[bool, str], list[Stand]] = {}
+    for one in stands:
+        groups.setdefault((one.standing is Standing.WAITS, where(one.place)), []).append(one)
+    parts = []
+    for (waits, place), members in sorted(groups.items(), key=lambda group: -len(group[1])):
+        s = "s" if len(members) == 1 else ""
+        verb = f"wait{s}{f' {them}' if them else ''} in" if waits else f"stand{s} in"
+        parts.append(f"{named(members, hang)} {verb} {place}")
+    return listed(parts, most=3)
+
+
+def waiting_words(found: Verdict, hang: Hang) -> str:
+    """ "; ranks 0 and 2 wait for it in ...", "" where nobody waits."""
+    if not found.waiting:
+        return ""
+    return "; " + what_they_do(found.waiting, hang, them="for it" if len(found.ranks) == 1 else "for them")
+
+
+def not_known(found: Verdict, hang: Hang) -> str:
+    """What was not seen, so that the cause may be there; "" where all was."""
+    parts = []
+    if found.unseen:
+        parts.append(f"{named(found.unseen, hang)} could not be looked into.")
+    here = {one.rank for one in hang.ranks} | {one.rank for one in hang.recorded}
+    if hang.world_size > len(here):
+        others = [rank for rank in range(hang.world_size) if rank not in here]
+        parts.append(f"Nothing is known of {ranks_named(others)}: not on this host, or not found.")
+    if found.record and found.record.missing:
+        parts.append(f"There is no dump of {ranks_named(found.record.missing)}: {ITS_DUMP}.")
+    text = " ".join(parts)
+    return text[:1].upper() + text[1:]
+
+
+def timeout_words(hang: Hang) -> str:
+    """Which timeout will strike; "" where no rank is left for it."""
+    if not hang.ranks:
+        return ""
+    times = [f"{minutes} over {name}" for word, (name, minutes) in ORDERS.items() if word in hang.backend]
+    default = listed(times) or "10 minutes over NCCL, 30 over gloo"
+    return f"The group's timeout ends the wait: {default}, unless init_process_group(timeout=...) says otherwise."
+
+
+# --- evidence -----------------------------------------------------------------------------------------------------------
+
+
+def evidence_of(found: Verdict, hang: Hang) -> tuple[Evidence, ...]:
+    """The culprits with their stacks, their DataLoader workers, who waits, what was recorded, and what was not seen. Of ranks
+    in the same place one is shown in full."""
+    groups: dict[tuple[object, ...], list[Stand]] = {}
+    for one in found.culprits:
+        alike = (one.standing, where(one.place), one.rank.gone, bool(one.rank.workers))
+        groups.setdefault(alike, []).append(one)
+    shown = list(groups.values())[:MOST_SHOWN]
+    seen = [evidence for members in shown for evidence in _of_ranks(members, hang)]
+    more = len(found.culprits) - sum(map(len, shown))
+    if more:
+        seen.append(told(hang, "ranks", f"and {plural(more, 'more rank')}"))
+    if found.waiting:
+        seen.append(told(hang, "ranks", what_they_do(found.waiting, hang)))
+    if found.record:
+        seen += of_record(found.record, hang)
+    if slow := slowly(found, hang):
+        seen.append(told(hang, "ranks", slow))
+    unknown = not_known(found, hang)
+    if unknown:
+        seen.append(Evidence(unknown, "what could be seen"))
+    return tuple(seen)
+
+
+def slowly(found: Verdict, hang: Hang) -> str:
+    """What moved, so that the job may only be slow; "" where nothing did, or it makes no difference."""
+    moved = () if is_definite(found, hang) else movements(hang)
+    if not moved:
+        return ""
+    more = f"; and {plural(len(moved) - MOST_SHOWN, 'more rank')}" if len(moved) > MOST_SHOWN else ""
+    return f"it goes on, slowly perhaps: within {hang.between:.1f} s {'; '.join(moved[:MOST_SHOWN])}{more}"
+
+
+def _of_ranks(stands: Sequence[Stand], hang: Hang) -> list[Evidence]:
+    first, *others = stands
+    found = _of_rank(first, hang)
+    if others:
+        pids = listed((one.pid for one in others if one.pid), most=8)
+        found.append(told(hang, "ranks", f"the same of {named(others, hang)}{f' (pid {pids})' if pids else ''}"))
+    return found
+
+
+def _of_rank(stand: Stand, hang: Hang) -> list[Evidence]:
+    details = [f"on {stand.rank.host}" if several_hosts(hang) else "", f"pid {stand.pid}" if stand.pid else ""]
+    who = f"rank {stand.number} ({', '.join(filter(None, details))})".replace(" ()", "")
+    watched = stand.rank.watched
+    if stand.standing is Standing.GONE:
+        return [told(hang, "ranks", f"{who} is gone: {stand.rank.gone or 'its process has ended'}")]
+    found = [
+        told(
+            hang,
+            "ranks",
+            f"{who} {stand.standing.value}, in {where(stand.place)}{_doing(watched, meets=stand.place.meets)}",
+        )
+    ]
+    if watched and watched.last.frames:
+        found.append(Evidence(f"rank {stand.number} is in {_stack(watched.last.frames)}", watched.last.source))
+    if watched and stand.place.where in (Where.LEAVING, Where.LOCK):
+        found += [
+            Evidence(f"its thread {name!r} is in {_stack(frames)}", watched.last.source)
+            for name, frames in watched.last.others[:MOST_SHOWN]
+        ]
+    if stand.place.where in (Where.LOADER, Where.DATA):
+        found += [_of_worker(one, stand.number) for one in stand.rank.workers[:MOST_SHOWN] if not worker_idle(one)]
+    return found
+
+
+def _doing(watched: Watched | None, *, meets: bool = False) -> str:
+    """What a process did between two looks."""
+    if watched is None or len(watched.looks) < 2:
+        return ""
+    first, last = watched.looks[0], watched.looks[-1]
+    state = f"state {last.state}{f' in {last.waits_in}' if last.waits_in else ''}"
+    cores, moved = cores_used(watched), bytes_moved(watched)
+    did = [f"used {cores:.1f} cores" if cores >= 0.05 else "", f"moved {human(moved)}" if moved else ""]
+    words = listed(filter(None, did)) or "used no processor"
+    unseen = "" if did[0] or did[1] or meets or last.state in "Tt" else "; what it sends over sockets isn't counted"
+    return f"; {state}; {words} within {last.seconds - first.seconds:.1f} s{unseen}"
+
+
+def _of_worker(worker: Watched, rank: int) -> Evidence:
+    place = worker_place(worker.last)
+    stack = f": {_stack(place.path or worker.last.frames)}" if worker.last.frames else ""
+    text = f"worker {worker.pid} of rank {rank} is in {where(place)}{_doing(worker)}{stack}"
+    return Evidence(text, worker.last.source)
+
+
+def _stack(frames: Sequence[Frame]) -> str:
+    """The user's frames, and what of the libraries tells where they are: of many in a row only the innermost and the outermost."""
+    telling = [one for one in frames if not one.path.endswith("torch/distributed/c10d_logger.py")]
+    parts: list[str] = []
+    for libraries, run in groupby(telling, lambda one: torchs(one) or pythons(one)):
+        words = [f"{one.function} ({_path(one)}:{one.line})" for one in run]
+        if libraries and len(words) > MOST_OF_LIBRARIES:
+            words = [words[0], f"{len(words) - 2} more", words[-1]]
+        parts += words
+        if len(parts) >= MOST_FRAMES and not libraries:
+            break
+    return " <- ".join(parts[: 2 * MOST_FRAMES])
+
+
+def _path(frame: Frame) -> str:
+    """Of libraries from their package on; of the user's own in full."""
+    if "-packages/" in frame.path:
+        return frame.path.rpartition("-packages/")[2]
+    return re.sub(r"^.*/lib(?:64)?/python[\d.]+t?/", "", frame.path)
+
+
+def of_record(record: Record, hang: Hang) -> list[Evidence]:
+    """What flight recorders or RAS tell of the group."""
+    group = f"group {record.group}"
+    found = []
+    if record.calls:
+        at = f"number {record.number}" if record.number else "operations begun"
+        lines = {record.calls[0][1]: record.frame}
+        lines |= {members: record.last for _, members in record.calls[1:] if record.ranks[-1] in members}
+        found = [
+            Evidence(
+                f"{group}, {at}: {numbers_named(members, hang)}: {call}{_called_at(lines.get(members))}", record.source
+            )
+            for call, members in record.calls[:MOST_SHOWN]
+        ]
+    elif record.lags:
+        found = [one for lags in lags_alike(record) for one in _of_lags(lags, hang)]
+        others = set(record.waiting) - {rank for lag in record.lags for rank in lag.others}
+        if others:
+            found.append(
+                Evidence(
+                    f"{numbers_named(others, hang)} wait{'s' if len(others) == 1 else ''} for ranks that wait for {'it' if len(record.ranks) == 1 else 'them'}",
+                    record.source,
+                )
+            )
+    elif record.others:
+        call = record.call or "an operation"
+        ahead, lagging = numbers_named(record.others, hang), numbers_named(record.ranks, hang)
+        found = [Evidence(f"{group}: {ahead} called {call}, {lagging} did not", record.source)]
+    elif record.waiting:
+        found = [
+            Evidence(
+                f"each of {numbers_named(record.ranks, hang)} waits for another one of them, in different groups",
+                record.source,
+            )
+        ]
+    elif record.call:
+        call = f"{record.call} number {record.number}"
+        found = [
+            Evidence(
+                f"{group}: {call} was called by {numbers_named(record.ranks, hang)} and is not done", record.source
+            )
+        ]
+    if record.waited:
+        found.append(Evidence(f"it had waited {record.waited:.0f} s when the dump was written", record.source))
+    return found
+
+
+def lags_alike(record: Record) -> list[tuple[Lag, ...]]:
+    """Those together that keep the same ranks waiting in the same call, at most a few."""
+    alike: dict[tuple[object, ...], list[Lag]] = {}
+    for one in record.lags:
+        alike.setdefault((one.how, one.group, one.call, one.number, one.others), []).append(one)
+    return [tuple(lags) for lags in alike.values()][:MOST_SHOWN]
+
+
+def _of_lags(lags: Sequence[Lag], hang: Hang) -> Iterator[Evidence]:
+    first = lags[0]
+    call = f"{first.call} number {first.number}{f' at {file_line(first.frame)}' if first.frame else ''}"
+    who, others = numbers_named((one.rank for one in lags), hang), numbers_named(first.others, hang)
+    text = {
+        How.ABSENT: f"{others} called {call}, {who} did not",
+        How.STUCK: f"{others} {'has' if len(first.others) == 1 else 'have'} done {call}, {who} called it and {'has' if len(lags) == 1 else 'have'} not",
+        How.SILENT: f"{others} called {call}; of {who} there is no dump",
+    }[first.how]
+    yield Evidence(f"group {first.group}: {text}", RECORDER)
+    if first.last:
+        yield Evidence(
+            f"the last call of {numbers_named([first.rank], hang)} was at {first.last.path}:{first.last.line}", RECORDER
+        )
+
+
+def lags_named(lags: Sequence[Lag], hang: Hang) -> str:
+    """ "rank 1 never called all_reduce number 7 of group 3:tp (train.py:40), where ranks 0 and 2 wait"."""
+    first = lags[0]
+    who, others = numbers_named((one.rank for one in lags), hang), ranks_named(first.others)
+    end = "the other end of " if "->" in first.call or "<-" in first.call else ""
+    call = f"{first.call} number {first.number}{_of_group(first.group)}"
+    line = f" ({file_line(first.frame)})" if first.frame else ""
+    waits = f"wait{'s' if len(first.others) == 1 else ''}"
+    if first.how is How.STUCK:
+        has, have = ("has" if len(some) == 1 else "have" for some in (lags, first.others))
+        return f"{who} {has} not done {call}{line}, which {others} {have}: {'its GPU' if len(lags) == 1 else 'their GPUs'} failed, or stands still"
+    if first.how is How.SILENT:
+        return f"no dump of {who}: {others} {waits} for {'it' if len(lags) == 1 else 'them'} in {call}{line}"
+    return f"{who} never called {end}{call}{line}, where {others} {waits}"
+
+
+def _of_group(group: str) -> str:
+    return "" if group.partition(":")[0] == "0" else f" of group {group}"
+
+
+def _called_at(frame: Frame | None) -> str:
+    return f" at {frame.path}:{frame.line}" if frame else ""

@@ -1,1 +1,0 @@
-"""Looking into running training jobs: where their ranks stand, and what they have recorded."""

@@ -1,0 +1,21 @@
+"""Fixes that an ordinary user can't carry out: they say so, and what to do instead, in the same words everywhere."""
+
+from __future__ import annotations
+
+from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.facts.container import Container
+
+NEEDS_ROOT = "(needs root, or ask the administrator)"
+
+
+def by_root(text: str, commands: tuple[str, ...] = ()) -> Fix:
+    """A fix whose text ends with who can carry it out."""
+    return Fix(f"{text} {NEEDS_ROOT}", commands)
+
+
+def on_the_host(fix: Fix, container: Maybe[Container]) -> Fix:
+    """The same fix, but in a container, whose root can't carry it out, it says where to."""
+    if isinstance(container, Unknown) or container.runtime is None:
+        return fix
+    return Fix(f"On the host, outside of this container: {fix.text[:1].lower()}{fix.text[1:]}", fix.commands)

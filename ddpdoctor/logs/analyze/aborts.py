@@ -1,0 +1,51 @@
+"""Processes that were aborted over what they say before: no crash of their own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ddpdoctor.base.log_signs import Role
+from ddpdoctor.facts.log import LogLine, Raised, Sighting
+
+CRASHED: Final = "process-crashed"
+ABORTED: Final = "Aborted"
+SIGABRT: Final = "SIGABRT"
+WATCHDOG: Final = "watchdog thread terminated with exception"
+"""NCCL's watchdog then ends its process by SIGABRT; what the exception is follows on the same line."""
+BEHIND: Final = 60
+"""Lines behind an exception, its message and other threads' stacks among them, within which an abort is of its process's end."""
+
+
+def without_aborts_that_follow(seen: Sequence[Sighting], raised: Sequence[Raised]) -> list[Sighting]:
+    """The sightings without a shell's, Python's or torchrun's word on an abort behind what its process lost, waited for or raised: C++ ends it
+    so, and what a process takes down at its end may."""
+    effects = [one.line for one in seen if one.role is Role.EFFECT]
+    ends = [one.line for one in raised]
+    of_watchdogs = [one.line for one in seen if one.slug != CRASHED and WATCHDOG in one.line.text]
+    seen = [
+        one
+        for one in seen
+        if one.slug != CRASHED
+        or SIGABRT not in one.sign
+        or not any(_is_before(line, one.line) for line in of_watchdogs)
+    ]
+    return [
+        one
+        for one in seen
+        if one.slug != CRASHED
+        or ABORTED not in one.line.text
+        or not (
+            any(_is_before(line, one.line) for line in effects)
+            or any(_is_before(line, one.line) and _is_near(line, one.line) for line in ends)
+        )
+    ]
+
+
+def _is_before(line: LogLine, abort: LogLine) -> bool:
+    same = line.rank == abort.rank or None in (line.rank, abort.rank)
+    return same and line.order < abort.order
+
+
+def _is_near(line: LogLine, abort: LogLine) -> bool:
+    return line.file == abort.file and abort.number - line.number <= BEHIND

@@ -1,0 +1,189 @@
+"""The attempts of a run whose launcher started all ranks again after a failure: what the log says of each. Pure."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.log_signs import Role
+from ddpdoctor.facts.log import Exited, LastWords, Log, LogLine, Raised, Sighting, Stack
+from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_launcher, is_of_peers, is_within_launcher, short_name
+
+FAILED: Final = "failed (exitcode: "
+"""By which a launcher of torchrun's tells once in each attempt that a rank of its own failed."""
+WENT_ON: Final = 3
+"""Lines behind an attempt that failed, by which another one shows that it runs."""
+OFTEN: Final = 2
+"""Failures that one launcher tells of: it has started the ranks again."""
+NEXT: Final = 20
+"""Lines between what Slurm says of one job's end."""
+_REQUEUED: Final = re.compile(r"DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)")
+"""Slurm's reasons for which it may start a job again, whose output goes to the same file with --open-mode=append."""
+_FIGURES: Final = re.compile(r"\d+")
+_OF_A_FILE: Final = re.compile(r"(?:^|[/_-])attempt_(\d+)(?:/|$)")
+_LAUNCHER: Final = re.compile(r"\b(\d+) \S*torch/distributed/|torch\.distributed\.elastic")
+
+
+def attempt_of_file(name: str) -> int | None:
+    """torchrun gives each attempt a folder."""
+    found = _OF_A_FILE.search(name)
+    return int(found[1]) if found else None
+
+
+def ends_attempt(exited: Exited) -> bool:
+    """Whether a launcher says by it that an attempt of its ranks failed: it may start them again now."""
+    return exited.said_by == "torchrun" and not exited.told_to and FAILED in exited.line.text
+
+
+def may_start_again(exited: Exited) -> bool:
+    """Whether what the ranks have said may be said again by those of another attempt."""
+    return ends_attempt(exited) or bool(_REQUEUED.search(exited.error))
+
+
+def attempts_of(log: Log) -> tuple[Log, ...]:
+    """What the log says of each, the oldest first; the log itself, where nothing proves that there was more than one. Messages of healthy
+    runs stay with each."""
+    if log.attempt is not None:
+        return (log,)
+    named = {number: attempt_of_file(one.name) for number, one in enumerate(log.files)}
+    of_files = {attempt for attempt in named.values() if attempt is not None}
+    known = max(of_files, default=0)
+    bounds = {number: _bounds(log, number, known) for number, attempt in named.items() if attempt is None}
+    most = max((known, *map(len, bounds.values())))
+    if not most:
+        return (log,)
+
+    def attempt(line: LogLine) -> int | None:
+        of_file = named.get(line.file)
+        if of_file is not None:
+            return of_file
+        ends = bounds.get(line.file, [])
+        # Of a file whose launcher tells less often, nobody knows to which attempt its lines belong.
+        return bisect_left(ends, line.number) if len(ends) == most else None
+
+    told = [one.line for one in log.sightings if one.role is not Role.NOISE]
+    told += [*(one.line for one in log.raised), *(one.line for one in log.exited), *log.errors]
+    if any(attempt(line) is None for line in told):
+        return (log,)
+    # A number in a name may be a date.
+    in_files = range(most + 1) if any(len(some) == most for some in bounds.values()) else ()
+    return _shared_out(log, sorted({*of_files, *in_files}), attempt)
+
+
+def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], int | None]) -> tuple[Log, ...]:
+    sightings: dict[int | None, list[Sighting]] = {}
+    raised: dict[int | None, list[Raised]] = {}
+    stacks: dict[int | None, list[Stack]] = {}
+    exited: dict[int | None, list[Exited]] = {}
+    errors: dict[int | None, list[LogLine]] = {}
+    last: dict[int | None, list[LastWords]] = {}
+    for seen in log.sightings:
+        sightings.setdefault(-1 if seen.role is Role.NOISE else attempt(seen.line), []).append(seen)
+    for one in log.raised:
+        raised.setdefault(attempt(one.line), []).append(one)
+    for stack in log.stacks:
+        stacks.setdefault(attempt(stack.line), []).append(stack)
+    for end in log.exited:
+        exited.setdefault(attempt(end.line), []).append(end)
+    for line in log.errors:
+        errors.setdefault(attempt(line), []).append(line)
+    for words in log.last:
+        last.setdefault(attempt(words.line), []).append(words)
+    return tuple(
+        msgspec.structs.replace(
+            log,
+            attempt=number,
+            sightings=tuple(
+                sorted((*sightings.get(-1, ()), *sightings.get(number, ())), key=lambda seen: seen.line.order)
+            ),
+            raised=tuple(raised.get(number, ())),
+            stacks=tuple(stacks.get(number, ())),
+            exited=tuple(exited.get(number, ())),
+            errors=tuple(errors.get(number, ())),
+            last=tuple(last.get(number, ())),
+            steps=log.steps if log.steps and attempt(log.steps) == number else None,
+            recurs=log.recurs if log.recurs and attempt(log.recurs) == number else None,
+            trains=log.trains if log.trains and attempt(log.trains) == number else None,
+        )
+        for number in numbers
+    )
+
+
+def _bounds(log: Log, file: int, known: int) -> list[int]:
+    """The line of a file by which each attempt but the last one is over. known: how many others tell of."""
+    ends: dict[tuple[str, str], list[int]] = {}
+    for one in log.exited:
+        if one.line.file == file and ends_attempt(one):
+            found = _LAUNCHER.search(one.line.text)
+            launcher = (one.line.host, found[1] or "" if found else "")
+            ends.setdefault(launcher, []).append(one.line.number)
+    over = [
+        one.line.number
+        for one in log.raised
+        if one.line.file == file and is_of_launcher(one) and short_name(one.exception) == "ChildFailedError"
+    ]
+    if not ends:
+        return _requeued(log, file)
+    tables = [one.line.number for one in log.exited if one.line.file == file and one.first]
+    if len({len(some) for some in ends.values()}) > 1 or max(len(over), len(tables)) > len(ends):
+        return []
+    rounds = list(zip(*ends.values(), strict=True))
+    bounds = [max(some) for some in rounds]
+    if any(min(later) <= end for end, later in zip(bounds, rounds[1:], strict=False)):
+        return []
+    if len(bounds) <= known:
+        return bounds
+    ended = any(number > bounds[-1] for number in (*over, *tables))
+    return bounds if not ended and len(ends) == 1 and _another_follows(log, file, bounds) else bounds[:-1]
+
+
+def _requeued(log: Log, file: int) -> list[int]:
+    """The line of a file by which Slurm has said all of a job that it starts again, as far as steps behind it show that it did."""
+    bounds: list[int] = []
+    numbers = [one.line.number for one in log.exited if one.line.file == file and _REQUEUED.search(one.error)]
+    for number in sorted(numbers):
+        if bounds and number - bounds[-1] <= NEXT:
+            bounds.pop()
+        near = [
+            one.line.number for one in log.exited if one.line.file == file and 0 <= one.line.number - number <= NEXT
+        ]
+        bounds.append(max(near))
+    ends = (*(one.line for one in log.exited), *(one.line for one in log.raised), *log.errors)
+    ending = {_shape(one) for one in ends}
+    # What ends all of many ranks recurs, too.
+    steps = [
+        one
+        for one in (log.recurs, log.steps, log.trains)
+        if one and one.file == file and not one.text[:1].isspace() and _shape(one) not in ending
+    ]
+    return bounds if bounds and any(one.number > bounds[-1] for one in steps) else bounds[:-1]
+
+
+def _shape(line: LogLine) -> str:
+    return _FIGURES.sub("", line.text)
+
+
+def _another_follows(log: Log, file: int, bounds: list[int]) -> bool:
+    """Whether what stands behind the last failure that the launcher tells of, without giving up, is of another attempt."""
+    end = bounds[-1]
+    if any(one.line.file == file and one.line.number > end for one in log.exited):
+        return False
+    behind = [one for one in log.raised if one.line.file == file and one.began.number > end]
+    if any(is_cut(one) or is_of_launcher(one) or is_within_launcher(one) for one in behind):
+        return False
+    if any(not is_of_peers(one) for one in behind):
+        return len(log.hosts) < OFTEN
+    last = _latest(one for one in log.last if one.line.file == file)
+    quiet = not behind and not any(one.file == file and one.number > end for one in log.errors)
+    runs = last is not None and last.number - end >= WENT_ON and not _LAUNCHER.search(last.text)
+    if log.steps is not None and log.steps.file == file and log.steps.number > end:
+        return quiet and runs
+    return quiet and runs and len(bounds) >= OFTEN and last is not None and not last.text[:1].isspace()
+
+
+def _latest(words: Iterable[LastWords]) -> LogLine | None:
+    return max((one.line for one in words), key=lambda line: line.order, default=None)

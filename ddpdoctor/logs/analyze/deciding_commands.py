@@ -1,0 +1,122 @@
+"""The command that would decide whether a run really had the illness that its log speaks of. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from ipaddress import ip_address
+from typing import Final
+
+from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.wording import listed
+from ddpdoctor.engine.registry import Check
+from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.knowledge.netcheck_command import netcheck_command
+from ddpdoctor.logs.analyze.failures import BEHIND
+from ddpdoctor.logs.analyze.illnesses import by_log_alone
+from ddpdoctor.logs.analyze.settings import settings_said
+
+_ENDPOINT: Final = re.compile(
+    r"(?:\[(?P<bracketed>[A-Za-z0-9_:][\w.:%-]*)\]:|\(\[?(?P<tuple>[\w.:%-]+)\]?, "
+    r"|(?<![\w:%-])(?<![\w-]\.)(?P<plain>[A-Za-z][\w-]*(?:\.[\w-]+)*|\d+(?:\.\d+){3}):)"
+    r"(?P<port>\d{2,5})\b(?!\.\d|:)"
+)
+"""Of IPv6 it is known only in brackets or in a pair where the address ends."""
+_OF_A_STORE: Final = re.compile(r"client socket|server socket|TCPStore|[Rr]endezvous|rdzv|c10d|MASTER_ADDR|master")
+_SOURCE: Final = re.compile(r"\.(?:cc?|cpp|cuh?|h(?:pp)?|py|so)$")
+_LOADS: Final = re.compile(r"""\bload\w*\([rb]?(?P<quote>["'])(?P<file>[^"'{}]+)(?P=quote)""")
+UNREACHABLE: Final = "master-addr-unreachable"
+_MAPPED: Final = "::ffff:"
+"""Before an IPv4 address, where a socket of IPv6 dials it."""
+_NOWHERE: Final = ("localhost", "localhost.localdomain", "0.0.0.0", "127.0.0.1", "::1", "::")
+
+
+def deciding(check: Check, seen: Iterable[Sighting], log: Log, *, sure: bool = False) -> Fix | None:
+    """None where only the log can show it. sure: the log names it already, and the command shows what it is like now."""
+    seen = tuple(seen)
+    if by_log_alone(check):
+        return None
+    begin = "To see whether it is still so" if sure else "To decide it"
+    on = next((one.line.host for one in seen if one.line.host), "")
+    there = f" on {host_named(on)}" if on else " on the host of that rank" if log.world_size != 1 else ""
+    if check.family == "smoke" and "hang" not in check.groups:
+        return Fix(f"{begin}, let a small training run{there}", ("ddpdoctor smoke",))
+    # What a host's own processes decide, it decides alone.
+    if check.groups & {"meeting", "fleet"} and "processes" not in check.groups:
+        return _on_all_nodes(begin, [one.line.text for one in seen] + [one.text for one in log.errors], log)
+    if "hang" in check.groups:
+        return Fix(
+            f"{begin}, start the run again, and while it hangs ask{there} what each rank waits for",
+            ("ddpdoctor jobs --hang",),
+        )
+    if "checkpoints" in check.groups:
+        file = _loaded(seen, log) or "FILE"
+        return Fix(
+            f"{begin}, look at the checkpoint itself",
+            (f"ddpdoctor check --checkpoint {shlex.quote(file)} --select {check.slug}",),
+        )
+    said = settings_said(seen) if "network" in check.groups else {}
+    settings = "".join(f"{name}={shlex.quote(value)} " for name, value in said.items())
+    return Fix(f"{begin}, look at the facts{there}", (f"{settings}ddpdoctor check --select {check.slug}",))
+
+
+def host_named(label: str) -> str:
+    """The host that a label tells: Ray's only names a worker there."""
+    return f"the host of {label}" if "pid=" in label else label
+
+
+def _loaded(seen: Iterable[Sighting], log: Log) -> str:
+    """The file that the call names by which the exception with those words came about; "" where it names none."""
+    for one in seen:
+        for each in log.raised:
+            same = (each.line.file, each.line.rank) == (one.line.file, one.line.rank)
+            if same and each.began.number <= one.line.number <= each.line.number + BEHIND:
+                calls = [_LOADS.search(frame.code) for frame in (*reversed(each.frames), each.own) if frame]
+                if named := next((call["file"] for call in calls if call), ""):
+                    return named
+    return ""
+
+
+def _on_all_nodes(begin: str, texts: Iterable[str], log: Log) -> Fix:
+    master, port = endpoint(texts)
+    nnodes = len(log.hosts) if len(log.hosts) > 1 else None
+    command = netcheck_command(Meeting(master=master or "HOST", port=port), nnodes, None)
+    unknown = ["HOST is where rank 0 runs"] if not master else []
+    if nnodes is None:
+        command, unknown = f"{command} --nnodes N", [*unknown, "N the number of nodes"]
+    what = f"; {listed(unknown)}" if unknown else ""
+    return Fix(f"{begin}, run this on every node of the job at the same time{what}", (command,))
+
+
+def nobody_listens(seen: Iterable[Sighting]) -> str:
+    """Where each host that the words on MASTER_ADDR name is this machine itself: that address leads everywhere it is asked for."""
+    found = [one.words for one in seen if one.slug == UNREACHABLE and one.words.get("host")]
+    own = found and all(one["host"] in _NOWHERE for one in found)
+    port = f":{found[0]['port']}" if found and found[0].get("port") else ""
+    return f"Nobody listens at {found[0]['host']}{port}, which is each host itself" if own else ""
+
+
+def endpoint(texts: Iterable[str]) -> tuple[str, int]:
+    """The first host and port of another machine's store or rendezvous that the texts name; without a host where they name
+    but this machine itself, as each node calls itself; ("", 0) if they name none."""
+    own_port = 0
+    for text in texts:
+        if not _OF_A_STORE.search(text):
+            continue
+        for found in _ENDPOINT.finditer(text):
+            host = (found["bracketed"] or found["tuple"] or found["plain"]).removeprefix(_MAPPED)
+            if _SOURCE.search(host) or (":" in host and not _is_ipv6(host)) or not 0 < int(found["port"]) < 65536:
+                continue
+            if host not in _NOWHERE:
+                return host, int(found["port"])
+            own_port = own_port or int(found["port"])
+    return "", own_port
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ip_address(host.partition("%")[0]).version == 6
+    except ValueError:
+        return False

@@ -1,0 +1,326 @@
+"""The failures that a log tells of: each exception, ended process or sign of an illness, with the signs that belong to it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.log_signs import Role
+from ddpdoctor.facts.log import Exited, Log, LogLine, Raised, Sighting
+from ddpdoctor.logs.analyze.aborts import without_aborts_that_follow
+from ddpdoctor.logs.analyze.attempts import attempt_of_file
+from ddpdoctor.logs.analyze.early_ends import with_early_end
+from ddpdoctor.logs.analyze.endings import ABORT, TERMINATIONS, endings, same_process, signal_of
+from ddpdoctor.logs.analyze.exceptions import (
+    is_cut,
+    is_from_outside,
+    is_mistake,
+    is_of_launcher,
+    is_of_parent,
+    is_of_peers,
+    is_ordinary,
+    is_passed_on,
+    is_within_launcher,
+    says_nothing,
+)
+from ddpdoctor.logs.analyze.key_lists import with_lists_compared
+from ddpdoctor.logs.analyze.nccl_refusals import without_refusals_that_are_told
+from ddpdoctor.logs.analyze.rank_files import without_parts_that_all_lack
+from ddpdoctor.logs.analyze.refuted import builds_tried_again, without_refuted
+from ddpdoctor.logs.analyze.signals import with_signal
+from ddpdoctor.logs.analyze.waiting import without_waits_that_ended
+from ddpdoctor.logs.analyze.workers import without_ends_that_are_told
+
+USER_ERROR: Final = "user-code-error"
+STOPPED: Final = "stopped-from-outside"
+"""Slugs whose signs speak of no illness."""
+SHORTENED: Final = "HYDRA_FULL_ERROR"
+"""In hydra's last line, behind whatever exception; where there is none, the configuration could not be put together."""
+BEHIND: Final = 40
+"""Lines of a stream behind an exception's name that may still be its message."""
+ABOUT: Final = 8
+"""Lines behind the first of a launcher's words on a process that may still be about it."""
+OF_MORE: Final = ("srun", "kubernetes", "determined")
+"""Where they name no rank, they speak of another launcher, a container or a job, which end so when a rank of theirs has failed."""
+
+_HEADER: Final = "Traceback (most recent call last)"
+_EXCEPTION: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
+"""Of a rank's own, whose traceback isn't in the log."""
+_SKIPS: Final = re.compile(r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b")
+
+
+class Kind(Enum):
+    """How a failure shows itself."""
+
+    RAISED = "an exception"
+    ENDED = "a process that ended, as its launcher says"
+    SAID = "a sign of an illness, by itself"
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """One failure of one rank. raised: the first of its chain. signs: of illnesses, within it. effects: signs within it which say that another
+    rank fell. over: the last line of its chain. explained: of a process that ended, whether something else in the log says why."""
+
+    kind: Kind
+    line: LogLine
+    began: LogLine
+    over: LogLine
+    attempt: int = 0
+    """Of a launcher that starts the ranks again; from the file's name."""
+    raised: Raised | None = None
+    exited: Exited | None = None
+    explained: bool = False
+    signs: tuple[Sighting, ...] = ()
+    effects: tuple[Sighting, ...] = ()
+
+    @property
+    def rank(self) -> int | None:
+        return self.exited.rank if self.line.rank is None and self.exited else self.line.rank
+
+    @property
+    def slugs(self) -> set[str]:
+        return {one.slug for one in self.signs}
+
+    @property
+    def names(self) -> list[Sighting]:
+        """Signs that only one illness has."""
+        return [one for one in self.signs if one.role is Role.NAMES]
+
+    @property
+    def is_effect(self) -> bool:
+        """Whether it only says that another rank fell, or that the launcher ended this one."""
+        if self.exited is not None:
+            told = signal_of(self.exited) in TERMINATIONS and not self.exited.first
+            only_ended = self.exited.told_to or self.explained or told or self.exited.exit_code is None
+            return only_ended and not self.names
+        if self.signs and not (self.raised and is_of_parent(self.raised)):
+            return False
+        return bool(self.effects) or (
+            self.raised is not None and (is_of_launcher(self.raised) or is_of_peers(self.raised))
+        )
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether it only says that the run was told to end."""
+        return (self.raised is not None and is_from_outside(self.raised)) or self.slugs == {STOPPED}
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether it is a mistake in the script, as far as it shows: its exception, or that it ended itself."""
+        if self.slugs:
+            return self.slugs == {USER_ERROR}
+        if self.exited is not None:
+            return signal_of(self.exited) == 0
+        return self.raised is not None and is_ordinary(self.raised)
+
+
+def _last_line(raised: Raised) -> LogLine:
+    """Of its message, as far as that is known."""
+    line = raised.line
+    return msgspec.structs.replace(line, number=line.number + raised.below, order=line.order + raised.below)
+
+
+def failures_of(log: Log) -> list[Failure]:
+    """All of them, effects too, in the order in which they were read."""
+    real = [one for one in log.sightings if not one.quoted and one.role is not Role.NOISE]
+    real = without_refusals_that_are_told(without_ends_that_are_told(without_parts_that_all_lack(real), log.raised))
+    real = without_aborts_that_follow(with_lists_compared(without_waits_that_ended(real, log.last)), log.raised)
+    real = without_refuted(real, log)
+    again = builds_tried_again(log)
+    real = [one for one in real if not any(one.line.order == each.line.order for each in again)]
+    chains = list(_chains(one for one in log.raised if one not in again))
+    raised: list[Failure] = []
+    taken: set[int] = set()
+    for chain, until in chains:
+        within = [one for one in real if _is_within(one, chain, until) and not _is_behind_rows(one, chain, log.exited)]
+        if not is_from_outside(_root(chain)):
+            # Behind an exception it is another's word, mostly a launcher's on what came of it.
+            within = [one for one in within if one.slug != STOPPED]
+        taken.update(id(one) for one in within if chain[0].began.number <= one.line.number)
+        if not any(map(is_cut, chain)):
+            # What the exception says decides, and not that hydra has shortened its traceback.
+            within = [one for one in within if SHORTENED not in one.sign]
+        one = _failure(log, Kind.RAISED, chain[0].began, within, raised=_root(chain))
+        raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1])))
+    said: list[Failure] = []
+    ended: list[Failure] = []
+    exits = endings(log)
+    lost = any(one.role is Role.EFFECT for one in real)
+    for exited in exits:
+        told = [one for one in log.exited if same_process(one, exited)]
+        within = [
+            one for one in real if id(one) not in taken and any(_is_about(one.line, each, log.exited) for each in told)
+        ]
+        taken.update(map(id, within))
+        within = with_early_end(with_signal(within, exited, exits, lost=lost), exited, log)
+        ended.append(_failure(log, Kind.ENDED, exited.line, within, exited=exited))
+    said = [
+        _failure(log, Kind.SAID, some[0].line, some)
+        for some in _by_line(real, taken)
+        if not all(_was_skipped(one, log) for one in some)
+    ]
+    ended = [msgspec.structs.replace(one, explained=_is_explained(one, raised, said, ended)) for one in ended]
+    return sorted([*raised, *ended, *said], key=lambda one: one.line.order)
+
+
+def _was_skipped(seen: Sighting, log: Log) -> bool:
+    """Whether the script says right behind it that it leaves that batch out, and it isn't what its rank says last."""
+    if seen.role is Role.EFFECT or not any(_SKIPS.search(one.text) for one in seen.after):
+        return False
+    last = next((one.line for one in log.last if one.rank == seen.line.rank), None)
+    return last is not None and last.order > seen.line.order and seen.sign not in last.text
+
+
+def _by_line(real: Iterable[Sighting], taken: set[int]) -> Iterable[list[Sighting]]:
+    lines: dict[tuple[int, int], list[Sighting]] = {}
+    for one in real:
+        if id(one) not in taken:
+            lines.setdefault((one.line.file, one.line.number), []).append(one)
+    return lines.values()
+
+
+def _failure(
+    log: Log,
+    kind: Kind,
+    began: LogLine,
+    within: Sequence[Sighting],
+    raised: Raised | None = None,
+    exited: Exited | None = None,
+) -> Failure:
+    line = raised.line if raised else began
+    name = log.files[line.file].name if line.file < len(log.files) else ""
+    return Failure(
+        kind=kind,
+        line=line,
+        began=began,
+        over=line,
+        attempt=attempt_of_file(name) or 0,
+        raised=raised,
+        exited=exited,
+        signs=tuple(one for one in within if one.role in (Role.NAMES, Role.HINTS)),
+        effects=tuple(one for one in within if one.role is Role.EFFECT),
+    )
+
+
+def stream(line: LogLine) -> tuple[object, ...]:
+    """Lines of the same stream follow one another as one process wrote them; without labels it is the whole file."""
+    return line.file, line.rank, line.local_rank, line.host
+
+
+def _chains(raised: Iterable[Raised]) -> Iterable[tuple[list[Raised], int]]:
+    """Exceptions with those that were raised while they were handled; and the line of the stream where the next begins."""
+    streams: dict[tuple[object, ...], list[list[Raised]]] = {}
+    for one in sorted(raised, key=lambda one: one.line.order):
+        chains = streams.setdefault(stream(one.line), [])
+        if chains and (chains[-1][-1].chained or is_passed_on(chains[-1][-1], one)):
+            chains[-1].append(one)
+        else:
+            chains.append([one])
+    for chains in streams.values():
+        ends = [after[0].began.number for _, after in pairwise(chains)]
+        yield from zip(chains, [*ends, 1 << 62], strict=True)
+
+
+def _root(chain: Sequence[Raised]) -> Raised:
+    """The first that says something, or the worker's own for which it was raised again. A launcher says by the last one what it could
+    not do."""
+    if len(chain) > 1 and is_within_launcher(chain[0]) and not is_of_launcher(chain[-1]):
+        return chain[-1]
+    if len(chain) > 1 and says_nothing(chain[0]) and not is_cut(chain[1]):
+        return _root(chain[1:])
+    return next(
+        (
+            one
+            for before, one in pairwise(chain)
+            if is_passed_on(before, one) and not (is_cut(one) and is_mistake(before))
+        ),
+        chain[0],
+    )
+
+
+def _is_within(seen: Sighting, chain: Sequence[Raised], until: int) -> bool:
+    began, last = chain[0].began, chain[-1].line
+    if stream(seen.line) != stream(last):
+        return False
+    # A traceback may begin within a line that wasn't ended: what that says is of the one before.
+    first = began.number + (seen.line.text != began.text and began.text.rstrip(": ") == _HEADER)
+    if first <= seen.line.number <= min(last.number + BEHIND, until - (until != last.number)):
+        return True
+    # Of a sign that a rank says again, only the first place is known.
+    return seen.times > 1 and seen.line.number < began.number and any(seen.sign in one.message for one in chain)
+
+
+def _is_behind_rows(seen: Sighting, chain: Sequence[Raised], exits: Sequence[Exited]) -> bool:
+    """Whether a line behind a launcher's exception stands in, or below, the table of the ranks that ended: that speaks of them."""
+    last = chain[-1]
+    if not is_of_launcher(last):
+        return False
+    return any(
+        one.line.file == last.line.file and last.line.number < one.line.number <= seen.line.number for one in exits
+    )
+
+
+def _is_about(line: LogLine, exited: Exited, others: Sequence[Exited]) -> bool:
+    """Whether a line stands in the launcher's words on the end of that process."""
+    if line.file != exited.line.file or not 0 <= line.number - exited.line.number <= ABOUT:
+        return False
+    return not any(one.line.file == line.file and exited.line.number < one.line.number <= line.number for one in others)
+
+
+def _is_explained(one: Failure, raised: Sequence[Failure], said: Sequence[Failure], ended: Sequence[Failure]) -> bool:
+    """Whether the rank itself says why it ended, or it can't be known that it didn't."""
+    exited = one.exited
+    if exited is None or (exited.error and not exited.error.startswith("Signal ")):
+        return True
+    own = [each for each in raised if not (each.raised and is_of_launcher(each.raised))]
+    own += [each for each in said if _EXCEPTION.match(each.line.text)]
+    if any(is_of(each.line, exited) for each in (*own, *(each for each in said if each.effects))):
+        return True
+    if _is_of_only_one(exited, own, ended) or _may_be_of(one, own, ended):
+        return True
+    if signal_of(exited):
+        # A library that lost a peer aborts its process; without labels nobody knows whose words those are.
+        nobody_knows = [each for each in (*own, *said) if each.effects and (each.rank is None or exited.rank is None)]
+        return signal_of(exited) == ABORT and bool(nobody_knows)
+    # A positive code is of a script that ended itself, if what it writes is in this log at all: others' words must be.
+    nobody = [each for each in own if each.line.rank is None and each.line.local_rank is None]
+    codes = [each for each in ended if each.exited and not signal_of(each.exited)]
+    heard = own or [each for each in said if each.effects]
+    if not heard or (exited.said_by in OF_MORE and exited.rank is None):
+        return True
+    if nobody:
+        return len(nobody) >= len(codes) or not all(each.is_effect for each in nobody) or not exited.first
+    return False
+
+
+def _is_of_only_one(exited: Exited, own: Sequence[Failure], ended: Sequence[Failure]) -> bool:
+    """Whether in the file of a node's launcher one rank alone raised something, and this one end alone is told, without its rank."""
+    if exited.rank is not None:
+        return False
+    ends = [one for one in ended if one.line.file == exited.line.file and one.exited and not one.exited.told_to]
+    return len(ends) == 1 and len({one.rank for one in own if one.line.file == exited.line.file} - {None}) == 1
+
+
+def _may_be_of(end: Failure, own: Sequence[Failure], ended: Sequence[Failure]) -> bool:
+    """Whether a rank whose own end isn't told raised something, and this end is told without its rank."""
+    if end.exited is None or end.exited.rank is not None:
+        return False
+    others = [one.exited for one in ended if one.exited and one is not end]
+    ranks = [one for one in own if one.line.rank is not None and not one.is_effect]
+    return any(not any(is_of(one.line, exited) for exited in others) for one in ranks)
+
+
+def is_of(line: LogLine, exited: Exited) -> bool:
+    """Whether a line is of the rank that a launcher tells the end of."""
+    if line.rank is not None and exited.rank is not None:
+        return line.rank == exited.rank
+    if line.local_rank is not None and exited.local_rank is not None:
+        return line.local_rank == exited.local_rank and (not line.host or not exited.host or line.host == exited.host)
+    # On the first node both numbers are the same.
+    same = line.host == exited.line.host or not line.host or not exited.line.host
+    return same and line.rank is not None and exited.rank is None and line.rank == exited.local_rank

@@ -1,0 +1,54 @@
+"""What lines beside a failure that no sign knows say more of it. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ddpdoctor.facts.log import Log, LogLine, Raised
+from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_a_tool
+from ddpdoctor.logs.analyze.failures import stream
+from ddpdoctor.logs.analyze.launching import is_of_launching
+
+LAST_ERROR: Final = "Last error:"
+"""What torch puts, on a line of its own, before NCCL's own word on an error of its."""
+BESIDE: Final = 12
+"""Lines of the file."""
+MOST: Final = 2
+_OF_NCCL: Final = re.compile(r"NCCL error|unhandled (?:cuda|system) error|nccl[A-Za-z]{1,40}Error")
+_GENERAL: Final = re.compile(r"\s*nccl\w+: |.*NCCL error")
+"""Only which kind of error it is."""
+_WARNS: Final = "NCCL WARN"
+_INFORMS: Final = "NCCL INFO"
+_MAY_BE_NCCLS: Final = re.compile(r"nccl|[Ww]atchdog|ProcessGroup|SIGABRT|Signal 6\b", re.IGNORECASE)
+
+
+def more_of(lead: LogLine | None, raised: Raised | None, log: Log) -> tuple[LogLine, ...]:
+    """The lines that say which node a launcher lost, what NCCL's error was, or what the caller of a program makes of its failure."""
+    if lead is None:
+        return ()
+    if raised and raised.chained and is_of_a_tool(raised):
+        later = [one for one in log.raised if stream(one.line) == stream(raised.line) and not is_cut(one)]
+        return tuple(one.line for one in later if 0 < one.began.number - raised.line.number <= BESIDE)[:1]
+    text = raised.message if raised else lead.text
+    errors = [one for one in log.errors if one.number != lead.number or one.file != lead.file]
+    behind = [one for one in errors if one.file == lead.file and 0 < one.number - lead.number <= BESIDE]
+    if is_of_launching(text):
+        return tuple(one for one in behind if is_of_launching(one.text))[:MOST]
+    if not _OF_NCCL.search(text):
+        return ()
+    own = [one for one in behind if one.rank in (None, lead.rank) and one.host in ("", lead.host)]
+    # Another error's, with its own word, may follow.
+    until = min((one.number for one in own if _OF_NCCL.search(one.text) and "rror in" in one.text), default=1 << 62)
+    told = [one for one in own if one.number < until and not _GENERAL.match(one.text)]
+    warnings = [one for one in errors if _WARNS in one.text and one.rank in (None, lead.rank)]
+    nearest = sorted(warnings, key=lambda one: (one.file != lead.file, abs(one.number - lead.number)))
+    return tuple(told[:MOST] or nearest[:1])
+
+
+def nccl_may_say_more(lead: LogLine | None, raised: Raised | None, log: Log, end: str) -> bool:
+    """Whether the failure may be one of NCCL's, and NCCL was not asked yet to tell all. end: how the launcher says it ended."""
+    text = f"{lead.text if lead else ''} {f'{raised.exception} {raised.message}' if raised else ''} {end}"
+    told = [one.line for one in log.last] + [one.line for one in log.noise] + [one.line for one in log.sightings]
+    asked = any(_INFORMS in one.text for one in (*log.errors, *told))
+    return bool(_MAY_BE_NCCLS.search(text)) and not asked

@@ -1,0 +1,154 @@
+"""Tracebacks that are printed without the process ending by them: what announces them, and whether the run went on. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from ddpdoctor.facts.log import Log, LogLine
+from ddpdoctor.logs.analyze.exceptions import is_bare
+from ddpdoctor.logs.analyze.failures import Failure, Kind, stream
+from ddpdoctor.logs.analyze.illnesses import is_grave
+from ddpdoctor.logs.analyze.launching import STARTS_AGAIN, gives_up
+
+WENT_ON: Final = 3
+"""Lines behind such a traceback by which the run shows that it goes on."""
+OF_A_FOOTER: Final = 60
+"""The same where the last ones are what wandb writes at any end, good or bad."""
+OF_CLEARING_UP: Final = 20
+"""The same where a logger told of the error, and the last line of no good end."""
+GIVES_UP_AFTER: Final = 8
+"""Lines behind an error by which a launcher gives up over it."""
+_FOOTER: Final = re.compile(r"wandb: ")
+_GOOD_END: Final = re.compile(
+    r"(?i)\b(?:finish\w*|done|saved?|complet\w*|success\w*|passed|best|final|bye|epoch|step|iter\w*|loss|acc\w*|eval\w*)\b"
+)
+_BAD_END: Final = re.compile(
+    r"(?i)\b(?:training|run|job) (?:has )?(?:failed|crashed|aborted)|\b(?:abort\w*|un(?:handled|caught)|shut\w* down|giving up|fatal)\b"
+    r"|\bexception (?:occurred|raised)|\bexit(?:ed|ing)? (?:with |status |code )+[1-9]|\bfailed$|State: FAILED"
+)
+_ENDS_NOTHING: Final = re.compile(
+    r"Exception ignored (?:in|on|while)\b|--- Logging error ---$|Error in atexit\._run_exitfuncs:"
+)
+"""Python prints them of a destructor, a logger or the end of a process that has done its work, and goes on."""
+_OF_A_PART: Final = re.compile(
+    r"Exception in thread \S|Process [\w-]+-\d+(?::\d+)*:$|(?:Task|Future) exception was never retrieved"
+)
+"""A thread, a task or a process of the script ends by it, and the script itself may go on."""
+_LOGGED: Final = re.compile(
+    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:ERROR|WARNING|WARN)(?![A-Za-z_])"
+)
+"""What `logging.exception` writes before the traceback of an exception that the script has caught."""
+_INFORMS: Final = re.compile(
+    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:INFO|DEBUG)(?![A-Za-z_])"
+    r"(?=.*(?i:\b(?:fail\w*|fallback|fall\w* back|could ?n[o']t|cannot|can't|not (?:there|usable|found|available|installed|supported)"
+    r"|unavailable|missing|skip\w*|ignor\w+|without|disabled|retr(?:y|ies|ying)|error|exception)\b))"
+)
+"""A line that only informs may stand before any traceback; one that speaks of what isn't there announces it."""
+_OF_TORCH: Final = re.compile(r"\[[WEF]\d{3,4} |Traceback|  |(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)\b")
+"""What a process writes as it ends."""
+_IS_RAISED_AGAIN: Final = re.compile(r"\.engine\.train_loop\b.*: Exception during training:$")
+"""detectron2's trainer logs it so, raises it again, and its hooks write how long the training took."""
+_IN_A_SENTENCE: Final = re.compile(
+    r"(?!.*(?:[Uu]ncaught|[Uu]nhandled|[Tt]erminat|[Aa]bort|\b(?:ERROR|CRITICAL|FATAL)\b))[A-Za-z].{0,160}[\w)][:,;]? (?:[a-z]\w*\.)*\w*(?:Error|Exception): "
+)
+"""What a script says of an exception that it has caught: a traceback's own line begins with it, and a logger's level isn't an error."""
+_ENDS_A_RUN: Final = re.compile(
+    r"Fatal Python error|Segmentation fault|core dumped|terminate called|Abort|Bus error|Killed(?! \d)|CANCELLED|NCCL WARN|FATAL|fatal:|Fatal:"
+    r"|CRITICAL|Assertion|Exception raised from|^[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)"
+)
+"""Words of an error by which a process ends, or a line of its traceback."""
+
+
+def announcement(before: Sequence[str]) -> str:
+    """Of the lines before a traceback, the nearest first, the one that announces it; "" where none does. asyncio writes a line between."""
+    if not before:
+        return ""
+    if before[0].startswith("future: <") and len(before) > 1:
+        before = before[1:]
+    line = before[0].strip()
+    if _IS_RAISED_AGAIN.search(line):
+        return ""
+    return line if any(one.match(line) for one in (_ENDS_NOTHING, _OF_A_PART, _LOGGED, _INFORMS)) else ""
+
+
+def only_announced(
+    failure: Failure, failures: Sequence[Failure], last: LogLine | None, steps: LogLine | None = None
+) -> bool:
+    """Whether it is a traceback that its process got over, or an exception within a sentence of the script. last: the last line of its
+    rank. steps: the line behind which the run takes steps, if it does."""
+    announced = failure.raised.announced if failure.raised else ""
+    if not announced and not (failure.kind is Kind.SAID and _IN_A_SENTENCE.match(failure.line.text)):
+        return False
+    if _ENDS_NOTHING.match(announced) and not any(is_grave(one.slug) for one in failure.signs):
+        return True
+    later = [
+        one.began.number
+        for one in failures
+        if one.kind is not Kind.SAID
+        and not (one.raised and one.raised.announced)
+        and stream(one.line) == stream(failure.line)
+        and one.began.order > failure.over.order
+    ]
+    if later:
+        return min(later) - failure.over.number > WENT_ON
+    if last is None or last.file != failure.over.file:
+        return False
+    went_on = steps is not None and steps.order > failure.over.order and not _FOOTER.match(steps.text)
+    return last.number + 1 - failure.over.number > (WENT_ON if went_on else _enough(announced, last.text))
+
+
+def _enough(announced: str, last: str) -> int:
+    """How many lines show that a run went on of which no steps are seen: a script that gives up clears up, and says so."""
+    if _FOOTER.match(last):
+        return OF_A_FOOTER
+    logged = _LOGGED.match(announced) or _INFORMS.match(announced)
+    if not logged or (_GOOD_END.search(last) and not _BAD_END.search(f"{announced} {last}")):
+        return WENT_ON
+    return OF_CLEARING_UP
+
+
+def got_over(failure: Failure, failures: Sequence[Failure], log: Log) -> bool:
+    """The same, of the log itself."""
+    last = next((one.line for one in log.last if one.rank == failure.line.rank), None)
+    return only_announced(failure, failures, last, log.steps) or merely_labelled(failure, last, log)
+
+
+def merely_labelled(failure: Failure, last: LogLine | None, log: Log) -> bool:
+    """Whether it is an exception's line alone, behind a label like torch's own that the script puts before all it writes: that rank trains on.
+    last: the last line of its rank."""
+    over = failure.over
+    if (
+        failure.raised is None
+        or not is_bare(failure.raised)
+        or failure.rank is None
+        or last is None
+        or log.recurs is None
+    ):
+        return False
+    if _OF_TORCH.match(last.text) or last.file != over.file or last.number - over.number <= WENT_ON:
+        return False
+    started_again = any(over.order < one.line.order < last.order for one in log.exited)
+    return not started_again and over.order < log.recurs.order <= last.order
+
+
+def survived(log: Log, failures: Sequence[Failure]) -> tuple[LogLine, ...]:
+    """Lines that speak of an error, and the run went on: what was announced so, and mere words with ordinary lines behind them."""
+    words = [one.line for one in failures if got_over(one, failures, log)]
+    return tuple(sorted([*words, *(one for one in log.errors if merely_said(one, log))], key=lambda one: one.order))
+
+
+def merely_said(error: LogLine, log: Log) -> bool:
+    """Whether a line that speaks of an error, as a logger's, is followed by several ordinary ones of its rank."""
+    if _ENDS_A_RUN.search(error.text) or gives_up(error.text) or STARTS_AGAIN in error.text:
+        return False
+    if any(
+        one.file == error.file and 0 < one.number - error.number <= GIVES_UP_AFTER
+        for one in log.errors
+        if gives_up(one.text)
+    ):
+        return False
+    last = next((one.line for one in log.last if one.rank == error.rank), None)
+    latest = max(one.number for one in log.errors if (one.file, one.rank) == (error.file, error.rank))
+    return last is not None and last.file == error.file and last.number - latest > WENT_ON

@@ -1,0 +1,448 @@
+"""Reads the lines in which something was found: whose they are, when they were written, and what they say."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ddpdoctor.base.log_signs import NEAR, Role
+from ddpdoctor.facts.log import LogLine, Raised
+from ddpdoctor.logs.analyze.exceptions import is_mistake
+from ddpdoctor.logs.analyze.further_words import LAST_ERROR
+from ddpdoctor.logs.analyze.handled_exceptions import announcement
+from ddpdoctor.logs.match.mentions import mentioned
+from ddpdoctor.logs.match.vocabulary import Sign, Vocabulary, Wanted
+from ddpdoctor.logs.parse import exit_tables
+from ddpdoctor.logs.parse.error_words import announces, is_ignored, is_name_alone, only_informs, speaks_of_error
+from ddpdoctor.logs.parse.exits import exits_said
+from ddpdoctor.logs.parse.gathering import MOST_ERRORS_OF_A_RANK, Gathered, Seen
+from ddpdoctor.logs.parse.labels import Labelled, Style, process_of, tags_output, unended_before, unlabelled, without
+from ddpdoctor.logs.parse.prefixes import prefix_before
+from ddpdoctor.logs.parse.routine import Counted
+from ddpdoctor.logs.parse.stacks import StackAssembler, begins_stack, reason_in
+from ddpdoctor.logs.parse.stated_facts import learn
+from ddpdoctor.logs.parse.streams import (
+    LOOK_AHEAD,
+    MOST_OPEN,
+    MOST_PENDING,
+    NEIGHBOURS_BEFORE,
+    QUOTED_APART,
+    Stream,
+    Waiting,
+)
+from ddpdoctor.logs.parse.surroundings import (
+    ends_its_process,
+    is_all_of_it,
+    is_of_others,
+    is_only_shown,
+    tells_of,
+    unquoted,
+)
+from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER, Assembler, bare, is_frame
+
+MOST_OF_A_LINE: Final = 2000
+"""Bytes of a line that are kept, around what was found in it."""
+BELOW: Final = 4
+"""Lines in which the error stands that a sentence announces."""
+LOOK_BACK: Final = 60
+"""Lines of the file that are gone back for neighbours and a time."""
+MOST_LABELLED: Final = 256
+MOST_STREAMS: Final = 8192
+
+
+class Place(NamedTuple):
+    """Whose file it is, as far as its name tells."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    host: str = ""
+
+
+_EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
+_BEHIND_ANOTHER: Final = re.compile(r"[ |]|[0-9a-f]{7}")
+"""Lines that the one above may tell the meaning of."""
+_OF_HOOK: Final = re.compile(rb"[^\n]{0,200}?\[rank\d{1,6}\]: ?[A-Za-z_][\w.]*: ")
+
+
+class Spot(NamedTuple):
+    """Where a line begins in the bytes at hand, and which line of the file it is."""
+
+    text: bytes
+    start: int
+    number: int
+
+
+class LineJudge:
+    """Of one file."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, gathered: Gathered, file: int, place: Place, number: Callable[[int], int] = int
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._gathered = gathered
+        self._file = file
+        self.place = place
+        self._number = number
+        """Which line of the file a line that was read is from."""
+        self._streams: dict[tuple[int | None, int | None, str], Stream] = {}
+        self._nobodys_near: dict[int, LogLine] = {}
+        """The line that no rank's label stands before (NCCL's, a container's) in which a text was last seen that makes others certain."""
+        self._anybodys_near: dict[int, LogLine] = {}
+        """The same of lines of any rank."""
+        self._headless: Stream | None = None
+        """Of nobody, where its latest line is a frame that no header stands before."""
+        self._first_order = gathered.order
+        self._loggers: dict[int, str] = {}
+        """Of a stream, by its id, what a logger puts before the lines of the traceback or table that it is in."""
+        self._clocks = False
+        """Whether any line has a timestamp."""
+        self._style = Style()
+        self._labelled_back: dict[bytes, Labelled] = {}
+        """Lines that were gone back to: for the next one found they are mostly the same."""
+        self._prefix: re.Pattern[str] | None = None
+        """Before the lines of a collector that nobody knows."""
+        self._bare: Counter[int | None] = Counter()
+        """How many exceptions without their tracebacks a rank has."""
+        self.counted: dict[int, list[Counted]] = {}
+        """What the last line has counted, by the text that was found."""
+
+    @property
+    def style(self) -> Style:
+        """Which labels the file has, as far as is known."""
+        return self._style
+
+    @style.setter
+    def style(self, style: Style) -> None:
+        if style != self._style:
+            self._labelled_back.clear()
+        self._style = style
+
+    def labelled(self, piece: bytes) -> Labelled:
+        """Takes the labels off a line."""
+        found = unlabelled(self._without_prefix(piece), self.style)
+        self._clocks |= found.time is not None
+        if found.ahead is not None:
+            self._gathered.ahead.add(found.ahead)
+        return found
+
+    def _without_prefix(self, piece: bytes) -> str:
+        text = piece.decode("utf-8", "replace")
+        found = self._prefix.match(text) if self._prefix else None
+        return text[found.end() :] if found else text
+
+    def _learn_prefix(self, spot: Spot, piece: bytes) -> None:
+        """From a traceback's first line, if that has one: whatever stands before it in the same way before the frame below."""
+        end = spot.text.find(b"\n", spot.start)
+        below = spot.text[end + 1 : end + 1 + MOST_OF_A_LINE].partition(b"\n")[0] if end >= 0 else b""
+        begin = spot.text.rfind(b"\n", 0, max(spot.start - 1, 0)) + 1
+        above = spot.text[begin : max(min(begin + MOST_OF_A_LINE, spot.start - 1), begin)]
+        header, under, over = (one.decode("utf-8", "replace") for one in (piece, below, above))
+        if found := prefix_before(header, under, self.style, over):
+            self._prefix = found
+            self._labelled_back.clear()
+
+    def line(self, labelled: Labelled, number: int, text: bytes | None = None) -> LogLine:
+        """The line as a fact; with that text instead of its own."""
+        place = self.place
+        rank = labelled.rank if labelled.rank is not None else place.rank
+        if rank is None and (process := process_of(labelled.text)):
+            rank = self._gathered.rank_of(process)
+        return LogLine(
+            file=self._file,
+            number=self._number(number),
+            text=labelled.text if text is None else unlabelled(self._without_prefix(text), self.style).text,
+            order=self._first_order + number,
+            rank=rank,
+            local_rank=labelled.local_rank if labelled.local_rank is not None else place.local_rank,
+            host=labelled.host or place.host,
+            time=labelled.time,
+        )
+
+    def meet(self, labelled: Labelled, number: int) -> None:
+        """A line, whatever it says: whose it is."""
+        self._gathered.met(self.line(labelled, number), labelled.said_by)
+
+    def read(self, spot: Spot, piece: bytes, head: Labelled | None, hits: Sequence[int], *, waiting: bool) -> Stream:
+        """One line with the texts found in it. head: the labels of the line that it is the end of. Gives its stream."""
+        piece = unquoted(spot.text, spot.start, piece)
+        labelled = self.labelled(piece)
+        if HEADER.encode() in piece:
+            self._learn_prefix(spot, piece)
+            labelled = self.labelled(piece)
+            text = piece.decode("utf-8", "replace")
+            unended = "" if labelled.logger else unended_before(text)
+            if self.labelled(unended.encode()).text.strip():
+                own = [hit for hit in hits if self._vocabulary.words[hit] in unended]
+                waiting = self.read(spot, unended.encode(), head, own, waiting=waiting).waits or waiting
+                hits = [hit for hit in hits if hit not in own]
+                behind = self.labelled(text[len(unended) :].encode())
+                labelled = labelled if behind.rank is None else behind
+        if head and labelled.rank is None and labelled.local_rank is None and not labelled.host:
+            labelled = head._replace(text=labelled.text, time=labelled.time or head.time)
+        stream = self._stream(labelled)
+        labelled = self._without_logger(labelled, stream)
+        time = labelled.time
+        if time is None and stream.unread:
+            time = self.labelled(stream.unread).time
+        stream.time, stream.unread = stream.time if time is None else time, b""
+        line = self.line(labelled, spot.number)
+        self._adopt(stream, line)
+        stream.heard_at = spot.number
+        taken = False
+        if waiting and stream.waits:
+            line, taken = stream.go_on(line, self._gathered)
+        if hits:
+            self._gathered.met(line, labelled.said_by)
+            self._judge(spot, stream, line, dict.fromkeys(hits), taken=taken)
+        return stream
+
+    def _without_logger(self, labelled: Labelled, stream: Stream) -> Labelled:
+        """A line of a traceback, of a table, or right behind one, as the program has written it: not as a logger tags it."""
+        if labelled.logger:
+            self._loggers[id(stream)] = labelled.logger
+        elif logger := self._loggers.get(id(stream)):
+            if not stream.waits or labelled.text.startswith(HEADER):
+                del self._loggers[id(stream)]
+            elif labelled.text and logger.startswith(labelled.text):
+                return labelled._replace(text="")  # the log breaks off within it
+            elif found := without(logger).match(labelled.text):
+                return labelled._replace(text=unlabelled(labelled.text[found.end() :], self.style).text)
+        return labelled
+
+    def end(self, lines: int) -> None:
+        """The file has so many lines."""
+        for stream in self._streams.values():
+            stream.end(self._gathered)
+        self._gathered.order = self._first_order + lines + 1
+
+    def _judge(self, spot: Spot, stream: Stream, line: LogLine, hits: dict[int, None], *, taken: bool) -> None:
+        vocabulary, gathered = self._vocabulary, self._gathered
+        self.counted = {}
+        speaks_of_error = False
+        for hit in hits:
+            wanted = vocabulary.wanted[hit]
+            speaks_of_error |= Wanted.ERROR in wanted
+            if harmless := vocabulary.harmless[hit]:
+                self.counted.setdefault(hit, []).append(gathered.harmless(harmless, line))
+                taken = True
+                if harmless.alone:
+                    return
+            if wanted:
+                taken |= self._wanted(spot, stream, line, vocabulary.words[hit], wanted)
+            if hit in vocabulary.nears:
+                stream.near[hit] = self._anybodys_near[hit] = line
+                if stream.nobodys:
+                    self._nobodys_near[hit] = line
+        for hit in hits:
+            for sign in vocabulary.signs[hit]:
+                taken |= self._sign(spot, stream, line, sign, self.counted.setdefault(hit, []))
+        for hit in hits:
+            self._settle(stream, hit, line)
+        if speaks_of_error and not taken and gathered.wants_error(line):
+            self._error(spot, stream, line, hits)
+
+    def _wanted(self, spot: Spot, stream: Stream, line: LogLine, text: str, wanted: set[Wanted]) -> bool:
+        taken = False
+        if Wanted.TRACEBACK in wanted:
+            taken |= self._traceback(spot, stream, line, text)
+        if Wanted.FRAME in wanted and not stream.open and not stream.table and is_frame(line.text):
+            taken |= self._traceback(spot, stream, line, text)
+        if Wanted.STACK in wanted and stream.stack is None and begins_stack(line.text):
+            before = [one.text for one in self._before(spot, line)[::-1]]
+            stream.stack = StackAssembler(self._timed(spot, stream, line), reason_in(before))
+        if Wanted.EXIT in wanted and not is_of_others(spot.text, spot.start, line.text):
+            if exit_tables.begins(line) and stream.table is None:
+                before = [one.text for one in self._before(spot, line)] if exit_tables.is_cut(line) else []
+                stream.table = exit_tables.ExitTable(self._timed(spot, stream, line), before)
+            for exited in exits_said(text, line):
+                timed = self._timed(spot, stream, line)
+                self._gathered.exit(msgspec.structs.replace(exited, line=timed, time=timed.time))
+                taken = True
+        if Wanted.FACT in wanted:
+            learn(text, line, self._gathered)
+        return taken
+
+    def _traceback(self, spot: Spot, stream: Stream, line: LogLine, text: str) -> bool:
+        """One begins, at its header or, where the log lacks it, at a frame; unless it is only quoted."""
+        is_headless = text == FRAME
+        goes_on = is_headless and line.number - stream.quoting <= QUOTED_APART
+        if goes_on or self._quoted(spot, line, text):
+            stream.quoting = line.number
+            return False
+        if len(stream.open) < MOST_OPEN:
+            # The line of an exception that was logged is the end of its traceback, and announces no other one.
+            unannounced = is_headless or stream.follows_an_exception
+            before = [] if unannounced else [one.text for one in self._before(spot, line)[::-1]]
+            logger = "" if is_headless else self._loggers.get(id(stream), "")
+            if logger and tags_output(logger):
+                before = [without(logger).sub("", one, count=1) for one in before]
+                logger = ""
+            stream.open.append(Assembler(self._timed(spot, stream, line), announcement(before) or logger))
+            self._headless = stream if is_headless and stream.nobodys else None
+        return True
+
+    def _adopt(self, stream: Stream, line: LogLine) -> None:
+        """Gives a rank the frame right before its line, of which a paste has cut the label off."""
+        nobodys, self._headless = self._headless, None
+        if nobodys is None or not nobodys.open or stream.nobodys or stream.open:
+            return
+        if line.number - nobodys.open[-1].began.number == 1 and nobodys.open[-1].may_go_on(line.text):
+            frame = nobodys.open.pop()
+            frame.began = msgspec.structs.replace(
+                frame.began, rank=line.rank, local_rank=line.local_rank, host=line.host
+            )
+            stream.open.append(frame)
+
+    def _sign(self, spot: Spot, stream: Stream, line: LogLine, sign: Sign, counted: list[Counted]) -> bool:
+        """Whether the line says it. That it waits for a second text, or only mentions it, is no."""
+        words: dict[str, str] = {}
+        if sign.pattern:
+            found = sign.pattern.search(line.text)
+            if not found:
+                return False
+            words = {name: word for name, word in found.groupdict().items() if word}
+        others = self._anybodys_near if sign.sign.anywhere else self._nobodys_near
+        nears = [one for one in (stream.near.get(sign.near), others.get(sign.near)) if one]
+        near = max(nears, key=lambda one: one.number, default=None)
+        is_near = sign.near < 0 or (near is not None and self._is_beside(line, near, sign))
+        if is_near and (seen := self._gathered.again(sign, line)):
+            counted.append(seen)
+            return True
+        quoted = self._quoted(spot, line, sign.sign.text)
+        quoted |= sign.sign.role is not Role.EFFECT and only_informs(line.text)
+        if is_near:
+            seen = self._keep(spot, stream, self._timed(spot, stream, line), sign, words, quoted=quoted)
+            if seen:
+                seen.beside = near
+            return True
+        waiting = stream.pending.setdefault(sign.near, [])
+        if len(waiting) >= MOST_PENDING:
+            del waiting[MOST_PENDING // 2]
+        waiting.append(Waiting(sign, self._timed(spot, stream, line), words, quoted))
+        return False
+
+    def _keep(
+        self, spot: Spot, stream: Stream, line: LogLine, sign: Sign, words: dict[str, str], *, quoted: bool
+    ) -> Seen | None:
+        seen = self._gathered.sighting(sign, line, words, quoted)
+        if seen and self._gathered.wants_neighbours:
+            seen.before = tuple(self._before(spot, line))
+            stream.wanting.append((seen.after, line.number + LOOK_AHEAD))
+        return seen
+
+    def _is_beside(self, line: LogLine, other: LogLine, sign: Sign) -> bool:
+        return line.number - other.number <= (sign.sign.within or self._near)
+
+    def _settle(self, stream: Stream, near: int, line: LogLine) -> None:
+        """That text was seen: sightings that waited for it count now."""
+        for one in stream.pending.pop(near, ()):
+            if not self._is_beside(line, one.line, one.sign) or self._gathered.again(one.sign, one.line):
+                continue
+            if seen := self._gathered.sighting(one.sign, one.line, one.words, one.quoted):
+                seen.beside = line
+
+    def _error(self, spot: Spot, stream: Stream, line: LogLine, hits: dict[int, None]) -> None:
+        words = [self._vocabulary.words[hit] for hit in hits if Wanted.ERROR in self._vocabulary.wanted[hit]]
+        if not any(speaks_of_error(line.text, word) and not self._quoted(spot, line, word) for word in words):
+            return
+        if is_ignored(one.text for one in self._back(spot, line)):
+            return
+        error = self._announced(spot, line) if announces(line.text) else line
+        if error is None:
+            return
+        timed = self._timed(spot, stream, error)
+        if LAST_ERROR in words:
+            stream.wanting.append((self._gathered.told_behind(line), line.number + LOOK_AHEAD))
+        elif raised := bare(timed) or self._uncaught(spot, timed):
+            self._gathered.raise_(raised)
+        else:
+            self._gathered.error(self._with_message(spot, timed) if is_name_alone(line.text) else timed)
+
+    def _announced(self, spot: Spot, line: LogLine) -> LogLine | None:
+        """The error that a sentence announces stands below it; None: that line is read for its own sake."""
+        begin = spot.text.find(b"\n", spot.start) + 1 or len(spot.text)
+        below = spot.text[begin : begin + MOST_OF_A_LINE].split(b"\n")[:BELOW]
+        for number, piece in enumerate(below, start=spot.number + 1):
+            if piece.strip() and not piece.lstrip().startswith(b"```"):
+                if self._vocabulary.knows(piece):
+                    return None
+                return self.line(self.labelled(unquoted(spot.text, begin, piece.rstrip(b"\r"))), number)
+            begin += len(piece) + 1
+        return line
+
+    def _uncaught(self, spot: Spot, line: LogLine) -> Raised | None:
+        """The exception, without its traceback, before which torch's own hook has put the rank, or behind which its process ends: nobody has
+        caught it; or a mistake's of which somebody reports."""
+        if not _EXCEPTION.match(line.text):
+            return None
+        name, _, message = line.text.partition(":")
+        raised = Raised(exception=name, message=message.strip(), line=line, began=line)
+        caught = not (_OF_HOOK.match(spot.text, spot.start) or ends_its_process(spot.text, spot.start))
+        if caught and not (is_mistake(raised) and is_all_of_it(spot.text, spot.start)):
+            return None
+        self._bare[line.rank] += 1
+        return raised if self._bare[line.rank] <= MOST_ERRORS_OF_A_RANK else None
+
+    def _with_message(self, spot: Spot, line: LogLine) -> LogLine:
+        """The name of an exception with the first line of its message, which stands below it."""
+        _, _, rest = spot.text[spot.start : spot.start + MOST_OF_A_LINE].partition(b"\n")
+        below = self.labelled(rest.lstrip(b"\r\n").partition(b"\n")[0])
+        mine = below.rank in (None, line.rank) and below.text[:1].isspace()
+        return msgspec.structs.replace(line, text=f"{line.text} {below.text.strip()}") if mine else line
+
+    def _quoted(self, spot: Spot, line: LogLine, literal: str) -> bool:
+        if is_only_shown(*spot, line.text):
+            return True
+        # Only an indented line can be the code of a frame above it, and only a hash another line's.
+        previous = next(self._back(spot, line), None) if _BEHIND_ANOTHER.match(line.text) else None
+        told = tells_of(spot.text, line.text, literal)
+        return mentioned(line.text, literal, previous.text if previous else "", told=told)
+
+    @property
+    def _near(self) -> int:
+        """Lines of the file among which a stream has about `NEAR` of its own."""
+        return NEAR * max(1, min(len(self._streams), 64))
+
+    def _timed(self, spot: Spot, stream: Stream, line: LogLine) -> LogLine:
+        """The line with a time: its own, that of a line before it, or the stream's last."""
+        if line.time is None and self._clocks and stream.time_sought_at != line.number:
+            stream.time_sought_at = line.number
+            earlier = next((one.time for one in self._back(spot, line) if one.time is not None), None)
+            stream.time = stream.time if earlier is None else earlier
+        return stream.with_time(line)
+
+    def _before(self, spot: Spot, line: LogLine) -> list[LogLine]:
+        found: list[LogLine] = []
+        for earlier in self._back(spot, line):
+            found.append(earlier)
+            if len(found) == NEIGHBOURS_BEFORE:
+                break
+        return found[::-1]
+
+    def _back(self, spot: Spot, line: LogLine) -> Iterator[LogLine]:
+        """The lines before it of the same stream, the nearest first."""
+        end = spot.text.rfind(b"\n", 0, spot.start)
+        for back in range(1, LOOK_BACK):
+            if end <= 0:
+                return
+            begin = spot.text.rfind(b"\n", 0, end) + 1
+            piece = spot.text[max(begin, end - MOST_OF_A_LINE) : end].rstrip(b"\r").rpartition(b"\r")[2]
+            if (labelled := self._labelled_back.get(piece)) is None:
+                if len(self._labelled_back) >= MOST_LABELLED:
+                    self._labelled_back.clear()
+                labelled = self._labelled_back[piece] = self.labelled(piece)
+            if labelled.rank is None or labelled.rank == line.rank:
+                one = self.line(labelled, spot.number - back)
+                if (one.rank, one.local_rank, one.host) == (line.rank, line.local_rank, line.host) and one.text.strip():
+                    yield one
+            end = begin - 1
+
+    def _stream(self, labelled: Labelled) -> Stream:
+        key = (labelled.rank, labelled.local_rank, labelled.host)
+        if key not in self._streams and len(self._streams) >= MOST_STREAMS:
+            key = (None, None, "")
+        return self._streams.setdefault(key, Stream(nobodys=key[:2] == (None, None)))

@@ -1,0 +1,174 @@
+"""What the lists of missing and unexpected keys of a checkpoint tell when they are held against each other. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.log_signs import Role
+from ddpdoctor.facts.log import LogLine, Sighting
+
+PREFIX: Final = "ckpt-module-prefix"
+MODEL: Final = "ckpt-arch-mismatch"
+WITHIN: Final = 3
+"""Lines in which both lists of one message stand."""
+PREFIXES: Final = ("model_prefix", "saved_prefix")
+"""Words of a sighting: what stands before the model's keys, and before the saved ones."""
+HOLDERS: Final = (
+    "state_dict", "model_state_dict", "model", "model_state", "module", "net", "net_state_dict", "network", "params_ema",
+    "model_ema", "state_dict_ema", "teacher", "student", "generator",
+)  # fmt: skip
+"""Under which a checkpoint keeps the state of a model, beside its epoch and the optimizer's. A parameter may be called weights or params."""
+_KEY: Final = re.compile(r'"(?P<key>[^"]*)"')
+_WHOLE: Final = re.compile(r'"[^"]*"(?:, "[^"]*")*\.?\s*$')
+_WRAPPED: Final = re.compile(r"Error\(s\) in loading state_dict for (?:(?:Distributed)?DataParallel|OptimizedModule):")
+"""Of a model with the prefix: where only one of the lists is there, all other keys fit."""
+_WRAPPERS: Final = re.compile(r"^(?:module\.|_orig_mod\.|_forward_module\.|_fsdp_wrapped_module\.)+")
+_HELD: Final = re.compile(r"(?:(?:module|model|net|network|_orig_mod|_forward_module|_fsdp_wrapped_module)\.)+$")
+MANY: Final = 8
+"""Keys of one part of a model that are as good as keys of several parts: a part alone may have moved within the model."""
+TRIED: Final = 3
+"""Keys, of the first ones of a list, before which a prefix is looked for."""
+
+
+def with_lists_compared(seen: Sequence[Sighting]) -> list[Sighting]:
+    """The sightings with the prefix named where one list of a message has it and the other one has the same keys without it, whatever
+    it is, and a wrapper's left out where both have it, or the keys are others anyway. A single list may be of a part that a wrapped
+    model has and its checkpoint lacks. The model is named where the checkpoint was never opened up."""
+    lists = [one for one in seen if one.slug == MODEL and ("missing" in one.words or "unexpected" in one.words)]
+    prefixed = [one for one in seen if one.slug == PREFIX]
+    compared = []
+    for one in seen:
+        if one.slug == MODEL and "unexpected" in one.words and holder([one]):
+            compared.append(msgspec.structs.replace(one, role=Role.NAMES))
+        elif one.slug != PREFIX:
+            compared.append(one)
+        elif not any(each.sign != one.sign and _of_one_message(each, one) for each in prefixed):
+            others = [each for each in lists if not one.sign.startswith(each.sign) and _of_one_message(each, one)]
+            if not others and _is_alone(one) and any(_is_wrapped(each) and _of_one_message(each, one) for each in seen):
+                continue
+            if (role := _role(one, others)) is not None:
+                compared.append(msgspec.structs.replace(one, role=role))
+    return _with_prefixes(compared)
+
+
+def _with_prefixes(compared: Sequence[Sighting]) -> list[Sighting]:
+    """The same, with what stands before the keys as words."""
+    unexpected: dict[object, list[Sighting]] = {}
+    for one in compared:
+        if one.slug == MODEL and "unexpected" in one.words:
+            unexpected.setdefault(_stream(one.line), []).append(one)
+    told: dict[object, list[Sighting]] = {}
+    for one in compared:
+        if one.slug != MODEL or "missing" not in one.words:
+            continue
+        for other in unexpected.get(_stream(one.line), ()):
+            if _of_one_message(one, other) and (prefixes := prefixes_of(one, other)):
+                words = {name: prefix for name, prefix in zip(PREFIXES, prefixes, strict=True) if prefix}
+                prefixed = other if prefixes[1] else one
+                named = msgspec.structs.replace(prefixed, slug=PREFIX, role=Role.NAMES, words=words)
+                told.setdefault(_stream(one.line), []).append(named)
+    left = [
+        one
+        for one in compared
+        if one.slug != PREFIX or not any(_of_one_message(one, each) for each in told.get(_stream(one.line), ()))
+    ]
+    return sorted([*left, *(one for each in told.values() for one in each)], key=lambda one: one.line.order)
+
+
+def prefixes_of(missing: Sighting, unexpected: Sighting) -> tuple[str, str] | None:
+    """What stands before the model's keys, and what before the saved ones, where behind it they are the same; else None."""
+    (wanted, whole), (saved, whole_too) = _as_listed(missing), _as_listed(unexpected)
+    model, file = _wrapper(wanted), _wrapper(saved)
+    if model != file and _without(model, wanted) & _without(file, saved):
+        return model, file
+    if before := _prefix(wanted, saved, cut=not (whole and whole_too)):
+        return before, ""
+    before = _prefix(saved, wanted, cut=not (whole and whole_too))
+    return ("", before) if before else None
+
+
+def _wrapper(keys: Collection[str]) -> str:
+    """What most of them begin with."""
+    found = Counter(match[0] if (match := _WRAPPERS.match(key)) else "" for key in keys)
+    return found.most_common(1)[0][0] if found else ""
+
+
+def _without(prefix: str, keys: Iterable[str]) -> set[str]:
+    return {key.removeprefix(prefix) for key in keys if key.startswith(prefix)}
+
+
+def _prefix(long: Sequence[str], short: Sequence[str], *, cut: bool) -> str:
+    """What stands before most keys of the one list, and not before the same ones of the other; "" for none, or of too few keys."""
+    least = (min if cut else max)(len(long), len(short)) // 2
+    parts = [(key, match.end()) for key in islice(long, TRIED) for match in re.finditer(r"\.", key)]
+    for prefix in dict.fromkeys(key[:end] for key, end in parts if key[end:] in short):
+        same = _without(prefix, long) & set(short)
+        several = len({key.partition(".")[0] for key in same}) > 1
+        # All keys of both lists: the model, however small, held as model or net, and no part of it that has moved.
+        held = not cut and len(same) == len(long) == len(short) > 1 and _HELD.match(prefix)
+        if held or (len(same) > least and (several or len(same) >= MANY)):
+            return prefix
+    return ""
+
+
+def holder(seen: Iterable[Sighting]) -> str:
+    """The key under which the model's state lies, where load_state_dict() was given the whole checkpoint; else ""."""
+    for one in seen:
+        if "unexpected" in one.words:
+            keys, _ = _keys(one)
+            if not any("." in key for key in keys):
+                return next((key for key in HOLDERS if key in keys), "")
+    return ""
+
+
+def _is_alone(prefixed: Sighting) -> bool:
+    """Whether no other list of its message was cut off: missing keys come first, and the others on the next line."""
+    return not prefixed.sign.startswith("Missing") or _keys(prefixed)[1]
+
+
+def _is_wrapped(headline: Sighting) -> bool:
+    return bool(_WRAPPED.search(headline.line.text))
+
+
+def _role(prefixed: Sighting, others: Sequence[Sighting]) -> Role | None:
+    """What the prefix on one list is worth beside the other one; None where the lists have nothing in common."""
+    if not others:
+        return prefixed.role
+    own, whole = _keys(prefixed)
+    for other in others:
+        keys, whole_too = _keys(other)
+        if own & keys:
+            return Role.NAMES
+        if not (whole and whole_too) and {key.partition(".")[0] for key in own} & {
+            key.partition(".")[0] for key in keys
+        }:
+            return Role.NAMES
+    return None
+
+
+def _keys(listed: Sighting) -> tuple[frozenset[str], bool]:
+    """The keys of a list without a wrapper's prefix, and whether they are all of them."""
+    keys, whole = _as_listed(listed)
+    return frozenset(_WRAPPERS.sub("", key) for key in keys), whole
+
+
+def _as_listed(listed: Sighting) -> tuple[tuple[str, ...], bool]:
+    """The keys of a list, and whether they are all of them: a long line is cut short, and so are pastes."""
+    sign = listed.sign.partition('"')[0]
+    text = listed.line.text.partition(sign)[2]
+    text = re.split(r"\b(?:Missing|Unexpected) key\(s\)", text)[0]
+    return tuple(found["key"] for found in _KEY.finditer(text)), bool(_WHOLE.match(text))
+
+
+def _of_one_message(one: Sighting, other: Sighting) -> bool:
+    return _stream(one.line) == _stream(other.line) and abs(one.line.number - other.line.number) <= WITHIN
+
+
+def _stream(line: LogLine) -> tuple[int, int | None, int | None, str]:
+    return line.file, line.rank, line.local_rank, line.host

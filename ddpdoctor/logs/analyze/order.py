@@ -1,0 +1,201 @@
+"""Which of several failures came first, as far as a log can tell, and which has most to say. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from ddpdoctor.facts.log import Log, LogLine
+from ddpdoctor.logs.analyze.exceptions import short_name
+from ddpdoctor.logs.analyze.failures import Failure, Kind, is_of, stream
+from ddpdoctor.logs.analyze.handled_exceptions import merely_labelled, only_announced
+from ddpdoctor.logs.analyze.illnesses import is_about_others, is_certain, is_grave
+
+SAME_MOMENT: Final = 1.0
+"""Seconds within which the order of two ranks' failures says nothing."""
+SAME_BURST: Final = 40
+"""Lines a rank within which it says nothing either: the ranks' lines are mixed in one file."""
+LONG: Final = 60.0
+"""Seconds that a rank goes on after words of an illness, and so did not fail by it."""
+MANY: Final = 80
+"""Lines of a rank that say the same."""
+LEAST: Final = 9
+"""The weight of a hint at what would not even end a training."""
+LEADS: Final = 5
+"""Failures of that weight and less lead if they came first."""
+ANY_EXCEPTION: Final = 1
+"""The code with which Python ends on whatever exception, those that a lost rank leads to among them."""
+
+
+SAY_LITTLE: Final = {"", "AssertionError", "RuntimeError", "SystemExit", "ImportError", "OSError"}
+"""Exceptions by which a script gives up over something that another line says."""
+
+
+_OF_GPUS: Final = re.compile(r"(?i)\bn(?:um)?_?gpus?\b|\bgpus?\b|\bcuda\b|device_count")
+
+
+def says_much(failure: Failure) -> bool:
+    """Whether an exception needs no other line to explain it: neither one by which a script gives up, nor what comes of there being no
+    GPU, as `rank % torch.cuda.device_count()`."""
+    raised = failure.raised
+    if raised is None or short_name(raised.exception) in SAY_LITTLE:
+        return False
+    called = raised.frames[-1].code if raised.frames else ""
+    return not _OF_GPUS.search(f"{raised.message} {called}")
+
+
+class Course:
+    """The course of a run: how far its lines are from each other."""
+
+    def __init__(self, log: Log, failures: Sequence[Failure]) -> None:
+        self._log = log
+        self._ranks = max(len(log.ranks), 1)
+        self._failures = failures
+        self._own = [
+            one for one in failures if one.kind is Kind.RAISED and not one.is_effect and not one.is_from_outside
+        ]
+        self._last = {one.rank: one.line for one in log.last}
+        self._trains = log.trains
+        self._steps = log.steps
+        self._ends = [one.line for one in failures if one.kind is Kind.ENDED]
+        self._first = [one.exited for one in failures if one.exited and one.exited.first]
+        times = [one.time for one in self._first if one.time is not None]
+        self._first_end = min(times) if len(times) == len(self._first) > 1 else None
+
+    def share(self, line: LogLine) -> int:
+        """Among how many ranks the lines of its file are shared out."""
+        return self._ranks if line.rank is not None else 1
+
+    def far(self, one: LogLine, later: LogLine) -> bool:
+        """Whether a rank has gone on for long between the two."""
+        if one.time is not None and later.time is not None and not one.lent:
+            return later.time - one.time > LONG
+        return one.file == later.file and later.number - one.number > MANY * self.share(one)
+
+    def gone_on_after(self, line: LogLine) -> bool:
+        """Whether its rank wrote for long after that line, or the training took many steps."""
+        if self._trains is not None and line.file == self._trains.file and line.order < self._trains.order:
+            return True
+        last = self._last.get(line.rank)
+        # A rank whose last words are the same has not got over it.
+        return last is not None and last.text != line.text and self.far(line, last)
+
+    def outlived(self, failure: Failure) -> bool:
+        """Whether the rank went on for long after those words, and only then fell by something else."""
+        if failure.kind is Kind.ENDED:
+            return False
+        later = [one for one in self._own if stream(one.line) == stream(failure.line) and one is not failure]
+        if failure.kind is Kind.SAID:
+            gone_on = failure.line.rank is not None and self.gone_on_after(failure.line)
+            own = [one for one in later if one.is_ordinary and one.began.number > failure.line.number]
+            return gone_on or any(says_much(one) or self.far(failure.line, one.began) for one in own)
+        # An exception that was caught, unless the launcher started the rank again after it.
+        return any(
+            self.far(failure.line, one.began) and not self._ended_between(failure.line, one.began) for one in later
+        )
+
+    def only_announced(self, failure: Failure) -> bool:
+        """Whether it is a traceback that was announced as one that need not end its process, and that it got over."""
+        last = self._last.get(failure.line.rank)
+        return only_announced(failure, self._failures, last, self._steps) or merely_labelled(failure, last, self._log)
+
+    def _ended_between(self, one: LogLine, later: LogLine) -> bool:
+        return any(end.file != one.file or one.number <= end.number <= later.number for end in self._ends)
+
+    def ended_first(self, failure: Failure) -> bool:
+        """Whether the launcher saw that rank end first; of several nodes' launchers each only knows its own ranks."""
+        first = [one for one in self._first if self._first_end is None or one.time == self._first_end]
+        return any(one is failure.exited or (failure.raised and is_of(failure.line, one)) for one in first)
+
+    def says_less(self, failure: Failure) -> bool:
+        """Whether it is a launcher's mere word that a rank ended, too, beside one that the same launcher saw end first, and that says why."""
+        exited = failure.exited
+        if exited is None or exited.first or exited.error or failure.signs or exited.exit_code != ANY_EXCEPTION:
+            return False
+        first = [one for one in self._first if one.line.file == exited.line.file and one.host == exited.host]
+        spoke = [one for one in self._own if not (self.outlived(one) or self.only_announced(one))]
+        return any(is_of(one.line, each) for one in spoke for each in first)
+
+    def near(self, failure: Failure, lead: Failure) -> bool:
+        """Whether words stand shortly before, or right behind, what its rank fell by."""
+        if stream(failure.line) != stream(lead.line) and not _of_one_rank(failure, lead):
+            return False
+        gap = lead.began.number - failure.line.number
+        if gap < 0:
+            return failure.line.number - lead.line.number <= SAME_BURST * self.share(lead.line)
+        return not self.far(failure.line, lead.began)
+
+    def clearly_before(self, one: Failure, other: Failure) -> bool:
+        """Whether the log proves that one failed before another, and not just about then."""
+        if one.attempt != other.attempt:
+            return one.attempt < other.attempt
+        if Kind.ENDED in (one.kind, other.kind):
+            return False
+        if one.line.time is not None and other.line.time is not None:
+            if not one.line.lent and one.line.time < other.line.time - SAME_MOMENT:
+                return True
+            if not other.line.lent and (not one.line.lent or one.line.time > other.line.time):
+                return False
+        if one.line.file != other.line.file:
+            return False
+        burst = 0 if stream(one.line) == stream(other.line) and one.line.rank is not None else SAME_BURST
+        return one.line.number < other.began.number - burst * self.share(one.line)
+
+
+def _of_one_rank(one: Failure, other: Failure) -> bool:
+    """Whether a file has both of the same rank, where what tells its end has no label of its own."""
+    return one.line.file == other.line.file and one.rank is not None and one.rank == other.rank
+
+
+def weight(failure: Failure, course: Course) -> int:
+    """How much a failure has to say of the cause: the less the better. What only may be a cause comes behind what surely ended a rank."""
+    names = failure.names
+    about_others = bool(names) and all(is_about_others(one.slug) for one in names)
+    if failure.is_from_outside:
+        return 5
+    if course.only_announced(failure) or (failure.kind is Kind.RAISED and course.outlived(failure)):
+        return 7
+    if course.says_less(failure):
+        return 7
+    if failure.is_ordinary:
+        return 1
+    if failure.kind is Kind.SAID:
+        if not any(is_grave(one.slug, one.sign) for one in failure.signs):
+            return 8 if names or any(is_certain(one.slug, one.sign) for one in failure.signs) else LEAST
+        if course.outlived(failure):
+            return 7
+        return (2 if about_others else 1) if names else 7
+    if names:
+        return 3 if about_others else 0
+    if failure.exited:
+        return 1
+    return 4 if failure.signs else 6
+
+
+def _are_mixed(one: Failure, other: Failure) -> bool:
+    """Whether each began before the other was over, so that the order of their lines says nothing."""
+    same = one.line.file == other.line.file
+    return same and one.began.number <= other.over.number and other.began.number <= one.over.number
+
+
+def lead_of(failures: Sequence[Failure], course: Course) -> Failure | None:
+    """The one that leads; failures: without mere effects."""
+    ended = {id(one) for one in failures if course.ended_first(one)}
+    # What a rank itself says tells more than its launcher's word on its end.
+    ordered = sorted(
+        failures,
+        key=lambda one: (weight(one, course), not (one.exited and id(one) in ended) or one.explained, one.line.order),
+    )
+    if not ordered:
+        return None
+    best = ordered[0]
+    if id(best) not in ended:
+        mixed = (one for one in ordered if id(one) in ended and _are_mixed(one, best))
+        best = next((one for one in mixed if weight(one, course) == weight(best, course)), best)
+    for one in ordered[1:]:
+        # Words by themselves may be a warning; an exception that names its cause is not behind it.
+        may_lead = weight(one, course) <= LEADS and (one.kind is not Kind.SAID or weight(best, course) > 0)
+        if may_lead and course.clearly_before(one, best):
+            best = one
+    return best

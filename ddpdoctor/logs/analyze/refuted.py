@@ -1,0 +1,135 @@
+"""Words elsewhere in a log by which a sign turns out to be about something else, or got over. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.log_signs import Role
+from ddpdoctor.facts.log import Log, LogLine, Raised, Sighting
+
+CLOSED: Final = "NET/IB : Unable to open device"
+INVALID_USAGE: Final = "ncclInvalidUsage: This usually reflects invalid usage of NCCL library"
+USES_IB: Final = "NCCL INFO Using network IB"
+NO_MODULE: Final = "modprobe: FATAL: Module nvidia not found in directory"
+BUILT: Final = ": installed"
+IN_USE: Final = "Kernel driver in use: nouveau"
+NVIDIAS: Final = "Kernel driver in use: nvidia"
+TAKEN_BACK: Final = ": this job is "
+COMPLETED: Final = "Job completed successfully"
+BY_RAY: Final = "killed due to memory pressure (OOM)"
+RAYS_END: Final = "Training completed after "
+BUILD: Final = "apex-build-isolation"
+INSTALLED: Final = "Successfully installed "
+ASKS: Final = "nslookup: can't resolve '"
+NO_MODULE_NAMED: Final = "No module named '"
+SCALE: Final = "reducing loss scale to"
+COLLAPSED: Final = 0.1
+_UNPACKED: Final = re.compile(r"/pip-install-[^/]+/([\w.-]+?)(?:-[0-9a-f]{16,})?/")
+_SCALE: Final = re.compile(r"to (\d[\d.e-]*)$")
+_LOSS: Final = re.compile(r"(?i)\bloss\w*[\"']?\W{1,4}\d")
+
+
+class Refuted(msgspec.Struct, frozen=True):
+    """An illness's signs, all of them where none is named, and the sign of the same illness (as healthy runs say it) that refutes them.
+    later: only behind them."""
+
+    slug: str
+    by: str
+    signs: tuple[str, ...] = ()
+    later: bool = False
+
+
+REFUTED: Final = (
+    Refuted("ib-device-missing-in-container", USES_IB, (CLOSED, INVALID_USAGE)),
+    Refuted("nouveau-conflict", NVIDIAS, (IN_USE,)),
+    Refuted("stopped-from-outside", COMPLETED, (TAKEN_BACK,), later=True),
+    Refuted("memory-low", RAYS_END, (BY_RAY,), later=True),
+    Refuted("apex-build-failed", INSTALLED, later=True),
+)
+GOOD_NEWS: Final = frozenset(one.by for one in REFUTED)
+"""What needs no word that it is harmless."""
+
+
+def without_refuted(seen: Sequence[Sighting], log: Log) -> list[Sighting]:
+    """The sightings without those that other lines speak against."""
+    left = [one for one in seen if not _is_refuted(one, log.sightings) and not _is_built_for_it(one, seen)]
+    return [one for one in left if not (_goes_on(one, log) or _was_met(one, log) or _is_of_own(one, log))]
+
+
+def _is_refuted(one: Sighting, every: Sequence[Sighting]) -> bool:
+    fitting = [each for each in REFUTED if each.slug == one.slug and (not each.signs or one.sign in each.signs)]
+    return any(
+        other.sign == each.by
+        and other.slug == one.slug
+        and may_be_of_one(other.line, one.line)
+        and (not each.later or other.line.order > one.line.order)
+        for each in fitting
+        for other in every
+    )
+
+
+def builds_tried_again(log: Log) -> list[Raised]:
+    """What builds without torch raised, of a package that was then installed, by another try, or that a training did without."""
+    build = [one for one in log.sightings if one.slug == BUILD]
+    done = [one for one in build if one.sign == INSTALLED]
+    lines = {one.line.order for one in build if one.role is not Role.NOISE}
+    failed = [one for one in log.raised if one.line.order in lines]
+    return [one for one in failed if _trains_behind(one.line, log) or any(_is_of_package(one, each) for each in done)]
+
+
+def _trains_behind(line: LogLine, log: Log) -> bool:
+    """Whether steps follow whose loss is a number."""
+    steps = log.steps
+    if steps is None or SCALE in steps.text or not _LOSS.search(steps.text):
+        return False
+    return steps.file == line.file and steps.order > line.order
+
+
+def _is_of_package(raised: Raised, done: Sighting) -> bool:
+    """pip unpacks it into a folder that is called after it: /tmp/pip-install-x7/flash-attn_0f3c.../setup.py."""
+    installed = {_plain(each.rpartition("-")[0]) for each in done.words.get("packages", "").split()}
+    folders = {found[1] for one in raised.frames if (found := _UNPACKED.search(_plain(one.path)))}
+    return may_be_of_one(raised.line, done.line) and done.line.order > raised.line.order and bool(installed & folders)
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace("_", "-")
+
+
+def may_be_of_one(one: LogLine, other: LogLine) -> bool:
+    """Whether nothing says that they are of two ranks or hosts."""
+    ranks, hosts = {one.rank, other.rank} - {None}, {one.host, other.host} - {""}
+    return one.file == other.file and len(ranks) < 2 and len(hosts) < 2
+
+
+def _goes_on(one: Sighting, log: Log) -> bool:
+    """Whether, behind a loss scale that fell below 1, steps go on whose loss is a number: where the loss is a sum, that is how it goes."""
+    scale = _SCALE.search(one.words.get("scale", "")) if one.sign == SCALE else None
+    return scale is not None and float(scale[1]) >= COLLAPSED and _trains_behind(one.line, log)
+
+
+def _was_met(one: Sighting, log: Log) -> bool:
+    """Whether a pod that asked for its master's address got it: torchrun tells of ranks that it has started."""
+    ended = [each for each in log.exited if each.said_by == "torchrun" and each.line.order > one.line.order]
+    return one.sign == ASKS and any(
+        may_be_of_one(msgspec.structs.replace(each.line, rank=None), one.line) for each in ended
+    )
+
+
+def _is_of_own(one: Sighting, log: Log) -> bool:
+    """Whether it is a script of the user's, and no package, that misses a module which is called as compiled ones are."""
+    if one.slug != "extension-abi-mismatch" or one.sign != NO_MODULE_NAMED:
+        return False
+    raised = next((each for each in log.raised if each.line.order == one.line.order), None)
+    return raised is not None and bool(raised.frames) and raised.own == raised.frames[-1]
+
+
+def _is_built_for_it(one: Sighting, seen: Sequence[Sighting]) -> bool:
+    """Whether the kernel for which dkms has built the driver is the one that runs: then its files are missing here, as in a container."""
+    kernel = one.words.get("kernel", "")
+    missed = [each.line for each in seen if each.sign == NO_MODULE and may_be_of_one(each.line, one.line)]
+    return one.sign == BUILT and any(line.text.rstrip().endswith(f"/{kernel}") for line in missed)

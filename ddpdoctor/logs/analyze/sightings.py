@@ -1,0 +1,145 @@
+"""What a check that judges a log asks of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import takewhile
+from typing import Final
+
+from ddpdoctor.base.findings import Evidence
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.base.wording import listed
+from ddpdoctor.engine.registry import requires
+from ddpdoctor.facts.log import Log, LogFile, LogFrame, LogLine, Raised, Sighting, Stack
+from ddpdoctor.knowledge.framework_phases import is_of_framework, phase_of
+from ddpdoctor.logs.analyze.exceptions import with_slashes
+from ddpdoctor.logs.analyze.own_code import is_of_library
+
+NO_LOG: Final = "no log was read"
+MOST_VALUES: Final = 4
+MOST_BESIDE: Final = 2
+MOST_CALLS: Final = 3
+LONG: Final = 300
+"""Characters of a line, as many as are shown of it."""
+BEGINNING: Final = 80
+BEFORE: Final = 60
+_OF_A_TRACEBACK: Final = re.compile(r"\s|File \"|Traceback ")
+
+
+def sightings(log: Log, slug: str) -> tuple[Sighting, ...]:
+    """Where the signs of that illness really were said, in the order in which they were read.
+
+    Raises:
+        NotApplicable: no log was read.
+    """
+    requires(log.files, NO_LOG)
+    return tuple(one for one in log.sightings if one.slug == slug and not one.quoted)
+
+
+def said(log: Maybe[Log], slug: str) -> bool:
+    """Whether a log, if one was read, has a sign of that illness."""
+    return not isinstance(log, Unknown) and any(one.slug == slug and not one.quoted for one in log.sightings)
+
+
+def word(seen: Iterable[Sighting], name: str) -> str:
+    """The first of these words that any of the sightings has; "" if none has it."""
+    return next((one.words[name] for one in seen if one.words.get(name)), "")
+
+
+def said_by(seen: Iterable[Sighting]) -> int | None:
+    """The rank that said it first, where the log tells."""
+    return next((one.line.rank for one in seen if one.line.rank is not None), None)
+
+
+def lines(log: Log, seen: Iterable[Sighting], most: int = 4) -> tuple[Evidence, ...]:
+    """The lines that they rest on, with file and number; one with several signs once. What another line alone makes certain stands
+    behind that one: settings that are printed long before, what the rank was doing."""
+    different: dict[tuple[int, int], Sighting] = {}
+    beside: dict[str, LogLine] = {}
+    for one in seen:
+        different.setdefault((one.line.file, one.line.number), one)
+        if one.beside and not _OF_A_TRACEBACK.match(one.beside.text):
+            beside.setdefault(one.beside.text, one.beside)
+    said = [Evidence(_around(one), where(log, one.line)) for one in list(different.values())[:most]]
+    others = [line for line in beside.values() if (line.file, line.number) not in different]
+    return (*(Evidence(line.text[:LONG], where(log, line)) for line in others[:MOST_BESIDE]), *said)
+
+
+def _around(seen: Sighting) -> str:
+    """The line; of a long one its beginning, and what is around the sign."""
+    text = seen.line.text
+    at = text.find(seen.sign)
+    if len(text) <= LONG or at + len(seen.sign) < LONG // 2 or at < 0:
+        return text
+    begin = max(at - BEFORE, BEGINNING)
+    return f"{text[:BEGINNING]} ... {text[begin : begin + LONG - BEGINNING - 20]}"
+
+
+def own_line(log: Log, raised: Raised) -> tuple[Evidence, ...]:
+    """The innermost line of the user's own code in a traceback, if one is in it: "train.py:7, in step: loss.backward()", and what the
+    framework was at that it called."""
+    own = raised.own
+    if own is None:
+        return ()
+    phase = phase_within(raised.frames)
+    at = f"; within it {phase}" if phase else ""
+    return (Evidence(f"{_call(own)}{at}", where(log, raised.began)),)
+
+
+def stack_lines(log: Log, stack: Stack) -> tuple[Evidence, ...]:
+    """The script's calls on a stack, the innermost first, and what the framework was at; of a stack without one its innermost call."""
+    own = [one for one in reversed(stack.frames) if not is_of_library(one.path)] or list(stack.frames[-1:])
+    calls = " <- ".join(map(_call, own[:MOST_CALLS]))
+    phase = phase_within(stack.frames)
+    inner = stack.frames[-1] if stack.frames and stack.frames[-1] not in own else None
+    within = f" (within it {_call(inner)})" if inner and not is_of_framework(inner.path) else ""
+    return (Evidence(f"{calls}{within}{f'; in {phase}' if phase else ''}", where(log, stack.line)),)
+
+
+def phase_within(frames: Sequence[LogFrame]) -> str:
+    """What the framework is at whose calls are among them, the innermost last."""
+    return phase_of((with_slashes(one.path), one.function) for one in reversed(frames))
+
+
+def _call(frame: LogFrame) -> str:
+    code = f": {frame.code}" if frame.code else ""
+    within = f", in {frame.function}" if frame.function else ""
+    return f"{frame.path}:{frame.line}{within}{code}"
+
+
+def named(log: Log, seen: Iterable[Sighting]) -> tuple[Evidence, ...]:
+    """What their words are, which a summary made of a page leaves out: "What the log names: address 10.0.0.7, port 29500"."""
+    found: dict[str, dict[str, None]] = {}
+    first = None
+    for one in seen:
+        for name, value in one.words.items():
+            found.setdefault(name.replace("_", " "), {})[value.strip()] = None
+            first = first or one.line
+    told = ", ".join(f"{name} {listed(values, MOST_VALUES)}" for name, values in found.items())
+    return (Evidence(f"What the log names: {told}", where(log, first)),) if first else ()
+
+
+def where(log: Log, line: LogLine) -> str:
+    """ "run.log:412, rank 3, node7"; with several files of one folder their names within that."""
+    name = log.files[line.file].name if line.file < len(log.files) else "the log"
+    rank = f"rank {line.rank}" if line.rank is not None else ""
+    short = name.removeprefix(common_folder(log.files))
+    return ", ".join(one for one in (f"{short}:{line.number}", rank, line.host) if one)
+
+
+@lru_cache(maxsize=4)
+def common_folder(files: tuple[LogFile, ...]) -> str:
+    """The folder that several files have in common, with a slash at its end; "" for a single file, or where there is none
+    but the root. Of the launcher's own output and the ranks' files it is that of the ranks'."""
+    names = [one.name for one in files]
+    return _common(names) or _common(names[1:])
+
+
+def _common(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return ""
+    folders = zip(*(name.split("/")[:-1] for name in names), strict=False)
+    common = [each[0] for each in takewhile(lambda each: len(set(each)) == 1, folders)]
+    return "/".join([*common, ""]) if any(common) else ""

@@ -1,0 +1,147 @@
+"""The illnesses that a failure may come from, the likeliest first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.log_signs import Role
+from ddpdoctor.facts.log import Sighting
+from ddpdoctor.logs.analyze.failures import STOPPED, USER_ERROR, Failure, Kind
+from ddpdoctor.logs.analyze.illnesses import is_certain, is_grave
+from ddpdoctor.logs.analyze.order import Course
+
+MOST: Final = 3
+"""Suspects that are named."""
+
+
+class Place(IntEnum):
+    """Where an illness's best sign stands, the most telling first."""
+
+    IN_THE_FAILURE = 0
+    SHORTLY_BEFORE = 1
+    HINT_CONFIRMED = 2
+    SAME_MOMENT = 3
+    HINT_IN_THE_FAILURE = 4
+    LATER = 5
+    HINT_NEAR = 6
+    HINT_ELSEWHERE = 7
+    OUTLIVED = 8
+
+
+WHYS: Final = {
+    Place.IN_THE_FAILURE: "its own words stand in the first failure",
+    Place.SHORTLY_BEFORE: "its own words stand just before or behind the first failure, of the same rank",
+    Place.HINT_CONFIRMED: "the first failure fits it, and its own words stand elsewhere in the log",
+    Place.SAME_MOMENT: "another rank says its own words before the first failure, or just about then",
+    Place.HINT_IN_THE_FAILURE: "the words of the first failure fit it, and others as well",
+    Place.LATER: "its own words come after the first failure",
+    Place.HINT_NEAR: "words just before the first failure fit it, and others as well",
+    Place.HINT_ELSEWHERE: "words elsewhere in the log fit it, and others as well",
+    Place.OUTLIVED: "its words were said long before, and the run went on",
+}
+SURE: Final = Place.HINT_CONFIRMED
+SUMMING_UP: Final = ("apex-build-failed",)
+"""Illnesses whose words only say that something failed: beside them in the same failure may stand why."""
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+    """An illness that the log speaks of. sure: its own sign was seen where the run first failed; else it is one hypothesis of several.
+    why: why it stands at this place in the order, in a sentence."""
+
+    slug: str
+    sure: bool
+    sightings: tuple[Sighting, ...]
+    why: str = ""
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """An illness with the place of its best sign."""
+
+    slug: str
+    place: Place
+    sightings: tuple[Sighting, ...]
+
+    @property
+    def named(self) -> bool:
+        return any(one.role is Role.NAMES for one in self.sightings)
+
+    @property
+    def order(self) -> tuple[int, bool, bool, bool, int, int]:
+        """What tells a cause, is certain and grave first, then what more and longer signs speak for."""
+        signs = {one.sign for one in self.sightings}
+        certain = any(is_certain(self.slug, one) for one in signs)
+        grave = is_grave(self.slug)
+        longest = max(map(len, signs), default=0)
+        return self.place, self.slug in SUMMING_UP, not certain, not grave, -len(signs), -longest
+
+    def suspect(self, *, sure: bool = False) -> Suspect:
+        """As one of the verdict's."""
+        return Suspect(slug=self.slug, sure=sure, sightings=self.sightings, why=WHYS[self.place])
+
+
+def ranked_suspects(lead: Failure, own: Sequence[Failure], course: Course) -> list[Ranked]:
+    """All that any failure speaks of, by what it has to do with the one that leads."""
+    places: dict[str, Place] = {}
+    seen: dict[str, list[tuple[Place, Sighting]]] = {}
+    for failure in own:
+        for sign in failure.signs:
+            if sign.slug in (USER_ERROR, STOPPED):
+                continue
+            place = _place(sign, failure, lead, course)
+            places[sign.slug] = _better(places.get(sign.slug), place)
+            seen.setdefault(sign.slug, []).append((place, sign))
+    found = [
+        Ranked(slug, place, tuple(sign for _, sign in sorted(seen[slug], key=lambda one: one[0])))
+        for slug, place in places.items()
+    ]
+    return sorted(found, key=lambda one: one.order)
+
+
+def _better(old: Place | None, new: Place) -> Place:
+    if old is None:
+        return new
+    if {old, new} == {Place.HINT_IN_THE_FAILURE, Place.LATER}:
+        return Place.HINT_CONFIRMED
+    if {old, new} == {Place.HINT_IN_THE_FAILURE, Place.SAME_MOMENT}:
+        return Place.HINT_CONFIRMED
+    return min(old, new)
+
+
+def _place(sign: Sighting, failure: Failure, lead: Failure, course: Course) -> Place:
+    names = sign.role is Role.NAMES
+    # Several illnesses may share the very words of the failure.
+    if failure is lead or any(one.sign == sign.sign for one in lead.signs):
+        return Place.IN_THE_FAILURE if names else Place.HINT_IN_THE_FAILURE
+    if course.outlived(failure):
+        return Place.OUTLIVED
+    if failure.kind is Kind.SAID and course.near(failure, lead):
+        return Place.SHORTLY_BEFORE if names else Place.HINT_NEAR
+    if not names:
+        return Place.HINT_ELSEWHERE
+    return Place.LATER if course.clearly_before(lead, failure) else Place.SAME_MOMENT
+
+
+def chosen(ranked: Sequence[Ranked]) -> tuple[tuple[Suspect, ...], tuple[Suspect, ...]]:
+    """The suspects, and what was seen beside. Where one is named by its own sign, hints at others are left out."""
+    if not ranked:
+        return (), ()
+    first = ranked[0]
+    if first.place > SURE:
+        named = [one for one in ranked if one.place < Place.OUTLIVED][:MOST] or list(ranked[:1])
+        suspects = tuple(one.suspect() for one in named)
+    else:
+        alike = [one for one in ranked[1:] if one.place <= Place.SAME_MOMENT and one.named and is_grave(one.slug)]
+        alike = [one for one in alike if one.slug not in SUMMING_UP]
+        suspects = (first.suspect(sure=True), *(one.suspect() for one in alike[: MOST - 1]))
+    # What the failure itself names besides is another side of the same event.
+    return suspects, beside([one for one in ranked if one.place is not Place.IN_THE_FAILURE], suspects)
+
+
+def beside(ranked: Sequence[Ranked], suspects: Sequence[Suspect]) -> tuple[Suspect, ...]:
+    """What is named by signs of its own, and is no suspect."""
+    told = {one.slug for one in suspects}
+    return tuple(one.suspect() for one in ranked if one.named and one.slug not in told)

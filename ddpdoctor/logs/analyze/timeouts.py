@@ -1,0 +1,177 @@
+"""What timeouts of several ranks tell when they are held against each other: who waited in what. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.facts.log import Log, Raised, Sighting
+
+WATCHDOG: Final = "nccl-watchdog-timeout"
+DESYNC: Final = "collective-desync"
+BEHIND: Final = "rank-fell-behind"
+STALLED: Final = "collective-stalled"
+MISSING: Final = "rdzv-missing-node"
+UNEVEN: Final = "uneven-inputs"
+BARRIER: Final = "ALLREDUCE"
+"""Over NCCL a barrier is one, too, of a single element."""
+STEP: Final = "torch/autograd/"
+"""Through it the backward pass goes, in which DDP averages the gradients."""
+OWN_SIZES: Final = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER")
+"""Calls in which ranks may well bring different numbers of elements."""
+GLOO: Final = "Timed out waiting"
+
+
+class Waited(msgspec.Struct, frozen=True):
+    """A rank that NCCL's watchdog ended: the number of the call in its group, the call, and where the log says so."""
+
+    rank: int
+    number: int
+    call: str
+    seen: Sighting
+
+
+class Hypothesis(msgspec.Struct, frozen=True):
+    """An illness that the comparison speaks for, in what way, and the lines that were compared."""
+
+    slug: str
+    why: str
+    seen: tuple[Sighting, ...]
+
+
+def hypotheses(log: Log, effects: Sequence[Sighting]) -> tuple[Hypothesis, ...]:
+    """The likeliest first; none where the timeouts tell nothing."""
+    said = [one for one in effects if one.slug == WATCHDOG and one.line.rank is not None]
+    if len({one.words["group"] for one in said if one.words.get("group")}) > 1:
+        return ()  # The numbers of different groups have nothing to do with each other.
+    waited = _waited(said)
+    return (
+        _different_calls(waited)
+        or _behind(waited, said)
+        or _in_earlier_calls(waited)
+        or _all_the_same(waited, log)
+        or _different_lines(log, effects)
+        or _did_not_come(effects)
+    )
+
+
+def _waited(said: Iterable[Sighting]) -> tuple[Waited, ...]:
+    found: dict[int, Waited] = {}
+    for one in said:
+        number, call, rank = one.words.get("number"), one.words.get("call"), one.line.rank
+        if number and call and rank is not None:
+            size = "" if any(some in call for some in OWN_SIZES) else one.words.get("size", "")
+            what = f"{call} number {number}" + (f" of {size} elements" if size else "")
+            found.setdefault(rank, Waited(rank, int(number), what, one))
+    return tuple(found.values())
+
+
+def _different_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
+    """The same number, and another call or another size: one of them is wrong."""
+    for number in sorted({one.number for one in waited}):
+        calls: dict[str, list[Waited]] = {}
+        for one in waited:
+            if one.number == number:
+                calls.setdefault(one.call, []).append(one)
+        if len(calls) > 1:
+            why = listed((f"{_ranks(some)} waited in {call}" for call, some in calls.items()), most=2)
+            seen = tuple(some[0].seen for some in calls.values())
+            barrier = f"{BARRIER} number {number} of 1 elements"
+            left = barrier in calls and any(call.startswith(BARRIER) and call != barrier for call in calls)
+            uneven = Hypothesis(UNEVEN, f"{why}: one element is what a barrier sends, as after the loop", seen)
+            return (Hypothesis(DESYNC, why, seen), *((uneven,) if left else ()))
+    return ()
+
+
+def _ranks(waited: Iterable[Waited]) -> str:
+    return ranks_named(sorted(one.rank for one in waited))
+
+
+def _behind(waited: Sequence[Waited], said: Iterable[Sighting]) -> tuple[Hypothesis, ...]:
+    """Ranks that had not even begun the call in which the others waited."""
+    first = min(waited, key=lambda one: one.number, default=None)
+    there = {one.rank for one in waited}
+    behind = {
+        one.line.rank: one
+        for one in said
+        if one.line.rank is not None and one.line.rank not in there and one.words.get("enqueued")
+    }
+    behind = {rank: one for rank, one in behind.items() if first and int(one.words["enqueued"]) < first.number}
+    if first is None or not behind:
+        return ()
+    last = max(int(one.words["enqueued"]) for one in behind.values())
+    who = ranks_named(sorted(behind))
+    why = f"{_ranks(waited)} waited in {first.call}, and {who} had called no more than number {last}"
+    return (Hypothesis(BEHIND, why, (*behind.values(), first.seen)),)
+
+
+def _in_earlier_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
+    """Ranks that still waited in a call that the others had behind them. Where no line names its group it must be a few against many:
+    the numbers of two groups would differ, too."""
+    latest = max((one.number for one in waited), default=0)
+    ahead = [one for one in waited if one.number == latest]
+    behind = sorted((one for one in waited if one.number < latest), key=lambda one: one.number)
+    few = len(ahead) > 1 and len(behind) <= max(1, len(waited) // 4)
+    if not behind or not (few or all(one.seen.words.get("group") for one in waited)):
+        return ()
+    lowest = [one for one in behind if one.number == behind[0].number]
+    why = f"{_ranks(lowest)} still waited in {lowest[0].call}, and {_ranks(ahead)} in {ahead[0].call}"
+    return (Hypothesis(BEHIND, why, (*(one.seen for one in behind), ahead[0].seen)),)
+
+
+def _all_the_same(waited: Sequence[Waited], log: Log) -> tuple[Hypothesis, ...]:
+    """Everybody was there: it is the way between them, or a GPU that doesn't come to an end."""
+    # Where no line tells how many there are, there are all up to the highest that was heard.
+    heard = {*log.ranks, *(one.rank for one in waited)}
+    everybody = max(log.world_size or 0, 2, *(rank + 1 for rank in heard))
+    if len(waited) < everybody or len({one.call for one in waited}) > 1:
+        return ()
+    who = f"all {len(waited)} ranks" if log.world_size else f"all {len(waited)} ranks of this log"
+    why = f"{who} waited in {waited[0].call}, so nobody was missing: network, GPUs or peer-to-peer copies"
+    seen = tuple(one.seen for one in waited)
+    return Hypothesis(WATCHDOG, why, seen), Hypothesis(STALLED, why, seen)
+
+
+def _different_lines(log: Log, effects: Iterable[Sighting]) -> tuple[Hypothesis, ...]:
+    """Over gloo there are no numbers; but the ranks may have waited in different lines of the script."""
+    places: dict[str, list[Raised]] = {}
+    for one in log.raised:
+        if GLOO in one.message and one.own and one.line.rank is not None:
+            places.setdefault(f"{one.own.path.rpartition('/')[2]}:{one.own.line}", []).append(one)
+    ranks = {place: [one.line.rank for one in some if one.line.rank is not None] for place, some in places.items()}
+    waiting = {rank for some in ranks.values() for rank in some}
+    if len(places) < 2 or not waiting >= {*log.ranks, *range(log.world_size or 0)}:
+        return ()
+    why = listed((f"{ranks_named(sorted(some))} waited at {place}" for place, some in ranks.items()), most=3)
+    odd = {some[0] for some in ranks.values()}
+    seen = tuple(one for one in effects if one.sign == GLOO and one.line.rank in odd)
+    different = Hypothesis(DESYNC, why, seen)
+    if not _is_behind_the_steps([one for some in places.values() for one in some]):
+        return (different,)
+    return Hypothesis(UNEVEN, f"{why}: some were through with their steps, and others were not", seen), different
+
+
+def _is_behind_the_steps(waiting: Sequence[Raised]) -> bool:
+    """Whether some ranks were in the backward pass, and all the others in a call of the script's own behind that line."""
+    steps = [one for one in waiting if any(STEP in frame.path for frame in one.frames)]
+    calls = [one for one in waiting if one not in steps]
+    last = max((one.own.line for one in steps if one.own), default=0)
+    files = {one.own.path for one in waiting if one.own}
+    return bool(steps and calls) and len(files) == 1 and all(one.own and one.own.line > last for one in calls)
+
+
+def _did_not_come(effects: Sequence[Sighting]) -> tuple[Hypothesis, ...]:
+    """Nobody lost anybody: those that came waited for the others, and counted them."""
+    counted = [one for one in effects if one.words.get("came", "").isdigit() and one.words.get("wanted", "").isdigit()]
+    if not counted or any(one.slug != MISSING for one in effects):
+        return ()
+    came, wanted = max((int(one.words["came"]), int(one.words["wanted"])) for one in counted)
+    others = wanted - came
+    if others < 1:
+        return ()
+    who, whose = ("the other one", "its own log") if others == 1 else (f"the other {others}", "their own logs")
+    why = f"{came} of {wanted} came: why {who} didn't, only {whose} can say"
+    return (Hypothesis(MISSING, why, tuple(effects)),)

@@ -1,0 +1,316 @@
+"""What the checks make of a log: a finding for each suspect, held against the facts of a host where there are any."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Severity
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.wording import listed
+from ddpdoctor.engine.examination import Examination, Verdict
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.redaction import redact_facts
+from ddpdoctor.engine.registry import Check, Result, diagnose
+from ddpdoctor.facts.log import Log, Stack
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.logs.analyze.attempts import attempts_of
+from ddpdoctor.logs.analyze.deciding_commands import deciding, nobody_listens
+from ddpdoctor.logs.analyze.failures import USER_ERROR
+from ddpdoctor.logs.analyze.illnesses import by_log_alone, check_of
+from ddpdoctor.logs.analyze.objects import other_than_named
+from ddpdoctor.logs.analyze.particulars import particulars
+from ddpdoctor.logs.analyze.settings import as_the_log_names, looked_at
+from ddpdoctor.logs.analyze.sightings import lines, named, own_line, stack_lines
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, Suspect, verdict_of
+from ddpdoctor.logs.parse.kills import of_this_log
+from ddpdoctor.logs.parse.labels import TASK
+from ddpdoctor.smoke.wording import short
+
+VERDICTS: Final = {
+    Outcome.ILLNESS: Verdict.FAIL,
+    Outcome.USER_ERROR: Verdict.FAIL,
+    Outcome.STOPPED: Verdict.FAIL,
+    Outcome.NOTHING: Verdict.OK,
+    Outcome.UNRECOGNISED: Verdict.UNKNOWN,
+    Outcome.EFFECTS_ONLY: Verdict.UNKNOWN,
+}
+
+
+INSTALLED: Final = frozenset({"packages", "torch", "extensions", "patient"})
+"""Facts that stay as they are: memory, disks, ports, processes, links, settings and even devices come and go, or are others elsewhere."""
+
+
+NEAR_STACK: Final = 60
+"""Lines between an error and the stack that its process then writes: C++ stacks, and what Python lists of modules."""
+
+
+class Standing(Enum):
+    """What a host's facts say of a suspicion. Contradicted is one that lasting facts of the very Python speak against;
+    that others show no sign of it leaves it open."""
+
+    CONFIRMED = "confirmed"
+    CONTRADICTED = "contradicted"
+    NOT_CONFIRMED = "not confirmed"
+    NOT_TESTED = "not tested"
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A suspicion held against the facts of a host. words: a sentence for the reader. found: what the check itself found there."""
+
+    slug: str
+    standing: Standing
+    words: str
+    found: Finding | None = None
+
+
+class Opinion(msgspec.Struct, frozen=True, kw_only=True):
+    """A suspect with its check and its finding. held: None where no host was looked at."""
+
+    suspect: Suspect
+    check: Check
+    finding: Finding
+    held: Held | None = None
+
+
+class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
+    """A log judged; of several attempts, what it says of the one that the verdict is on. opinions: on the suspects, the likeliest first; also: on illnesses that this failure doesn't come from."""
+
+    log: Log
+    verdict: LogVerdict
+    examination: Examination
+    opinions: tuple[Opinion, ...] = ()
+    also: tuple[Opinion, ...] = ()
+
+    @property
+    def word(self) -> Verdict:
+        """The exit code follows from it. A warning where nothing says that the run failed."""
+        word = VERDICTS[self.verdict.outcome]
+        return Verdict.WARN if word is Verdict.FAIL and self.verdict.ended_well else word
+
+
+def judge_log(log: Log, host: Snapshot | None = None, *, watched: bool = False) -> LogJudgement:
+    """host: the snapshot that the suspicions are held against. watched: it holds what happened during the run, and not before it."""
+    whole = redact_facts(log)
+    verdict = verdict_of(whole)
+    log = next((one for one in attempts_of(whole) if one.attempt == verdict.attempt), whole)
+    snapshot = msgspec.structs.replace(host or Snapshot(host=""), log=log)
+    helds = {one.slug: one for one in confirm(verdict, snapshot, watched=watched)} if host else {}
+    opinions = [each for one in _told_apart(verdict) if (each := _opinion(one, snapshot, helds.get(one.slug)))]
+    told = tuple(_with_own_line(one, verdict, log) for one in sorted(opinions, key=lambda one: _place(one.held)))
+    beside = tuple(each for one in verdict.also if (each := _opinion(one, snapshot, None)))
+    results = tuple(
+        Result(one.check, (msgspec.structs.replace(one.finding, severity=_severity(number, one, beside, verdict)),))
+        for number, one in enumerate((*told, *beside))
+    )
+    return LogJudgement(
+        log=log,
+        verdict=verdict,
+        examination=Examination(msgspec.structs.replace(snapshot, log=whole), plan_for(snapshot, None), results),
+        opinions=told,
+        also=beside,
+    )
+
+
+def _told_apart(verdict: LogVerdict) -> list[Suspect]:
+    """The suspects, without those that rest on the same lines for the same reason as one before: nothing would tell the two apart."""
+    different: list[Suspect] = []
+    for one in verdict.suspects:
+        if not any((one.why, one.sightings) == (other.why, other.sightings) for other in different):
+            different.append(one)
+    return different
+
+
+def _with_own_line(opinion: Opinion, verdict: LogVerdict, log: Log) -> Opinion:
+    """With the line of the script by which the failure that leads came to it."""
+    raised, finding = verdict.raised, opinion.finding
+    if raised is None and (stack := _stack_near(opinion.suspect, log)):
+        evidence = (*stack_lines(log, stack), *finding.evidence)
+        return msgspec.structs.replace(opinion, finding=msgspec.structs.replace(finding, evidence=evidence))
+    if raised is None or raised.own is None or opinion.check.slug == USER_ERROR:
+        return opinion
+    began, last = raised.began.number, raised.line.number
+    of_it = [one.line for one in opinion.suspect.sightings if one.line.file == raised.line.file]
+    if not any(began <= one.number <= last and one.rank == raised.line.rank for one in of_it):
+        return opinion
+    place = own_line(log, raised)
+    return msgspec.structs.replace(
+        opinion, finding=msgspec.structs.replace(finding, evidence=(*place, *finding.evidence))
+    )
+
+
+def _stack_near(suspect: Suspect, log: Log) -> Stack | None:
+    """The stack that the process wrote with those words, as it was aborted or crashed."""
+    for one in suspect.sightings:
+        for stack in log.stacks:
+            apart = stack.line.number - one.line.number
+            same = (stack.line.file, stack.line.rank) == (one.line.file, one.line.rank)
+            if same and -NEAR_STACK <= apart <= NEAR_STACK:
+                return stack
+    return None
+
+
+def groups_that_decide(log: Log) -> set[str]:
+    """The facts of a host that the suspicions are to be held against; none where only the log can tell."""
+    known = [check for one in verdict_of(log).suspects if (check := check_of(one.slug))]
+    return set().union(*(one.groups for one in known if not by_log_alone(one)))
+
+
+def confirm(verdict: LogVerdict, snapshot: Snapshot, *, watched: bool = False) -> tuple[Held, ...]:
+    """What the facts of a host say of each suspect."""
+    helds = []
+    for one in verdict.suspects:
+        if check := check_of(one.slug):
+            facts = as_the_log_names(snapshot, one.sightings)
+            (result,) = diagnose(facts, plan_for(facts, None), [check])
+            of_log = _of_log(one, result, facts, watched)
+            helds.append(_held(one, result, of_log, facts, _hosts(one, verdict, snapshot)))
+    return tuple(helds)
+
+
+def _of_log(suspect: Suspect, result: Result, snapshot: Snapshot, watched: bool) -> Finding | None:
+    """What the check finds in those facts alone of which the log may speak."""
+    log = Log() if isinstance(snapshot.log, Unknown) else snapshot.log
+    ahead = float(time.localtime().tm_gmtoff)
+    fitting = of_this_log(snapshot, log, suspect.sightings, ahead=ahead, watched=watched)
+    if fitting == snapshot:
+        return _found(result)
+    return _found(*diagnose(fitting, plan_for(fitting, None), [result.check]))
+
+
+def _found(result: Result) -> Finding | None:
+    return next((one for one in result.findings if _counts(one, result.check)), None)
+
+
+def _held(suspect: Suspect, result: Result, of_log: Finding | None, snapshot: Snapshot, hosts: Sequence[str]) -> Held:
+    """of_log: what was found that fits the log. hosts: of which the log speaks; none where it doesn't tell."""
+    slug, here = suspect.slug, snapshot.host or "this host"
+    if by_log_alone(result.check):
+        return Held(slug=slug, standing=Standing.NOT_TESTED, words="only a log shows it; no host's facts can decide it")
+    found = of_log or _found(result)
+    other = hosts[0] if hosts and snapshot.host and not _among(snapshot.host, hosts) else ""
+    if found and other:
+        words = f"{here} has it too: {found.summary}; but the log speaks of {other}"
+        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words, found=found)
+    if found and (object_named := other_than_named(found, suspect.sightings)):
+        words = f"{here} has this: {found.summary}; but the log speaks of {object_named}"
+        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words, found=found)
+    if of_log:
+        words = f"the log says {slug}, and so does {here}: {of_log.summary}"
+        return Held(slug=slug, standing=Standing.CONFIRMED, words=words, found=of_log)
+    if found:
+        words = f"it may be: {found.summary}; but neither process nor time shows that the log speaks of that"
+        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words, found=found)
+    if other:
+        words = f"the log speaks of {other}, and this is {here}: run it there"
+        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words)
+    looked = looked_at(snapshot, suspect.sightings)
+    if result.not_tested:
+        words = f"{result.not_tested.reason}; looked at {here}: {looked}" if looked else result.not_tested.reason
+        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words)
+    if len(hosts) > 1:
+        words = f"{here} shows no sign of it; the log speaks of {listed(hosts)}, and doesn't tell which of them it is"
+        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words)
+    if result.check.groups <= INSTALLED and _ran_in(snapshot):
+        words = f"nothing that is installed on {here} shows a sign of it"
+        return Held(slug=slug, standing=Standing.CONTRADICTED, words=words)
+    seen = f": {looked}" if looked else ""
+    words = f"{here} shows no sign of it now{seen}; it may have been otherwise while the run went on, or lie elsewhere"
+    return Held(slug=slug, standing=Standing.NOT_CONFIRMED, words=words)
+
+
+def _ran_in(snapshot: Snapshot) -> bool:
+    """Whether the log's tracebacks go through the packages of the Python that was looked at."""
+    log, patient = snapshot.log, snapshot.patient
+    if isinstance(log, Unknown) or isinstance(patient, Unknown):
+        return False
+    folders = tuple(f"{one}/" for one in patient.site_packages)
+    return any(frame.path.startswith(folders) for one in log.raised for frame in one.frames)
+
+
+def _counts(finding: Finding, check: Check) -> bool:
+    severity = finding.severity or check.severity
+    return severity is not INFO or check.severity is INFO
+
+
+def _hosts(suspect: Suspect, verdict: LogVerdict, snapshot: Snapshot) -> list[str]:
+    """Where the log saw it: by its own lines, else by the line that leads, else all hosts of the log."""
+    log = snapshot.log
+    lead = [verdict.lead.host] if verdict.lead else []
+    every = [] if isinstance(log, Unknown) else list(log.hosts)
+    for some in ([one.line.host for one in suspect.sightings], lead, every):
+        known = (one for one in some if one and one != "localhost" and not one.startswith(TASK))
+        if named := list(dict.fromkeys(known)):
+            return named
+    return []
+
+
+def _among(host: str, others: Sequence[str]) -> bool:
+    short_names = {one.partition(".")[0].lower() for one in others}
+    return host.partition(".")[0].lower() in short_names
+
+
+def _place(held: Held | None) -> int:
+    """Confirmed ones go first, and contradicted ones last; where nothing was decided, it stays with the log's own order."""
+    return {Standing.CONFIRMED: 0, Standing.CONTRADICTED: 2}.get(held.standing, 1) if held else 1
+
+
+def _opinion(suspect: Suspect, snapshot: Snapshot, held: Held | None) -> Opinion | None:
+    check = check_of(suspect.slug)
+    if check is None:
+        return None
+    found = _own_finding(check, snapshot) or composed(check, suspect, snapshot, held)
+    return Opinion(suspect=suspect, check=check, finding=found, held=held)
+
+
+def _own_finding(check: Check, snapshot: Snapshot) -> Finding | None:
+    if not by_log_alone(check):
+        return None
+    (result,) = diagnose(snapshot, plan_for(snapshot, None), [check])
+    return next(iter(result.findings), None)
+
+
+def composed(check: Check, suspect: Suspect, snapshot: Snapshot, held: Held | None) -> Finding:
+    """The finding of a check that judges hosts, made from its page and the log's lines."""
+    log = snapshot.log
+    log = Log() if isinstance(log, Unknown) else log
+    said = (*lines(log, suspect.sightings), *named(log, suspect.sightings))
+    who = _said_by(suspect)
+    if held and held.standing is Standing.CONFIRMED and held.found:
+        found = held.found
+        return msgspec.structs.replace(found, evidence=(*said, *found.evidence), rank=_rank(suspect))
+    decide = deciding(check, suspect.sightings, log, sure=suspect.sure)
+    own = particulars(check.slug, suspect.sightings, log)
+    fixes = own.fixes or (Fix(" ".join(check.section("Fix").split()).removesuffix(".")),)
+    title = f"{own.summary or check.title.removesuffix('.')}{f', says {who}' if who else ''}"
+    return Finding(
+        summary=short(nobody_listens(suspect.sightings) or title),
+        cause=own.cause,
+        evidence=said,
+        fixes=(*fixes, decide) if decide else fixes,
+        rank=_rank(suspect),
+    )
+
+
+def _rank(suspect: Suspect) -> int | None:
+    return next((one.line.rank for one in suspect.sightings if one.line.rank is not None), None)
+
+
+def _said_by(suspect: Suspect) -> str:
+    for one in suspect.sightings:
+        rank = f"rank {one.line.rank}" if one.line.rank is not None else ""
+        if rank or one.line.host:
+            return " on ".join(filter(None, (rank, one.line.host)))
+    return ""
+
+
+def _severity(number: int, opinion: Opinion, beside: Sequence[Opinion], verdict: LogVerdict) -> Severity:
+    """The likeliest is what failed; other hypotheses may be, and what was seen beside is good to know."""
+    if opinion in beside:
+        return INFO
+    failed = not verdict.ended_well and verdict.outcome is not Outcome.EFFECTS_ONLY
+    return FAIL if failed and (number == 0 or opinion.suspect.sure) else WARN

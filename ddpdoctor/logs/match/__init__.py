@@ -1,0 +1,1 @@
+"""Which signs of illnesses stand in a log's lines."""

@@ -1,0 +1,315 @@
+"""Goes through the bytes of one file: finds the lines that matter, and hands them on."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ddpdoctor.logs.analyze.judging_lines import MOST_OF_A_LINE, LineJudge, Place, Spot
+from ddpdoctor.logs.match.vocabulary import Vocabulary
+from ddpdoctor.logs.parse.file_names import uncontradicted
+from ddpdoctor.logs.parse.gathering import Gathered
+from ddpdoctor.logs.parse.labels import OF_TORCHRUN, Labelled, StyleFinder
+from ddpdoctor.logs.parse.plain import colourless
+from ddpdoctor.logs.parse.routine import MOST_ENTRIES, Routine, key_of
+from ddpdoctor.logs.parse.streams import Stream
+
+BLOCK: Final = 1 << 20
+"""Bytes that are searched at once."""
+END: Final = 1 << 19
+"""At least so many bytes at the end of a file are read whole, routine or not; and at most twice as many."""
+CONTEXT: Final = 1 << 15
+"""Bytes before a block that are kept for looking back."""
+FIRST_SAMPLES: Final = 2000
+SAMPLES: Final = 60
+"""Lines of the first block, and of each other one, that are looked at for their labels alone."""
+REMEMBERED: Final = 4096
+MOST_REMEMBERED: Final = 1 << 16
+"""Bytes at the end of a block, and of the file, in which every line counts as the latest of its rank."""
+LABELS: Final = 300
+"""Bytes at the start of a line in which its labels stand."""
+
+MOST_PIECES: Final = 256
+"""Pieces of a line, each with something in it, that are read whatever comes."""
+LAST_HITS: Final = 16
+
+CLOCK: Final = re.compile(rb"\d:\d\d:\d")
+
+Hit = tuple[int, int, int]
+"""Place among the texts, start, end."""
+
+
+class FileScan:
+    """One file. `feed()` takes its bytes in pieces of any size, `end()` finishes it."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        gathered: Gathered,
+        file: int,
+        place: Place = Place(),  # noqa: B008 (immutable)
+        number: Callable[[int], int] = int,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._gathered = gathered
+        self._judge = LineJudge(vocabulary, gathered, file, place, number)
+        self._styles = StyleFinder()
+        self._routine = Routine(vocabulary.patience)
+        self._awaited: dict[int, Stream] = {}
+        self._stream_of: dict[bytes, Stream] = {}
+        """Whose lines with that key are."""
+        self._pieces = bytearray()
+        self._context = b""
+        self._begin = 0
+        """Where in the bytes at hand the block begins; what is before it was searched already."""
+        self._within = False
+        """The block begins within a line."""
+        self._ends = False
+        """What is left is the last: all of it is read, routine or not."""
+        self._head = Labelled("")
+        self._head_key = b""
+        """Of the line that began in an earlier block."""
+        self._pieces_of_one = 0
+        """Pieces that were read of the part of a line, between two carriage returns, that is at hand."""
+        self.left_out: set[int] = set()
+        """Numbers of the lines of which some was not read."""
+        self.bytes = 0
+        self.lines = 0
+
+    def feed(self, piece: bytes) -> None:
+        """The next bytes."""
+        self.bytes += len(piece)
+        self._pieces += piece
+        while len(self._pieces) >= 2 * BLOCK:
+            self._take(BLOCK)
+
+    def _take(self, size: int) -> None:
+        """Searches so much of what is held, or less: whole lines, if it holds one; of the last, all, though nothing ends its last line."""
+        taken = self._pieces.rfind(b"\n", 0, size) + 1 or min(size, len(self._pieces))
+        if self._ends and len(self._pieces) <= size:
+            taken = len(self._pieces)
+        self._block(bytes(memoryview(self._pieces)[:taken]))
+        del self._pieces[:taken]
+
+    def end(self) -> None:
+        """There are no more."""
+        while len(self._pieces) > 2 * END:
+            self._take(min(BLOCK, len(self._pieces) - END))
+        self._ends = True
+        while self._pieces:
+            self._take(BLOCK)
+        if self._within:
+            self.lines += 1
+        self._judge.end(self.lines)
+
+    def _block(self, new: bytes) -> None:
+        """Whole lines, or a part of one that is longer than a block."""
+        ends_line = new.endswith(b"\n")
+        plain = colourless(new)
+        text = self._context + plain
+        start = self._begin = len(self._context)
+        self._judge.place = uncontradicted(self._judge.place, plain)
+        self._learn(text, start)
+        self._search(text, start)
+        self._remember(text, start)
+        if not ends_line and not (self._within and b"\n" not in new):
+            line = text.rfind(b"\n", start) + 1 or start
+            self._head = self._judge.labelled(text[line : line + LABELS])
+            self._head_key = key_of(text, line, len(text))
+        self._within = not ends_line
+        self._context = text[-CONTEXT:]
+
+    def _learn(self, text: bytes, start: int) -> None:
+        """Samples of the lines: which labels the file has, of which ranks, and what they said last."""
+        most = SAMPLES if self.lines else FIRST_SAMPLES
+        apart = (len(text) - start) // most
+        spread = text.count(b"\n", start) > most
+        at, number = start, self.lines + 1
+        sampled: list[tuple[int, bytes]] = []
+        while at < len(text) and len(sampled) < most:
+            end = text.find(b"\n", at)
+            end = len(text) if end < 0 else end
+            sampled.append((number, text[at:end]))
+            after = end + 1
+            if spread:
+                after = text.find(b"\n", max(after, start + len(sampled) * apart) - 1) + 1 or len(text)
+            number += text.count(b"\n", at, after)
+            at = after
+        for _, piece in sampled:
+            self._styles.add(piece[:LABELS].decode("utf-8", "replace"))
+        style = self._styles.style()
+        if style.numbers and not style.tasks and any(text.find(one, start) >= 0 for one in OF_TORCHRUN):
+            self._styles.are_tasks = True
+            style = self._styles.style()
+        if style != self._judge.style:
+            self._judge.style = style
+            self._stream_of.clear()
+        goes_on = self._within
+        for number, piece in sampled:
+            self._heard(number, piece, goes_on=goes_on)
+            goes_on = False
+
+    def _heard(self, number: int, piece: bytes, *, goes_on: bool) -> None:
+        """A line as the latest of its rank, whatever it says."""
+        if not piece:
+            return
+        labelled = self._head if goes_on else self._judge.labelled(piece[:LABELS])
+        self._judge.meet(labelled, number)
+        end = None
+        if len(piece) > LABELS or b"\r" in piece:
+            end = piece.rstrip(b"\r").rpartition(b"\r")[2][-MOST_OF_A_LINE:]
+        self._gathered.last_words(self._judge.line(labelled, number, end))
+
+    def _search(self, text: bytes, start: int) -> None:
+        """Goes from line to line with something in it; through all lines as long as a stream waits for its next one."""
+        # A text may begin in the part of a long line that came before.
+        base = start - min(self._vocabulary.longest - 1, start) if self._within else start
+        matches = self._vocabulary.matches(memoryview(text)[base:])
+        at, most = 0, len(matches)
+        here = counted = start
+        while at < most and base + matches[at][2] <= start:
+            at += 1
+        while at < most or self._awaited:
+            if not self._awaited:
+                here = text.rfind(b"\n", here, base + matches[at][1]) + 1 or here
+            elif here >= len(text):
+                break
+            end = text.find(b"\n", here)
+            end = len(text) if end < 0 else end
+            first = at
+            while at < most and base + matches[at][1] < end:
+                at += 1
+            key = self._head_key if self._goes_on(here) else key_of(text, here, end)
+            if self._awaited or not self._is_bare(text, here, end) or not self._is_routine(key, matches[first:at]):
+                # Most lines need no number: newlines are counted up to those that do.
+                self.lines += text.count(b"\n", counted, here)
+                counted = here
+                if not self._awaited or not self._is_others(text, here, end, key, matches[first:at]):
+                    hits = [(one, base + begin, base + stop) for one, begin, stop in matches[first:at]]
+                    self._line(text, here, end, key, hits)
+                if self._awaited and (self.lines + 1) % 64 == 0:
+                    self._tire(self.lines + 1)
+            here = end + 1
+        self.lines += text.count(b"\n", counted)
+
+    def _is_bare(self, text: bytes, start: int, end: int) -> bool:
+        """Whether it has one label at most, at its start: what follows a carriage return may have its own."""
+        return text.find(b"\r", start, end - 1) < 0
+
+    def _is_others(self, text: bytes, start: int, end: int, key: bytes, hits: Sequence[Hit]) -> bool:
+        """Whether, while streams wait for their next lines, it is of one that doesn't, and brings nothing new."""
+        stream = self._stream_of.get(key)
+        if stream is None or id(stream) in self._awaited or self._goes_on(start) or not self._is_bare(text, start, end):
+            return False
+        if hits and not self._is_routine(key, hits):
+            return False
+        if CLOCK.search(text, start, min(end, start + LABELS)):
+            stream.unread = text[start : min(end, start + LABELS)]
+        return True
+
+    def _is_routine(self, key: bytes, hits: Sequence[Hit]) -> bool:
+        """Whether the line brings nothing new; it is counted then."""
+        if self._ends:
+            return False
+        entries = [self._routine.entry(hits[0][0], key)]
+        if len(hits) > 1:
+            entries = [self._routine.entry(place, key) for place in {hit[0] for hit in hits}]
+        for one in entries:
+            if not one.is_routine:
+                return False
+        for one in entries:
+            one.count()
+        return True
+
+    def _line(self, text: bytes, start: int, end: int, key: bytes, hits: list[Hit]) -> None:
+        if text.endswith(b"\r", start, end):
+            end -= 1
+        if text.find(b"\r", start, end) < 0 and not self._goes_on(start) and end - start <= MOST_OF_A_LINE:
+            self._piece(text, start, end, None, key, hits)
+        else:
+            self._parts(text, start, end, key, hits)
+
+    def _goes_on(self, start: int) -> bool:
+        """Whether the line that is at hand there began in an earlier block."""
+        return self._within and start == self._begin
+
+    def _parts(self, text: bytes, start: int, end: int, key: bytes, hits: list[Hit]) -> None:
+        """Of a line that a progress bar has written over and over, or that is too long to be kept, what is around the hits."""
+        goes_on = self._goes_on(start)
+        head: Labelled | None = None
+        at = 0
+        segment = start if goes_on else -1
+        while at < len(hits):
+            begin = max(text.rfind(b"\r", start, hits[at][1]) + 1, start)
+            stop = text.find(b"\r", hits[at][2], end)
+            stop = end if stop < 0 else stop
+            if begin != segment:
+                segment, self._pieces_of_one = begin, 0
+            if stop - begin > MOST_OF_A_LINE:
+                at = self._after_what_is_left_out(hits, at, stop)
+            first = at
+            own = key if begin == start else key + key_of(text, begin, stop)
+            if stop - begin > MOST_OF_A_LINE:
+                begin = max(hits[at][1] - MOST_OF_A_LINE // 4, begin)
+                stop = min(max(begin + MOST_OF_A_LINE, hits[at][2]), stop)
+            while at < len(hits) and hits[at][1] < stop:
+                at += 1
+            if self._awaited or not self._is_routine(own, hits[first:at]):
+                head = head or self._head_of(text, start, end)
+                self._piece(text, begin, stop, None if begin == start and not goes_on else head, own, hits[first:at])
+        if self._awaited and not goes_on:
+            begin = max(text.rfind(b"\r", start, end) + 1, end - MOST_OF_A_LINE, start)
+            head = None if begin == start else head or self._head_of(text, start, end)
+            self._piece(text, begin, end, head, key, [])
+
+    def _after_what_is_left_out(self, hits: list[Hit], at: int, stop: int) -> int:
+        """Of a part without an end, as a line of megabytes is, which hit is read next: after many only the last in each block."""
+        self._pieces_of_one += 1
+        if self._pieces_of_one <= MOST_PIECES:
+            return at
+        behind = bisect_left(hits, stop, at, key=lambda hit: hit[1])
+        if behind - LAST_HITS > at:
+            self.left_out.add(self.lines + 1)
+        return max(at, behind - LAST_HITS)
+
+    def _head_of(self, text: bytes, start: int, end: int) -> Labelled:
+        return self._head if self._goes_on(start) else self._judge.labelled(text[start : min(start + LABELS, end)])
+
+    def _piece(self, text: bytes, start: int, end: int, head: Labelled | None, key: bytes, hits: list[Hit]) -> None:
+        places = dict.fromkeys(hit[0] for hit in hits)
+        if self._awaited:
+            # The line is read for those who wait; what else is in it may bring nothing new.
+            places = dict.fromkeys(place for place in places if not self._is_routine(key, [(place, 0, 0)]))
+        spot = Spot(text, start, self.lines + 1)
+        stream = self._judge.read(spot, text[start:end], head, list(places), waiting=bool(self._awaited))
+        if head is None:
+            if len(self._stream_of) >= MOST_ENTRIES:
+                self._stream_of.clear()
+            self._stream_of[key] = stream
+        for place in places:
+            self._routine.entry(place, key).read(self._judge.counted.get(place, ()))
+        if stream.waits:
+            self._awaited[id(stream)] = stream
+        else:
+            self._awaited.pop(id(stream), None)
+
+    def _tire(self, number: int) -> None:
+        for key, stream in list(self._awaited.items()):
+            stream.tire(number, self._gathered)
+            if not stream.waits:
+                del self._awaited[key]
+
+    def _remember(self, text: bytes, start: int) -> None:
+        """The last lines of the block, or of the file, each as the latest of its rank."""
+        begin = max(start, len(text) - (MOST_REMEMBERED if self._ends else REMEMBERED))
+        if begin > start:
+            begin = text.find(b"\n", begin) + 1 or len(text)
+        lines = text[begin:].split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        last = self.lines if text.endswith(b"\n") else self.lines + 1
+        first = last - len(lines) + 1
+        for number, piece in enumerate(lines, start=first):
+            self._heard(number, piece, goes_on=number == first and self._goes_on(begin))

@@ -1,0 +1,116 @@
+"""The literal texts that a log is searched for, all in one automaton, and what each is wanted for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import ahocorasick_rs
+
+from ddpdoctor.base.log_signs import LogSign
+from ddpdoctor.logs.analyze.noise import HarmlessText
+from ddpdoctor.logs.parse.tracebacks import HEADER
+
+
+class Wanted(Enum):
+    """What a literal text is to the engine itself."""
+
+    TRACEBACK = "traceback"
+    FRAME = "frame"
+    STACK = "stack"
+    EXIT = "exit"
+    FACT = "fact"
+    ERROR = "error"
+
+    # Enum's own is slow, and asked for in every line that is read.
+    __hash__ = object.__hash__
+
+
+_PATIENCE: Final = {
+    Wanted.TRACEBACK: 500,
+    Wanted.FRAME: 500,
+    Wanted.STACK: 500,
+    Wanted.EXIT: 2000,
+    Wanted.FACT: 20,
+    Wanted.ERROR: 300,
+}
+
+
+class Sign(NamedTuple):
+    """A sign and its illness. near: the place of its second literal among the texts, or -1."""
+
+    number: int
+    slug: str
+    sign: LogSign
+    pattern: re.Pattern[str] | None
+    near: int
+
+
+class Vocabulary:
+    """What a log is searched for. All texts are found wherever they stand, also within each other."""
+
+    def __init__(
+        self,
+        signs: Iterable[tuple[str, LogSign]],
+        harmless: Iterable[HarmlessText] = (),
+        others: Iterable[tuple[str, Wanted]] = ((HEADER, Wanted.TRACEBACK),),
+    ) -> None:
+        self.texts: list[bytes] = []
+        self.words: list[str] = []
+        self.signs: list[list[Sign]] = []
+        self.harmless: list[HarmlessText | None] = []
+        self.wanted: list[set[Wanted]] = []
+        self._places: dict[bytes, int] = {}
+        for number, (slug, sign) in enumerate(signs):
+            near = self._place(sign.near) if sign.near else -1
+            pattern = re.compile(sign.pattern) if sign.pattern else None
+            self.signs[self._place(sign.text)].append(Sign(number, slug, sign, pattern, near))
+        for one in harmless:
+            self.harmless[self._place(one.text)] = one
+        for text, wanted in others:
+            self.wanted[self._place(text)].add(wanted)
+        self.nears = frozenset(one.near for each in self.signs for one in each if one.near >= 0)
+        self.patience = list(map(self._patience, range(len(self.texts))))
+
+    def _patience(self, place: int) -> int:
+        """How many lines of a rank with that text are read before the rest may be routine."""
+        signs = self.signs[place]
+        waits = place in self.nears or any(one.near >= 0 for one in signs)
+        return max(
+            1,
+            300 * any(one.pattern is not None for one in signs),
+            1000 * waits,
+            *(_PATIENCE[wanted] for wanted in self.wanted[place]),
+        )
+
+    def _place(self, text: str) -> int:
+        literal = text.encode()
+        if literal not in self._places:
+            self._places[literal] = len(self.texts)
+            self.texts.append(literal)
+            self.words.append(text)
+            self.signs.append([])
+            self.harmless.append(None)
+            self.wanted.append(set())
+        return self._places[literal]
+
+    def knows(self, line: bytes) -> bool:
+        """Whether a line is read for something in it: a sign, a message of healthy runs, a word of an error, a traceback."""
+        places = {place for place, _, _ in self.matches(memoryview(line))}
+        return any(self.signs[one] or self.harmless[one] or self.wanted[one] - {Wanted.FACT} for one in places)
+
+    @cached_property
+    def longest(self) -> int:
+        return max(map(len, self.texts), default=1)
+
+    @cached_property
+    def automaton(self) -> ahocorasick_rs.BytesAhoCorasick:
+        return ahocorasick_rs.BytesAhoCorasick(self.texts, implementation=ahocorasick_rs.Implementation.DFA)
+
+    def matches(self, text: memoryview) -> Sequence[tuple[int, int, int]]:
+        """(place among the texts, start, end) of all that stand in it, by end."""
+        found: Sequence[tuple[int, int, int]] = self.automaton.find_matches_as_indexes(text, overlapping=True)
+        return found

@@ -1,0 +1,28 @@
+"""What all logs are searched for: the signs of every check, the texts of healthy runs, and what launchers and Python say."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ddpdoctor.engine.registry import all_checks
+from ddpdoctor.logs.analyze.noise import HARMLESS
+from ddpdoctor.logs.match.vocabulary import Vocabulary, Wanted
+from ddpdoctor.logs.parse import exit_tables, exits, stacks
+from ddpdoctor.logs.parse import stated_facts as facts_said
+from ddpdoctor.logs.parse.error_words import ERROR_WORDS
+from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    """Made once: it takes a tenth of a second."""
+    signs = [(one.slug, sign) for one in all_checks() for sign in one.log_signs]
+    others = [
+        (HEADER, Wanted.TRACEBACK),
+        (FRAME, Wanted.FRAME),
+        *((text, Wanted.STACK) for text in stacks.LITERALS),
+        *((text, Wanted.ERROR) for text in ERROR_WORDS),
+        *((text, Wanted.EXIT) for text in (*exits.LITERALS, *exit_tables.BEGINNINGS)),
+        *((text, Wanted.FACT) for text in facts_said.LITERALS),
+    ]
+    return Vocabulary(signs, HARMLESS, others)

@@ -1,0 +1,1 @@
+"""From bytes to lines, labels, times, tracebacks and exits. Judges nothing."""

@@ -1,0 +1,197 @@
+"""Makes plain lines of a log that isn't written so: UTF-16 and UTF-32, and one JSON object a line."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from ddpdoctor.logs.parse.plain import is_text
+
+_MARKS: Final = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_RAW: Final = "textPayload"
+"""Of Google's collector: a line as the container wrote it. Its severity is that of the whole stream."""
+_OF_FIELDS: Final = "jsonPayload"
+"""The same of what was an object itself."""
+_MESSAGES: Final = ("log", "message", "msg", "event", "text", _RAW, "line", "MESSAGE")
+_LEVELS: Final = ("level", "log.level", "levelname", "severity", "lvl")
+_TIMES: Final = ("time", "ts", "timestamp", "@timestamp", "asctime", "__REALTIME_TIMESTAMP")
+_OTHERS: Final = ("stream", "record", "ingestionTime")
+"""What an object of a logger or a collector may have in place of a level or a time in words: loguru's, CloudWatch's."""
+_RANKS: Final = ("rank", "RANK", "global_rank")
+_EXCEPTIONS: Final = ("exc", "exc_info", "exception", "traceback", "stack_trace", "error.stack_trace", "error", "err")
+_BEFORE: Final = re.compile(rb"(?:\d{4}-\d\d-\d\dT\S{8,30} std(?:out|err) F |\x1e)(?=\{)")
+"""What stands before an object: a container runtime's label, or the mark of a sequence of JSON texts."""
+_OF_DOCKER: Final = re.compile(rb"[\x01\x02]\0{4}[\0-\xff]{3}")
+"""What its daemon puts before each text where nobody has taken both streams apart: which of them, and how long it is."""
+_SAMPLE: Final = 1 << 16
+"""Bytes in which they are looked for."""
+_FEWEST: Final = 16
+"""Letters of a text that is known for UTF-16 without a mark."""
+_LONGEST: Final = 1 << 20
+"""Bytes of a line that may be an object."""
+_MOST_EXTRA: Final = 1 << 16
+"""Objects with many lines that are remembered for the lines' numbers."""
+
+
+class _Docker(msgspec.Struct):
+    """A line of its json-file driver: most objects by far are such ones."""
+
+    log: str
+    stream: str
+    time: str
+
+
+_DOCKER: Final = msgspec.json.Decoder(_Docker)
+
+
+def mark_of(sample: bytes) -> str:
+    """The encoding that a byte order mark at the beginning names; "" where there is none."""
+    return next((name for mark, name in _MARKS if sample.startswith(mark)), "")
+
+
+def encoding_of(sample: bytes) -> str:
+    """The same; also that of a text in UTF-16 whose beginning is elsewhere: most of its letters have a NUL before them, or all behind them.
+    "" of UTF-8, and of what isn't known."""
+    half = len(sample) // 2
+    before, behind = sample[::2].count(0), sample[1::2].count(0)
+    most = half >= _FEWEST and max(before, behind) * 2 > half and min(before, behind) * 20 < half
+    return mark_of(sample) or (("utf-16-le" if behind > before else "utf-16-be") if most and is_text(sample) else "")
+
+
+def decoded(pieces: Iterator[bytes], encoding: str) -> Iterator[bytes]:
+    """The same text in UTF-8."""
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    for piece in pieces:
+        yield decoder.decode(piece).encode("utf-8", "replace")
+    yield decoder.decode(b"", final=True).encode("utf-8", "replace")
+
+
+def without_holes(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same without NUL bytes, which a log has that was truncated while it was written, or whose writer counts them to its texts;
+    without Docker's marks, which have some, and the one that stands before UTF-8."""
+    begins = True
+    for piece in pieces:
+        text = _OF_DOCKER.sub(b"", piece).replace(b"\0", b"") if b"\0" in piece else piece
+        if begins:
+            text = text.removeprefix(codecs.BOM_UTF8)
+        if text:
+            begins = False
+            yield text
+
+
+def with_newlines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same with a line's end as others write it, where a terminal has put a second carriage return before it."""
+    doubled = None
+    for piece in pieces:
+        doubled = b"\r\r\n" in piece if doubled is None else doubled
+        yield piece.replace(b"\r\r\n", b"\r\n") if doubled else piece
+
+
+def is_objects(piece: bytes) -> bool:
+    """Whether most of its first lines are JSON objects of a logger or of Docker. Others may stand between them, as a launcher's."""
+    lines = [one for one in piece[:_SAMPLE].split(b"\n")[:100] if one.strip()]
+    return sum(_object(one)[1] is not None for one in lines) * 2 > len(lines)
+
+
+class Unwrapped:
+    """The lines that are within objects; and which line of the file each of them is from."""
+
+    def __init__(self) -> None:
+        self._at: list[int] = []
+        self._extra: list[int] = []
+        self._lines = 0
+        self._more = 0
+
+    def number(self, line: int) -> int:
+        """Of the file's line."""
+        place = bisect_right(self._at, line)
+        if not place:
+            return line
+        # Within one object all lines are that object's.
+        return max(line - self._extra[place - 1], self._at[place - 1] - self._before(place - 1))
+
+    def lines(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """What the objects say, as a rank would have printed it."""
+        rest = b""
+        for piece in pieces:
+            whole, newline, last = (rest + piece).rpartition(b"\n") if b"\n" in piece else (b"", b"", rest + piece)
+            rest = last
+            if newline:
+                yield b"".join(self._plain(one) for one in whole.split(b"\n"))
+            if len(rest) > _LONGEST:
+                yield rest
+                rest = b""
+        if rest:
+            yield self._plain(rest)
+
+    def _before(self, place: int) -> int:
+        return self._extra[place - 1] if place else 0
+
+    def _plain(self, line: bytes) -> bytes:
+        label, found = _object(line)
+        if not found:
+            self._lines += 1
+            return line + b"\n"
+        first = self._lines + 1
+        self._lines += len(found)
+        if len(found) > 1 and len(self._at) < _MOST_EXTRA:
+            self._more += len(found) - 1
+            self._at.append(first)
+            self._extra.append(self._more)
+        return b"".join(label + one.encode("utf-8", "replace") + b"\n" for one in found)
+
+
+def _object(line: bytes) -> tuple[bytes, list[str] | None]:
+    """The label of an object, and what it says."""
+    before = None if line.startswith(b"{") else _BEFORE.match(line)
+    if len(line) > _LONGEST or not (before or line.startswith(b"{")):
+        return b"", None
+    return (before[0].strip(b"\x1e"), _lines_of(line[before.end() :])) if before else (b"", _lines_of(line))
+
+
+def _lines_of(line: bytes) -> list[str] | None:
+    """What one object says; None where it is no logger's."""
+    if line.startswith(b'{"log":'):
+        try:
+            docker = _DOCKER.decode(line)
+        except (msgspec.DecodeError, RecursionError):
+            pass
+        else:
+            if "\n" not in docker.log[:-1]:
+                return [f"{docker.time} {docker.log.removesuffix(chr(10))}"]
+    try:
+        said = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if not isinstance(said, dict):
+        return None
+    if isinstance(fields := said.get(_OF_FIELDS), dict):
+        said |= fields
+    message, level = _word(said, _MESSAGES), "" if _RAW in said else _word(said, _LEVELS).upper()
+    raised = _word(said, _EXCEPTIONS)
+    if not raised and not any(isinstance(said.get(name), str) for name in _MESSAGES):
+        return None
+    if not raised and not level and not _word(said, _TIMES) and not any(name in said for name in _OTHERS):
+        return None
+    rank = next((said[name] for name in _RANKS if type(said.get(name)) is int), None)
+    time = _word(said, _TIMES)
+    head = (f"{time} " if time[:4].isdigit() and "T" in time else "") + (f"[rank{rank}]: " if rank is not None else "")
+    text = [
+        *(f"{level} {message}" if level else message).rstrip("\n").split("\n"),
+        *raised.replace("\r\n", "\n").split("\n"),
+    ]
+    return [head + one for one in text if one.strip() or len(text) == 1]
+
+
+def _word(said: dict[str, Any], names: tuple[str, ...]) -> str:
+    return next((said[name] for name in names if isinstance(said.get(name), str)), "")

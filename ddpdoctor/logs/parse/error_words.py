@@ -1,0 +1,147 @@
+"""Words that speak of an error in any programme's log, and lines in which they don't: the names of metrics and variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from itertools import islice, product
+from typing import Final
+
+from ddpdoctor.logs.analyze.further_words import LAST_ERROR
+from ddpdoctor.logs.analyze.launching import BESIDE, GIVES_UP, OF_SSH, STARTS_AGAIN
+
+_GLOG_WORDS: Final = (*map("".join, product(("[E", "[F"), " 0123456789")), "torch/distributed/")
+"""Severity and month, as torch's C++ writes them, and the module, as its Python does: what the rest of such a line is like, `_GLOG` knows."""
+_NAMES: Final = ("Error:", "Exception:")
+_OF_MAKE: Final = ": *** "
+ERROR_WORDS: Final = (
+    *GIVES_UP,
+    *OF_SSH,
+    *BESIDE,
+    STARTS_AGAIN,
+    *_GLOG_WORDS,
+    "etcd.Etcd",
+    "docker: Error response from daemon: ",
+    "Primary job  terminated normally, but ",
+    LAST_ERROR,
+    *_NAMES,
+    "ERROR",
+    "error:",
+    "FATAL",
+    "fatal:",
+    "Fatal Python error",
+    "Segmentation fault",
+    "core dumped",
+    "terminate called",
+    "Aborted",
+    "Bus error",
+    "Killed",
+    "NCCL WARN",
+    "CANCELLED",
+    "Assertion",
+    "[Errno ",
+    ": command not found",
+    "ChildFailedError:",
+    "Exception raised from ",
+    "ncclCommWatchdog() + ",
+    "blas_thread_init: pthread_create failed",
+    "nvcc fatal ",
+    _OF_MAKE,
+    "ninja: build stopped: ",
+)
+_NO_FIGURE: Final = r"(?! ?[-+]?(?:\d*\.\d+|\d+(?:[eE][-+]?\d+)?(?=\s*(?:[,|%\])}]|$))|nan\b|inf\b|null\b|None\b|0\b|False\b|false\b|\"\"))"
+"""What stands behind the name of a metric or a field is no error."""
+
+_NO_LOST_STORE: Final = r" (?!(?:recv|send)Bytes |doWait )"
+"""Where C++ raises what a watching thread catches and warns of as the store goes away: at the end of each healthy run, too."""
+
+_OF_EXCEPTIONS: Final = (*_NAMES, "error:", "[Errno ")
+"""What a programme also writes of an exception that it has caught."""
+_MERELY_WARNS: Final = re.compile(
+    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
+)
+"""The level that a logger puts before its message; NCCL's WARN is an error, and stands further on."""
+
+_INFORMS: Final = re.compile(
+    r"[^A-Za-z]{0,40}(?:(?:[\w.-]{1,60} )?[\w./-]{1,60}\[\d{1,10}\]:? |(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2})(?:INFO|DEBUG)(?![A-Za-z_])"
+)
+"""Host, program and PID may stand before the level, as syslog has them."""
+
+
+_GLOG: Final = re.compile(
+    r"(?:\[[EF](?:\d{3,4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?| )|(?<![\w.-])[EF]\d{4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?)"
+    r"[\w./<>-]+\.(?:[ch]pp|h|cuh?|py):\d+\]"
+)
+"""Of TensorFlow and gRPC, whose sources end in .cc, healthy runs have lines of that severity, too."""
+
+
+_NAME_ALONE: Final = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception):\s*$")
+"""An exception whose message stands on the next lines, where an editor has taken the blank at this one's end."""
+_ANNOUNCES: Final = re.compile(
+    r"(?=(?:\s*[\w'’@,()/-]+){4})[^:]{0,400}\b(?:an?|the|this|that|my|following|same|such|other|next)\b[^:]{0,80}\berrors?\b[^:]{0,40}:\s*$"
+)
+"""A sentence of some words, with an article before its error."""
+_IGNORED: Final = re.compile(r"Exception ignored (?:in|on|while)\b|.*UserWarning: Plan failed with an? ")
+_EXCEPTION: Final = re.compile(r"Traceback \(most|[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
+MOST_LEFT: Final = 8
+"""Lines that are left of a traceback, where most of them were cut out."""
+_CONTINUES: Final = re.compile(
+    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:ERROR|CRITICAL|FATAL)\b"
+    r"(?:[^\]]{1,80}:\d{1,6}\] {2,}\S|(?:[\s|:-]{1,5}\w{1,20})?[\s|:-]{1,5}[╭│╰](?!.*(?:❱|\.py:\d)))"
+)
+"""A logger's level before a traceback's code, or before what rich draws: only its frames tell something."""
+
+
+@cache
+def _pattern(word: str) -> re.Pattern[str]:
+    if word in _GLOG_WORDS:
+        return _GLOG
+    if word == LAST_ERROR:
+        return re.compile(rf"{LAST_ERROR}\s*$")
+    if word in _NAMES:
+        return re.compile(rf"{word}(?= ){_NO_FIGURE}|{_NAME_ALONE.pattern}")
+    if word == _OF_MAKE:
+        # An error that its rule ignores, and the word that others still run, end nothing.
+        return re.compile(r"^g?make(?:\[\d+\])?: \*\*\* (?!Waiting for )(?!.*\(ignored\))")
+    if word == "Killed":
+        return re.compile(r"(?<!OOM)Killed")  # Kubernetes' reason is read by exits.py
+    before = r"(?<![a-z_-])(?<!\b[Nn]o )" if word[0].islower() else r"(?<![A-Z_])" if word.isupper() else ""
+    after = r"(?![A-Za-z_=])" if word[-1].isalpha() and word.isupper() else ""
+    figure = _NO_FIGURE if word.rstrip().endswith(":") else _NO_LOST_STORE if word == "Exception raised from " else ""
+    return re.compile(before + re.escape(word.rstrip()) + after + figure)
+
+
+def speaks_of_error(text: str, word: str) -> bool:
+    """Whether that word, which is in the text, tells of an error there."""
+    if word in _OF_EXCEPTIONS and _MERELY_WARNS.match(text) and "NCCL WARN" not in text:
+        return False
+    if "ERROR" in word and _CONTINUES.match(text):
+        return False
+    return bool(_pattern(word).search(text))
+
+
+def announces(text: str) -> bool:
+    """Whether it is a sentence that ends by saying that the error stands below."""
+    return text.rstrip().endswith(":") and len(text) < 500 and bool(_ANNOUNCES.match(text))
+
+
+def is_ignored(before: Iterable[str]) -> bool:
+    """Whether an exception is one that Python, or torch, says it has ignored, of whose traceback a paste has left something out. before: the lines
+    before it, the nearest first."""
+    for text in islice(before, MOST_LEFT):
+        if _IGNORED.match(text):
+            return True
+        if _EXCEPTION.match(text):
+            return False
+    return False
+
+
+def is_name_alone(text: str) -> bool:
+    """Whether it is the name of an exception whose message stands on the next lines."""
+    return text.endswith(":") and bool(_NAME_ALONE.match(text))
+
+
+def only_informs(text: str) -> bool:
+    """Whether a logger says it as information: what is in it was expected. What NCCL and torch inform of may be a failure."""
+    return bool(_INFORMS.match(text)) and "NCCL INFO" not in text and "torch" not in text[:120]

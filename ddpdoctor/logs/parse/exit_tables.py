@@ -1,0 +1,181 @@
+"""torchrun's table of the ranks that failed, and mpirun's few lines, put together from the lines of one stream."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.log import Exited, LogLine
+from ddpdoctor.logs.parse.timestamps import COLLECTED, seconds_of
+
+BEGINNINGS: Final = (
+    "(first observed failure):",
+    "Failures:",
+    "Root Cause:",
+    "Process name: [[",
+    "MPI_ABORT was invoked on rank ",
+    " (local_rank: ",
+)
+_OF_OLD: Final = ("Root Cause:", "Other Failures:")
+"""Titles of torch 1.9, which other texts may have, too."""
+_FIELD: Final = re.compile(r"  (?P<name>time|host|rank|exitcode|error_file|traceback|msg) *:(?: (?P<value>.*))?$")
+_MESSAGE: Final = re.compile(r'\s+"message": "(?P<said>[A-Za-z_][\w.]*(?::.*)?)",?$')
+"""Of an error file, which torch 1.9 put into its table as it was."""
+_ENTRY: Final = re.compile(r"\[\d+\]:$")
+_BORDER: Final = re.compile(r"[=*]{8,}\s*$")
+_SECTION: Final = re.compile(r"-{8,}\s*$")
+_RANK: Final = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
+_CODE: Final = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)(?:\s+\((?P<signal>SIG\w+)\))?")
+_MPI: Final = re.compile(
+    r"\s*(?:Process name: \[\[[^\]]*\],(?P<rank>\d+)\]|MPI_ABORT was invoked on rank (?P<aborts>\d+)\b)"
+)
+_MPI_CODE: Final = re.compile(r"\s*(?:Exit code: +|with errorcode )(?P<code>-?\d+)")
+_ALIGNED: Final = "  rank      : "
+_MOST_LINES: Final = 2000
+_NO_TRACEBACK: Final = "To enable traceback see"
+
+
+def begins(line: LogLine) -> bool:
+    """Whether a table begins here, or one of whose beginning the log lacks."""
+    text = line.text.strip()
+    return (
+        text in ("Failures:", *_OF_OLD)
+        or text.startswith("Root Cause (first observed failure):")
+        or bool(_MPI.match(line.text))
+        or is_cut(line)
+    )
+
+
+def is_cut(line: LogLine) -> bool:
+    """Whether it is a line of an entry, as only torchrun aligns it."""
+    return line.text.startswith(_ALIGNED) and bool(_RANK.match(line.text, len(_ALIGNED)))
+
+
+class ExitTable:
+    """One table, from its first line on."""
+
+    def __init__(self, began: LogLine, before: Sequence[str] = ()) -> None:
+        """before: the lines before it, where the log lacks the table's beginning."""
+        self._first = began.text.strip().startswith("Root Cause")
+        self._fields: dict[str, str] = {}
+        self._line = began
+        self._last_words = ""
+        self._lines = 0
+        found = _MPI.match(began.text)
+        self._mpi = found["rank"] or found["aborts"] if found else ""
+        self._aborts = bool(found and found["aborts"])
+        self._of_old = began.text.strip() in _OF_OLD
+        self._told = False
+        """Whether an entry was given that is the first failure's."""
+        self.over = False
+        self._is_cut = is_cut(began)
+        for text in (*before, began.text) if self._is_cut else ():
+            if field := _FIELD.match(text):
+                self._fields[field["name"]] = (field["value"] or "").strip()
+
+    @property
+    def rank(self) -> int | None:
+        """Of the entry that the lines are about."""
+        found = _RANK.match(self._fields.get("rank", ""))
+        return int(found["rank"]) if found else None
+
+    @property
+    def host(self) -> str:
+        return self._fields.get("host", "")
+
+    def add(self, line: LogLine) -> Exited | None:
+        """The next line of the stream. Gives an entry once it is whole."""
+        self._lines += 1
+        if self._mpi:
+            return self._mpi_code(line)
+        text = line.text
+        if self._lines == 1 and self._of_old and not _ENTRY.match(text):
+            self.over = True
+            return None
+        if found := _FIELD.match(text):
+            if found["name"] == "exitcode":
+                self._line = line
+            self._fields[found["name"]] = (found["value"] or "").strip()
+            return None
+        if _ENTRY.match(text) or _SECTION.match(text) or _BORDER.match(text):
+            # The last entry before that border is of the first failure.
+            self._first |= self._is_cut and text.startswith("=")
+            done = self._entry()
+            self.over = bool(_BORDER.match(text))
+            return done
+        if "(first observed failure)" in text:
+            self._first = True
+        elif "traceback" in self._fields and text.strip():
+            self._note(text)
+        elif "msg" in self._fields and not self._last_words and (found := _MESSAGE.match(text)):
+            self._last_words = found["said"][:500]
+        if self._lines > _MOST_LINES:
+            self.over = True
+        return None
+
+    def rest(self) -> Exited | None:
+        """The entry that the log breaks off in; of the one that failed first it is told even where its exit code is missing."""
+        rank = int(self._mpi) if self._mpi else self.rank
+        host, local = self.host, _RANK.match(self._fields.get("rank", ""))
+        if (done := self._entry()) or self._told or not (self._first or self._mpi):
+            return done
+        return Exited(
+            line=self._line,
+            said_by="mpirun" if self._mpi else "torchrun",
+            rank=rank,
+            local_rank=int(local["local"]) if local else None,
+            host=host,
+            first=True,
+        )
+
+    def _note(self, text: str) -> None:
+        """Of a traceback in the table the line with the exception is what it says."""
+        if (
+            text.startswith("  ")
+            and not text[2:3].isspace()
+            and not text.lstrip().startswith(("File ", "During ", "The above"))
+        ):
+            stripped = text.strip()
+            if re.match(r"[A-Za-z_][\w.]*(?::|$)", stripped):
+                self._last_words = stripped[:500]
+
+    def _mpi_code(self, line: LogLine) -> Exited | None:
+        found = _MPI_CODE.match(line.text)
+        self.over = bool(found) or self._lines > 4
+        if not found:
+            return None
+        return Exited(
+            line=self._line if self._aborts else line,
+            said_by="mpirun",
+            exit_code=int(found["code"]) or None,
+            rank=int(self._mpi),
+            first=True,
+            time=None if line.lent else line.time,
+        )
+
+    def _entry(self) -> Exited | None:
+        fields, self._fields = self._fields, {}
+        said, self._last_words = self._last_words, ""
+        rank, code = _RANK.match(fields.get("rank", "")), _CODE.match(fields.get("exitcode", ""))
+        if not rank or not code:
+            return None
+        self._told |= self._first
+        moment = COLLECTED.match(fields.get("time", ""))
+        traceback = fields.get("traceback", "") or fields.get("msg", "").strip('"{').removeprefix("<NONE>")
+        if traceback.startswith(_NO_TRACEBACK):
+            traceback = ""
+        return Exited(
+            line=msgspec.structs.replace(self._line, rank=int(rank["rank"]), local_rank=int(rank["local"])),
+            said_by="torchrun",
+            exit_code=int(code["code"]),
+            rank=int(rank["rank"]),
+            local_rank=int(rank["local"]),
+            host=fields.get("host", ""),
+            pid=int(code["pid"]),
+            time=seconds_of(moment) if moment else None,
+            first=self._first,
+            error=said or traceback,
+        )

@@ -1,0 +1,75 @@
+"""Whom a host's kernel has killed for want of memory, as far as a run or its log may speak of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.facts.kernel_log import KernelLine
+from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.logs.parse.placing import has_year, year_shift
+
+STAMP_SECONDS: Final = 2.0
+"""By which the kernel's time stamps may be off."""
+SAME_TIME: Final = 60.0
+"""Seconds between a kill and the words on it: launchers look ten times a second to twice a minute."""
+SIGKILL, SHELLS_SIGKILL = -9, 137
+_KILLS: Final = re.compile("out of memory|oom-kill", re.IGNORECASE)
+_PID: Final = re.compile(r"\b[Kk]ill(?:ed)? process (\d+)|\bpid=(\d+)")
+
+
+def of_this_run(host: Snapshot, seconds: float, killed: int) -> Snapshot:
+    """Without those whom the kernel killed earlier: another run's. What it says of hardware counts on. seconds: how long the run took.
+    killed: how many the kernel had counted before."""
+    return _with_kills(host, lambda line: line.age <= seconds + STAMP_SECONDS, killed)
+
+
+def of_this_log(
+    host: Snapshot, log: Log, seen: Iterable[Sighting], *, ahead: float = 0.0, watched: bool = False
+) -> Snapshot:
+    """With those alone whom these words may mean: the same process, where both tell which; else one that was killed at about
+    that time. ahead: seconds of the local clock before UTC, since most logs don't say their zone. watched: the host's facts are already
+    `of_this_run`, and so all in time."""
+    ends = [one for one in log.exited if one.exit_code in (SIGKILL, SHELLS_SIGKILL)]
+    seen = list(seen)
+    pids = {one.words["pid"] for one in seen if one.words.get("pid")}
+    # A shell that says 137 of itself speaks of a child.
+    pids |= {str(one.pid) for one in ends if one.pid is not None and one.exit_code == SIGKILL}
+    times = [one.line.time for one in seen] + [one.time for one in ends] + [one.line.time for one in ends]
+    taken = _moment(host.taken_at)
+
+    def fits(line: KernelLine) -> bool:
+        pid = _PID.search(line.text)
+        if pid and pids:
+            return (pid[1] or pid[2]) in pids
+        if watched or taken is None or line.age < 0:
+            return watched
+        said = [one if has_year(one) else one + year_shift(taken) for one in times if one is not None]
+        killed = taken - line.age
+        return any(abs(one - zone - killed) <= SAME_TIME for one in said for zone in (0.0, ahead))
+
+    return _with_kills(host, fits, 0 if watched else None)
+
+
+def _with_kills(host: Snapshot, fits: Callable[[KernelLine], bool], counted: int | None) -> Snapshot:
+    """counted: how many of those that were counted, and not told of, don't fit; None for all."""
+    kernel, cgroup = host.kernel_log, host.cgroup
+    if not isinstance(kernel, Unknown):
+        kept = tuple(one for one in kernel.lines if not _KILLS.search(one.text) or fits(one))
+        kernel = msgspec.structs.replace(kernel, lines=kept)
+    if not isinstance(cgroup, Unknown) and isinstance(cgroup.oom_kills, int):
+        cgroup = msgspec.structs.replace(cgroup, oom_kills=0 if counted is None else max(0, cgroup.oom_kills - counted))
+    return msgspec.structs.replace(host, kernel_log=kernel, cgroup=cgroup)
+
+
+def _moment(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,79 @@
+"""Settles at the end of a log what single lines leave open: the global rank of a local one, and the year of a clock without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.log import Exited, LogLine, Raised
+from ddpdoctor.logs.parse.timestamps import NO_YEAR
+
+_LATER: Final = datetime(NO_YEAR + 2, 1, 1, tzinfo=timezone.utc).timestamp()
+"""Before it lie only the times of clocks without a year."""
+
+
+class Placing:
+    """pairs: (host, local rank, rank) of lines that name both. first_date: a time of a clock that has a year."""
+
+    def __init__(self, pairs: Iterable[tuple[str, int, int]], first_date: float | None) -> None:
+        known = set(pairs)
+        self._offsets: dict[str, set[int]] = {}
+        for host, local_rank, rank in known:
+            self._offsets.setdefault(host, set()).add(rank - local_rank)
+        self._common = {offset for offsets in self._offsets.values() for offset in offsets}
+        self._shift = year_shift(first_date)
+
+    def line(self, line: LogLine) -> LogLine:
+        """The line with what is known of it now."""
+        rank, time = self._rank(line.rank, line.local_rank, line.host), self.time(line.time)
+        if (rank, time) == (line.rank, line.time):
+            return line
+        return msgspec.structs.replace(line, rank=rank, time=time)
+
+    def lines(self, lines: Iterable[LogLine]) -> tuple[LogLine, ...]:
+        """All of them."""
+        return tuple(map(self.line, lines))
+
+    def raised(self, raised: Raised) -> Raised:
+        """The exception with its lines settled."""
+        return msgspec.structs.replace(raised, line=self.line(raised.line), began=self.line(raised.began))
+
+    def exited(self, exited: Exited) -> Exited:
+        """The end of a process with its rank settled."""
+        return msgspec.structs.replace(
+            exited,
+            line=self.line(exited.line),
+            time=None if exited.line.lent and exited.time == exited.line.time else self.time(exited.time),
+            rank=self._rank(exited.rank, exited.local_rank, exited.host),
+        )
+
+    def time(self, time: float | None) -> float | None:
+        """With the year of the log's full dates, where the clock had none."""
+        return time + self._shift if time is not None and not has_year(time) else time
+
+    def _rank(self, rank: int | None, local_rank: int | None, host: str) -> int | None:
+        if rank is not None or local_rank is None:
+            return rank
+        offsets = self._offsets.get(host) or self._common
+        return local_rank + next(iter(offsets)) if len(offsets) == 1 else None
+
+
+def has_year(time: float) -> bool:
+    """Whether the clock that said it had one."""
+    return time >= _LATER
+
+
+def year_shift(first_date: float | None) -> float:
+    """How far a clock without a year is behind that date's."""
+    if first_date is None:
+        return 0.0
+    year = datetime.fromtimestamp(first_date, timezone.utc).year
+    start = datetime(year, 1, 1, tzinfo=timezone.utc).timestamp()
+    leap = 0.0 if year % 4 == 0 and (year % 100 or year % 400 == 0) else -86400.0
+    no_year = datetime(NO_YEAR, 1, 1, tzinfo=timezone.utc).timestamp()
+    # After February a year that is no leap year is a day behind.
+    after_february = first_date - start >= 59 * 86400
+    return start - no_year + (leap if after_february else 0.0)

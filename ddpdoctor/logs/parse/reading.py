@@ -1,0 +1,203 @@
+"""Reads the logs of a run: the files, folders and standard input that were named."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from ddpdoctor.base.ownership import who_misleads
+from ddpdoctor.facts.log import Log, LogFile
+from ddpdoctor.logs.analyze.judging_lines import Place
+from ddpdoctor.logs.match.scanning import BLOCK, FileScan
+from ddpdoctor.logs.match.vocabulary import Vocabulary
+from ddpdoctor.logs.match.wanted_signs import vocabulary as usual_vocabulary
+from ddpdoctor.logs.parse import error_files
+from ddpdoctor.logs.parse.compressed import GZIP, Damaged, how_to_unpack, unpacked
+from ddpdoctor.logs.parse.encodings import Unwrapped, decoded, encoding_of, is_objects, with_newlines, without_holes
+from ddpdoctor.logs.parse.file_names import place_of, places_of
+from ddpdoctor.logs.parse.folders import contents_of_all
+from ddpdoctor.logs.parse.gathering import Gathered
+from ddpdoctor.logs.parse.plain import is_text
+from ddpdoctor.probes.files import NotRegularError, open_regular, read_start
+
+STDIN: Final = "-"
+NO_TEXT: Final = "this is no text, and so no log"
+SOURCE: Final = "this is source code, and no log"
+SOURCES: Final = frozenset((".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"))
+"""Suffixes of files that quote what programs say, and say nothing themselves."""
+DEVICE: Final = "this is a device, and no log"
+SAMPLE: Final = 4096
+"""Bytes by which text is told from what is none."""
+ENOUGH: Final = 1 << 16
+"""Bytes by which it is told how a log is written; a pipe gives a line at a time."""
+
+Progress = Callable[[str, int, int], None]
+"""Is told a file's name, how many bytes of it were read, and how many it has: 0 where that isn't known."""
+
+
+def read_logs(
+    paths: Sequence[str],
+    *,
+    stdin: BinaryIO,
+    vocabulary: Vocabulary | None = None,
+    progress: Progress = lambda name, done, size: None,
+) -> Log:
+    """Reads them in that order, folders with all that is in them. What can't be read is a file with a problem."""
+    words = vocabulary or usual_vocabulary()
+    gathered = Gathered()
+    # Of a folder's files the names tell more beside those of the others.
+    contents = contents_of_all([Path(path) for path in paths if path != STDIN], _may_be_log)
+    places = places_of([str(name) for found in contents for name in found.files])
+    of_others = iter(contents)
+    for path in paths:
+        if path == STDIN:
+            read_stream(stdin, STDIN, words, gathered, progress=progress)
+            continue
+        found = next(of_others)
+        for name in found.files:
+            _read_file(name, words, gathered, progress, places[str(name)], is_named=name == Path(path))
+        gathered.files += [LogFile(name=name, problem=why) for name, why in found.problems]
+        gathered.notes += found.notes
+    return gathered.log()
+
+
+def read_stream(
+    stream: BinaryIO,
+    name: str,
+    vocabulary: Vocabulary,
+    gathered: Gathered,
+    most: int | None = None,
+    progress: Progress = lambda name, done, size: None,
+    place: Place | None = None,
+) -> None:
+    """One stream to its end, or as many bytes as given. place: whose it is, as far as its name tells beside others."""
+    unwrapped = Unwrapped()
+    gathered.begins(name)
+    scan = FileScan(vocabulary, gathered, len(gathered.files), place or place_of(name), unwrapped.number)
+    compressed, problem, first, raw = False, "", b"", _Counted()
+    try:
+        pieces = _together(_pieces(stream, most, lambda done: progress(name, done, most or 0)))
+        first = next(pieces, b"")
+        compressed = first.startswith(GZIP)
+        for piece in _lines(raw.of(unpacked(_with(first, pieces)) if compressed else _with(first, pieces)), unwrapped):
+            problem = problem or ("" if scan.bytes or is_text(piece[:SAMPLE]) else NO_TEXT)
+            scan.feed(piece)
+    except (OSError, Damaged) as error:
+        problem = problem or _words(error)
+    scan.end()
+    if scan.left_out:
+        gathered.notes.append(_left_out(name, sorted(map(unwrapped.number, scan.left_out))))
+    problem = problem or (NO_TEXT if raw.bytes and not scan.bytes else "")
+    if problem == NO_TEXT and (packed := how_to_unpack(first, name)):
+        problem = f"{NO_TEXT}: {packed}"
+    gathered.files.append(
+        LogFile(name=name, bytes=raw.bytes, lines=unwrapped.number(scan.lines), compressed=compressed, problem=problem)
+    )
+
+
+def _read_file(
+    path: Path, vocabulary: Vocabulary, gathered: Gathered, progress: Progress, place: Place, *, is_named: bool
+) -> None:
+    """is_named: on the command line, where it may be a pipe; else it lies in a folder that was."""
+    try:
+        if path.suffix in SOURCES:
+            raise OSError(0, SOURCE)
+        with path.open("rb", buffering=0) if is_named else os.fdopen(open_regular(path), "rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            if stat.S_ISCHR(status.st_mode) and not file.isatty() and status.st_rdev != os.stat(os.devnull).st_rdev:  # noqa: PTH116
+                raise OSError(0, DEVICE)
+            if foothold := who_misleads(file.fileno(), path):
+                raise OSError(0, f"not read: it is not for everybody's eyes, and {foothold.words}")
+            most = status.st_size if stat.S_ISREG(status.st_mode) and status.st_size else None
+            stream: BinaryIO = file
+            if path.name == error_files.NAME and most and most <= error_files.MOST:
+                stream, most = io.BytesIO(error_files.as_log(file.read(most))), None
+            read_stream(stream, str(path), vocabulary, gathered, most, progress, place)
+    except (OSError, ValueError) as error:
+        gathered.files.append(LogFile(name=str(path), problem=_words(error)))
+
+
+def _may_be_log(path: Path) -> bool:
+    """Whether a file of a folder is read: checkpoints and the like lie there, too. What can't be opened is told later."""
+    if path.suffix in SOURCES:
+        return False
+    try:
+        sample = read_start(path, SAMPLE)
+    except NotRegularError:
+        return False
+    except OSError:
+        return True
+    return sample.startswith(GZIP) or bool(encoding_of(sample)) or is_text(sample)
+
+
+class _Counted:
+    """How many bytes came, before they were decoded."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def of(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self.bytes += len(piece)
+            yield piece
+
+
+def _pieces(stream: BinaryIO, most: int | None, told: Callable[[int], None]) -> Iterator[bytes]:
+    done = 0
+    while most is None or done < most:
+        told(done)
+        piece: bytes | None = stream.read(BLOCK if most is None else min(BLOCK, most - done))
+        if piece is None:
+            # Whoever opened it doesn't want to wait, as some do with the standard input that they pass on.
+            select.select([stream], [], [])
+            continue
+        if not piece:
+            return
+        done += len(piece)
+        yield piece
+
+
+def _with(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from pieces
+
+
+def _together(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same, with a first one by which the others can be judged."""
+    first = b""
+    try:
+        while len(first) < ENOUGH and (piece := next(pieces, b"")):
+            first += piece
+    except OSError:
+        yield first
+        raise
+    yield first
+    yield from pieces
+
+
+def _lines(pieces: Iterator[bytes], unwrapped: Unwrapped) -> Iterator[bytes]:
+    """As plain text, whatever they are written in."""
+    first = next(pieces, b"")
+    if encoding := encoding_of(first[:ENOUGH]):
+        pieces = decoded(_with(first, pieces), encoding)
+        first = next(pieces, b"")
+    pieces = with_newlines(without_holes(_with(first, pieces)))
+    first = next(pieces, b"")
+    whole = _with(first, pieces)
+    return unwrapped.lines(whole) if is_objects(first) else whole
+
+
+def _left_out(name: str, lines: Sequence[int]) -> str:
+    """What is said of lines of which not all was read."""
+    several = f" and {len(lines) - 1} more lines are" if len(lines) > 1 else " is"
+    which = "the input" if name == STDIN else name
+    return f"line {lines[0]:,} of {which}{several} so long that not all that stands between beginning and end was read"
+
+
+def _words(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

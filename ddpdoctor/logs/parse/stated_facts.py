@@ -1,0 +1,59 @@
+"""What lines of a log say in passing of the run itself: its size, its launcher, whose a process is."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ddpdoctor.facts.log import LogLine
+from ddpdoctor.logs.parse.gathering import Gathered
+from ddpdoctor.logs.parse.labels import process_of
+
+LAUNCHERS: Final = {
+    "torch/distributed/run.py": "torchrun",
+    "torch/distributed/elastic/": "torchrun",
+    "torch.distributed.elastic.": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "srun: ": "srun",
+    "slurmstepd: ": "srun",
+    "mpirun ": "mpirun",
+    "prterun ": "mpirun",
+    "[launch.py:": "deepspeed",
+    "[runner.py:": "deepspeed",
+    "accelerate.commands.launch": "accelerate",
+    "accelerate/commands/launch.py": "accelerate",
+    "torch/multiprocessing/spawn.py": "mp.spawn",
+    "lightning/pytorch/trainer": "lightning",
+    "pytorch_lightning/trainer": "lightning",
+}
+"""Texts that only these launchers write, or that stand in their tracebacks."""
+_SIZES: Final = (
+    re.compile(r"\bworld[_ ]size(?:['\"])?(?: ?[:=] ?| is | of |\s)(?P<size>\d{1,6})\b", re.IGNORECASE),
+    re.compile(r"GLOBAL_RANK: (?P<rank>\d{1,6}), MEMBER: \d{1,6}/(?P<size>\d{1,6})"),
+    re.compile(r"\brank (?P<rank>\d{1,6}) nranks (?P<size>\d{1,6})\b"),
+)
+_PROCESS: Final = re.compile(
+    r"#\s+Rank\s+(?P<rank>\d{1,6}) (?:Group\s+\d+ )?Pid\s+(?P<pid>\d{1,9}) on\s+(?P<host>[\w.-]{1,253}) device "
+)
+"""nccl-tests' list of its processes."""
+PROCESS: Final = " Pid "
+SIZES: Final = ("world_size", "WORLD_SIZE", "world size", "MEMBER: ", " nranks ")
+LITERALS: Final = (*LAUNCHERS, *SIZES, PROCESS)
+
+
+def learn(literal: str, line: LogLine, gathered: Gathered) -> None:
+    """Takes it from a line that has that literal text in it."""
+    if launcher := LAUNCHERS.get(literal):
+        gathered.launched_by(launcher)
+        return
+    if literal == PROCESS:
+        if found := _PROCESS.match(line.text):
+            gathered.rank_said(line, int(found["rank"]), (found["host"], int(found["pid"])))
+        return
+    for pattern in _SIZES:
+        if found := pattern.search(line.text):
+            words = found.groupdict()
+            gathered.sized(int(words["size"]))
+            if words.get("rank"):
+                gathered.rank_said(line, int(words["rank"]), process_of(line.text))
+            return

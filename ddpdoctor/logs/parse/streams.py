@@ -1,0 +1,173 @@
+"""What one rank writes into one file: tracebacks, tables and neighbours that are put together over several lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.log import LogLine, Raised
+from ddpdoctor.logs.match.vocabulary import Sign
+from ddpdoctor.logs.parse.exit_tables import ExitTable
+from ddpdoctor.logs.parse.gathering import Gathered
+from ddpdoctor.logs.parse.stacks import StackAssembler
+from ddpdoctor.logs.parse.tracebacks import Assembler, begins_below, chains, goes_on_below
+
+NEIGHBOURS: Final = 2
+NEIGHBOURS_BEFORE: Final = 3
+"""A file's name, a line of it and a mark below that."""
+LOOK_AHEAD: Final = 200
+"""Lines of the file after which nobody waits any more for a neighbour, or for a second exception."""
+MOST_OPEN: Final = 16
+"""Tracebacks at once: of ranks whose lines nothing tells apart."""
+MOST_PENDING: Final = 64
+ENDS_AFTER: Final = 4
+"""Other lines behind an exception after which none of its chain follows."""
+QUOTED_APART: Final = 4
+"""Lines within which the next frame of a traceback that is only quoted stands."""
+_SILENT: Final = 5000
+"""Lines of the file after which a stream that says nothing isn't waited for: its traceback or table was cut off."""
+
+
+@dataclass
+class Waiting:
+    """A sighting that counts once its second literal is seen."""
+
+    sign: Sign
+    line: LogLine
+    words: dict[str, str]
+    quoted: bool
+
+
+@dataclass
+class Stream:
+    """Its state between two lines. nobodys: of lines without a rank's label."""
+
+    nobodys: bool = False
+    open: list[Assembler] = field(default_factory=list)
+    table: ExitTable | None = None
+    stack: StackAssembler | None = None
+    quoting: int = -QUOTED_APART
+    """The latest line of a traceback that is only quoted."""
+    wanting: list[tuple[list[LogLine], int]] = field(default_factory=list)
+    """Lists that want the next lines, and the number of the line from which on they want none."""
+    near: dict[int, LogLine] = field(default_factory=dict)
+    """The line in which a text was last seen that makes others certain."""
+    pending: dict[int, list[Waiting]] = field(default_factory=dict)
+    raised: Raised | None = None
+    """The exception that just ended, as long as another may follow."""
+    raised_at: int = 0
+    raised_lines: int = 0
+    """Lines of this stream since then."""
+    time: float | None = None
+    time_sought_at: int = 0
+    """The line before which lines were gone back to for their time."""
+    unread: bytes = b""
+    """The labels of its latest line, if that wasn't read: it may have a time."""
+    heard_at: int = 0
+    """Its latest line that was read."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it wants to see the next lines, whatever they say."""
+        return bool(self.open or self.wanting or self.raised or self.table or self.stack)
+
+    @property
+    def follows_an_exception(self) -> bool:
+        """Whether the line at hand is the next one behind an exception's own."""
+        return self.raised is not None and self.raised_lines == 1
+
+    def with_time(self, line: LogLine) -> LogLine:
+        """The line with the stream's time, if it has none."""
+        if line.time is not None or self.time is None:
+            return line
+        return msgspec.structs.replace(line, time=self.time, lent=True)
+
+    def go_on(self, line: LogLine, gathered: Gathered) -> tuple[LogLine, bool]:
+        """The next line. Gives it back with the rank of the table that it stands in, and whether a traceback or a table takes
+        it for its own."""
+        for wanting, _ in self.wanting:
+            wanting.append(line)
+        self.wanting = [one for one in self.wanting if len(one[0]) < NEIGHBOURS]
+        in_table = False
+        if self.table:
+            line, in_table = self._table(self.table, line, gathered)
+        mine = self._after_exception(line, gathered)
+        if self.stack and not (in_stack := self.stack.add(line)):
+            self._end_stack(gathered)
+        elif self.stack:
+            mine |= in_stack
+        if self.open:
+            mine |= self._traceback(self.open[-1], line, gathered)
+        return line, mine or in_table
+
+    def _end_stack(self, gathered: Gathered) -> None:
+        if self.stack and (stack := self.stack.stack()):
+            gathered.stack(stack)
+        self.stack = None
+
+    def _table(self, table: ExitTable, line: LogLine, gathered: Gathered) -> tuple[LogLine, bool]:
+        if done := table.add(self.with_time(line)):
+            gathered.exit(done)
+        if table.over:
+            self.table = None
+        if table.rank is not None and line.rank is None:
+            line = msgspec.structs.replace(line, rank=table.rank, host=line.host or table.host)
+        return line, True
+
+    def _after_exception(self, line: LogLine, gathered: Gathered) -> bool:
+        text = line.text.strip(" |")
+        if not self.raised or not text:
+            return False
+        if chains(text):
+            gathered.chain(self.raised)
+            self.raised = None
+            return True
+        if begins_below(self.raised, line):
+            self.raised = gathered.said_below(self.raised, text.strip())
+            return True
+        self.raised_lines += 1
+        if not self.open and goes_on_below(line):
+            self.raised, self.raised_at = gathered.goes_on_below(self.raised, line), line.number
+            self.raised_lines = 0
+        elif self.raised_lines > ENDS_AFTER:
+            self.raised = None
+        return False
+
+    def _traceback(self, last: Assembler, line: LogLine, gathered: Gathered) -> bool:
+        raised = last.add(line)
+        if last.given_up:
+            self.open.pop()
+            return False
+        if raised:
+            self.open.pop()
+            raised = self._timed(raised)
+            self.raised, self.raised_at, self.raised_lines = raised, line.number, 0
+            gathered.raise_(raised)
+        return True
+
+    def _timed(self, raised: Raised) -> Raised:
+        """The exception with a time: of what a logger writes only the first line has one, and that is of the whole."""
+        line, began = self.with_time(raised.line), raised.began
+        of_the_whole = line.lent and not began.lent and line.time == began.time
+        return msgspec.structs.replace(raised, line=msgspec.structs.replace(line, lent=False) if of_the_whole else line)
+
+    def tire(self, number: int, gathered: Gathered) -> None:
+        """Wants no more of what has kept it waiting for too long, at that line of the file."""
+        self.wanting = [one for one in self.wanting if number < one[1]]
+        if self.raised and number - self.raised_at > LOOK_AHEAD:
+            self.raised = None
+        if number - self.heard_at > _SILENT:
+            self.end(gathered)
+
+    def end(self, gathered: Gathered) -> None:
+        """The file is over."""
+        self._end_stack(gathered)
+        if self.table and (last := self.table.rest()):
+            gathered.exit(last)
+        self.table = None
+        for one in self.open:
+            if cut := one.rest():
+                gathered.raise_(self._timed(cut))
+        self.open.clear()

@@ -1,0 +1,184 @@
+"""Puts the tracebacks of one stream together, line by line."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ddpdoctor.facts.log import LogFrame, LogLine, Raised
+from ddpdoctor.logs.analyze.own_code import is_of_library
+
+HEADER: Final = "Traceback (most recent call last)"
+FRAME: Final = 'File "'
+"""What a frame is found by that no header stands before: the log begins within its traceback."""
+_FIELD: Final = re.compile(r"\s+(?:time|host|rank|exitcode|error_file|traceback|msg) *: ")
+"""Of torchrun's table, which is no message: a table without its borders stands right behind the exception."""
+_FRAME: Final = re.compile(r'\s*File "(?P<path>[^"]{1,4096})", line (?P<line>\d{1,9})(?:, in (?P<function>.*))?$')
+_EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?P<name>[A-Za-z_][\w.]*(?:\.<locals>\.\w+)*)(?:: ?(?P<message>.*))?$")
+"""Not NCCL's own name of an error, which torch writes below its exception."""
+_MARKS: Final = re.compile(r"^(?:  )*[+|]-*(?: |$)")
+"""What an exception group puts before its lines."""
+_BOX: Final = ("╭", "│", "╰")
+"""What rich draws around a traceback; the exception stands behind it."""
+_IN_A_BOX: Final = re.compile(r"│ (?P<path>\S[^│]*?\.py):(?P<line>\d{1,9}) in (?P<function>\S+) *│?$")
+_CODE_IN_A_BOX: Final = re.compile(r"│ +❱ +(?P<line>\d{1,9}) (?P<code>.*)")
+_CHAINS: Final = ("During handling of the above exception", "The above exception was the direct cause")
+_OF_A_LOGGER: Final = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
+"""Levels, which stand before a message as a name does."""
+_OF_AN_ERROR: Final = re.compile(r"(?:\w\.|^)\w*(?:Error|Exception|Interrupt|Exit)$")
+"""The name of an exception that is one even where no header announces it."""
+_BELOW: Final = re.compile(
+    r"Search for `|CUDA kernel errors might|For debugging consider|Compile with `|Device-side assertion|Exception raised from "
+    r"|frame #\d|<omitting python frames>|C\+\+ CapturedTraceback|#\d+ |nccl[A-Z]\w+: |Last error:|(?: {2,}|\t)\S|terminate called|  what\(\)"
+)
+_ON_ONE_LINE: Final = "(most recent call last):\\n"
+"""Of a traceback that is whole within a string."""
+MOST_FRAMES: Final = 40
+"""Of a traceback that are kept; half of them the outermost."""
+_GIVE_UP: Final = 4000
+"""Lines of its stream after which a traceback is left as it is: something else was written into it."""
+
+
+def is_frame(text: str) -> bool:
+    """Whether the line is a frame of a traceback, and no syntax error's place."""
+    found = _FRAME.match(_plain(text))
+    return bool(found and found["function"])
+
+
+class Assembler:
+    """One traceback, from its header on; or, where the log lacks it, from a frame on."""
+
+    def __init__(self, began: LogLine, announced: str = "") -> None:
+        """announced: the line before it, where that announces it."""
+        self.began = began
+        self._announced = announced
+        self._headless = is_frame(began.text)
+        self._indent = max(_width(_plain(began.text)) - 2 * self._headless, 0)
+        self._latest = began
+        """Its last line so far."""
+        self._ends_in_frame = False
+        self._others = 0
+        """Lines that are not its own, since its last one."""
+        self._frames: list[LogFrame] = []
+        self._own: LogFrame | None = None
+        self._cut: tuple[LogFrame, ...] = ()
+        self._lines = 0
+        self.given_up = _ON_ONE_LINE in began.text
+        if self._headless:
+            self.add(began)
+
+    def add(self, line: LogLine) -> Raised | None:
+        """The next line of the stream. Gives the exception once its line has come."""
+        self._lines += 1
+        text = _plain(line.text)
+        if found := _FRAME.match(text):
+            self._keep(LogFrame(found["path"], int(found["line"]), found["function"] or ""))
+            self._own_line(line, ends_in_frame=True)
+            return None
+        if self._lines > _GIVE_UP:
+            self.given_up = True
+            return None
+        if not text.strip():
+            return None
+        if text.lstrip().startswith(_BOX):
+            self._in_a_box(text.strip())
+            self._own_line(line)
+            return None
+        # Where a paste has lost its indentation, the code stands right behind its frame.
+        if _width(text) > self._indent or (self._ends_in_frame and _is_flat(self._latest.text)):
+            self._code(text)
+            self._own_line(line)
+            return None
+        found = _EXCEPTION.match(text.strip())
+        if found and found["name"] not in _OF_A_LOGGER and (not self._headless or _OF_AN_ERROR.search(found["name"])):
+            return self._raised(found["name"], found["message"] or "", line)
+        self._others += 1
+        self.given_up = self._headless
+        return None
+
+    def may_go_on(self, text: str) -> bool:
+        """Whether the line is like one that follows a frame: its code, the next frame, or an exception."""
+        plain = _plain(text)
+        return _width(plain) > self._indent or bool(_EXCEPTION.match(plain))
+
+    def rest(self) -> Raised | None:
+        """What there is of a traceback that never came to its exception; nothing of a header in whose place something else was written."""
+        if self.given_up or (not self._frames and self._others):
+            return None
+        return self._raised("", "", self._latest)
+
+    def _own_line(self, line: LogLine, *, ends_in_frame: bool = False) -> None:
+        self._latest, self._ends_in_frame, self._others = line, ends_in_frame, 0
+
+    def _keep(self, frame: LogFrame) -> None:
+        self._frames.append(frame)
+        if not is_of_library(frame.path):
+            self._own = frame
+        if len(self._frames) > MOST_FRAMES:
+            del self._frames[MOST_FRAMES // 2]
+
+    def _in_a_box(self, text: str) -> None:
+        if found := _IN_A_BOX.match(text):
+            self._keep(LogFrame(found["path"], int(found["line"]), found["function"]))
+        elif found := _CODE_IN_A_BOX.match(text):
+            self._code(found["code"].strip("│ "))
+
+    def _code(self, text: str) -> None:
+        stripped = text.strip()
+        if not self._frames or self._frames[-1].code or not stripped.strip("^~ "):
+            return
+        last = self._frames[-1]
+        with_code = LogFrame(last.path, last.line, last.function, stripped[:300])
+        self._frames[-1] = with_code
+        if self._own is last:
+            self._own = with_code
+
+    def _raised(self, name: str, message: str, line: LogLine) -> Raised:
+        return Raised(
+            exception=name,
+            message=message.strip(),
+            line=line,
+            began=self.began,
+            frames=tuple(self._frames),
+            own=self._own,
+            announced=self._announced,
+        )
+
+
+def bare(line: LogLine) -> Raised | None:
+    """The exception of torchrun, of whose traceback nothing is in the log."""
+    found = _EXCEPTION.match(line.text)
+    if not found or not found["name"].endswith("ChildFailedError"):
+        return None
+    return Raised(exception=found["name"], message=(found["message"] or "").strip(), line=line, began=line)
+
+
+def chains(text: str) -> bool:
+    """Whether a line says that the exception before it led to the one after it."""
+    return text.strip(" |").startswith(_CHAINS)
+
+
+def goes_on_below(line: LogLine) -> bool:
+    """Whether a line behind an exception surely belongs to its message: what torch adds to CUDA's errors, C++ stacks, or what is indented."""
+    return _BELOW.match(line.text) is not None
+
+
+def begins_below(raised: Raised, line: LogLine) -> bool:
+    """Whether the message of that exception begins with this line, which stands behind it."""
+    nothing_yet = not raised.message and raised.line.text.rstrip().endswith(":")
+    text = line.text.strip()
+    # What isn't indented may be of anything else; transformers says so which library is missing.
+    mine = (line.text[:1].isspace() and not _FIELD.match(line.text)) or " requires the " in text
+    return nothing_yet and mine and HEADER not in text and text[:1].isalpha()
+
+
+def _plain(text: str) -> str:
+    return _MARKS.sub("", text) if text.lstrip()[:1] in ("+", "|") else text
+
+
+def _is_flat(text: str) -> bool:
+    return text.startswith(FRAME)
+
+
+def _width(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))

@@ -1,0 +1,115 @@
+"""The words of `diagnose-log` for what is no cause: what only followed, and what healthy runs print, too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from ddpdoctor.base.log_signs import Role
+from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.wording import listed, plural, ranks_named
+from ddpdoctor.facts.log import Log, LogLine, Noise, Raised, Sighting
+from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_launcher, is_of_peers, short_name
+from ddpdoctor.logs.analyze.illnesses import check_of
+from ddpdoctor.logs.analyze.refuted import GOOD_NEWS
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome
+from ddpdoctor.logs.render_words import quoted
+
+MOST_NAMES: Final = 40
+MOST_ERROR: Final = 90
+"""Characters."""
+MOST_NOISE: Final = 3
+_DIGITS: Final = re.compile(r"\d+")
+
+
+def followed(log: Log, verdict: LogVerdict) -> list[tuple[str, LogLine]]:
+    """What is said by ranks that fell with another, and what their launcher says of them; each kind once, with its first line."""
+    kinds: dict[str, list[Sighting]] = {}
+    for one in verdict.effects:
+        kinds.setdefault(one.sign, []).append(one)
+    found = [
+        (f'"{quoted(sign)}" {_said_by([one.line for one in seen], sum(one.times for one in seen))}', seen[0].line)
+        for sign, seen in kinds.items()
+    ]
+    raised: dict[str, list[Raised]] = {}
+    for each in _lost(log, verdict):
+        raised.setdefault(f"{each.exception}: {_DIGITS.sub('', each.message)[:MOST_NAMES]}", []).append(each)
+    found += [
+        (
+            f'"{_short(f"{short_name(errors[0].exception)}: {errors[0].message}", MOST_ERROR)}" '
+            + _said_by([one.line for one in errors], sum(one.times for one in errors)),
+            errors[0].line,
+        )
+        for errors in raised.values()
+    ]
+    ended = [one for one in log.exited if one.told_to]
+    if ended:
+        ranks = sorted({one.rank for one in ended if one.rank is not None})
+        whose = ranks_named(ranks) if ranks else plural(len(ended), "process", "processes")
+        found.append((f"{one_line(ended[0].said_by)} ended {whose}", ended[0].line))
+    return found
+
+
+def _lost(log: Log, verdict: LogVerdict) -> list[Raised]:
+    """Exceptions of ranks that only lost another one, or of the launcher for them, as far as no sign tells of them."""
+    told = {(one.line.file, one.line.number) for one in verdict.effects}
+    return [
+        one
+        for one in log.raised
+        if one != verdict.raised
+        and not is_cut(one)
+        and (is_of_peers(one) or is_of_launcher(one))
+        and (one.line.file, one.line.number) not in told
+    ]
+
+
+def fell_with_it(log: Log, verdict: LogVerdict) -> int:
+    """How many ranks; 0 where nothing tells which was the first."""
+    if verdict.outcome is Outcome.EFFECTS_ONLY:
+        return 0
+    first = verdict.lead.rank if verdict.lead else None
+    ranks = {one.line.rank for one in verdict.effects} | {one.line.rank for one in _lost(log, verdict)}
+    ranks |= {one.rank for one in log.exited if one.told_to}
+    return len(ranks - {None, first})
+
+
+def _said_by(lines: Iterable[LogLine], times: int) -> str:
+    ranks = {one.rank for one in lines if one.rank is not None}
+    if ranks:
+        return f"({ranks_named(ranks)})" if len(ranks) <= 2 else f"({len(ranks)} ranks)"
+    return f"({times}x)"
+
+
+def noise(log: Log) -> list[Noise]:
+    """Messages that healthy runs print, too, the most frequent first: the engine's own, and those signs of illnesses that mean
+    nothing by themselves."""
+    kinds: dict[tuple[str, str], list[Sighting]] = {}
+    for one in log.sightings:
+        if one.role is Role.NOISE and not one.quoted and one.sign not in GOOD_NEWS:
+            kinds.setdefault((one.slug, one.sign), []).append(one)
+    signs = [
+        Noise(text, _why(slug, text), sum(one.times for one in seen), seen[0].line)
+        for (slug, text), seen in kinds.items()
+    ]
+    return sorted([*log.noise, *signs], key=lambda one: -one.times)
+
+
+def _why(slug: str, text: str) -> str:
+    known = check_of(slug)
+    return (
+        next((one.why for one in known.log_signs if one.text == text and one.role is Role.NOISE), "") if known else ""
+    )
+
+
+def harmless(log: Log) -> str:
+    """All of it in one line; "" where there is none."""
+    found = noise(log)
+    names = [f'"{_short(one.text)}" ({one.times}x)' for one in found]
+    many = plural(len(found), "message")
+    return f"{many} that healthy runs print, too: {listed(names, MOST_NOISE)}" if found else ""
+
+
+def _short(text: str, most: int = MOST_NAMES) -> str:
+    shown = quoted(text)
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."

@@ -1,0 +1,151 @@
+"""The report of `diagnose-log` as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.facts.log import Exited, Log, LogLine, Raised, Sighting
+from ddpdoctor.logs.analyze.failures import USER_ERROR
+from ddpdoctor.logs.diagnosis import LogJudgement, Opinion, Standing
+from ddpdoctor.logs.analyze.verdict import Outcome
+from ddpdoctor.logs.render_followed import noise
+from ddpdoctor.logs.render_words import headline, judged_as, own_errors, unread
+from ddpdoctor.report.contract import Report, build_report
+from ddpdoctor.report.reported_log import (
+    HeldName,
+    OutcomeName,
+    ReportedAttempt,
+    ReportedEffect,
+    ReportedException,
+    ReportedExit,
+    ReportedLine,
+    ReportedLog,
+    ReportedNoise,
+    ReportedSuspect,
+)
+
+OUTCOMES: Final[dict[Outcome, OutcomeName]] = {
+    Outcome.ILLNESS: "illness",
+    Outcome.USER_ERROR: "user-error",
+    Outcome.STOPPED: "stopped",
+    Outcome.UNRECOGNISED: "unrecognised",
+    Outcome.EFFECTS_ONLY: "effects-only",
+    Outcome.NOTHING: "nothing",
+}
+HELD: Final[dict[Standing, HeldName]] = {
+    Standing.CONFIRMED: "confirmed",
+    Standing.CONTRADICTED: "contradicted",
+    Standing.NOT_CONFIRMED: "not-confirmed",
+    Standing.NOT_TESTED: "not-tested",
+}
+MOST_LINES: Final = 20
+MOST_CALLS: Final = 8
+
+
+def log_report(judgement: LogJudgement, *, with_facts: bool = False) -> Report:
+    """with_facts: also all that was read of the log, and what is known of the host."""
+    report = build_report(
+        "diagnose-log",
+        [judgement.examination],
+        unread(judgement.log),
+        with_facts=with_facts,
+        of_all=judged_as(judgement),
+    )
+    # Without a host's facts nothing was passed, and nobody's host was judged.
+    return msgspec.structs.replace(report, host=judgement.examination.snapshot.host, log=reported_log(judgement))
+
+
+def refusal(problems: Sequence[str]) -> Report:
+    """Nothing could be read."""
+    return build_report("diagnose-log", [], problems, of_all=Verdict.UNKNOWN)
+
+
+def reported_log(judgement: LogJudgement) -> ReportedLog:
+    """All of it is taken from a judgement, whose text is without secrets."""
+    log, verdict = judgement.log, judgement.verdict
+    lead, exited = verdict.lead, verdict.exited
+    rank = lead.rank if lead else None
+    return ReportedLog(
+        outcome=OUTCOMES[verdict.outcome],
+        headline=headline(judgement),
+        lead=_line(log, lead) if lead else None,
+        rank=exited.rank if rank is None and exited else rank,
+        host=lead.host or (exited.host if exited else "") if lead else "",
+        time=lead.time if lead and not lead.lent else None,
+        exception=_exception(verdict.raised) if verdict.raised else None,
+        exit=_exit(exited) if exited else None,
+        suspects=tuple(_suspect(log, one) for one in judgement.opinions),
+        also=(*(_own_error(log, *one) for one in own_errors(verdict)), *(_suspect(log, one) for one in judgement.also)),
+        effects=_effects(log, verdict.effects),
+        noise=tuple(ReportedNoise(text=one.text, why=one.why, times=one.times) for one in noise(log)),
+        files=log.files,
+        launcher=log.launcher,
+        world_size=log.world_size,
+        ranks=log.ranks,
+        hosts=log.hosts,
+        not_kept=log.more,
+        attempt=verdict.attempt,
+        other_attempts=tuple(
+            ReportedAttempt(
+                attempt=one.attempt, outcome=OUTCOMES[one.outcome], lead=_line(log, one.lead) if one.lead else None
+            )
+            for one in verdict.elsewhere
+        ),
+    )
+
+
+def _line(log: Log, line: LogLine) -> ReportedLine:
+    name = log.files[line.file].name if line.file < len(log.files) else ""
+    return ReportedLine(
+        file=name,
+        number=line.number,
+        text=line.text,
+        rank=line.rank,
+        host=line.host,
+        time=None if line.lent else line.time,
+    )
+
+
+def _suspect(log: Log, one: Opinion) -> ReportedSuspect:
+    held = one.held
+    return ReportedSuspect(
+        slug=one.suspect.slug,
+        sure=one.suspect.sure,
+        why=one.suspect.why,
+        lines=tuple(_line(log, each.line) for each in one.suspect.sightings[:MOST_LINES]),
+        held=HELD[held.standing] if held else None,
+        held_words=held.words if held else "",
+    )
+
+
+def _own_error(log: Log, words: str, line: LogLine) -> ReportedSuspect:
+    return ReportedSuspect(slug=USER_ERROR, sure=False, why=words, lines=(_line(log, line),))
+
+
+def _exception(raised: Raised) -> ReportedException:
+    return ReportedException(
+        exception=raised.exception, message=raised.message, calls=raised.frames[-MOST_CALLS:], own=raised.own
+    )
+
+
+def _exit(exited: Exited) -> ReportedExit:
+    return ReportedExit(said_by=exited.said_by, exit_code=exited.exit_code, error=exited.error)
+
+
+def _effects(log: Log, effects: Sequence[Sighting]) -> tuple[ReportedEffect, ...]:
+    kinds: dict[str, list[Sighting]] = {}
+    for one in effects:
+        kinds.setdefault(one.sign, []).append(one)
+    return tuple(
+        ReportedEffect(
+            sign=sign,
+            ranks=tuple(sorted({one.line.rank for one in seen if one.line.rank is not None})),
+            times=sum(one.times for one in seen),
+            first=_line(log, seen[0].line),
+        )
+        for sign, seen in kinds.items()
+    )

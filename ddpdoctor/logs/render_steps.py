@@ -1,0 +1,140 @@
+"""What to do next, where the log alone leads no further."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.logs.analyze.deciding_commands import host_named
+from ddpdoctor.logs.analyze.endings import signal_of
+from ddpdoctor.logs.analyze.exceptions import is_of_parent
+from ddpdoctor.logs.analyze.further_words import nccl_may_say_more
+from ddpdoctor.logs.diagnosis import LogJudgement
+from ddpdoctor.logs.analyze.launching import is_of_launching, is_of_ssh
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome
+from ddpdoctor.logs.render_words import first_words, more
+
+SIGKILL: Final = 9
+_KILLED: Final = re.compile(r"(?:\S+: )?Killed\b")
+_KERNEL_KNOWS: Final = Fix(
+    "A rank that was killed could write nothing: its host's kernel knows",
+    ("ddpdoctor check --select host-oom-killed",),
+)
+_NOT_FOUND: Final = re.compile(
+    r"(?:^|: )(?P<before>[\w.+-]+): command not found(?!: )|: command not found: (?P<behind>[\w.+-]+)"
+)
+_NO_MODULES: Final = Fix(
+    "`module` is a function of login shells: start the job script as one, or load it there",
+    ("#!/bin/bash -l", "source /etc/profile.d/modules.sh   # Lmod: /etc/profile.d/lmod.sh"),
+)
+_PARENT_KNOWS: Final = Fix(
+    "The process that started this one failed, or ended, before it had handed everything over: its own traceback says why"
+)
+
+
+def next_steps(judgement: LogJudgement, *, watched: bool = False) -> tuple[Fix, ...]:
+    """What leads on where the log alone doesn't. watched: it is that of `ddpdoctor run` already."""
+    verdict = judgement.verdict
+    lead = verdict.lead
+    log = judgement.log
+    alone = not log.ranks and not log.launcher and not log.world_size and len(log.files) == 1
+    there = host_named(one_line(lead.host)) if lead and lead.host else "its host" if alone else "the host of that rank"
+    if verdict.outcome is Outcome.EFFECTS_ONLY:
+        return (
+            *((_PARENT_KNOWS,) if verdict.raised and is_of_parent(verdict.raised) else ()),
+            *(
+                ()
+                if alone
+                else (
+                    Fix(
+                        f"Read the logs of all ranks and hosts together{_silent(judgement)}",
+                        ("ddpdoctor diagnose-log FOLDER",),
+                    ),
+                )
+            ),
+            *_left_early(judgement),
+            _KERNEL_KNOWS,
+            *(
+                ()
+                if watched
+                else (
+                    Fix(
+                        "So that the next run keeps every rank's words, start it with",
+                        ("ddpdoctor run -- torchrun ...",),
+                    ),
+                )
+            ),
+        )
+    return _of_the_unknown(judgement, there) if verdict.outcome is Outcome.UNRECOGNISED else ()
+
+
+def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
+    verdict = judgement.verdict
+    words = first_words(verdict)
+    if is_of_launching(words) or any(is_of_launching(one.text) for one in more(judgement)):
+        by_ssh = is_of_ssh(words) or any(is_of_ssh(one.text) for one in more(judgement))
+        by_hand = Fix(
+            "Enter that node by hand, as the launcher does: without a password, and with the same user and port",
+            ("ssh -o BatchMode=yes NODE hostname",),
+        )
+        return (by_hand,) if by_ssh else ()
+    if absent := _not_found([words, *(one.text for one in judgement.log.errors)]):
+        return absent
+    return (
+        *((_KERNEL_KNOWS,) if _was_killed(verdict) else ()),
+        Fix(f"Look at {there}", ("ddpdoctor check",)),
+        *(
+            (Fix("Let the next run say more", ("export NCCL_DEBUG=INFO",)),)
+            if nccl_may_say_more(verdict.lead, verdict.raised, judgement.log, words)
+            else ()
+        ),
+        Fix(
+            "If it turns out to be an illness of the machine, its network or its packages, tell ddpdoctor's maintainers: the log's "
+            "lines around that place, and",
+            ("ddpdoctor check --markdown",),
+        ),
+    )
+
+
+def _not_found(texts: Iterable[str]) -> tuple[Fix, ...]:
+    """Where a shell doesn't find a program: what may be missing for it."""
+    programs = dict.fromkeys(
+        found["before"] or found["behind"] for text in texts for found in _NOT_FOUND.finditer(one_line(text))
+    )
+    fixes = []
+    if "module" in programs:
+        fixes.append(_NO_MODULES)
+    if others := [one for one in programs if one != "module"]:
+        text = f"The shell doesn't find {listed(others)}: activate the environment that has it in the job script itself, or give its full path"
+        fixes.append(Fix(text, ("source /path/to/venv/bin/activate", "conda activate NAME")))
+    if "torchrun" in programs:
+        fixes.append(
+            Fix("torchrun is a module of torch, too", ("python -m torch.distributed.run --nproc-per-node=N train.py",))
+        )
+    return tuple(fixes)
+
+
+def _was_killed(verdict: LogVerdict) -> bool:
+    by_signal = verdict.exited is not None and signal_of(verdict.exited) == SIGKILL
+    return by_signal or bool(verdict.lead and not verdict.raised and _KILLED.match(verdict.lead.text))
+
+
+def _left_early(judgement: LogJudgement) -> tuple[Fix, ...]:
+    """Where the launcher had nobody to end: who is gone may have come to its end by itself, with fewer batches."""
+    ended = judgement.log.exited
+    effects = {one.slug for one in judgement.verdict.effects}
+    if not ended or any(one.told_to for one in ended) or effects != {"peer-rank-crashed"}:
+        return ()
+    text = "The launcher ended nobody, so another rank may have come to its end first: count each rank's batches before the loop"
+    return (Fix(text, ("ddpdoctor explain uneven-inputs",)),)
+
+
+def _silent(judgement: LogJudgement) -> str:
+    """Which ranks say nothing in what was read, where that is known."""
+    log = judgement.log
+    missing = sorted(set(range(log.world_size or 0)) - set(log.ranks)) if log.ranks else []
+    return f"; {ranks_named(missing)} say{'s' if len(missing) == 1 else ''} nothing in what was read" if missing else ""

@@ -1,0 +1,437 @@
+"""The words of `diagnose-log`: who failed first, what only followed, what is harmless, what could not be read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.findings import Evidence
+from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.wording import human, listed, plural, ranks_named, signal_name
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.facts.log import Exited, Log, LogFile, LogFrame, LogLine, Raised
+from ddpdoctor.knowledge.framework_phases import is_of_framework
+from ddpdoctor.logs.analyze.endings import endings
+from ddpdoctor.logs.analyze.exceptions import is_cut, with_slashes
+from ddpdoctor.logs.analyze.further_words import more_of
+from ddpdoctor.logs.diagnosis import LogJudgement, Opinion, Standing
+from ddpdoctor.logs.analyze.launching import gives_up
+from ddpdoctor.logs.analyze.missing_modules import module_missing
+from ddpdoctor.logs.analyze.sightings import common_folder, phase_within, stack_lines, where
+from ddpdoctor.logs.analyze.timeouts import MISSING
+from ddpdoctor.logs.analyze.unreached_servers import server_unreached
+from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome
+from ddpdoctor.smoke.wording import short
+
+MOST_TEXT: Final = 300
+"""Characters of a log's line that are shown."""
+MOST_FILES: Final = 3
+MOST_FRAMES: Final = 4
+MOST_ENDS: Final = 2
+_WORD: Final = re.compile(r"[A-Z][a-z']*(?: |$)")
+_NAME: Final = re.compile(r"(?:Accelerate|Apex|Docker|Horovod|Hydra|Kubernetes|Lightning|Linux|Podman|Python|Slurm)\b")
+_HOW: Final = {
+    Outcome.EFFECTS_ONLY: "only what followed is told",
+    Outcome.STOPPED: "it was ended from outside",
+}
+NOT_IN_A_LOG: Final = (
+    "A log says nothing of a job that hangs (ddpdoctor jobs --hang looks at one that runs), nor of what a process that was killed "
+    "could not say any more, and nothing that was written elsewhere"
+)
+
+
+def quoted(text: str) -> str:
+    """Words of a log as they may be shown: on one line, without what steers a terminal, or a middle that nobody would read."""
+    shown = one_line(text)
+    return shown if len(shown) <= MOST_TEXT else f"{shown[: MOST_TEXT * 2 // 3]} ... {shown[-MOST_TEXT // 3 :]}"
+
+
+def clock(time: float) -> str:
+    """The log's own clock: 1700000000.5 is "22:13:20"."""
+    seconds = int(time) % 86400
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+# --- the first line ---------------------------------------------------------------------------------------------------------
+
+
+def judged_as(judgement: LogJudgement) -> Verdict:
+    """Never well where something could not be read to its end."""
+    unread_part = bool(unread(judgement.log))
+    return judgement.word if judgement.word is Verdict.FAIL or not unread_part else Verdict.UNKNOWN
+
+
+def blamed(judgement: LogJudgement) -> Opinion | None:
+    """The likeliest, where the log tells more than what followed."""
+    followed_only = judgement.verdict.outcome is Outcome.EFFECTS_ONLY
+    return judgement.opinions[0] if judgement.opinions and not followed_only else None
+
+
+def headline(judgement: LogJudgement) -> str:
+    """The whole in a sentence."""
+    here = one_line(judgement.examination.snapshot.host) or "this host"
+    return f"{_told(judgement)}{_of_attempts(judgement)}{f'; but the facts of {here} contradict it' if is_contradicted(judgement) else ''}"
+
+
+def is_contradicted(judgement: LogJudgement) -> bool:
+    """Whether the facts of a host speak against every suspicion: what they contradict comes last."""
+    first = judgement.opinions[0].held if judgement.opinions else None
+    return first is not None and first.standing is Standing.CONTRADICTED
+
+
+def _told(judgement: LogJudgement) -> str:
+    log, verdict = judgement.log, judgement.verdict
+    if verdict.outcome is Outcome.NOTHING:
+        return f"{_last_went_on(verdict) or nothing(log)}{_survived(log, verdict)}"
+    if verdict.outcome is Outcome.EFFECTS_ONLY:
+        said = "This log tells" if len(log.files) == 1 else "These logs tell"
+        told = f"{said} what followed, and not what failed first"
+        if verdict.silent:
+            told = f"{_capital(ranks_named(verdict.silent))} {_how_silent(log, verdict)}"
+        fits = judgement.opinions[0] if judgement.opinions else None
+        told = f"{told}; perhaps: {_within(named(fits))}" if fits else told
+        return f"{told}; before that it says: {short(quoted(verdict.said[0].text))}" if verdict.said else told
+    if verdict.outcome is Outcome.UNRECOGNISED:
+        adds = "".join(f"; it adds: {short(quoted(one.text))}" for one in more(judgement)[:1] if not gives_up(one.text))
+        return f"{who_first(log, verdict)}: {short(first_words(verdict))}{adds}; no sign that is known here says why"
+    if verdict.outcome is Outcome.USER_ERROR and verdict.raised:
+        perhaps = "" if all(one.suspect.sure for one in judgement.opinions[:1]) else "perhaps "
+        words = short(first_words(verdict))
+        kind = (
+            "at a server that can't be reached"
+            if server_unreached(verdict.raised)
+            else "of an ordinary error in the script"
+        )
+        return f"{who_first(log, verdict)}, {perhaps}{kind}: {words}"
+    first = blamed(judgement)
+    summary = named(first) if first else first_words(verdict)
+    doubt = doubtful(judgement)
+    if verdict.ended_well:
+        return f"Nothing says that the run failed{f'; {doubt}' if doubt else ', and yet'}: {_within(summary)}"
+    if doubt:
+        return f"{who_first(log, verdict)}; {doubt}: {_within(summary)}"
+    if verdict.outcome is Outcome.STOPPED or verdict.lead is None:
+        return summary
+    return f"{who_first(log, verdict)}: {_within(summary)}"
+
+
+def doubtful(judgement: LogJudgement) -> str:
+    """ "perhaps", "most likely", where neither the log nor a host's facts prove what the first suspicion says; else ""."""
+    first = blamed(judgement)
+    if judgement.verdict.outcome is not Outcome.ILLNESS or first is None or first.suspect.sure or _is_confirmed(first):
+        return ""
+    return "most likely" if len(judgement.opinions) > 1 else "perhaps"
+
+
+def _is_confirmed(opinion: Opinion) -> bool:
+    return opinion.held is not None and opinion.held.standing is Standing.CONFIRMED
+
+
+def title(judgement: LogJudgement, first: Opinion) -> str:
+    """The first suspicion's own line, no surer than the headline."""
+    doubt = doubtful(judgement)
+    return f"{_capital(doubt)}: {_within(named(first))}" if doubt else named(first)
+
+
+def named(opinion: Opinion) -> str:
+    """What is wrong, without who said so."""
+    title = opinion.check.title.removesuffix(".")
+    summary = opinion.finding.summary
+    return title if summary.startswith(f"{title}, says ") else summary
+
+
+def nothing(log: Log) -> str:
+    """That nothing was found, which is not to say that all is well."""
+    if any(one.problem for one in log.files):
+        return "What could be read speaks of no failure"
+    return f"Nothing in {'this log' if len(log.files) == 1 else 'these logs'} speaks of a failure"
+
+
+def _how_silent(log: Log, verdict: LogVerdict) -> str:
+    """A rank of which there is not a word has not fallen silent; where the others counted who came, it never did."""
+    if any(one.rank in verdict.silent for one in log.last):
+        return "fell silent, and the others tell only what followed"
+    one_rank = len(verdict.silent) == 1
+    counted = any(one.words.get("came") for one in verdict.effects)
+    if counted and {one.slug for one in verdict.effects} == {MISSING}:
+        return f"never came, and the others waited for {'it' if one_rank else 'them'} in vain"
+    return f"{'says' if one_rank else 'say'} nothing at all, and the others tell only what followed"
+
+
+def _last_went_on(verdict: LogVerdict) -> str:
+    """Of several attempts, that the last one did not fail; "" where there was but one."""
+    failed = sum(one.outcome is not Outcome.NOTHING for one in verdict.elsewhere)
+    before = f"; before it {'one' if failed == 1 else failed} failed" if failed else ""
+    return (
+        f"The last of {len(verdict.elsewhere) + 1} attempts speaks of no failure{before}" if verdict.elsewhere else ""
+    )
+
+
+def _of_attempts(judgement: LogJudgement) -> str:
+    """ "; that was the last of 3 attempts"."""
+    verdict = judgement.verdict
+    if not verdict.elsewhere or verdict.outcome is Outcome.NOTHING:
+        return ""
+    count = len(verdict.elsewhere) + 1
+    if all(one.attempt < verdict.attempt for one in verdict.elsewhere):
+        return f"; that was the last of {count} attempts"
+    first = all(one.attempt > verdict.attempt for one in verdict.elsewhere)
+    which = f"the first of {count} attempts" if first else f"attempt {verdict.attempt}, from 0, of {count}"
+    return f"; that was {which}, and those behind it name no cause"
+
+
+def other_attempts(judgement: LogJudgement) -> list[tuple[str, LogLine | None]]:
+    """ "Attempt 0: rank 3 failed first: KeyError: 'lr'", with the line."""
+    found: list[tuple[str, LogLine | None]] = []
+    for one in judgement.verdict.elsewhere:
+        words = "nothing speaks of a failure"
+        if one.lead:
+            who = _HOW.get(one.outcome) or _within(who_first(judgement.log, one))
+            words = f"{who}: {short(first_words(one))}"
+        found.append((f"Attempt {one.attempt}: {words}", one.lead))
+    return found
+
+
+def _survived(log: Log, verdict: LogVerdict) -> str:
+    """ "; one line speaks of an error, and the run went on: run.log:17"."""
+    some = verdict.survived
+    if not some:
+        return ""
+    many = (
+        "one line speaks of an error, and the run went on"
+        if len(some) == 1
+        else "errors are spoken of, and the run went on"
+    )
+    return f"; {many}: {listed([place(log, one) for one in some], 3)}"
+
+
+def who_first(log: Log, verdict: LogVerdict) -> str:
+    """ "Rank 3 on node7 failed first, at 02:13:07"; where no label tells who, the place in the log."""
+    lead, exited = verdict.lead, verdict.exited
+    if lead is None:
+        return "It failed"
+    rank = exited.rank if lead.rank is None and exited else lead.rank
+    host = lead.host or (exited.host if exited else "")
+    on = f" on {one_line(host)}" if host else ""
+    at = f", at {clock(lead.time + log.ahead)}" if lead.time is not None and not lead.lent else ""
+    if rank is None:
+        local = exited.local_rank if exited and exited.local_rank is not None else lead.local_rank
+        who = "The first failure" if local is None else f"Local rank {local}"
+        failed = "" if local is None else " failed first"
+        return f"{who}{on}{failed}{at or f' ({place(log, lead)})'}"
+    return f"Rank {rank}{on} failed first{at}"
+
+
+def first_words(verdict: LogVerdict) -> str:
+    """What the lead itself says."""
+    if verdict.raised and is_cut(verdict.raised):
+        return "; ".join(["the log breaks off within a traceback", *last_calls(verdict.raised)[-1:]])
+    if verdict.raised:
+        return quoted(f"{verdict.raised.exception}: {verdict.raised.message}".removesuffix(": "))
+    if verdict.exited and verdict.lead == verdict.exited.line:
+        return how_it_ended(verdict.exited)
+    return quoted(verdict.lead.text) if verdict.lead else ""
+
+
+def more(judgement: LogJudgement) -> tuple[LogLine, ...]:
+    """Of an error that no sign knows, lines beside it that say more."""
+    verdict = judgement.verdict
+    return (
+        more_of(verdict.lead, verdict.raised, judgement.log)
+        if verdict.outcome is Outcome.UNRECOGNISED and verdict.exited is None
+        else ()
+    )
+
+
+def _within(summary: str) -> str:
+    """As it stands within a sentence; names and abbreviations stay as they are."""
+    return summary[:1].lower() + summary[1:] if _WORD.match(summary) and not _NAME.match(summary) else summary
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def place(log: Log, line: LogLine) -> str:
+    """ "run.log:412"; with several files of one folder its name within that."""
+    return one_line(where(log, msgspec.structs.replace(line, rank=None, host="")))
+
+
+# --- what was read ----------------------------------------------------------------------------------------------------------
+
+
+def rows(log: Log) -> list[tuple[str, str]]:
+    """(label, text): which files, and what they tell of the run."""
+    found = [("log" if len(log.files) == 1 else "logs", _files(log.files))]
+    found += [("", one_line(note)) for note in log.notes]
+    run = []
+    if log.launcher:
+        run.append(log.launcher)
+    size = log.world_size or len(log.ranks)
+    if size:
+        silent = log.world_size and len(log.ranks) < log.world_size and log.ranks
+        seen = "" if log.world_size else " named in it"
+        run.append(plural(size, "rank") + (f", of which {len(log.ranks)} speak" if silent else seen))
+    if log.hosts:
+        run.append(listed(map(one_line, log.hosts), 4))
+    found.append(("run", ", ".join(run)))
+    return [(label, text) for label, text in found if text]
+
+
+def _files(files: Sequence[LogFile]) -> str:
+    read = [one for one in files if one.bytes]
+    size = human(sum(one.bytes for one in read))
+    lines = sum(one.lines for one in read)
+    folder = common_folder(tuple(files))
+    within = [one for one in read if folder and one.name.startswith(folder)]
+    names = listed(
+        [
+            *(file_name(one) for one in read if one not in within),
+            *([f"{plural(len(within), 'file')} in {one_line(folder)}"] if within else []),
+        ],
+        MOST_FILES,
+    )
+    return f"{names} ({size}, {lines:,} {'line' if lines == 1 else 'lines'})" if read else "nothing"
+
+
+def file_name(file: LogFile) -> str:
+    """As a person calls it."""
+    return "standard input" if file.name == "-" else one_line(file.name)
+
+
+def unread(log: Log) -> list[str]:
+    """A sentence on each file that could not be read, or not whole."""
+    return [f"{file_name(one)}: {one_line(one.problem)}" for one in log.files if one.problem]
+
+
+def only_counted(log: Log) -> str:
+    """On what was left out to keep the memory constant; "" where nothing was."""
+    return (
+        f"{plural(log.more, 'further message')} of the kinds that are told here were only counted" if log.more else ""
+    )
+
+
+# --- the first failure ------------------------------------------------------------------------------------------------------
+
+
+def last_calls(raised: Raised) -> list[str]:
+    """Its own innermost call, what the framework was at, and the last calls, each as "train.py:41 in main: loss.backward()". Of a
+    framework's own loop none is shown but the innermost."""
+    telling = [one for one in raised.frames[:-1] if one is raised.own or not is_of_framework(with_slashes(one.path))]
+    frames = [*telling, *raised.frames[-1:]][-MOST_FRAMES:]
+    if raised.own and raised.own not in frames:
+        frames = [raised.own, *frames]
+    found = [_shown(one) for one in frames]
+    phase = phase_within(raised.frames)
+    if phase:
+        found.insert(found.index(_shown(raised.own)) + 1 if raised.own else 0, f"... {phase}")
+    return [quoted(one) for one in found]
+
+
+def stacks(judgement: LogJudgement) -> list[tuple[str, Evidence]]:
+    """Why a process's stack was written, and where it stood; those that the findings show are left out, and of the same places one is told."""
+    log = judgement.log
+    shown = {each for one in judgement.opinions for each in one.finding.evidence}
+    found: dict[str, tuple[str, Evidence]] = {}
+    for one in log.stacks:
+        (evidence,) = stack_lines(log, one)
+        if evidence not in shown and one.frames:
+            found.setdefault(f"{one.line.rank} {evidence.text}", (quoted(one.reason), evidence))
+    return list(found.values())
+
+
+def _shown(frame: LogFrame) -> str:
+    within = f" in {frame.function}" if frame.function else ""
+    return f"{frame.path}:{frame.line}{within}: {frame.code}".removesuffix(": ")
+
+
+def own_errors(verdict: LogVerdict) -> list[tuple[str, LogLine]]:
+    """ "Rank 3 raised its own: IndexError: list index out of range", with the line; not of ranks that were all interrupted."""
+    found = []
+    for one in verdict.others if verdict.outcome is not Outcome.STOPPED else ():
+        said = quoted(f"{one.exception}: {one.message}".removesuffix(": "))
+        found.append((f"Rank {one.line.rank} raised its own: {said}", one.line))
+    return found
+
+
+def how_it_ended(exited: Exited, *alike: Exited) -> str:
+    """ "torchrun says that local rank 3 (pid 26026) was killed by SIGKILL". alike: those of which the same line says the same."""
+    code = exited.exit_code
+    if code is None:
+        how = "ended"
+    elif code < 0 or 128 < code < 160:
+        how = f"{'were' if alike else 'was'} killed by {signal_name(code if code < 0 else code - 128)}"
+    else:
+        how = f"ended with exit code {code}"
+    error = f": {quoted(exited.error)}" if exited.error else ""
+    return f"{one_line(exited.said_by)} says {_who_ended(exited, *alike)} {how}{error}"
+
+
+def ended_before(judgement: LogJudgement) -> list[list[Exited]]:
+    """Where only what followed is known, and the lead is another line: processes that ended by themselves, the first ones; together
+    those of which one line tells the same."""
+    verdict = judgement.verdict
+    if verdict.outcome is not Outcome.EFFECTS_ONLY or verdict.exited:
+        return []
+    whole = judgement.examination.snapshot.log
+    log = judgement.log if isinstance(whole, Unknown) else whole
+    together: dict[object, list[Exited]] = {}
+    for number, one in enumerate(endings(log)):
+        if one.exit_code is not None and not one.told_to:
+            of_several = one.rank is not None and one.pid is None
+            key = (one.line.file, one.line.number, one.exit_code) if of_several else number
+            together.setdefault(key, []).append(one)
+    return list(together.values())[:MOST_ENDS]
+
+
+def _who_ended(exited: Exited, *alike: Exited) -> str:
+    if alike:
+        return f"that {ranks_named(one.rank for one in (exited, *alike) if one.rank is not None)}"
+    pid = f"pid {exited.pid}" if exited.pid is not None else ""
+    if exited.rank is not None or exited.local_rank is not None:
+        who = f"rank {exited.rank}" if exited.rank is not None else f"local rank {exited.local_rank}"
+        return f"that {who}{f' ({pid})' if pid else ''}"
+    return f"that {pid}" if pid else "that a process"
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------------
+
+
+def outcome(judgement: LogJudgement) -> str:
+    """The last line's sentence."""
+    verdict = judgement.verdict
+    if verdict.outcome is Outcome.ILLNESS:
+        if verdict.ended_well:
+            return "A warning; nothing in it says that the run failed"
+        first = blamed(judgement)
+        if is_contradicted(judgement):
+            return "The log's words and the facts of the host contradict each other"
+        others = len(judgement.opinions) - 1
+        if first and first.suspect.sure and others:
+            return f"The log names the likeliest cause, and {'another one' if others == 1 else f'{others} others'}"
+        if first and first.suspect.sure:
+            return "The log names the cause"
+        if first and _is_confirmed(first):
+            return "The log doesn't prove it alone; the facts of the host do"
+        several = len(judgement.opinions) > 1
+        return (
+            f"The log alone can't decide between these {len(judgement.opinions)}"
+            if several
+            else "The log alone can't prove it"
+        )
+    if verdict.outcome is Outcome.USER_ERROR:
+        if verdict.raised and (module := module_missing(verdict.raised)):
+            return f"The Python that ran the script doesn't find {module}; nothing else speaks of an illness"
+        if verdict.raised and server_unreached(verdict.raised):
+            return "A server that the script asks doesn't answer; nothing speaks of a mistake in the script"
+        return "An ordinary error of the script; nothing speaks of an illness of the machine or its packages"
+    return {
+        Outcome.STOPPED: "The run was ended from outside",
+        Outcome.UNRECOGNISED: "No verdict: something failed that is not known here",
+        Outcome.EFFECTS_ONLY: "No verdict: the cause is not in what was read",
+        Outcome.NOTHING: _last_went_on(verdict) or nothing(judgement.log),
+    }[verdict.outcome]

@@ -1,0 +1,235 @@
+"""Latency and bandwidth between all pairs of nodes, as heat maps: a figure in every cell, and a colour where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+from rich.console import Console
+from rich.text import Text
+
+from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.wording import bandwidth, milliseconds
+from ddpdoctor.facts.fleet import Cell, Fleet
+from ddpdoctor.report.terminal import Hanging
+
+_MOST_FIGURES = 24
+"""Nodes: for more there is a character a pair instead of a figure."""
+
+_SHADES = ("green", "yellow", "dark_orange", "red")
+_STEPS = "1234"
+"""How a cell of a coarse map says its shade without colours."""
+
+_FACTORS = (2, 4, 10)
+"""How many times worse than the median the second, third and fourth shade are."""
+
+_NOT_MEASURED = "·"
+
+_LEGEND = {
+    Cell.SILENT.value: "no answer",
+    Cell.REFUSED.value: "refused",
+    Cell.PROHIBITED.value: "no way there",
+    Cell.RESET.value: "cut off",
+    Cell.OTHER.value: "somebody else answered",
+    Cell.STALLED.value: "large messages don't arrive",
+}
+
+Values = dict[tuple[int, int], float]
+"""(place of the row's node, place of the column's) to seconds, or to Mbit/s."""
+
+
+def show_matrix(console: Console, fleet: Fleet) -> None:
+    """Two maps, round trip and bandwidth; a row sends to a column. Who isn't reached stands in the first even without figures."""
+    places = {node.rank: place for place, node in enumerate(fleet.nodes)}
+    trips: Values = {}
+    rates: Values = {}
+    for link in fleet.links:
+        if link.error or link.a not in places or link.b not in places:
+            continue
+        a, b = places[link.a], places[link.b]
+        trips[a, b] = trips[b, a] = link.round_trip
+        for pair, rate in (((a, b), link.forth), ((b, a), link.back)):
+            if rate >= 0:
+                rates[pair] = rate
+    if not trips:
+        console.print(Hanging(Text(""), Text(f"No link was measured{_why(fleet)}.", "bold magenta"), 0))
+        console.print()
+    _show_map(console, fleet, "Round trip", trips, _trip, milliseconds, worst_is_high=True)
+    if rates:
+        _show_map(console, fleet, "Bandwidth", rates, _rate, bandwidth, worst_is_high=False)
+
+
+def _why(fleet: Fleet) -> str:
+    return next((f": {one_line(one.reason)}" for one in fleet.phases if one.name == "links" and one.reason), "")
+
+
+def _trip(seconds: float) -> str:
+    """Milliseconds in at most five columns."""
+    amount = seconds * 1000
+    return f"{amount:.2f}" if amount < 10 else f"{amount:.0f}"
+
+
+def _rate(rate: float) -> str:
+    """Mbit/s as bit/s in at most five columns: "2.1M", "940M", "9.4G"."""
+    amount, letter = (rate, "M") if rate < 999.5 else (rate / 1000, "G")
+    return f"{amount:.{1 if amount < 99.5 and (letter == 'G' or amount < 10) else 0}f}{letter}"
+
+
+def _show_map(
+    console: Console,
+    fleet: Fleet,
+    title: str,
+    values: Values,
+    figure: Callable[[float], str],
+    words: Callable[[float], str],
+    *,
+    worst_is_high: bool,
+) -> None:
+    if not values and not any(_unreached(fleet)):
+        return
+    unit = "ms" if worst_is_high else "bit/s"
+    console.print(Hanging(Text(""), Text(title, "bold").append(f", {unit}, from row to column", "not bold dim"), 0))
+    shade = _Shades(list(values.values()), worst_is_high=worst_is_high)
+    count = len(fleet.nodes)
+    label = max((len(str(node.rank)) for node in fleet.nodes), default=1)
+    cells = max([len(figure(one)) for one in values.values()] + [label])
+    detailed = count <= _MOST_FIGURES and label + 2 + count * (cells + 1) <= console.width
+    unreached = dict(_unreached(fleet))
+    for line in (
+        _detailed(fleet, values, unreached, figure, shade, label, cells)
+        if detailed
+        else _coarse(fleet, values, unreached, shade, label, console.width)
+    ):
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+    _show_legend(console, set(unreached.values()), values, count)
+    if values and not detailed:
+        _show_steps(console, shade, words, {shade(value) for value in values.values()})
+    console.print()
+
+
+class _Shades:
+    """How much worse than the median a value is: 0 less than twice, then less than four times, ten times, and more."""
+
+    def __init__(self, values: Sequence[float], *, worst_is_high: bool) -> None:
+        self._median = max(median(values), 1e-9) if values else 1.0
+        self._worst_is_high = worst_is_high
+
+    def __call__(self, value: float) -> int:
+        value = max(value, 1e-9)
+        badness = value / self._median if self._worst_is_high else self._median / value
+        return sum(badness >= factor for factor in _FACTORS)
+
+    def limit(self, step: int) -> float:
+        """Where the step begins; of the first, the median."""
+        factor = (1, *_FACTORS)[step]
+        return self._median * factor if self._worst_is_high else self._median / factor
+
+
+def _unreached(fleet: Fleet) -> Iterator[tuple[tuple[int, int], str]]:
+    """The pairs that don't reach each other on the route, with the letter that says how."""
+    for reach in fleet.reach:
+        if reach.kind == "route":
+            for i, row in enumerate(reach.rows):
+                for j, cell in enumerate(row):
+                    if cell not in (Cell.OK.value, Cell.NOT_TRIED.value):
+                        yield (i, j), cell
+
+
+def _detailed(
+    fleet: Fleet,
+    values: Values,
+    unreached: dict[tuple[int, int], str],
+    figure: Callable[[float], str],
+    shade: _Shades,
+    label: int,
+    cells: int,
+) -> Iterator[Text]:
+    """A figure for each pair."""
+    head = Text(" " * (label + 1))
+    for node in fleet.nodes:
+        head.append(f" {node.rank:>{cells}}", "dim")
+    yield head
+    for i, node in enumerate(fleet.nodes):
+        line = Text(f"{node.rank:>{label}} ", "dim")
+        for j in range(len(fleet.nodes)):
+            line.append(" ")
+            text, style = _cell(values, unreached, i, j, figure, shade)
+            line.append(f"{text:>{cells}}", style)
+        yield line.append(f"  {_host(node.host)}", "dim")
+
+
+def _host(host: str) -> str:
+    name = one_line(host)
+    return name if len(name) <= 24 else f"{name[:21]}..."
+
+
+def _cell(
+    values: Values,
+    unreached: dict[tuple[int, int], str],
+    i: int,
+    j: int,
+    figure: Callable[[float], str],
+    shade: _Shades,
+) -> tuple[str, str]:
+    if i == j:
+        return "", ""
+    if (i, j) in unreached:
+        return unreached[i, j], "bold reverse red"
+    value = values.get((i, j))
+    return (_NOT_MEASURED, "dim") if value is None else (figure(value), _SHADES[shade(value)])
+
+
+def _coarse(
+    fleet: Fleet,
+    values: Values,
+    unreached: dict[tuple[int, int], str],
+    shade: _Shades,
+    label: int,
+    width: int,
+) -> Iterator[Text]:
+    """A character a pair; where there are more nodes than columns, a character for a square of pairs: the worst of them."""
+    count = len(fleet.nodes)
+    room = max(8, min(width, 140) - 2 * label - 3)
+    side = -(-count // room)
+    blocks = -(-count // side)
+    worst: dict[tuple[int, int], int] = {}
+    letters = {(i // side, j // side): cell for (i, j), cell in unreached.items()}
+    for (i, j), value in values.items():
+        key = i // side, j // side
+        worst[key] = max(worst.get(key, 0), shade(value))
+    margin = label if side == 1 else 2 * label + 1
+    head = Text(" " * (margin + 2), "dim")
+    for column in range(0, blocks, 10):
+        head.append(f"{fleet.nodes[column * side].rank:<10}")
+    head.truncate(margin + 2 + blocks)
+    yield head
+    for row in range(blocks):
+        first, last = fleet.nodes[row * side].rank, fleet.nodes[min(count, (row + 1) * side) - 1].rank
+        name = f"{first}" if side == 1 else f"{first}-{last}"
+        line = Text(f"{name:>{margin}}  ", "dim")
+        for column in range(blocks):
+            key = row, column
+            if key in letters:
+                line.append(letters[key], "bold reverse red")
+            elif key in worst:
+                line.append(_STEPS[worst[key]], _SHADES[worst[key]])
+            else:
+                line.append(" " if row == column and side == 1 else _NOT_MEASURED, "dim")
+        yield line
+
+
+def _show_legend(console: Console, letters: set[str], values: Values, count: int) -> None:
+    texts = [f"{letter} {_LEGEND[letter]}" for letter in sorted(letters) if letter in _LEGEND]
+    if len(values) < count * (count - 1):
+        texts.append(f"{_NOT_MEASURED} not measured")
+    if texts:
+        console.print(Hanging(Text(""), Text("; ".join(texts), "dim"), 0))
+
+
+def _show_steps(console: Console, shade: _Shades, words: Callable[[float], str], steps: set[int]) -> None:
+    """What the digits mean, of those that are there."""
+    text = Text(f"1 around {words(shade.limit(0))}, the median", _SHADES[0])
+    for step in sorted(steps - {0}):
+        text.append("; ").append(f"{_STEPS[step]} {words(shade.limit(step))} or worse", _SHADES[step])
+    console.print(Hanging(Text(""), text, 0))

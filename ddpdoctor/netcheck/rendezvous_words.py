@@ -1,0 +1,88 @@
+"""What this node's way to the master came to, in words that several checks share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.base.findings import Evidence, Fix
+from ddpdoctor.base.unknown import Maybe
+from ddpdoctor.base.wording import plural
+from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.knowledge.netcheck_command import DEFAULT_PORT, netcheck_command
+from ddpdoctor.knowledge.privileges import by_root
+
+OURS = "ddpdoctor"
+STORE = "torch's TCPStore"
+
+MOST_TELLING = (
+    Met.CONNECTED,
+    Met.RESET,
+    Met.REFUSED,
+    Met.PROHIBITED,
+    Met.SILENT,
+    Met.NO_HOST,
+    Met.NO_ROUTE,
+    Met.FAILED,
+)
+"""Where a name has several addresses, the one that got furthest speaks for all."""
+
+
+def tried(meeting: Maybe[Meeting]) -> Meeting | None:
+    """The meeting, where the master was really dialled."""
+    return meeting if isinstance(meeting, Meeting) and meeting.master and meeting.attempts else None
+
+
+def furthest(meeting: Meeting) -> Attempt:
+    """The attempt that got furthest."""
+    return min(meeting.attempts, key=lambda one: MOST_TELLING.index(one.met))
+
+
+def was_greeted(meeting: Meeting) -> bool:
+    """Whether another ddpdoctor answered."""
+    return meeting.joined or meeting.answered_by == OURS
+
+
+def place(address: str, port: int) -> str:
+    """ "10.0.0.11 port 29500"."""
+    return f"{address} port {port}"
+
+
+def how_often(one: Attempt, meeting: Meeting) -> str:
+    """ "12 tries in 8 s"."""
+    return f"{plural(one.tries, 'try', 'tries')} in {meeting.waited:.0f} s"
+
+
+def attempts_seen(meeting: Meeting) -> Iterator[Evidence]:
+    """What each of the master's addresses came to."""
+    for one in meeting.attempts:
+        words = f" ({one.words})" if one.words else ""
+        text = f"{place(one.address, meeting.port)}: {one.met.value}{words}; {how_often(one, meeting)}"
+        yield Evidence(text, "connect()")
+
+
+def who_listens(port: int) -> Fix:
+    """To be run on the master."""
+    return by_root(f"On the master, show who holds port {port}", (f"sudo ss -tlnp 'sport = :{port}'",))
+
+
+def another_port(meeting: Meeting, *, alone: bool = False) -> Fix:
+    """One that is far enough from this one that a neighbour who goes the same way out doesn't meet us there. A rule and no
+    chance, so that all nodes name the same.
+
+    alone: nothing else goes before it.
+    """
+    port = meeting.port + 100 if meeting.port + 100 < 65536 else meeting.port - 100
+    port = port if meeting.port >= 1024 else DEFAULT_PORT  # Those below are for root.
+    command = netcheck_command(meeting, meeting.nnodes, meeting.node_rank, port=port)
+    let = "Let" if alone else "Or let"
+    return Fix(
+        f"{let} the job meet at another port, on all nodes alike, and this{', on each node with its own rank' if meeting.nnodes else ''}",
+        (f"export MASTER_PORT={port}", command),
+    )
+
+
+def port_among(label: str, port: int) -> bool:
+    """Whether a packet filter's ports, "29500", "29400,29500" or "1-32767", take in that one."""
+    ranges = [part.partition("-") for part in label.split(",")]
+    numbers = [(first, last or first) for first, _, last in ranges]
+    return any(first.isdecimal() and last.isdecimal() and int(first) <= port <= int(last) for first, last in numbers)

@@ -1,0 +1,123 @@
+"""The commands that give a node the torch that another node has: the same release, of the same build. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import NamedTuple
+
+from packaging.version import Version
+
+from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.base.wording import in_patient, pip_install
+from ddpdoctor.facts.fleet import Node
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.knowledge.installing import replacing
+from ddpdoctor.knowledge.netcheck_command import netcheck_command
+from ddpdoctor.knowledge.node_words import called
+from ddpdoctor.knowledge.version_agreement import BUILD, torch_build, torch_release
+from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, index_url, older, release, tag_cuda
+
+NEW_ENVIRONMENT = "ddp-env"
+
+
+def same_torch(
+    pattern: Node, own: Node, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
+) -> tuple[Fix, ...]:
+    """Installs on `own` what `pattern` has. patient, packages: of `own`."""
+    if isinstance(patient, Unknown) or not isinstance(pattern.torch, str):
+        return ()
+    wanted = release(pattern.torch)
+    if wanted is not None and _is_condas(wanted):
+        return _from_conda(pattern, own, wanted, meeting, patient)
+    if wanted is None or wanted.is_prerelease or (wanted.local and not BUILD.fullmatch(wanted.local)):
+        text = f"No index has torch {pattern.torch} (built by hand, overnight or by a vendor): copy the environment, or the wheel, from"
+        return (
+            Fix(
+                f"{text} {called(pattern)}; this shows where it lies there",
+                (in_patient(patient, "-c", "import torch; print(torch.__file__)"),),
+            ),
+        )
+    text = f"Install on {called(own)} what {called(pattern)} has"
+    build = _build(pattern)
+    options = ("--index-url", index_url(build)) if build else ()
+    torch = f"torch=={torch_release(pattern.torch)}"
+    if patient.externally_managed:
+        return (_new_environment(text, (torch, *options), own, meeting, patient),)
+    removed, arguments = _instead(torch, patient, packages)
+    commands = (*removed, pip_install(patient, *arguments, *options))
+    if patient.pip_version is None:
+        commands = (in_patient(patient, "-m", "ensurepip", "--upgrade"), *commands)
+    cuda = tag_cuda(build)
+    floor = DRIVER_FLOOR.get(cuda[0]) if cuda else None
+    if floor and isinstance(own.driver, str) and older(own.driver, floor):
+        text += f" (first its driver, {own.driver}, must be updated: CUDA {cuda[0] if cuda else ''} needs {floor})"
+    return (Fix(text, commands),)
+
+
+def _build(node: Node) -> str:
+    """The wheels' tag of its build; "" where only PyPI's default build is known to be like it.
+
+    One that carries no tag and was built without CUDA is like the CPU build, which PyPI has only for ARM.
+    """
+    build = torch_build(node)
+    return build or ("cpu" if node.cuda is None else "")
+
+
+class _Instead(NamedTuple):
+    """Commands that come first, and pip's arguments without the index."""
+
+    removed: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+
+def _instead(torch: str, patient: Patient, packages: Maybe[Packages]) -> _Instead:
+    """Where conda installed the torch that is there, pip must not write over it: conda would bring it back."""
+    arguments = replacing(packages, torch)
+    condas = not isinstance(packages, Unknown) and any(one.installer == "conda" for one in packages.named("torch"))
+    if not (condas and patient.environment_kind == "conda"):
+        return _Instead((), arguments)
+    # It is called pytorch there.
+    removed = (f"conda remove -y -p {shlex.quote(patient.prefix)} pytorch",)
+    return _Instead(removed, tuple(one for one in arguments if one != "--force-reinstall"))
+
+
+def _new_environment(text: str, install: tuple[str, ...], own: Node, meeting: Meeting, patient: Patient) -> Fix:
+    python = f"{NEW_ENVIRONMENT}/bin/python"
+    return Fix(
+        f"{text}, in an environment, since this system keeps pip out of its own Python (PEP 668), and run netcheck with its "
+        "Python",
+        (
+            in_patient(patient, "-m", "venv", NEW_ENVIRONMENT),
+            shlex.join([python, "-m", "pip", "install", *install]),
+            netcheck_command(meeting, meeting.nnodes or 2, own.rank, (f"--python {python}",)),
+        ),
+    )
+
+
+def _is_condas(version: Version) -> bool:
+    """conda-forge calls its builds "2.5.1.post300"; no wheel has such a version."""
+    return version.post is not None and not version.local
+
+
+def _from_conda(pattern: Node, own: Node, wanted: Version, meeting: Meeting, patient: Patient) -> tuple[Fix, ...]:
+    kind = "cuda" if isinstance(pattern.cuda, str) else "cpu"
+    torch = f"pytorch={wanted.base_version}=*{kind}*"
+    text = f"Install on {called(own)} what {called(pattern)} has, from conda-forge"
+    if patient.environment_kind == "conda":
+        command = f"conda install -p {shlex.quote(patient.prefix)} -c conda-forge {shlex.quote(torch)}"
+        return (Fix(text, (command,)),)
+    minor = re.match(r"\d+\.\d+", pattern.python) if isinstance(pattern.python, str) else None
+    python = f" python={minor[0]}" if minor else ""
+    return (
+        Fix(
+            f"{text}, in an environment of conda's, and run netcheck with its Python",
+            (
+                f"conda create -y -p ./{NEW_ENVIRONMENT} -c conda-forge{python} {shlex.quote(torch)}",
+                netcheck_command(meeting, meeting.nnodes or 2, own.rank, (f"--python {NEW_ENVIRONMENT}/bin/python",)),
+            ),
+        ),
+    )

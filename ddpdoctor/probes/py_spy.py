@@ -1,0 +1,264 @@
+"""Asks py-spy for the Python stacks of processes, which it reads out of their memory without stopping them. Where it does so as
+another user, that user may have it say anything, and as much as it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from ddpdoctor.base.deadlines import within
+from ddpdoctor.facts.hang import Frame
+from ddpdoctor.probes.memory_readers import memory_reader
+from ddpdoctor.probes.proc import Proc
+from ddpdoctor.probes.programs import find_program, interpreter_of
+from ddpdoctor.probes.run_as import Identity, NotRunError, environ_for, identity_for, working_folder_for
+from ddpdoctor.probes.target.asking import printable
+
+SECONDS: Final = 2.0
+"""A dump takes some 20 ms on a quiet machine."""
+BESIDE: Final = 8
+"""So many are looked at at the same time."""
+AGAIN: Final = 2
+"""How often a process is asked once more whose stack was being changed while it was read."""
+MOST_FRAMES: Final = 100
+MOST_THREADS: Final = 64
+MAX_OUTPUT: Final = 16 << 20
+"""Bytes of each stream of py-spy's that are kept."""
+
+PARENTS_FRAMES: Final = ("multiprocessing/popen_fork.py", "multiprocessing/forkserver.py")
+"""From here outward the stack of a forked process is a copy of its parent's."""
+
+Frames = tuple[Frame, ...]
+T = TypeVar("T")
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    """asyncio warns of a process that ends just as it is killed: its exit code is lost, for which nobody asks any more."""
+    return "will report returncode 255" not in str(record.msg)
+
+
+logging.getLogger("asyncio").addFilter(_says_something)
+
+
+class Trouble(str, Enum):
+    """Why there is no stack."""
+
+    NONE = ""
+    NO_PROGRAM = "py-spy isn't installed"
+    NO_START = "py-spy can't be started"
+    DENIED = "this user may not read its memory"
+    CLOSED = "its own user may not read its memory"
+    GONE = "it has ended"
+    NO_PYTHON = "py-spy finds no Python in it"
+    SLOW = "py-spy gave no answer in time"
+    TORN = "its stack could not be read"
+
+
+class Spied(msgspec.Struct, frozen=True, kw_only=True):
+    """frames: of the main thread, the innermost first. others: (name, frames) of the other Python threads. said: py-spy's own
+    words where there are no frames."""
+
+    frames: Frames = ()
+    others: tuple[tuple[str, Frames], ...] = ()
+    trouble: Trouble = Trouble.NONE
+    said: str = ""
+
+
+class _Frame(msgspec.Struct):
+    name: str
+    filename: str
+    line: int | None = None
+
+
+class _Thread(msgspec.Struct):
+    """As `py-spy dump --json` prints it; what it prints beside this isn't needed."""
+
+    frames: list[_Frame]
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+
+
+def py_spy() -> str | None:
+    """The program that was installed with this interpreter, else the one on PATH; for root none that others could replace."""
+    beside = Path(sys.executable).with_name("py-spy")
+    if beside.is_file():
+        return os.fspath(beside)
+    found = find_program("py-spy", os.environ.get("PATH"))
+    try:
+        others = found and identity_for([file for file in (found, interpreter_of(found)) if file])
+    except NotRunError:
+        return None
+    return None if others else found
+
+
+async def spy(pids: Iterable[int], *, seconds: float = SECONDS) -> dict[int, Spied]:
+    """Where these processes are, by pid; none is held up. seconds: for each."""
+    program = py_spy()
+    turns = asyncio.Semaphore(BESIDE)
+
+    async def one(pid: int) -> Spied:
+        if program is None:
+            return Spied(trouble=Trouble.NO_PROGRAM)
+        async with turns:
+            spied = await _dump(program, pid, seconds)
+            for _ in range(AGAIN):
+                if spied.trouble is Trouble.TORN:
+                    spied = await _dump(program, pid, seconds)
+        return spied
+
+    wanted = tuple(dict.fromkeys(pids))
+    return dict(zip(wanted, await side_by_side(map(one, wanted)), strict=True))
+
+
+async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What each gives. Where we are stopped, each is cancelled once, and all have ended before this does."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    if not tasks:
+        return []
+    try:
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise
+    return [task.result() for task in tasks]
+
+
+async def _dump(program: str, pid: int, seconds: float) -> Spied:
+    # Without --nonblocking it would stop the process meanwhile.
+    command = (program, "dump", "--json", "--nonblocking", "--pid", str(pid))
+    try:
+        code, output, complaint = await run_at(pid, command, seconds)
+    except TimeoutError:  # Which is an OSError, too.
+        return Spied(trouble=Trouble.SLOW)
+    except OSError as error:
+        return Spied(trouble=Trouble.NO_START, said=f"{program}: {error.strerror or error}")
+    if code == 0:
+        return understood(pid, output)
+    spied = refused(pid, complaint)
+    closed = spied.trouble is Trouble.DENIED and memory_reader(pid, Proc()) is not None
+    return msgspec.structs.replace(spied, trouble=Trouble.CLOSED) if closed else spied
+
+
+async def run_at(
+    pid: int, command: tuple[str, ...], seconds: float, pass_fds: tuple[int, ...] = ()
+) -> tuple[int, bytes, bytes]:
+    """Run py-spy at that process, as `run` does, with no more rights than it takes."""
+    if identity := memory_reader(pid, Proc()):
+        # It may lie where other users can't go, which is for root to say, and not for them.
+        with suppress(PermissionError):
+            return await run(command, seconds, pass_fds, identity)
+    return await run(command, seconds, pass_fds)
+
+
+async def run(
+    command: tuple[str, ...], seconds: float, pass_fds: tuple[int, ...] = (), identity: Identity | None = None
+) -> tuple[int, bytes, bytes]:
+    """Its exit code, and what it wrote to stdout and stderr. It is killed where it takes longer, or where we are stopped.
+
+    Args:
+        identity: as whom it runs, None for who we are.
+    Raises:
+        OSError: it can't be started.
+        TimeoutError: it took longer.
+    """
+    # In a session of its own a Ctrl-C doesn't end it, but us, who end it.
+    spying = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=environ_for(identity, _environ(os.environ)),
+        cwd=working_folder_for(identity),
+        pass_fds=pass_fds,
+        start_new_session=True,
+        user=identity and identity.uid,
+        group=identity and identity.gid,
+        extra_groups=identity and identity.groups,
+    )
+    assert spying.stdout is not None
+    assert spying.stderr is not None
+    try:
+        output, complaint, code = await within(
+            seconds, asyncio.gather(_read(spying.stdout), _read(spying.stderr), spying.wait())
+        )
+        return code, output, complaint
+    finally:
+        if spying.returncode is None:
+            with suppress(ProcessLookupError):
+                spying.kill()
+            # Reading the memory of a process that waits in the kernel may itself wait there, deaf to any signal.
+            with suppress(TimeoutError):
+                await within(1.0, spying.wait())
+
+
+async def _read(stream: asyncio.StreamReader) -> bytes:
+    """What comes to its end; only so much of it is kept."""
+    pieces: list[bytes] = []
+    left = MAX_OUTPUT
+    while piece := await stream.read(1 << 16):
+        pieces.append(piece[:left])
+        left -= len(pieces[-1])
+    return b"".join(pieces)
+
+
+def _environ(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not name.startswith("RUST_")}
+
+
+def understood(pid: int, output: bytes) -> Spied:
+    """What `py-spy dump --json` printed of this process."""
+    try:
+        threads = msgspec.json.decode(output, type=list[_Thread])
+    except msgspec.DecodeError as error:
+        return Spied(trouble=Trouble.TORN, said=str(error))
+    main = _main_thread(pid, threads)
+    if main is None or not main.frames:
+        return Spied(trouble=Trouble.TORN, said="the main thread has no frames")
+    others = tuple(
+        (printable(one.thread_name or "")[:100], _frames(one))
+        for one in threads[:MOST_THREADS]
+        if one is not main and one.frames
+    )
+    return Spied(frames=_frames(main), others=others)
+
+
+def _main_thread(pid: int, threads: list[_Thread]) -> _Thread | None:
+    """The kernel's number tells it for certain, but not from outside of a container."""
+    by_number = next((one for one in threads if one.os_thread_id == pid), None)
+    by_name = next((one for one in threads if one.thread_name == "MainThread"), None)
+    return by_number or by_name or (threads[0] if len(threads) == 1 else None)
+
+
+def _frames(thread: _Thread) -> Frames:
+    frames: list[Frame] = []
+    for one in thread.frames[:MOST_FRAMES]:
+        if one.filename.endswith(PARENTS_FRAMES):
+            break
+        line = max(one.line or 0, 0)
+        frames.append(Frame(printable(one.name)[:200], printable(one.filename)[:1000], line))
+    return tuple(frames)
+
+
+def refused(pid: int, complaint: bytes) -> Spied:
+    """Why it printed nothing."""
+    text = printable(complaint[:4000].decode("utf-8", "replace"))
+    said: dict[str, Any] = {"said": next((line.strip()[:200] for line in text.splitlines() if line.strip()), "")}
+    if "Permission Denied" in text or "Operation not permitted" in text or "os error 1)" in text:
+        return Spied(trouble=Trouble.DENIED, **said)
+    if not Path(f"/proc/{pid}").exists():
+        return Spied(trouble=Trouble.GONE, **said)
+    if "Failed to find python version" in text or "is not a python" in text.lower():
+        return Spied(trouble=Trouble.NO_PYTHON, **said)
+    return Spied(trouble=Trouble.TORN, **said)

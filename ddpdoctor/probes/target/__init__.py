@@ -1,0 +1,44 @@
+"""Asks the patient's interpreter what it is. What it says serves the probes of packages, torch and libraries too."""
+
+from __future__ import annotations
+
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.facts.patient import Patient
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.library_search import patients_libstdcxx
+from ddpdoctor.probes.run_as import code_of, identity_for
+from ddpdoctor.probes.target.asking import ask, maybe, why_silent
+
+
+def probe(context: Context) -> Patient | Unknown:
+    answer = ask(context, "interpreter")
+    if answer.state == "not-run":
+        return why_silent(answer)
+    if answer.state != "ok":
+        silent = why_silent(answer)
+        return Patient(
+            python=context.python,
+            chosen_by=context.chosen_by,
+            state=answer.state,
+            detail=answer.detail,
+            pip_version=silent,
+            libstdcxx_path=silent,
+            glibc_version=silent,
+        )
+    told = answer.told
+    return Patient(
+        python=context.python,
+        chosen_by=context.chosen_by,
+        asked_as=identity.name if (identity := identity_for(code_of(context.python))) else "",
+        version=told["version"],
+        implementation=told["implementation"],
+        prefix=told["prefix"],
+        environment_kind=told["environment_kind"],
+        externally_managed=told["externally_managed"],
+        pip_version=maybe(told, "pip_version", "looking for pip"),
+        site_packages=tuple(told["site_packages"]),
+        user_site=told["user_site"],
+        platform_tag=told["platform_tag"],
+        libstdcxx_path=patients_libstdcxx(context, told["base_prefix"]),
+        glibc_version=maybe(told, "glibc_version", "asking for the C library's version"),
+    )

@@ -1,0 +1,296 @@
+"""Ends what is proven to be left over. Each process is pinned by a pidfd before it is judged a second time, so that what is
+signalled is what was judged, whoever has its pid by then."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Identity, Processes, Role
+from ddpdoctor.facts.shared_memory import SharedMemory
+from ddpdoctor.probes.proc import Proc
+from ddpdoctor.processes.leftovers import Leftover, leftovers_of
+from ddpdoctor.processes.signs_of_life import worked_between
+
+BETWEEN_LOOKS: Final = 5.0
+"""Seconds between the look that found them and the one right before the signal."""
+GRACE: Final = 5.0
+"""Seconds after SIGTERM. A rank that sleeps in a collective has nothing to save, and most don't even handle it."""
+DYING: Final = 10.0
+"""Seconds after SIGKILL: the driver may take some to give a GPU's memory back."""
+SHARED: Final = "/dev/shm"
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at the host. at: time.monotonic() when it had ended."""
+
+    processes: Maybe[Processes]
+    gpus: Maybe[Gpus]
+    shared_memory: Maybe[SharedMemory]
+    at: float
+
+    @property
+    def leftovers(self) -> tuple[Leftover, ...]:
+        return leftovers_of(self.processes, self.gpus, self.shared_memory)
+
+
+class Fate(str, Enum):
+    """What became of one leftover."""
+
+    ENDED = "ended"
+    KILLED = "killed"
+    """It took no notice of SIGTERM."""
+    REMOVED = "removed"
+    GONE = "gone"
+    """By itself, before anything was done."""
+    LEFT = "left"
+    """The second look didn't agree with the first, or it could not be pinned."""
+    STAYS = "stays"
+    """It was killed, and is still there."""
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one leftover, and why."""
+
+    leftover: Leftover
+    fate: Fate
+    reason: str = ""
+
+
+class Endings:
+    """What was done by now, also where we are stopped in the middle of it. freed: what is free again, in words."""
+
+    def __init__(self) -> None:
+        self.all: list[Ending] = []
+        self.freed: list[str] = []
+        self.signalled: set[Identity] = set()
+
+    @property
+    def done(self) -> list[Ending]:
+        return [one for one in self.all if one.fate in (Fate.ENDED, Fate.KILLED, Fate.REMOVED)]
+
+    def add(self, leftover: Leftover, fate: Fate, reason: str = "") -> None:
+        self.all.append(Ending(leftover=leftover, fate=fate, reason=reason))
+
+    def said(self) -> str:
+        """What is true by now, for whoever stops us; "" where nothing was done."""
+        named = [str(one.leftover.pid or one.leftover.path) for one in self.done]
+        told = {one.leftover.identity for one in self.all}
+        asked = [str(one.pid) for one in sorted(self.signalled) if one not in told]
+        parts = [f"ended: {', '.join(named)}"] if named else []
+        parts += [f"asked to end (SIGTERM), and perhaps still there: {', '.join(asked)}"] if asked else []
+        return "; ".join(parts)
+
+
+class Pin:
+    """A process that can't be mistaken for another. Raises ProcessLookupError where it is gone, or its pid is another's by now,
+    and OSError where the kernel or a filter of system calls knows no pidfd."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        if not hasattr(os, "pidfd_open"):
+            raise OSError("this Python knows no pidfd")
+        self._descriptor = os.pidfd_open(identity.pid)
+        # The pid was pinned now. Whether it is that of the one that was judged, its start tells.
+        if not self.same():
+            self.close()
+            raise ProcessLookupError("its pid is another process's by now")
+
+    def same(self) -> bool:
+        stat = Proc().stat(self.identity.pid)
+        return not isinstance(stat, Unknown) and stat.start == self.identity.start and not self.gone()
+
+    def gone(self, seconds: float = 0.0) -> bool:
+        """Whether it has ended, waited for that long; one that nobody collects has ended, too."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
+
+    def send(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, number)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def end(chosen: Sequence[Leftover], first: Look, look: Callable[[], Look], ending: Endings) -> None:
+    """Ends those of the chosen that a second look proves as well, and enters in `ending` what became of each at once.
+
+    first: the look by which they were chosen. look: takes another.
+    """
+    pinned: dict[Leftover, list[Pin]] = {}
+    try:
+        for one in chosen:
+            if one.identity and one.proven:
+                _pin(one, pinned, ending)
+        time.sleep(max(0.0, first.at + BETWEEN_LOOKS - time.monotonic()))
+        second = look()
+        again = {one.identity or one.path: one for one in second.leftovers if one.proven}
+        agreed = []
+        for one, pins in pinned.items():
+            if all(pin.gone() for pin in pins):
+                ending.add(one, Fate.GONE, "it has ended by itself")
+            elif reason := _disagreement(one, again.get(one.identity or ""), first, second):
+                ending.add(one, Fate.LEFT, reason)
+            else:
+                agreed.append(one)
+        _end_all({one: pinned[one] for one in agreed}, second, ending)
+        for one in chosen:
+            if one.path and one.proven:
+                _remove(one, again.get(one.path), ending)
+    finally:
+        for pins in pinned.values():
+            for pin in pins:
+                pin.close()
+    if ending.done:
+        ending.freed += freed(second, look(), ending)
+
+
+def _pin(one: Leftover, pinned: dict[Leftover, list[Pin]], ending: Endings) -> None:
+    assert one.identity
+    pins: list[Pin] = []
+    try:
+        pins.append(Pin(one.identity))
+        for child in one.children:
+            with suppress(ProcessLookupError):
+                pins.append(Pin(child))
+    except ProcessLookupError:
+        ending.add(one, Fate.GONE, "it has ended by itself")
+    except OSError as error:
+        for pin in pins:
+            pin.close()
+        text = error.strerror or str(error)
+        ending.add(one, Fate.LEFT, f"it can't be pinned, so its pid might be another's: {text}")
+    else:
+        pinned[one] = pins
+
+
+def _disagreement(one: Leftover, again: Leftover | None, first: Look, second: Look) -> str:
+    """Why the second look doesn't agree, "" where it does."""
+    if again is None:
+        found = next((other for other in second.leftovers if other.identity == one.identity), None)
+        return (
+            f"a second look doubts it: {found.doubts[0]}" if found and found.doubts else "a second look doesn't find it"
+        )
+    if not set(again.children) <= set(one.children):
+        return "it has started another process meanwhile"
+    if isinstance(first.processes, Unknown) or isinstance(second.processes, Unknown):
+        return "the processes can't be seen any more"
+    before = {other.identity: other for other in first.processes.listed}
+    for now in second.processes.listed:
+        if now.identity in (one.identity, *one.children, *one.mates) and now.state != "Z":
+            earlier = before.get(now.identity)
+            if earlier is None or worked_between(earlier, now, second.at - first.at):
+                return f"{now.name} (pid {now.pid}) has used the processor meanwhile"
+            if earlier.stack != now.stack:
+                return f"{now.name} (pid {now.pid}) stands elsewhere by now"
+    return ""
+
+
+def _end_all(pinned: dict[Leftover, list[Pin]], second: Look, ending: Endings) -> None:
+    """All at once: the ranks of a job wait for each other."""
+    helpers = _helpers(second)
+    for pins in pinned.values():
+        for pin in pins:
+            # A helper ends, and clears up, when those that it helps are gone.
+            if pin.identity not in helpers and pin.same():
+                ending.signalled.add(pin.identity)
+                pin.send(signal.SIGTERM)
+    late = _wait(pinned, GRACE)
+    for pin in late:
+        pin.send(signal.SIGKILL)
+    stay = {pin.identity for pin in _wait(pinned, DYING)}
+    killed = {pin.identity for pin in late} - helpers
+    for one, pins in pinned.items():
+        identities = {pin.identity for pin in pins}
+        if identities & stay:
+            ending.add(one, Fate.STAYS, "it was killed, and is still there: the kernel, or a driver, doesn't let it go")
+        elif identities & killed:
+            ending.add(one, Fate.KILLED, f"it took no notice of SIGTERM for {GRACE:.0f} s")
+        else:
+            ending.add(one, Fate.ENDED)
+
+
+def _helpers(look: Look) -> set[Identity]:
+    if isinstance(look.processes, Unknown):
+        return set()
+    return {one.identity for one in look.processes.listed if one.role is Role.HELPER}
+
+
+def _wait(pinned: dict[Leftover, list[Pin]], seconds: float) -> list[Pin]:
+    """Those that are still there after that time."""
+    until = time.monotonic() + seconds
+    return [pin for pins in pinned.values() for pin in pins if not pin.gone(until - time.monotonic())]
+
+
+def _remove(one: Leftover, again: Leftover | None, ending: Endings) -> None:
+    """By its inode: by now another file may have that name."""
+    path = Path(one.path)
+    if not path.exists():
+        ending.add(one, Fate.GONE, "it was removed by somebody else")
+    elif again is None or again.inode != one.inode:
+        ending.add(one, Fate.LEFT, "a second look doesn't find it unused")
+    elif os.fspath(path.parent) != SHARED:
+        ending.add(one, Fate.LEFT, f"it isn't in {SHARED}")
+    else:
+        try:
+            state = path.lstat()
+            if (state.st_dev, state.st_ino) != one.inode:
+                ending.add(one, Fate.LEFT, "another file has its name by now")
+                return
+            path.unlink()
+        except OSError as error:
+            ending.add(one, Fate.LEFT, error.strerror or str(error))
+        else:
+            ending.add(one, Fate.REMOVED)
+
+
+def freed(before: Look, after: Look, ending: Endings) -> Iterator[str]:
+    """What the ended ones held and is free again, as far as a look afterwards shows it."""
+    from ddpdoctor.base.wording import human, listed, plural
+
+    ended = [one.leftover for one in ending.done]
+    yield from _gpu_memory(before, after, {gpu for one in ended for gpu in one.gpus})
+    listening = _listening(after)
+    ports = sorted({port for one in ended for port in one.ports} - listening)
+    if ports:
+        yield f"{'port' if len(ports) == 1 else 'ports'} {listed(ports)}"
+    segments = [one for one in ended if one.path]
+    if segments:
+        size = human(sum(one.size for one in segments))
+        yield f"{size} of {SHARED} ({plural(len(segments), 'segment')})"
+    memory = sum(one.memory for one in ended)
+    if memory:
+        yield f"{human(memory)} of memory"
+
+
+def _gpu_memory(before: Look, after: Look, held: set[int]) -> Iterator[str]:
+    from ddpdoctor.base.wording import human
+
+    if isinstance(before.gpus, Unknown) or isinstance(after.gpus, Unknown):
+        return
+    now = {gpu.index: gpu.memory_used for gpu in after.gpus.devices}
+    for gpu in before.gpus.devices:
+        used = now.get(gpu.index, gpu.memory_used)
+        if gpu.index not in held:
+            continue
+        if isinstance(gpu.memory_used, int) and isinstance(used, int) and used < gpu.memory_used:
+            yield f"{human(gpu.memory_used - used)} of GPU {gpu.index} ({human(gpu.memory_used)} were in use, {human(used)} are)"
+
+
+def _listening(look: Look) -> set[int]:
+    if isinstance(look.processes, Unknown):
+        return set()
+    return {port for one in look.processes.listed if isinstance(one.listens, tuple) for port in one.listens}

@@ -1,0 +1,61 @@
+"""Contexts that a running job has on GPUs where it needs none, told apart by who holds them and how much. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+import msgspec
+
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Process, Role
+from ddpdoctor.processes.gpu_holders import BARE_CONTEXT, Held, main_gpu, of_process, shared_gpus
+from ddpdoctor.processes.jobs import Job
+
+
+class ExtraKind(str, Enum):
+    """What put it there."""
+
+    BARE = "a context without tensors"
+    TENSORS = "tensors"
+    WORKER = "a DataLoader worker"
+
+
+class Extra(msgspec.Struct, frozen=True):
+    """process has a context on a GPU on which another rank of its job works. main: the GPU on which itself, or the worker's
+    rank, works."""
+
+    process: Process
+    held: Held
+    main: int
+    kind: ExtraKind
+
+
+def extra_contexts(job: Job, held: Sequence[Held], gpus: Gpus) -> tuple[Extra, ...]:
+    """Those of one job. A GPU on which no other rank works belongs to a model that is split over several."""
+    if any(one.unset for one in shared_gpus(job, held, gpus)):
+        return ()  # Then it is missing-set-device that speaks.
+    return tuple(_extra(job, held, gpus))
+
+
+def _extra(job: Job, held: Sequence[Held], gpus: Gpus) -> Iterator[Extra]:
+    main = {one.pid: at for one in job.ranks if (at := main_gpu(one, held, gpus)) is not None}
+    for rank in job.ranks:
+        others = {at for pid, at in main.items() if pid != rank.pid}
+        if rank.pid not in main:
+            continue
+        for one in of_process(rank, held):
+            if one.gpu.index != main[rank.pid] and one.gpu.index in others:
+                yield Extra(rank, one, main[rank.pid], _kind(one))
+        for worker in job.others:
+            if worker.parent == rank.pid and worker.role is Role.WORKER:
+                for one in of_process(worker, held):
+                    if one.gpu.index != main[rank.pid]:
+                        yield Extra(worker, one, main[rank.pid], ExtraKind.WORKER)
+
+
+def _kind(one: Held) -> ExtraKind:
+    """Where NVML doesn't tell how much, it is what is seen most."""
+    bare = isinstance(one.holder.memory, Unknown) or one.memory < BARE_CONTEXT
+    return ExtraKind.BARE if bare else ExtraKind.TENSORS

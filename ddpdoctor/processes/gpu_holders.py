@@ -1,0 +1,215 @@
+"""Who holds a GPU: what NVML lists on it, joined with the processes of this host. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
+from ddpdoctor.base.wording import human
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
+from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.facts.visible import visible_gpus
+from ddpdoctor.knowledge.gpu_assignment import own_gpu
+from ddpdoctor.processes.jobs import ELASTIC_RUN, Job, jobs_of, setting
+from ddpdoctor.processes.leftovers import Kind, Leftover, left_by_processes
+from ddpdoctor.processes.signs_of_life import signs_of_life
+from ddpdoctor.processes.unowned_memory import RESERVE, unowned
+
+ENDED = ("Z", "X")
+
+BARE_CONTEXT = 1 << 30
+"""Bytes. A context without any tensor takes 300 to 700 MB, by GPU and by the kernels that were loaded."""
+
+SAME_JOB = ("SLURM_JOB_ID", ELASTIC_RUN)
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process has on one GPU. process: None where this user can't see it."""
+
+    gpu: Gpu
+    holder: Holder
+    process: Process | None = None
+
+    @property
+    def memory(self) -> int:
+        """Bytes, 0 where NVML doesn't tell."""
+        return 0 if isinstance(self.holder.memory, Unknown) else self.holder.memory
+
+    @property
+    def amount(self) -> str:
+        """ "31.2 GiB"."""
+        return "an unknown amount" if isinstance(self.holder.memory, Unknown) else human(self.memory)
+
+
+def holdings(gpus: Gpus, processes: Processes) -> tuple[Held, ...]:
+    """Everything that is held on the GPUs that answer, as far as NVML tells."""
+    return tuple(
+        Held(gpu=gpu, holder=one, process=process_of(one, processes))
+        for gpu in gpus.answering
+        if not isinstance(gpu.holders, Unknown)
+        for one in gpu.holders
+    )
+
+
+def held_by_nobody(gpus: Gpus, processes: Processes) -> tuple[Held, ...]:
+    """What NVML says that processes hold which this host doesn't have: the driver could not take it back, or they are just ending.
+    Empty where not all processes can be seen."""
+    if processes.unseen:
+        return ()
+    return tuple(
+        one for one in holdings(gpus, processes) if one.holder.pid and not one.process and one.memory >= RESERVE
+    )
+
+
+def process_of(holder: Holder, processes: Processes) -> Process | None:
+    """The process of that holder, None where it can't be seen.
+
+    In a container NVML may tell pids of the host: a process that happens to have the same one here is another.
+    """
+    found = processes.get(holder.pid) if holder.pid else None
+    if found is None or not processes.unseen or found.state in ENDED:
+        return found
+    touches = isinstance(found.devices, Unknown) or found.devices or found.marks or found.role is not Role.OTHER
+    return found if touches else None
+
+
+def all_told(gpus: Iterable[Gpu]) -> None:
+    """Before a check says that nobody holds these GPUs wrongly.
+
+    Raises:
+        NotKnown: NVML doesn't tell who holds one of them.
+    """
+    for one in gpus:
+        if not one.lost and isinstance(one.holders, Unknown):
+            raise NotKnown(f"who holds GPU {one.index} is not known: {one.holders.reason}")
+
+
+def told_by_holder(gpu: Gpu) -> bool:
+    """Whether it is known of all its memory who holds it, or that nobody does."""
+    return not isinstance(unowned(gpu), Unknown)
+
+
+def in_this_job(process: Process, processes: Processes, environment: Maybe[Environment]) -> bool:
+    """It is ddpdoctor's own, or belongs to the very job in which ddpdoctor was started."""
+    if process.ours:
+        return True
+    if isinstance(environment, Unknown) or process.uid != processes.uid:
+        return False
+    return any((own := environment.get(name)) and own != "none" and own == setting(process, name) for name in SAME_JOB)
+
+
+def for_this_job(gpus: Gpus, environment: Maybe[Environment]) -> tuple[Gpu, ...]:
+    """The GPUs that a job started here would get as a whole: MIG slices, and what shares the host's memory, are left out."""
+    return tuple(
+        one.gpu
+        for one in visible_gpus(gpus, environment)
+        if one.slice is None and one.gpu.mig_enabled is not True and not one.gpu.integrated
+    )
+
+
+def own_jobs(processes: Processes) -> tuple[Job, ...]:
+    """The running jobs of this user, root's being all: those whose faults are ours to find."""
+    return tuple(
+        job for job in jobs_of(processes) if processes.uid == 0 or any(one.uid == processes.uid for one in job.ranks)
+    )
+
+
+def of_process(process: Process, held: Iterable[Held]) -> tuple[Held, ...]:
+    """What it has on which GPUs, the most first; without displays."""
+    own = [one for one in held if one.process and one.process.identity == process.identity]
+    return tuple(sorted((one for one in own if one.holder.kind != "graphics"), key=lambda one: -one.memory))
+
+
+def main_gpu(rank: Process, held: Iterable[Held], gpus: Gpus) -> int | None:
+    """The GPU on which it works: where it holds the most. None where it holds none, or how much isn't told."""
+    contexts = of_process(rank, held)
+    if len(contexts) < 2:
+        return contexts[0].gpu.index if contexts else None
+    if any(isinstance(one.holder.memory, Unknown) for one in contexts):
+        own = own_gpu(rank, gpus)
+        return own if any(one.gpu.index == own for one in contexts) else None
+    return contexts[0].gpu.index
+
+
+def first_gpu(rank: Process, gpus: Gpus) -> int | None:
+    """What it calls cuda:0, by its settings; None where that can't be told."""
+    if isinstance(rank.settings, Unknown):
+        return None
+    seen = visible_gpus(gpus, Environment(settings=rank.settings))
+    return seen[0].gpu.index if seen and seen[0].slice is None else None
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """Ranks of one job that work on the same GPU. unset: each of them has a GPU of its own by its local rank, and those
+    whose it isn't are on what they call cuda:0."""
+
+    gpu: Gpu
+    ranks: tuple[Process, ...]
+    unset: bool
+
+
+def shared_gpus(job: Job, held: Sequence[Held], gpus: Gpus) -> tuple[Shared, ...]:
+    """GPUs on which several ranks of the job work. MIG slices and MPS, which share a GPU on purpose, are left out."""
+    on: dict[int, list[Process]] = {}
+    for rank in job.ranks:
+        if (main := main_gpu(rank, held, gpus)) is not None:
+            on.setdefault(main, []).append(rank)
+    found = []
+    for gpu in gpus.answering:
+        ranks = on.get(gpu.index, [])
+        if len(ranks) > 1 and gpu.mig_enabled is not True and not _through_mps(gpu):
+            owners = [own_gpu(one, gpus) for one in ranks]
+            strays = [one for one, own in zip(ranks, owners, strict=True) if own != gpu.index]
+            unset = (
+                None not in owners
+                and len(set(owners)) == len(owners)
+                and all(first_gpu(one, gpus) == gpu.index for one in strays)
+            )
+            found.append(Shared(gpu, tuple(ranks), unset))
+    return tuple(found)
+
+
+def _through_mps(gpu: Gpu) -> bool:
+    holders = () if isinstance(gpu.holders, Unknown) else gpu.holders
+    return gpu.mps_server or any(one.kind.startswith("mps") for one in holders)
+
+
+class LeftOnGpus(msgspec.Struct, frozen=True):
+    """A leftover, and what it and its children hold. beside: a rank of a running job of this user's works on one of these GPUs."""
+
+    leftover: Leftover
+    held: tuple[Held, ...]
+    beside: bool
+
+
+def left_on_gpus(gpus: Gpus, processes: Processes) -> tuple[LeftOnGpus, ...]:
+    """The leftovers that hold a GPU. Who still works, or may have been started to stay, is none."""
+    return tuple(_left_on_gpus(gpus, processes))
+
+
+def _left_on_gpus(gpus: Gpus, processes: Processes) -> Iterator[LeftOnGpus]:
+    held = holdings(gpus, processes)
+    found = []
+    for one in left_by_processes(processes, gpus):
+        whole = {one.identity, *one.children}
+        on = tuple(each for each in held if each.process and each.process.identity in whole)
+        if on and (one.proven or (one.kind is not Kind.HOLDER and not works(one, processes))):
+            found.append((one, on))
+    dead = {each.holder.pid for _, on in found for each in on}
+    ranks = {rank.pid for job in own_jobs(processes) for rank in job.ranks} - dead
+    for one, on in found:
+        numbers = {each.gpu.index for each in on}
+        yield LeftOnGpus(one, on, any(each.holder.pid in ranks and each.gpu.index in numbers for each in held))
+
+
+def works(leftover: Leftover, processes: Processes) -> bool:
+    """Whether it, or one of its children, was seen to do anything."""
+    whole = {leftover.identity, *leftover.children}
+    return any(
+        any(signs_of_life(one, processes.watched))
+        for one in processes.listed
+        if one.identity in whole and one.state not in ENDED
+    )

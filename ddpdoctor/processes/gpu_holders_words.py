@@ -1,0 +1,149 @@
+"""How the holders of GPUs are named in a finding, and what to do about those that are dead. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ddpdoctor.base.findings import Evidence, Fix
+from ddpdoctor.base.wording import listed, plural, ranks_named, spans
+from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.processes.gpu_holders import ENDED, Held
+from ddpdoctor.processes.job_words import places
+from ddpdoctor.processes.jobs import by_hand
+from ddpdoctor.processes.leftovers import Certainty, Kind, Leftover
+
+MOST = 8
+"""Lines of evidence."""
+
+
+def gpus_named(held: Iterable[Held]) -> str:
+    """ "GPU 3", "GPUs 0-7"."""
+    numbers = {one.gpu.index for one in held}
+    return f"GPU{'' if len(numbers) == 1 else 's'} {listed(spans(numbers))}"
+
+
+def holders_named(held: Sequence[Held]) -> str:
+    """ "pid 4711 (rank 3)", "8 processes"."""
+    pids = {one.holder.pid: one.process for one in held}
+    if len(pids) > 2:
+        ranks = places([one for one in pids.values() if one])
+        named_ranks = f" ({ranks_named(ranks)})" if len(ranks) == len(pids) else ""
+        return f"{plural(len(pids), 'process', 'processes')}{named_ranks}"
+    return " and ".join(named(pid, process) for pid, process in pids.items())
+
+
+def named(pid: int, process: Process | None) -> str:
+    """ "pid 4711 (rank 3)", "pid 4711 (python)"."""
+    if process is None:
+        return f"pid {pid}" if pid else "a hidden process"
+    what = f"rank {process.place.rank}" if process.place else process.name or process.role.value
+    return f"pid {pid} ({what})"
+
+
+def age(seconds: float) -> str:
+    """ "40 s", "3 h", "2 days"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.0f} h" if seconds < 172800 else f"{seconds / 86400:.0f} days"
+
+
+def evidence_of(held: Sequence[Held]) -> tuple[Evidence, ...]:
+    """A line for each context: how much, who, whose, how old; and its command, which ranks of one job have in common."""
+    lines: list[Evidence] = []
+    told: set[str] = set()
+    for one in held[:MOST]:
+        command = one.process.command[:80] if one.process else ""
+        more = f": {command}" if command and command not in told else ""
+        told.add(command)
+        lines.append(Evidence(f"GPU {one.gpu.index}: {one.amount}, {_described(one)}{more}", "NVML, /proc"))
+    if len(held) > MOST:
+        lines.append(Evidence(f"and {len(held) - MOST} more", "NVML, /proc"))
+    return tuple(lines)
+
+
+def _described(held: Held) -> str:
+    process = held.process
+    if process is None:
+        return named(held.holder.pid, process)
+    old = f", {age(process.age)} old" if process.age else ""
+    state = ", state Z" if process.state in ENDED else ""
+    return f"{named(process.pid, process)} of {process.user or process.uid}{old}{state}"
+
+
+def owner_of(held: Sequence[Held], processes: Processes) -> str:
+    """ "of yours", "of bob and eve", "that can't be seen from here"."""
+    users = sorted({one.process.user or str(one.process.uid) for one in held if one.process})
+    if not users:
+        return "that can't be seen from here"
+    own = all(one.process and one.process.uid == processes.uid for one in held)
+    return "of yours" if own else f"of {listed(users, 3)}"
+
+
+def capital(text: str) -> str:
+    """With its first letter as a capital, and the rest as it is."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def alike(leftovers: Iterable[Leftover]) -> list[list[Leftover]]:
+    """Those together that are left over for the same reason and with the same certainty: the ranks of one run."""
+    groups: dict[object, list[Leftover]] = {}
+    for one in leftovers:
+        groups.setdefault((one.kind, one.certainty, one.why, one.owner), []).append(one)
+    return list(groups.values())
+
+
+def may_be_by_hand(leftovers: Iterable[Leftover], processes: Processes) -> bool:
+    """Whether all of them are ranks without any launcher's marks: whoever starts those with nohup leaves none behind that
+    would be missing."""
+    found = [processes.get(one.pid) if one.kind is Kind.RANK else None for one in leftovers]
+    return all(one is not None and by_hand(one) for one in found)
+
+
+def why_left(leftover: Leftover) -> str:
+    """Why it is thought dead, and what speaks against it."""
+    why = f"{capital(leftover.why)}."
+    if leftover.proven or leftover.kind is Kind.ENDED:
+        return why
+    if leftover.certainty is Certainty.NOT_OURS:
+        return f"{why} It is left alone: {listed(leftover.doubts, 3)}."
+    return f"{why} That it may go is not certain: {'; '.join(leftover.doubts[:3])}."
+
+
+def end_it(leftovers: Sequence[Leftover], held: Sequence[Held], processes: Processes) -> tuple[Fix, ...]:
+    """What ends leftovers of one sort that hold GPUs."""
+    if leftovers[0].kind is not Kind.ENDED:
+        return (end_leftovers(leftovers),)
+    ended = [processes.get(one.pid) for one in leftovers]
+    parents = sorted({one.parent for one in ended if one})
+    return (
+        Fix(
+            "See whether its parent, which has not taken note of its end, can be ended: then it goes, too",
+            (f"ps -o pid,user,lstart,args -p {','.join(map(str, parents))}",),
+        ),
+        by_root(
+            "If it stays, reset that GPU while nobody else uses it",
+            tuple(f"sudo nvidia-smi --gpu-reset -i {index}" for index in sorted({one.gpu.index for one in held})),
+        ),
+    )
+
+
+def end_leftovers(leftovers: Sequence[Leftover]) -> Fix:
+    """What ends leftover processes of one sort: ddpdoctor only where they are proven to be that, and the caller's."""
+    first, pids = leftovers[0], [str(one.pid) for one in leftovers]
+    it, them = ("it is", "it") if len(pids) == 1 else ("they are", "them")
+    if first.proven:
+        return Fix(
+            f"End {them}: `ddpdoctor zombies` looks again whether {it} left over, asks, and touches nothing else",
+            (f"ddpdoctor zombies --kill {' '.join(pids)}",),
+            appliable=True,
+        )
+    look = f"ps -o pid,ppid,user,lstart,stat,args -p {','.join(pids)}"
+    if first.certainty is Certainty.NOT_OURS:
+        return Fix(f"Ask {first.owner or 'the owner'} to end {them}, if nothing speaks against it", (look,))
+    return Fix(
+        f"See what speaks against it, and whether {it} still needed: only you can tell",
+        (f"ddpdoctor zombies {' '.join(pids)}", look),
+    )

@@ -1,0 +1,347 @@
+"""Which processes make up one training job on this host. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.facts.processes import AskedFor, Process, Processes, Role
+from ddpdoctor.knowledge.same_facts import remembered
+
+ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
+MOST_ON_A_HOST = 4096
+"""Ranks. Where settings tell of more, they are wrong."""
+STARTED_TOGETHER = 60.0
+"""Seconds between the first and the last of a run's ranks, on however slow a host."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks of one job on this host, with what started them.
+
+    name: what `ddpdoctor jobs NAME` takes: the launcher's pid, or that of the first rank where there is none, or it
+    has started several jobs.
+    """
+
+    name: str
+    launcher: Process | None = None
+    """The oldest where several started parts of it: one in each container."""
+    launchers: tuple[Process, ...] = ()
+    """All of these."""
+    ranks: tuple[Process, ...] = ()
+    """By rank; those without a place last."""
+    others: tuple[Process, ...] = ()
+    """DataLoader workers and helpers, those of a fork server as well."""
+    world_size: int | None = None
+    expected: tuple[int, ...] = ()
+    """The ranks that should be on this host, where the ranks' own settings say so."""
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Those of the expected that no process is."""
+        there = {one.place.rank for one in self.ranks if one.place}
+        return tuple(rank for rank in self.expected if rank not in there)
+
+    @property
+    def doubled(self) -> tuple[int, ...]:
+        """Ranks that several processes say they are."""
+        said = [one.place.rank for one in self.ranks if one.place]
+        return tuple(sorted({rank for rank in said if said.count(rank) > 1}))
+
+    def workers_of(self, rank: Process) -> tuple[Process, ...]:
+        """The DataLoader workers of that rank."""
+        parents = {rank.pid, *(one.pid for one in self.others if one.role is Role.HELPER and one.parent == rank.pid)}
+        return tuple(one for one in self.others if one.role is Role.WORKER and one.parent in parents)
+
+
+def setting(process: Process, name: str) -> str:
+    """That variable of its environment, "" where it has none or can't be looked into."""
+    if isinstance(process.settings, Unknown):
+        return ""
+    return next((one.value for one in process.settings if one.name == name), "")
+
+
+BY_LIGHTNING = ("LOCAL_RANK", "its children's LOCAL_RANK")
+"""Sources of a place that Lightning gave, whose first rank starts the others."""
+
+_TOLD_BY_NOBODY = ("RANK", "--rank", "its children's LOCAL_RANK")
+"""Sources of a place that a user may have set without any launcher."""
+
+
+def by_hand(rank: Process) -> bool:
+    """Nothing in its settings tells that a launcher, or a script that starts ranks, has started it: with nohup, say."""
+    if isinstance(rank.settings, Unknown) or setting(rank, ELASTIC_RUN):
+        return False
+    return rank.place is None or rank.place.source in _TOLD_BY_NOBODY
+
+
+_PROCESSES = re.compile(r"\baccelerate\b.* --num[_-]processes[= ]'?(\d{1,6})'?(?!\S)")
+
+
+def asked_for(launcher: Process | None) -> AskedFor | None:
+    """The number of ranks that accelerate's command line asks for, or its configuration file, on all its machines; None where
+    neither says."""
+    if launcher is None:
+        return None
+    found = _PROCESSES.search(launcher.command)
+    return AskedFor(processes=int(found[1]), source="--num_processes") if found else launcher.asked_for
+
+
+_OF_A_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURM_PROCID", ELASTIC_RUN, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def lone_setting(rank: Process) -> str:
+    """ "LOCAL_RANK=0" where a rank was started with that and nothing else that a launch sets: left in the shell, as it seems.
+    Lightning then takes it that somebody else starts the other ranks."""
+    value = setting(rank, "LOCAL_RANK")
+    alone = bool(value) and not rank.forked and not any(setting(rank, name) for name in _OF_A_LAUNCH)
+    return f"LOCAL_RANK={value}" if alone else ""
+
+
+def ancestors(process: Process, processes: Processes) -> Iterator[Process]:
+    """Its parent, that one's, and so on, as far as they are listed."""
+    seen = {process.pid}
+    parent = processes.get(process.parent)
+    while parent and parent.pid not in seen:
+        yield parent
+        seen.add(parent.pid)
+        parent = processes.get(parent.parent)
+
+
+@remembered
+def jobs_of(processes: Processes) -> tuple[Job, ...]:
+    """The jobs of this host, the oldest first."""
+    by_pid = {one.pid: one for one in processes.listed}
+    parts: dict[tuple[object, ...], _Part] = {}
+    siblings = _siblings(processes)
+    started = {one.pid: _started_by(one, by_pid) for one in processes.listed if one.role is Role.RANK}
+    starters = {first.pid for pid, (_, first) in started.items() if first.pid != pid}
+    for pid, (launcher, first) in started.items():
+        key: tuple[object, ...]
+        if launcher:
+            key = (launcher.identity,)
+        elif first.pid in starters:
+            key = (first.identity,)
+        else:
+            key = _meeting_point(siblings.get(first.pid, first))
+        parts.setdefault(key, _Part(launcher)).ranks.append(by_pid[pid])
+    whole = [piece for part in parts.values() for piece in part.runs()]
+    jobs = [_job(pieces, processes) for pieces in _joined(whole)]
+    return tuple(sorted(jobs, key=lambda job: (min(one.start for one in job.ranks), job.name)))
+
+
+class _Part:
+    """Ranks that one launcher has started, or that meet at one point."""
+
+    def __init__(self, launcher: Process | None, *, named_by_launcher: bool = True) -> None:
+        self.launcher = launcher
+        self.named_by_launcher = named_by_launcher
+        self.ranks: list[Process] = []
+
+    @property
+    def places(self) -> frozenset[int]:
+        return frozenset(one.place.rank for one in self.ranks if one.place)
+
+    @property
+    def world_size(self) -> int | None:
+        return max((one.place.world_size or 0 for one in self.ranks if one.place), default=0) or None
+
+    def runs(self) -> Sequence[_Part]:
+        """One by one where their sockets or ports tell them apart, or several runs met at the same point one after the other:
+        each has all the ranks that the others have, began when the one before it was complete, and began at once. Else,
+        doubled or not, it is one."""
+        for apart in (self._by_sockets(), self._by_port() if self.launcher else self._by_time()):
+            if len(apart) > 1:
+                return apart
+        return [self]
+
+    def _by_sockets(self) -> Sequence[_Part]:
+        """Those that are connected with each other, where else ranks would be doubled, or nobody says which they are."""
+        told = [one for one in self.ranks if one.place]
+        if told and len(self.places) == len(told):
+            return [self]
+        circles = circles_of(self.ranks)
+        if len(circles) < 2 or any(len(circle) < 2 for circle in circles):
+            return [self]
+        parts = [_Part(self.launcher, named_by_launcher=False) for _ in circles]
+        for part, circle in zip(parts, circles, strict=True):
+            part.ranks += circle
+        complete = all(len(part.places) == sum(one.place is not None for one in part.ranks) for part in parts)
+        return parts if complete else [self]
+
+    def _by_time(self) -> Sequence[_Part]:
+        """One after the other at the same point."""
+        runs: list[_Part] = []
+        for one in sorted(self.ranks, key=lambda one: (one.start, one.pid)):
+            if one.place is None or not runs or one.place.rank in runs[-1].places:
+                runs.append(_Part(None))
+            runs[-1].ranks.append(one)
+        several = len(runs[0].places) > 1 or self.world_size == 1
+        at_once = all(
+            max(ages) - min(ages) < STARTED_TOGETHER for ages in ([one.age for one in run.ranks] for run in runs)
+        )
+        return runs if several and at_once and len({run.places for run in runs}) == 1 else [self]
+
+    def _by_port(self) -> Sequence[_Part]:
+        """Several jobs where one step of Slurm, a shell in it, has started them by hand: each rank is there twice, but for
+        each port once."""
+        parts: dict[str, _Part] = {}
+        for one in self.ranks:
+            parts.setdefault(setting(one, "MASTER_PORT"), _Part(self.launcher, named_by_launcher=False)).ranks.append(
+                one
+            )
+        once = all(len(part.places) == len(part.ranks) for part in parts.values())
+        return list(parts.values()) if once and len(self.places) < len(self.ranks) else [self]
+
+
+def _started_by(rank: Process, by_pid: Mapping[int, Process]) -> tuple[Process | None, Process]:
+    """The rank's launcher, and the rank whose settings tell of the job: with Lightning the first has started the others."""
+    first, one, seen = rank, by_pid.get(rank.parent), {rank.pid}
+    while one and one.pid not in seen:
+        if one.role is Role.LAUNCHER:
+            return one, first
+        if one.role is Role.RANK:
+            if first is rank and _by_lightning(rank, "LOCAL_RANK") and _by_lightning(one, *BY_LIGHTNING):
+                first = one
+            elif _meeting_point(one) != _meeting_point(rank):
+                # A notebook or a test that has a process group of its own, say.
+                break
+        seen.add(one.pid)
+        one = by_pid.get(one.parent)
+    return None, first
+
+
+def _by_lightning(rank: Process, *sources: str) -> bool:
+    return rank.place is not None and rank.place.source in sources
+
+
+def _siblings(processes: Processes) -> Mapping[int, Process]:
+    """Of each rank that has ended, and so has no settings any more: another that the same parent has started."""
+    ranks = [one for one in processes.listed if one.role is Role.RANK and one.parent > 1]
+    readable = {one.parent: one for one in ranks if not isinstance(one.settings, Unknown)}
+    return {one.pid: readable[one.parent] for one in ranks if one.state == "Z" and one.parent in readable}
+
+
+def circles_of(ranks: Sequence[Process]) -> list[list[Process]]:
+    """The ranks that are connected with each other, through others as well, or were started by one of them."""
+    circles: list[list[Process]] = []
+    for rank in ranks:
+        met = [circle for circle in circles if any(_met(rank, other) for other in circle)]
+        circles = [circle for circle in circles if circle not in met]
+        circles.append([*(one for circle in met for one in circle), rank])
+    return sorted(circles, key=lambda circle: min((one.start, one.pid) for one in circle))
+
+
+def _met(rank: Process, other: Process) -> bool:
+    return (
+        (not isinstance(rank.connected, Unknown) and other.pid in rank.connected)
+        or (not isinstance(other.connected, Unknown) and rank.pid in other.connected)
+        or rank.pid == other.parent != 1
+        or other.pid == rank.parent != 1
+    )
+
+
+def perhaps_of_several_runs(job: Job) -> tuple[int, ...]:
+    """The doubled ranks that are neither connected nor were told to meet at one place: which of them belong together can't be
+    told."""
+    if not job.doubled:
+        return ()
+    circle_of = {one.pid: number for number, circle in enumerate(circles_of(job.ranks)) for one in circle}
+    unclear = []
+    for rank in job.doubled:
+        alike = [one for one in job.ranks if one.place and one.place.rank == rank]
+        connected = len({circle_of[one.pid] for one in alike}) == 1
+        if not connected and not all(setting(one, "MASTER_PORT") for one in alike):
+            unclear.append(rank)
+    return tuple(unclear)
+
+
+_MEETING = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "SLURM_JOB_ID", "SLURM_STEP_ID", "WORLD_SIZE")
+
+
+def _meeting_point(rank: Process) -> tuple[object, ...]:
+    if not setting(rank, "MASTER_PORT"):
+        # Nobody says where they meet: those that one process has started belong together.
+        return (rank.uid, rank.pid_namespace, rank.parent if rank.parent > 1 else rank.session)
+    return (rank.uid, rank.pid_namespace, rank.network_namespace, *(setting(rank, name) for name in _MEETING))
+
+
+def _joined(parts: Sequence[_Part]) -> list[list[_Part]]:
+    """The parts of each job: they meet at the same point and have different ranks of the same world."""
+    jobs: list[list[_Part]] = []
+    at: dict[tuple[object, ...], list[list[_Part]]] = {}
+    for part in parts:
+        there = at.setdefault(_world(part), [])
+        for job in there:
+            if all(_together(part, other) for other in job):
+                job.append(part)
+                break
+        else:
+            there.append([part])
+            jobs.append(there[-1])
+    return jobs
+
+
+def _world(part: _Part) -> tuple[object, ...]:
+    """What those have in common that may be of one job; of one that meets nowhere something of its own."""
+    rank = part.ranks[0]
+    here = tuple(setting(rank, name) for name in _HERE)
+    return (rank.uid, part.world_size, *here) if all(here[:2]) else (rank.identity,)
+
+
+_HERE = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "WORLD_SIZE")
+
+
+def _together(part: _Part, other: _Part) -> bool:
+    one, two = part.ranks[0], other.ranks[0]
+    master = setting(one, "MASTER_ADDR")
+    if not master or not setting(one, "MASTER_PORT") or part.places & other.places:
+        return False
+    # Another network namespace has a loopback of its own.
+    return len(part.places | other.places) <= (part.world_size or 0) and (
+        not _is_loopback(master) or one.network_namespace == two.network_namespace
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address.lower() in ("localhost", "::1", "[::1]")
+
+
+def _job(parts: Sequence[_Part], processes: Processes) -> Job:
+    members = [one for part in parts for one in part.ranks]
+    ranks = sorted(members, key=lambda one: (one.place.rank if one.place else 1 << 30, one.start, one.pid))
+    started = {part.launcher.pid: part.launcher for part in parts if part.launcher}
+    launchers = sorted(started.values(), key=lambda one: (one.start, one.pid))
+    by_launcher = launchers and all(part.named_by_launcher for part in parts)
+    return Job(
+        name=str((launchers if by_launcher else ranks)[0].pid),
+        launcher=launchers[0] if launchers else None,
+        launchers=tuple(launchers),
+        ranks=tuple(ranks),
+        others=_others(ranks, processes),
+        world_size=max((part.world_size or 0 for part in parts), default=0) or None,
+        expected=tuple(sorted({rank for part in parts for rank in _expected(part)})),
+    )
+
+
+def _others(ranks: Sequence[Process], processes: Processes) -> tuple[Process, ...]:
+    helping = [one for one in processes.listed if one.role in (Role.WORKER, Role.HELPER)]
+    parents = {one.pid for one in ranks}
+    parents |= {one.pid for one in helping if one.role is Role.HELPER and one.parent in parents}
+    return tuple(one for one in helping if one.parent in parents)
+
+
+def _expected(part: _Part) -> tuple[int, ...]:
+    """By LOCAL_WORLD_SIZE: a rank that is missing here is none of another host's. By WORLD_SIZE where all meet on loopback."""
+    size = part.world_size
+    if size and size <= MOST_ON_A_HOST and _is_loopback(setting(part.ranks[0], "MASTER_ADDR")):
+        return tuple(range(size))
+    found: set[int] = set()
+    for one in part.ranks:
+        place = one.place
+        if place and place.local_world_size and place.local_rank is not None:
+            first = place.rank - place.local_rank
+            found.update(range(first, first + min(place.local_world_size, MOST_ON_A_HOST)))
+    return tuple(sorted(found))

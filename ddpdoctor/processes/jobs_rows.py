@@ -1,0 +1,214 @@
+"""The rows of a job's table: what is said of each rank, and how many healthy ranks that look alike become one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ddpdoctor.base.findings import Severity
+from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.wording import human, spans
+from ddpdoctor.facts.processes import Process
+from ddpdoctor.processes.gpu_holders import Held, of_process
+from ddpdoctor.processes.job_words import ENDED, Remark, of_pid
+from ddpdoctor.processes.overview import JobView
+
+MOST_ROWS = 32
+"""Ranks of one job that each have a row; of more, those that are alike share one."""
+
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in the kernel",
+    "T": "stopped",
+    "t": "debugged",
+    "Z": "dead",
+    "X": "dead",
+    "I": "idle",
+}
+
+WAITS = {
+    "futex": "a lock",
+    "ep_poll": "its sockets",
+    "do_epoll_wait": "its sockets",
+    "poll_schedule_timeout": "its sockets",
+    "do_poll": "its sockets",
+    "do_sys_poll": "its sockets",
+    "do_select": "its sockets",
+    "sk_wait_data": "a socket",
+    "tcp_recvmsg": "a socket",
+    "inet_csk_accept": "a socket",
+    "unix_stream": "a socket",
+    "hrtimer_nanosleep": "sleep()",
+    "do_nanosleep": "sleep()",
+    "clock_nanosleep": "sleep()",
+    "pipe_read": "a pipe",
+    "anon_pipe_read": "a pipe",
+    "pipe_write": "a full pipe",
+    "anon_pipe_write": "a full pipe",
+    "do_wait": "a child",
+    "kernel_wait4": "a child",
+    "do_signal_stop": "SIGCONT",
+    "do_sigtimedwait": "a signal",
+    "ptrace_stop": "its debugger",
+}
+"""How a kernel function's name begins, to what a process that is in it waits for. What stands here in no words is told as
+it is: a file server's rpc_wait_bit_killable is worth more than any word."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the table, all as text; severity: of the worst that stands out, None where nothing does."""
+
+    rank: str
+    pid: str
+    user: str = ""
+    age: str = ""
+    gpus: str = ""
+    memory: str = ""
+    state: str = ""
+    cpu: str = ""
+    waits: str = ""
+    remark: str = ""
+    severity: Severity | None = None
+
+
+class _Rank(msgspec.Struct, frozen=True):
+    """A rank with what is known of it."""
+
+    process: Process
+    held: tuple[Held, ...]
+    remarks: list[Remark]
+
+
+def rows_of(view: JobView, held: Sequence[Held], *, fold: bool = True) -> list[Row]:
+    """By rank, missing ones too. fold: many healthy ones that look alike become one row."""
+    ranks = [_Rank(one, of_process(one, held), of_pid(view.remarks, one.pid)) for one in view.job.ranks]
+    by_gpu = any(each.memory for one in ranks for each in one.held)
+    rows = [*_missing(view.remarks)]
+    if fold and len(ranks) > MOST_ROWS:
+        groups: dict[object, list[_Rank]] = {}
+        for one in ranks:
+            groups.setdefault(_looks(one), []).append(one)
+        rows += [(_order(group[0]), _row(group, by_gpu=by_gpu)) for group in groups.values()]
+    else:
+        rows += [(_order(one), _row([one], by_gpu=by_gpu)) for one in ranks]
+    return [row for _, row in sorted(rows, key=lambda one: one[0])]
+
+
+def memory_heading(held: Sequence[Held], view: JobView) -> str:
+    """Which memory is shown: what NVML tells of the ranks' GPUs, else what is resident."""
+    return "GPU memory" if any(each.memory for one in view.job.ranks for each in of_process(one, held)) else "resident"
+
+
+def _missing(remarks: Sequence[Remark]) -> Iterator[tuple[tuple[int, int], Row]]:
+    for remark in remarks:
+        if not remark.pids and remark.ranks:
+            for numbers in spans(remark.ranks):
+                first = int(numbers.partition("-")[0])
+                yield (
+                    (first, 0),
+                    Row(rank=numbers, pid="-", remark=remark.oddity.value, severity=remark.severity),
+                )
+
+
+def _order(one: _Rank) -> tuple[int, int]:
+    place = one.process.place
+    return (place.rank if place else 1 << 30, one.process.pid)
+
+
+def _looks(one: _Rank) -> object:
+    """What must be equal for two to share a row. Whether one runs or sleeps at this very moment says nothing."""
+    process = one.process
+    if one.remarks or process.place is None:
+        return process.pid
+    state = "alive" if process.state in "RS" else process.state
+    busy = "unknown" if isinstance(process.recent_cpu, Unknown) else process.recent_cpu > 0.05
+    return (process.user, state, busy, len(one.held), process.place.source)
+
+
+def _row(group: Sequence[_Rank], *, by_gpu: bool) -> Row:
+    processes = [one.process for one in group]
+    first = group[0]
+    return Row(
+        rank=_ranks(processes),
+        pid=_pid(first.process) if len(group) == 1 else _span([one.pid for one in processes]),
+        user=one_line(first.process.user) or str(first.process.uid),
+        age=_range([age(one.age) for one in sorted(processes, key=lambda one: one.age)]),
+        gpus=_gpus(group),
+        memory=_memory(group, by_gpu=by_gpu),
+        state=_range(sorted({STATES.get(one.state, one.state) for one in processes})).replace("-", "/"),
+        cpu=_cpu(processes),
+        waits=_waits(processes),
+        remark=", ".join(one.oddity.value for one in first.remarks),
+        severity=min((one.severity for one in first.remarks), key=lambda one: one.rank, default=None),
+    )
+
+
+def _ranks(processes: Sequence[Process]) -> str:
+    numbers = [one.place.rank for one in processes if one.place]
+    guess = "?" if any(one.forked for one in processes) else ""
+    return (",".join(spans(numbers)) if numbers else "") + guess or "?"
+
+
+def _pid(process: Process) -> str:
+    inside = f" ({process.pid_inside} inside)" if process.pid_inside and process.pid_inside != process.pid else ""
+    return f"{process.pid}{inside}"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    return f"{min(numbers)}..{max(numbers)}" if len(numbers) > 1 else str(numbers[0])
+
+
+def _range(texts: Sequence[str]) -> str:
+    """The first and the last, once where they are the same."""
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]}-{texts[-1]}"
+
+
+def _gpus(group: Sequence[_Rank]) -> str:
+    if len(group) == 1:
+        # The one on which it works comes first.
+        return " ".join(str(one.gpu.index) for one in group[0].held)
+    return ",".join(spans(each.gpu.index for one in group for each in one.held))
+
+
+def _memory(group: Sequence[_Rank], *, by_gpu: bool) -> str:
+    amounts = [
+        sum(each.memory for each in one.held) if one.held else 0 if by_gpu else one.process.memory for one in group
+    ]
+    if by_gpu and not any(amounts):
+        resident = [one.process.memory for one in group]
+        return f"{_amounts(resident)} resident" if any(resident) else ""
+    return _amounts(amounts) if any(amounts) else ""
+
+
+def _amounts(amounts: Sequence[int]) -> str:
+    return _range([human(amount) for amount in (min(amounts), max(amounts))])
+
+
+def _cpu(processes: Sequence[Process]) -> str:
+    used = [one.recent_cpu for one in processes if not isinstance(one.recent_cpu, Unknown) and one.state not in ENDED]
+    if not used:
+        return ""
+    return _range([f"{100 * cores:.0f}" for cores in (min(used), max(used))]) + " %"
+
+
+def _waits(processes: Sequence[Process]) -> str:
+    said = {waits_for(one.waits_in) for one in processes if one.waits_in and one.state not in ("R", *ENDED)}
+    return said.pop() if len(said) == 1 else "various" if said else ""
+
+
+def waits_for(function: str) -> str:
+    """For what it waits that is in that kernel function: "a lock"; the function itself where there is no word for it."""
+    name = one_line(function).removeprefix("__x64_sys_").lstrip("_")
+    return next((word for start, word in WAITS.items() if name.startswith(start)), name)
+
+
+def age(seconds: float) -> str:
+    """ "45 s", "12 min", "3.5 h", "2.1 d"."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            amount = seconds / size
+            return f"{amount:.0f} {unit}" if unit == "min" or amount >= 10 else f"{amount:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,55 @@
+"""Memory of a GPU that no process holds: nothing can be ended for it, so it is only named. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.processes.gpu_holders import Held, held_by_nobody
+from ddpdoctor.processes.leftovers import Certainty, Kind, Leftover
+from ddpdoctor.processes.unowned_memory import unowned
+
+
+def left_memory(gpus: Gpus, processes: Maybe[Processes]) -> Iterator[Leftover]:
+    """One a GPU on which more is used than all who are listed hold, and one a holder that this host doesn't have."""
+    for gpu in gpus.devices:
+        size = unowned(gpu)
+        if isinstance(size, Unknown) or not size:
+            continue
+        yield Leftover(
+            kind=Kind.MEMORY,
+            certainty=Certainty.DOUBT,
+            what=f"GPU {gpu.index}" + (f" ({gpu.name})" if gpu.name else ""),
+            why="more of its memory is in use than all processes hold that NVML lists",
+            doubts=(_who(processes),),
+            command=f"sudo fuser -v /dev/nvidia{gpu.index}",
+            size=size,
+            gpus=(gpu.index,),
+        )
+
+    if isinstance(processes, Processes):
+        yield from (_of_nobody(one) for one in held_by_nobody(gpus, processes))
+
+
+def _of_nobody(held: Held) -> Leftover:
+    gpu = held.gpu
+    return Leftover(
+        kind=Kind.MEMORY,
+        certainty=Certainty.DOUBT,
+        what=f"GPU {gpu.index}" + (f" ({gpu.name})" if gpu.name else ""),
+        why=f"pid {held.holder.pid} holds it by the driver's account, and is no process of this host",
+        doubts=("the process may just have ended; else it was killed, and the driver could not take its memory back",),
+        command="ddpdoctor check --select gpu-memory-unowned",
+        size=held.memory,
+        gpus=(gpu.index,),
+    )
+
+
+def _who(processes: Maybe[Processes]) -> str:
+    if isinstance(processes, Unknown):
+        return f"who holds it can't be told: {processes.reason}"
+    if processes.unseen:
+        return f"it may belong to somebody who can't be seen from here: {processes.unseen}"
+    return "a process that is just ending, or a driver that lost count, may hold it"

@@ -1,0 +1,232 @@
+"""The jobs of this host: which facts are looked at, which checks judge them, and which job a user means by a pid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.findings import Finding, Severity
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.engine.examination import Examination, Verdict, examine
+from ddpdoctor.engine.registry import Check, select
+from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.processes.gpu_holders import Held, holdings
+from ddpdoctor.processes.job_words import Remark, pids_in
+from ddpdoctor.processes.jobs import Job, ancestors, jobs_of
+from ddpdoctor.processes.rank_remarks import STATES_TOLD_BY, remarks_on
+
+FAMILY: Final = "processes"
+EXTENDED: Final = ("gpu0-extra-contexts", "duplicate-gpu", "omp-threads")
+"""Checks of other families that look at running jobs, too."""
+
+OF_THE_NEXT: Final = ("gpu-memory-held-by-others",)
+"""What only hinders a job that is yet to be started: it would take a healthy one that runs for an obstacle."""
+
+HEADING: Final = ("machine", "container", "gpus", "environment", "processes")
+
+_MOST_NAMED = 12
+
+
+class UnknownJobError(ValueError):
+    """No job goes by that name; the message says which there are.
+
+    what: it without these. launcher: the name is that of a launcher without ranks.
+    """
+
+    def __init__(self, what: str, there: str = "", *, launcher: bool = False) -> None:
+        super().__init__(f"{what} {there}".rstrip())
+        self.what = what
+        self.launcher = launcher
+
+
+class JobView(msgspec.Struct, frozen=True):
+    """One job, with what stands out in it. untold: those remarks that no finding makes."""
+
+    job: Job
+    remarks: tuple[Remark, ...]
+    untold: tuple[Remark, ...]
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """What `ddpdoctor jobs` has to tell. examination: with the findings that concern the chosen job alone, if one is.
+
+    others: findings that were left out for that.
+    """
+
+    examination: Examination
+    views: tuple[JobView, ...] = ()
+    others: int = 0
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """What all processes hold on the GPUs; () where that isn't known."""
+        snapshot = self.examination.snapshot
+        if isinstance(snapshot.gpus, Unknown) or isinstance(snapshot.processes, Unknown):
+            return ()
+        return holdings(snapshot.gpus, snapshot.processes)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The checks'. Where the processes could be seen and none is a rank, there is nothing that could be wrong."""
+        found = self.examination.verdict
+        seen = not isinstance(self.examination.snapshot.processes, Unknown)
+        return Verdict.OK if found is Verdict.UNKNOWN and seen and not self.views else found
+
+
+def checks_of_jobs() -> tuple[Check, ...]:
+    """The checks that judge running jobs."""
+    return select((FAMILY, *EXTENDED), OF_THE_NEXT)
+
+
+def groups_of(checks: Sequence[Check]) -> set[str]:
+    """The facts that they need, and what the report's heading says; nothing that takes an import of torch."""
+    return set(HEADING).union(*(one.groups for one in checks)) - {"torch", "libraries", "extensions", "toolchain"}
+
+
+def overview(snapshot: Snapshot, checks: Sequence[Check], name: str | None = None) -> Overview:
+    """Judges the jobs of a snapshot. name: the job that is meant, by the pid of any process that belongs to it.
+
+    Raises:
+        UnknownJobError: there is none of that name.
+    """
+    examination = examine(snapshot, None, checks)
+    processes = snapshot.processes
+    if isinstance(processes, Unknown):
+        if name is not None:
+            raise UnknownJobError(f"{name} can't be looked for: {processes.reason}")
+        return Overview(examination=examination)
+    jobs = jobs_of(processes)
+    if name is None:
+        return Overview(examination=examination, views=_views(jobs, examination))
+    try:
+        job = named_job(name, jobs, processes)
+    except UnknownJobError as error:
+        hidden = f" {plural(processes.closed, 'process', 'processes')} can't be looked into by this user."
+        raise UnknownJobError(f"{error}{hidden if processes.closed else ''}") from None
+    own, left_out = _of_job(examination, job)
+    return Overview(examination=own, views=_views((job,), own), others=left_out)
+
+
+def _views(jobs: Sequence[Job], examination: Examination) -> tuple[JobView, ...]:
+    snapshot = examination.snapshot
+    assert not isinstance(snapshot.processes, Unknown)
+    views = []
+    for job in jobs:
+        judged = [(one, _severity(one, job, examination)) for one in remarks_on(job, snapshot.processes, snapshot.gpus)]
+        views.append(
+            JobView(
+                job,
+                tuple(msgspec.structs.replace(one, severity=told or Severity.INFO) for one, told in judged),
+                tuple(msgspec.structs.replace(one, severity=Severity.INFO) for one, told in judged if told is None),
+            )
+        )
+    return tuple(views)
+
+
+def _severity(remark: Remark, job: Job, examination: Examination) -> Severity | None:
+    """As the check has it that says the same of these processes; None where none does. Of a check that says several things in
+    one finding, the remark knows which of them is how bad."""
+    pids = set(remark.pids) or {int(job.name)}
+    for check, severity, finding in examination.findings:
+        if check.slug in remark.told_by and names_any(finding, pids):
+            return remark.severity if check.slug == STATES_TOLD_BY else severity
+    return None
+
+
+# --- which job is meant -----------------------------------------------------------------------------------------------------
+
+
+def named_job(name: str, jobs: Sequence[Job], processes: Processes, *, below: bool = False) -> Job:
+    """The job of which the process with that pid is a part: launcher, rank, worker, what one of them has started, or what
+    alone has started all of it (a script around torchrun).
+
+    below: not one that has started that process.
+
+    Raises:
+        UnknownJobError: there is none, or several.
+    """
+    text = name.strip()
+    if not text.isascii() or not text.isdecimal():
+        raise UnknownJobError(f"{name!r} is no pid.", jobs_there(jobs))
+    pid = int(text)
+    found = [one for one in jobs if pid in members(one)]
+    process = processes.get(pid)
+    if not found and process:
+        above = set() if below else {one.pid for one in ancestors(process, processes)}
+        found = [one for one in jobs if above & members(one)] or [one for one in jobs if pid in _above(one, processes)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UnknownJobError(f"pid {pid} has started {len(found)} jobs: name one.", jobs_there(found))
+    if process and process.role is Role.LAUNCHER:
+        raise UnknownJobError(
+            f"pid {pid} is a launcher ({process.name}), and this user can see none of its ranks: they have ended, or are not "
+            f"started yet; its log says which.",
+            jobs_there(jobs),
+            launcher=True,
+        )
+    what = (
+        f"pid {pid} ({process.name}) belongs to no training job" if process else f"pid {pid} is part of no training job"
+    )
+    raise UnknownJobError(f"{what} that this user can see.", jobs_there(jobs))
+
+
+def members(job: Job) -> set[int]:
+    """The pids of launchers, ranks, workers and helpers."""
+    return {one.pid for one in (*job.launchers, *job.ranks, *job.others)}
+
+
+def _above(job: Job, processes: Processes) -> set[int]:
+    return {one.pid for rank in job.ranks for one in ancestors(rank, processes)} - {1}
+
+
+def jobs_there(jobs: Sequence[Job]) -> str:
+    """ "The jobs here: 4711 (torchrun train.py, 8 ranks) and 5200 (python train.py, 2 ranks)."."""
+    if not jobs:
+        return "No training job runs on this host that this user can see."
+    named = [f"{one.name} ({called(one)}, {plural(len(one.ranks), 'rank')})" for one in jobs]
+    return f"The job{'s' if len(jobs) > 1 else ''} here: {listed(named, _MOST_NAMED)}."
+
+
+def called(job: Job) -> str:
+    """The command by which it was started, or that of its first rank, cut."""
+    process: Process = job.launcher or job.ranks[0]
+    text = process.command or process.name
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- whose finding it is ----------------------------------------------------------------------------------------------------
+
+
+def _of_job(examination: Examination, job: Job) -> tuple[Examination, int]:
+    """Without the findings that name processes, and none of this job or on its GPUs; how many these are."""
+    processes = examination.snapshot.processes
+    assert not isinstance(processes, Unknown)
+    own = members(job) | _beside(job, examination.snapshot)
+    foreign = {one.pid for one in processes.listed} - own
+    left_out = 0
+    results = []
+    for result in examination.results:
+        kept = tuple(one for one in result.findings if names_any(one, own) or not names_any(one, foreign))
+        left_out += len(result.findings) - len(kept)
+        results.append(msgspec.structs.replace(result, findings=kept))
+    return msgspec.structs.replace(examination, results=tuple(results)), left_out
+
+
+def _beside(job: Job, snapshot: Snapshot) -> set[int]:
+    """The pids of all that is on the GPUs of this job."""
+    if isinstance(snapshot.gpus, Unknown) or isinstance(snapshot.processes, Unknown):
+        return set()
+    own, held = members(job), holdings(snapshot.gpus, snapshot.processes)
+    gpus = {one.gpu.index for one in held if one.process and one.process.pid in own}
+    return {one.holder.pid for one in held if one.gpu.index in gpus}
+
+
+def names_any(finding: Finding, pids: set[int]) -> bool:
+    """Whether one of these pids stands in its words."""
+    words = " ".join([finding.summary, *(one.text for one in finding.evidence)])
+    return not pids.isdisjoint(pids_in(words))

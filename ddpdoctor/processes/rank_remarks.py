@@ -1,0 +1,223 @@
+"""What stands out among the ranks of a running job: missing, doubled, dead, stopped, orphaned, or not where they belong. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN
+from ddpdoctor.base.unknown import Maybe
+from ddpdoctor.base.wording import listed, plural, ranks_named
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.processes.job_words import ENDED, Oddity, Remark, places, who
+from ddpdoctor.processes.jobs import Job, asked_for, by_hand, lone_setting, perhaps_of_several_runs
+from ddpdoctor.processes.leftovers import Kind, left_by_processes
+from ddpdoctor.processes.ranks_on_gpus import gpu_remarks
+
+STOPPED = "T"
+HELD_BY_A_DEBUGGER = "t"
+
+STATES_TOLD_BY = "rank-not-running"
+TOLD_OF_ORPHANS = ("orphaned-rank", "zombie-gpu-process", "gpu0-extra-contexts")
+
+SETTLED_SECONDS = 10.0
+"""A job whose youngest rank is younger may still be starting the others."""
+
+
+def remarks_on(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> tuple[Remark, ...]:
+    """What stands out, worst first; () where all is as it should be as far as this user can see."""
+    found = [*_not_running(job), *_orphaned(job, processes, gpus), *gpu_remarks(job, processes, gpus)]
+    return tuple(sorted(found, key=lambda one: one.severity.rank))
+
+
+def _not_running(job: Job) -> Iterator[Remark]:
+    yield from _missing(job)
+    yield from _alone(job)
+    yield from _beyond(job)
+    yield from _fewer(job)
+    yield from _doubled(job)
+    yield from _ended(job)
+    yield from _stopped(job)
+
+
+def _missing(job: Job) -> Iterator[Remark]:
+    if job.missing and min(one.age for one in job.ranks) >= SETTLED_SECONDS:
+        be = "is" if len(job.missing) == 1 else "are"
+        yield Remark(
+            Oddity.MISSING,
+            WARN,
+            ranks=job.missing,
+            text=f"{ranks_named(job.missing)} {be} missing: {len(job.expected)} ranks belong on this host, and no process "
+            f"that this user can see is {'it' if len(job.missing) == 1 else 'one of them'}",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
+def _alone(job: Job) -> Iterator[Remark]:
+    """One that keeps a store for others, and has been started as if a launcher had started these."""
+    first = job.ranks[0]
+    waits = len(job.ranks) == 1 and job.world_size is None and not job.launchers
+    left = lone_setting(first)
+    if waits and left and first.age >= SETTLED_SECONDS and first.state not in ENDED:
+        yield Remark(
+            Oddity.ALONE,
+            WARN,
+            ranks=places([first]),
+            pids=(first.pid,),
+            text=f"{who([first])} is alone, and keeps a store for others: {left} was set where it was started, and no launcher "
+            "set it, so Lightning starts no other ranks and waits for them",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
+def _beyond(job: Job) -> Iterator[Remark]:
+    """Ranks that count on from a node before theirs, where the world has no room for that node's."""
+    alive = [one for one in job.ranks if one.state not in ENDED and one.place and (one.place.node_rank or 0) > 0]
+    beyond = [one for one in alive if one.place and one.place.world_size and one.place.rank >= one.place.world_size]
+    if beyond and beyond[0].place:
+        node = beyond[0].place.node_rank
+        yield Remark(
+            Oddity.BEYOND,
+            WARN,
+            ranks=places(beyond),
+            pids=tuple(one.pid for one in alive),
+            text=f"{who(beyond)}: there is no such rank among {job.world_size}, so that they wait for ever; node rank {node} "
+            "(NODE_RANK or GROUP_RANK) was left in the shell where they were started, it seems",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
+def _fewer(job: Job) -> Iterator[Remark]:
+    """accelerate heeds --num_processes on several GPUs alone: with --cpu it starts one process, without a word."""
+    asked = asked_for(job.launcher)
+    if asked and job.world_size and asked.processes > job.world_size and not job.missing:
+        yield Remark(
+            Oddity.FEWER,
+            WARN,
+            ranks=places(job.ranks),
+            pids=tuple(one.pid for one in job.ranks),
+            text=f"{plural(asked.processes, 'process', 'processes')} were asked for ({asked.source}), and accelerate started "
+            f"{job.world_size}, {who(job.ranks)}: it starts several on GPUs alone",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
+def _doubled(job: Job) -> Iterator[Remark]:
+    unclear = perhaps_of_several_runs(job)
+    for rank in job.doubled:
+        alike = [one for one in job.ranks if one.place and one.place.rank == rank and one.state not in ENDED]
+        if len(alike) > 1 and not any(one.forked for one in alike):
+            if rank in unclear:
+                yield Remark(
+                    Oddity.SEVERAL_RUNS,
+                    INFO,
+                    ranks=(rank,),
+                    pids=tuple(one.pid for one in alike),
+                    text=f"pids {listed(one.pid for one in alike)} are each rank {rank}: perhaps of several runs that were "
+                    "started together; where they meet can't be seen, so which ranks are one job can't be told",
+                )
+                continue
+            yield Remark(
+                Oddity.DOUBLED,
+                FAIL,
+                ranks=(rank,),
+                pids=tuple(one.pid for one in alike),
+                text=f"rank {rank} is there {'twice' if len(alike) == 2 else f'{len(alike)} times'}: "
+                f"pids {listed(one.pid for one in alike)} say that they are it",
+                told_by=(STATES_TOLD_BY,),
+            )
+
+
+def _ended(job: Job) -> Iterator[Remark]:
+    dead = [one for one in job.ranks if one.state in ENDED or one.ended_threads]
+    zombies = [one for one in dead if one.state in ENDED]
+    if zombies:
+        parents = sorted({one.parent for one in zombies})
+        yield Remark(
+            Oddity.DEAD,
+            WARN,
+            ranks=places(zombies),
+            pids=tuple(one.pid for one in zombies),
+            text=f"{who(zombies)}: ended, state Z, and pid {listed(parents)} that started it has not taken note",
+            told_by=(STATES_TOLD_BY,),
+        )
+    ending = [one for one in dead if one not in zombies]
+    if ending:
+        yield Remark(
+            Oddity.ENDING,
+            WARN,
+            ranks=places(ending),
+            pids=tuple(one.pid for one in ending),
+            text=f"{who(ending)}: being taken down; the main thread has ended and {listed(_waits(ending)) or 'others go on'}",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
+def _waits(processes: Sequence[Process]) -> list[str]:
+    return sorted({f"others wait in {one.waits_in}" for one in processes if one.waits_in})
+
+
+def _stopped(job: Job) -> Iterator[Remark]:
+    alive = [one for one in job.ranks if one.state not in ENDED]
+    stopped = [one for one in alive if one.state == STOPPED]
+    if stopped:
+        whole = len(stopped) == len(alive)
+        rest = len(alive) - len(stopped)
+        still_there = f"{plural(rest, 'other')} {'is' if rest == 1 else 'are'}n't stopped"
+        others = "all ranks of the job on this host" if whole else still_there
+        yield Remark(
+            Oddity.STOPPED,
+            # A scheduler that suspends a job stops all of it, and continues it.
+            WARN if whole else FAIL,
+            ranks=places(stopped),
+            pids=tuple(one.pid for one in stopped),
+            text=f"{who(stopped)}: stopped by a signal (SIGSTOP or Ctrl-Z), state T; {others}",
+            told_by=(STATES_TOLD_BY,),
+        )
+    halted = [one for one in job.launchers if one.state == STOPPED]
+    if halted and not stopped:
+        yield Remark(
+            Oddity.STOPPED,
+            WARN,
+            pids=tuple(one.pid for one in halted),
+            text=f"the launcher, pid {listed(one.pid for one in halted)}, is stopped, state T: it notices no rank that fails",
+            told_by=(STATES_TOLD_BY,),
+        )
+    traced = [one for one in alive if one.state != STOPPED and (one.tracer or one.state == HELD_BY_A_DEBUGGER)]
+    if traced:
+        held = any(one.state == HELD_BY_A_DEBUGGER for one in traced)
+        tracers = listed(sorted({one.tracer for one in traced if one.tracer})) or "that is not told"
+        yield Remark(
+            Oddity.TRACED,
+            WARN if held else INFO,
+            ranks=places(traced),
+            pids=tuple(one.pid for one in traced),
+            text=f"{who(traced)}: {'held' if held else 'watched'} by a debugger, pid {tracers}",
+            told_by=(STATES_TOLD_BY,),
+        )
+
+
+def _orphaned(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Remark]:
+    left = {one.identity for one in left_by_processes(processes, gpus) if one.kind is Kind.RANK}
+    found = [one for one in job.ranks if one.identity in left]
+    orphans = [one for one in found if not by_hand(one)]
+    if orphans:
+        yield Remark(
+            Oddity.ORPHANED,
+            WARN,
+            ranks=places(orphans),
+            pids=tuple(one.pid for one in orphans),
+            text=f"{who(orphans)}: orphaned; what started {'it' if len(orphans) == 1 else 'them'} is gone",
+            told_by=TOLD_OF_ORPHANS,
+        )
+    alone = [one for one in found if by_hand(one)]
+    if alone:
+        yield Remark(
+            Oddity.BY_HAND,
+            INFO,
+            ranks=places(alone),
+            pids=tuple(one.pid for one in alone),
+            text=f"{who(alone)}: started by hand, by all that the settings tell; no launcher looks after "
+            f"{'it' if len(alone) == 1 else 'them'}",
+            told_by=TOLD_OF_ORPHANS,
+        )

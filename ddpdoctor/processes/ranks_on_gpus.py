@@ -1,0 +1,103 @@
+"""Which ranks of a job are not on the GPU where they belong, or not alone on it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ddpdoctor.base.findings import FAIL, INFO, WARN
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.base.wording import listed
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.knowledge.gpu_assignment import own_gpu
+from ddpdoctor.processes.extra_contexts import extra_contexts
+from ddpdoctor.processes.gpu_holders import Held, holdings, of_process, shared_gpus
+from ddpdoctor.processes.job_words import ENDED, Oddity, Remark, places, who
+from ddpdoctor.processes.jobs import Job
+
+STARTED_SECONDS = 60.0
+"""A rank that is younger may be about to use its GPU: the import of torch takes long on a shared file system."""
+
+
+def gpu_remarks(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Remark]:
+    """Ranks that share a GPU, that are on another one than their own, or on none."""
+    if isinstance(gpus, Unknown) or not gpus.answering:
+        return
+    alive = [one for one in job.ranks if one.state not in ENDED]
+    held = holdings(gpus, processes)
+    by_pid = {one.pid: of_process(one, held) for one in alive}
+    yield from _shared(job, held, gpus)
+    yield from _extra(job, held, gpus)
+    yield from _elsewhere(alive, by_pid, gpus)
+    yield from _on_the_cpu(alive, by_pid, gpus)
+
+
+def _shared(job: Job, held: Sequence[Held], gpus: Gpus) -> Iterator[Remark]:
+    for one in shared_gpus(job, held, gpus):
+        yield Remark(
+            Oddity.SHARED_GPU,
+            FAIL,
+            ranks=places(one.ranks),
+            pids=tuple(rank.pid for rank in one.ranks),
+            text=f"{who(one.ranks)} share GPU {one.gpu.index}",
+            told_by=("duplicate-gpu", "missing-set-device"),
+        )
+
+
+def _extra(job: Job, held: Sequence[Held], gpus: Gpus) -> Iterator[Remark]:
+    pids = {one.process.pid for one in extra_contexts(job, held, gpus)}
+    extra = [one for one in job.ranks if one.pid in pids]
+    if extra:
+        have = "has a context on a GPU that isn't its own"
+        if len(extra) > 1:
+            have = "have contexts on GPUs that aren't their own"
+        yield Remark(
+            Oddity.EXTRA_CONTEXT,
+            WARN,
+            ranks=places(extra),
+            pids=tuple(one.pid for one in extra),
+            text=f"{who(extra)} {have}",
+            told_by=("gpu0-extra-contexts",),
+        )
+
+
+def _elsewhere(alive: Sequence[Process], by_pid: Mapping[int, Sequence[Held]], gpus: Gpus) -> Iterator[Remark]:
+    """Of ranks that hold a single GPU: with several, a model is split over them, and any order may be meant."""
+    away: list[tuple[Process, int, int]] = []
+    for one in alive:
+        own, there = own_gpu(one, gpus), {each.gpu.index for each in by_pid[one.pid]}
+        if own is not None and len(there) == 1 and own not in there:
+            away.append((one, there.pop(), own))
+    if away:
+        said = listed((f"rank {one.place.rank} is on GPU {at}, not {own}" for one, at, own in away if one.place), 4)
+        yield Remark(
+            Oddity.OTHER_GPU,
+            INFO,
+            ranks=places(one for one, _, _ in away),
+            pids=tuple(one.pid for one, _, _ in away),
+            text=f"not on the GPU of the local rank: {said}",
+            told_by=("duplicate-gpu", "missing-set-device"),
+        )
+
+
+def _on_the_cpu(alive: Sequence[Process], by_pid: Mapping[int, Sequence[Held]], gpus: Gpus) -> Iterator[Remark]:
+    idle = [one for one in alive if not by_pid[one.pid] and one.age >= STARTED_SECONDS and _no_device(one, gpus)]
+    if idle:
+        there = f"{len(gpus.answering)} GPUs" if len(gpus.answering) > 1 else "a GPU"
+        yield Remark(
+            Oddity.ON_CPU,
+            INFO,
+            ranks=places(idle),
+            pids=tuple(one.pid for one in idle),
+            text=f"{who(idle)}: on the CPU, while this host has {there}",
+            told_by=("backend-gloo-on-gpu", "missing-set-device"),
+        )
+
+
+def _no_device(rank: Process, gpus: Gpus) -> bool:
+    """It has no GPU's device file open; where that can't be seen, NVML must know all who hold one."""
+    if gpus.vendor not in ("nvidia", None):
+        return False
+    if not isinstance(rank.devices, Unknown):
+        return not rank.devices
+    return all(not isinstance(gpu.holders, Unknown) and all(one.pid for one in gpu.holders) for gpu in gpus.answering)

@@ -1,0 +1,42 @@
+"""The stacks of ranks that may be left over, read by py-spy without stopping them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.facts.hang import Frame
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.processes.leftover_stacks import busy_thread, whose_stacks
+
+MOST = 64
+"""Processes, some at a time: half a minute at worst, where none of them answers."""
+TOO_MANY = Unknown(f"more than {MOST} ranks may be left over, and so many stacks are read at once")
+
+
+def with_stacks(processes: Processes) -> Processes:
+    """The same, where it matters with the stacks of the ranks."""
+    wanted = [one.pid for one in whose_stacks(processes)]
+    if not wanted:
+        return processes
+    stacks = dict.fromkeys(wanted, TOO_MANY) | _read(wanted[:MOST])
+    listed = tuple(
+        msgspec.structs.replace(one, stack=stacks[one.pid]) if one.pid in stacks else one for one in processes.listed
+    )
+    return msgspec.structs.replace(processes, listed=listed)
+
+
+def _read(pids: list[int]) -> dict[int, Maybe[tuple[Frame, ...]]]:
+    # Here and not above: asyncio is many modules, and hardly ever needed.
+    import asyncio
+
+    from ddpdoctor.probes.py_spy import Spied, spy
+
+    def told(spied: Spied) -> Maybe[tuple[Frame, ...]]:
+        if not spied.frames:
+            return Unknown(spied.trouble.value or "its main thread has no stack")
+        busy = busy_thread(spied.others)
+        return Unknown(busy) if busy else spied.frames
+
+    # Each probe has a thread of its own, in which no loop runs.
+    return {pid: told(spied) for pid, spied in asyncio.run(spy(pids)).items()}

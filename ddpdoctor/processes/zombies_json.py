@@ -1,0 +1,91 @@
+"""The report of `zombies` as JSON."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.findings import FAIL, Evidence, Fix
+from ddpdoctor.base.wording import human, plural
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import find_check
+from ddpdoctor.processes.ending import Endings, Fate
+from ddpdoctor.processes.leftover_fixes import command_of
+from ddpdoctor.processes.leftovers import Certainty, Kind, Leftover
+from ddpdoctor.processes.zombies_words import gathered, holds, of_whom
+from ddpdoctor.report.contract import Report, ReportedFinding, build_report
+from ddpdoctor.report.reported_leftovers import reported_leftovers
+
+SLUGS: Final = {
+    Kind.RANK: "orphaned-rank",
+    Kind.WORKER: "orphaned-rank",
+    Kind.HELPER: "orphaned-rank",
+    Kind.HOLDER: "zombie-gpu-process",
+    Kind.ENDED: "rank-not-running",
+    Kind.MEMORY: "gpu-memory-unowned",
+    Kind.SEGMENT: "shm-stale-segments",
+}
+"""The checks that say the same of a host."""
+LONGEST_SUMMARY: Final = 160
+
+
+def zombies_report(
+    leftovers: Sequence[Leftover],
+    spots: Sequence[str],
+    problems: Sequence[str],
+    ending: Endings | None,
+    verdict: Verdict,
+) -> Report:
+    """spots: where nobody could look. ending: what was done, None where nothing was to be. The findings are what is left after that."""
+    report = build_report("zombies", [], problems, of_all=verdict)
+    settled = {one.leftover for one in (ending.all if ending else ()) if one.fate not in (Fate.LEFT, Fate.STAYS)}
+    left = [one for one in leftovers if one not in settled]
+    return msgspec.structs.replace(
+        report,
+        host=os.uname().nodename,
+        findings=tuple(_finding(alike) for alike in gathered(left)),
+        leftovers=reported_leftovers(leftovers, ending.all if ending else ()),
+        not_seen=tuple(spots),
+        freed=tuple(ending.freed) if ending else (),
+    )
+
+
+def _finding(alike: Sequence[Leftover]) -> ReportedFinding:
+    """Of leftovers of which the same is to be said. All fail, as the verdict does: how sure it is stands in the cause."""
+    first, slug = alike[0], SLUGS[alike[0].kind]
+    what = first.what
+    if len(alike) > 1:
+        what = f"{plural(len(alike), 'segment')} in /dev/shm, {human(sum(one.size for one in alike))}"
+    summary = f"{_SURE[first.certainty]}: {what}"
+    details = ", ".join(filter(None, (of_whom(first), f"it holds {held}" if (held := holds(first)) else "")))
+    return ReportedFinding(
+        slug=slug,
+        family=find_check(slug).family,
+        severity=FAIL,
+        summary=summary if len(summary) <= LONGEST_SUMMARY else f"{summary[: LONGEST_SUMMARY - 3]}...",
+        cause="; but ".join((f"{first.kind.value}: {first.why}", *first.doubts[:1])),
+        evidence=(Evidence(f"{what}{f' ({details})' if details else ''}", "/proc, NVML, /dev/shm"),),
+        fixes=tuple(_fixes(alike)),
+    )
+
+
+_SURE: Final = {
+    Certainty.PROVEN: "left over",
+    Certainty.DOUBT: "perhaps left over",
+    Certainty.NOT_OURS: "perhaps left over, and not yours",
+}
+
+
+def _fixes(alike: Sequence[Leftover]) -> Iterator[Fix]:
+    first = alike[0]
+    if first.proven:
+        yield Fix("End it; it is looked at a second time before", (command_of(alike),))
+    elif first.certainty is Certainty.NOT_OURS:
+        yield Fix(f"Ask {first.owner or 'its owner'}, whose it is, whether it is still needed")
+    else:
+        yield Fix("Look at it first: nobody is certain that it is left over", (first.command,) if first.command else ())
+    if first.then:
+        yield Fix("If that shows that nobody needs it", (first.then,))

@@ -1,0 +1,183 @@
+"""Names what a command that has ended has left running: its ranks, what they hold, and how to end them. In the doctor's process."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+from collections.abc import Collection, Iterator, Mapping, Set
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.processes import Process, Role
+from ddpdoctor.probes import process_commands as commands
+from ddpdoctor.probes.proc import MAX_ENVIRON, Proc
+from ddpdoctor.probes.process_facts import Describer
+from ddpdoctor.probes.process_family import Family, Seen, place_by_settings
+from ddpdoctor.probes.process_roles import DATA_WORKER
+from ddpdoctor.processes.process_tree import SHELLS
+
+SETTLED_SECONDS: Final = 2.0
+"""Ranks that lose their launcher, or each other, may end by themselves: so long they are waited for, and no longer."""
+PAUSE_SECONDS: Final = 0.1
+MOST_ROWS: Final = 8
+
+
+class Left(NamedTuple):
+    """What the doctor is asked. name: the command's. supervisor: the pid whose descendants are looked at, but for those below the
+    pids in `besides`. outputs: device and inode of where the command's output went. many: see `one_of_many`."""
+
+    name: str
+    failed: bool
+    supervisor: int
+    besides: Collection[int]
+    outputs: Set[tuple[int, int]]
+    many: str
+
+
+def name_left_running(left: Left, environ: Mapping[str, str]) -> int:
+    """Print what goes on; nothing where nothing does. environ: our own settings."""
+    until = time.monotonic() + SETTLED_SECONDS
+    while True:
+        family = _family(left)
+        training = _training(family, left, environ)
+        # A shell may be about to start one, as pyenv's.
+        if not training and not any(one.stat.name in SHELLS for one in family.seen.values()):
+            return 0
+        if time.monotonic() > until:
+            break
+        time.sleep(PAUSE_SECONDS)
+    if training:
+        _say(left, _described(training))
+    return 0
+
+
+def _training(family: Family, left: Left, environ: Mapping[str, str]) -> list[Seen]:
+    """The ranks, launchers and scripts among those that live, a parent before its children. After a command that didn't fail, a Python
+    counts only if it trains: it may be a service that was to stay."""
+    outside = place_by_settings(environ)
+    named: set[int] = set()
+    for one in family.seen.values():
+        if not _counts(one, failed=left.failed, inherited=one.place == outside):
+            continue
+        above = [up for up in family.ancestors(one) if up.stat.pid in family.seen]
+        if one.stat.name == DATA_WORKER and any(up.python for up in above):
+            continue
+        named |= {one.stat.pid, *(up.stat.pid for up in above if _starts_others(up))}
+    return sorted((family.seen[pid] for pid in named), key=lambda one: (len(list(family.ancestors(one))), one.stat.pid))
+
+
+def _family(left: Left) -> Family:
+    """Those that the command has started and that live."""
+    proc = Proc()
+    stats = {pid: stat for pid in proc.pids() if not isinstance(stat := proc.stat(pid), Unknown)}
+    below = Family({pid: Seen(stat) for pid, stat in stats.items() if pid not in left.besides})
+    found = {}
+    for one in below.descendants(left.supervisor):
+        if one.stat.ended:
+            continue
+        pid = one.stat.pid
+        words, executable = proc.words(pid), proc.link(f"{pid}/exe")
+        known_words = () if isinstance(words, Unknown) else words
+        found[pid] = Seen(one.stat, known_words, executable, proc.whole(f"{pid}/environ", MAX_ENVIRON))
+    return Family(found)
+
+
+def _counts(one: Seen, *, failed: bool, inherited: bool) -> bool:
+    if one.is_inquiry or commands.is_tool(one.words) or commands.is_helper(one.words):
+        return False
+    if one.launcher or (one.place is not None and not inherited):
+        return True
+    return one.python and (failed or _trains(one))
+
+
+def _trains(one: Seen) -> bool:
+    opened = Describer(Proc()).files(one.stat.pid, maps=True)
+    return opened.programme == "torch" or bool(isinstance(opened.devices, tuple) and opened.devices)
+
+
+def _starts_others(one: Seen) -> bool:
+    """A script that would go on with its next command once the rank is gone."""
+    return one.stat.name in SHELLS or (one.python and not commands.is_tool(one.words))
+
+
+def _described(seen: list[Seen]) -> list[Process]:
+    proc = Proc()
+    describer = Describer(proc)
+    return [
+        describer.process(one, Role.OTHER, one.place, describer.files(one.stat.pid, maps=False), ours=False)
+        for one in seen
+    ]
+
+
+def _say(left: Left, processes: list[Process]) -> None:
+    count = plural(len(processes), "process", "processes")
+    goes, it, end = ("goes", "it is", "it") if len(processes) == 1 else ("go", "they are", "them")
+    kill = _kill(processes)
+    if left.many:
+        pids = listed((one.pid for one in processes), MOST_ROWS)
+        print(
+            f"ddpdoctor, {left.many} on {socket.gethostname()}: {left.name} has ended, and {count} that it started {goes} on"
+            f" (pid {pids}); to end {end}: {kill}"
+        )
+        return
+    print(f"ddpdoctor: {left.name} has ended, and {count} that it started {goes} on:")
+    memory = _gpu_memory(processes)
+    for one in processes[:MOST_ROWS]:
+        rank = f", rank {one.place.rank}" if one.place else ""
+        print(f"  pid {one.pid}{rank}: {one_line(one.command or one.name)}")
+        if held := list(_held(one, memory.get(one.pid, {}), left.outputs)):
+            print(f"      holds {listed(held)}")
+    if more := processes[MOST_ROWS:]:
+        print(f"  and {len(more)} more")
+    print(f"Unless {it} meant to go on, end {end}, and see whether anything is left:")
+    print(f"  {kill}")
+    print("  ddpdoctor zombies")
+
+
+def _kill(processes: list[Process]) -> str:
+    others = os.geteuid() and any(one.uid != os.geteuid() for one in processes)
+    return shlex.join([*(["sudo"] if others else []), "kill", *(str(one.pid) for one in processes)])
+
+
+def _held(process: Process, memory: Mapping[int, int], outputs: Set[tuple[int, int]]) -> Iterator[str]:
+    if isinstance(process.listens, tuple) and process.listens:
+        yield f"port{'' if len(process.listens) == 1 else 's'} {listed(process.listens)}"
+    for index, size in memory.items():
+        yield f"{human(size)} of GPU {index}" if size else f"GPU {index}"
+    if not memory and isinstance(process.devices, tuple):
+        yield from (f"/dev/nvidia{number}" for number in process.devices)
+    if outputs & _opened(process.pid):
+        yield "this output: what it still prints comes after this"
+
+
+def _opened(pid: int) -> frozenset[tuple[int, int]]:
+    found = set()
+    try:
+        for one in Path(f"/proc/{pid}/fd").iterdir():
+            status = one.stat()
+            found.add((status.st_dev, status.st_ino))
+    except OSError:
+        # It has ended, has closed something meanwhile, or may not be looked into.
+        pass
+    return frozenset(found)
+
+
+def _gpu_memory(processes: list[Process]) -> dict[int, dict[int, int]]:
+    """Bytes by pid and GPU, 0 where NVML doesn't say. It is asked where one of them has a GPU open."""
+    if not any(isinstance(one.devices, tuple) and one.devices for one in processes):
+        return {}
+    from ddpdoctor.cli.probing import begin, look
+
+    gpus = look(begin(None, quick=True), {"gpus"}).gpus
+    found: dict[int, dict[int, int]] = {}
+    for gpu in gpus.devices if isinstance(gpus, Gpus) else ():
+        for holder in () if isinstance(gpu.holders, Unknown) else gpu.holders:
+            size = holder.memory if isinstance(holder.memory, int) else 0
+            found.setdefault(holder.pid, {})[gpu.index] = size
+    return found

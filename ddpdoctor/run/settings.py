@@ -1,0 +1,109 @@
+"""Settings that make a failure tell more, and cost a healthy run nothing: those that the user hasn't set.
+
+What is set goes by the release of torch that the command will run: a release warns of a name that is older than itself, and the
+output is to be the same with us as without us.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ddpdoctor.base.private_folders import Needs, NoFolderError, private_folder
+from ddpdoctor.probes.files import read_start
+from ddpdoctor.probes.programs import find_program, interpreter_of
+from ddpdoctor.run.command_wrappers import wrappers_and_program
+
+ENTRIES: Final = "2000"
+"""Of each rank's flight recorder: torch's own default from 2.10 on."""
+RECORDER_SINCE: Final = (2, 5)
+"""It is older, and was called experimental before."""
+MAX_VERSION_FILE: Final = 1 << 16
+STARTS_ELSEWHERE: Final = (
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "deepspeed",
+    "ssh",
+    "pdsh",
+    "docker",
+    "podman",
+    "kubectl",
+    "ray",
+    "su",
+    "runuser",
+)
+"""Commands whose ranks may run on other hosts, or as other users: they don't reach the folder for the dumps of this one."""
+FOLDER: Final = Needs(prefix="ddpdoctor-run-")
+
+_VERSION: Final = re.compile(r"""^__version__ = ["'](\d+)\.(\d+)""", re.MULTILINE)
+_PYTHON: Final = re.compile(r"(?:python|pypy)[\d.]*")
+
+
+class Setting(NamedTuple):
+    """names: the one that this release reads, and those that count for the same; any of them is the user's word."""
+
+    names: tuple[str, ...]
+    value: str
+
+
+def folder_for_dumps(environ: Mapping[str, str]) -> str:
+    """A new one; "" where there is no place for it."""
+    with suppress(NoFolderError):
+        return private_folder(environ, FOLDER).path
+    return ""
+
+
+def settings_for(command: Sequence[str], environ: Mapping[str, str], dumps: str) -> dict[str, str]:
+    """What to add to the command's environment. dumps: the beginning of the names of the recorders' files; "" for torch's own."""
+    wrappers, program = wrappers_and_program(command)
+    if "sudo" in wrappers or Path(program[0]).name in STARTS_ELSEWHERE:
+        dumps = ""
+    wanted = [Setting(("PYTHONFAULTHANDLER",), "1"), *_recorder(program, environ, dumps)]
+    return {one.names[0]: one.value for one in wanted if not any(name in environ for name in one.names)}
+
+
+def _recorder(command: Sequence[str], environ: Mapping[str, str], dumps: str) -> Iterator[Setting]:
+    release = torch_release(command, environ)
+    size = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    file = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    when = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_ON_TIMEOUT")
+    if release and release < (2, 8):
+        if release < RECORDER_SINCE:
+            return
+        size, file = size[::-1], file[::-1]
+    yield Setting(size, ENTRIES)
+    # From 2.10 on that is the default, and this name an old one.
+    if release and release < (2, 10):
+        yield Setting(when, "1")
+    if dumps:
+        yield Setting(file, dumps)
+
+
+def torch_release(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """That of the torch which the command imports, as far as its files tell without starting anything."""
+    for python in _pythons(command, environ):
+        # The folder that it stands in counts, not what it links to: so a virtual environment is told from its base.
+        for folder in ("lib", "lib64"):
+            for file in sorted((python.parent.parent / folder).glob("python3*/*-packages/torch/version.py")):
+                with suppress(OSError, ValueError):
+                    if found := _VERSION.search(read_start(file, MAX_VERSION_FILE).decode()):
+                        return int(found[1]), int(found[2])
+    return None
+
+
+def _pythons(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[Path]:
+    path = environ.get("PATH")
+    if program := find_program(command[0], path):
+        if _PYTHON.fullmatch(Path(program).name):
+            yield Path(program)
+            return
+        if (script := interpreter_of(program)) and _PYTHON.fullmatch(Path(script).name):
+            yield Path(script)
+            return
+    # A script in another language, most likely, which takes the Python that the shell would.
+    if python := find_program("python", path) or find_program("python3", path):
+        yield Path(python)

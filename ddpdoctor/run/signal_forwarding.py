@@ -1,0 +1,108 @@
+"""Signals: which are passed on to the command, and how we stop and end as it does."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from contextlib import suppress
+from typing import Final
+
+from ddpdoctor.run.shared import Shared
+
+OWN: Final = frozenset(
+    {
+        signal.SIGKILL,
+        signal.SIGSTOP,
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+        signal.SIGPIPE,
+    }
+)
+"""Can't be caught, or speak of this process itself."""
+OF_THE_TERMINAL: Final = frozenset({signal.SIGTTIN, signal.SIGTTOU})
+"""For those who read or write in the background: the command gets its own."""
+STOPS: Final = frozenset({signal.SIGTSTP, *OF_THE_TERMINAL})
+AWAITED: Final = frozenset(signal.valid_signals()) - OWN
+"""Blocked all the time, and taken one by one."""
+PASSED_ON: Final = AWAITED - OF_THE_TERMINAL - {signal.SIGCHLD, signal.SIGWINCH}
+
+WITNESS_SECONDS: Final = 0.1
+"""Between the first and the last process of a group, or of a job, that somebody sends a signal to."""
+PENDING_SECONDS: Final = 2.0
+BY_THE_KERNEL: Final = 0x80
+"""si_code of what a terminal sends."""
+TYPED: Final = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
+"""Of the kernel's, those that a terminal alone sends, and always to the whole group."""
+
+
+class Witness:
+    """Tells signals that we alone have received from those that all of the group, or of the job, were sent: by a terminal, by
+    `kill -- -PGID`, by Slurm. The relay is in our group as the command is: what it received, too, the command has."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._known: dict[int, int] = {}
+        self.relay = 0
+
+    def others_have(self, number: int, code: int) -> bool:
+        """Whether the command needs it from us no more."""
+        if not self.relay:
+            return code == BY_THE_KERNEL
+        began = time.monotonic()
+        typed = code == BY_THE_KERNEL and number in TYPED
+        while True:
+            seen = self._shared.counted(number)
+            if seen > self._known.get(number, 0):
+                self._known[number] = seen
+                return True
+            passed = time.monotonic() - began
+            # On a host that is very busy the relay may be slow to say so: the kernel knows before, until the relay has taken it.
+            if passed > (PENDING_SECONDS if typed or _pending(self.relay, number) else WITNESS_SECONDS):
+                return typed
+            time.sleep(0.002)
+
+
+def _pending(pid: int, number: int) -> bool:
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/status") as status:  # noqa: PTH123
+        for line in status:
+            if line.startswith(("SigPnd:", "ShdPnd:")) and int(line.split()[1], 16) >> (number - 1) & 1:
+                return True
+    return False
+
+
+def is_stopped(pid: int) -> bool:
+    """Still: who has told it to go on would not tell us."""
+    with suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as stat:  # noqa: PTH123
+        return stat.read().rpartition(")")[2].split()[0] == "T"
+    return False
+
+
+def stop_as_it_did(number: int) -> None:
+    """The terminal has stopped the command: the shell that waits for us shall see it stopped. Returns when it goes on."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+
+def end_as_it_did(status: int) -> int:
+    """The exit code; where a signal ended the command, the same ends us."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    number = -code
+    with suppress(OSError, ValueError):
+        # One core dump is enough.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    # The first process of a container isn't ended so.
+    return 128 + number

@@ -1,0 +1,103 @@
+"""Ranks by stages as marks, for the report and for the live table: ranks that fared alike are one column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+import msgspec
+
+from ddpdoctor.base.wording import plural, ranks_named, spans
+
+
+class Mark(Enum):
+    """How a stage went on a rank. The values are what a terminal without Unicode shows."""
+
+    PASSED = "+"
+    FAILED = "x"
+    WAITED = "~"
+    """For others, or still in it when all were ended."""
+    RUNNING = ">"
+    NOT_TESTED = "-"
+    NOT_RUN = "."
+
+
+SYMBOLS = {
+    Mark.PASSED: "✓",
+    Mark.FAILED: "✗",
+    Mark.WAITED: "…",
+    Mark.RUNNING: "▸",
+    Mark.NOT_TESTED: "-",
+    Mark.NOT_RUN: "·",
+}
+STYLES = {
+    Mark.PASSED: "green",
+    Mark.FAILED: "bold red",
+    Mark.WAITED: "yellow",
+    Mark.RUNNING: "bold cyan",
+    Mark.NOT_TESTED: "magenta",
+    Mark.NOT_RUN: "dim",
+}
+MEANINGS = {
+    Mark.PASSED: "passed",
+    Mark.FAILED: "failed",
+    Mark.WAITED: "waited, or fell with another",
+    Mark.NOT_TESTED: "not tested here",
+    Mark.NOT_RUN: "not run",
+}
+_WORST = (Mark.FAILED, Mark.WAITED, Mark.RUNNING, Mark.NOT_RUN, Mark.NOT_TESTED, Mark.PASSED)
+
+_MOST_ALONE = 8
+"""Up to so many ranks each has a column of its own."""
+_MOST_COLUMNS = 6
+_WIDEST = 14
+_MOST_SPANS = 5
+
+
+class Column(msgspec.Struct, frozen=True):
+    """Ranks that fared alike. marks: one for each stage."""
+
+    label: str
+    marks: tuple[Mark, ...]
+
+
+def symbol(mark: Mark, encoding: str) -> str:
+    """The mark as that encoding can show it."""
+    return SYMBOLS[mark] if encoding.lower().startswith("utf") else mark.value
+
+
+def columns(fates: Mapping[int, tuple[Mark, ...]], room: int = 60) -> list[Column]:
+    """fates: each rank's marks, stage by stage. A few ranks stand alone, many by what became of them. room: in columns of the
+    terminal; what doesn't fit is told of fewer groups."""
+    if len(fates) <= _MOST_ALONE and 2 * len(fates) - 1 <= room:
+        return [Column(str(rank), marks) for rank, marks in sorted(fates.items())]
+    for most in range(_MOST_COLUMNS, 1, -1):
+        found = _grouped(fates, most)
+        if sum(len(one.label) + 1 for one in found) - 1 <= room:
+            return found
+    return _grouped(fates, 1)
+
+
+def _grouped(fates: Mapping[int, tuple[Mark, ...]], most: int) -> list[Column]:
+    """At most so many: those that came least far, and the worst that happened to the others."""
+    groups: dict[tuple[Mark, ...], list[int]] = {}
+    for rank, marks in sorted(fates.items()):
+        groups.setdefault(marks, []).append(rank)
+    if len(groups) <= most:
+        return [Column(_short(ranks), marks) for marks, ranks in groups.items()]
+    by_way = sorted(groups, key=lambda marks: (Mark.FAILED not in marks, marks.count(Mark.PASSED)))
+    alone, rest = by_way[: most - 1], by_way[most - 1 :]
+    worst = tuple(min(at, key=_WORST.index) for at in zip(*rest, strict=True))
+    count = sum(len(groups[marks]) for marks in rest)
+    label = f"{count} others" if alone else f"{count} ranks"
+    return [*(Column(_short(groups[marks]), marks) for marks in alone), Column(label, worst)]
+
+
+def _short(ranks: Sequence[int]) -> str:
+    label = ",".join(spans(ranks))
+    return label if len(label) <= _WIDEST else f"{ranks[0]} +{len(ranks) - 1}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """ "rank 3", "ranks 0-2 and 5", and where that is long "12 ranks"."""
+    return ranks_named(ranks) if len(spans(sorted(ranks))) <= _MOST_SPANS else plural(len(ranks), "rank")

@@ -1,0 +1,109 @@
+"""`ddpdoctor smoke` over several nodes: they meet as for netcheck, and then train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.engine.examination import Examination, examine
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import Result, all_checks
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.smoke import Ending, Smoke
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.netcheck.manifests import GROUPS
+from ddpdoctor.netcheck.node_session import Company, Programme
+from ddpdoctor.netcheck.order_limits import Master
+from ddpdoctor.netcheck.task import Worker
+from ddpdoctor.smoke.judging import BEFORE
+from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.remote_training import Rehearser, Share
+from ddpdoctor.smoke.steps import SmokeProgramme, Terms
+
+FAMILIES: Final = ("join", "compare", "smoke")
+OF_A_HOST: Final = "smoke-leftovers"
+"""A check of the family smoke whose facts are each node's own."""
+MAY_SAY_WHY: Final = "network"
+"""Judged as well where the nodes didn't meet, or their training failed."""
+
+LEAST_SECONDS: Final = 3600.0
+"""That the others give node 0, whose --timeout they don't know."""
+
+
+class SmokePurpose:
+    """share: of this node; terms: of node 0, which count for all. heard: as for `running.run`."""
+
+    command: str = "smoke"
+    groups: Sequence[str] = GROUPS
+
+    def __init__(self, share: Share, terms: Terms, heard: Callable[[Watch], None] = lambda watch: None) -> None:
+        self._share = share
+        self._terms = terms
+        self._heard = heard
+        self.seconds = max(LEAST_SECONDS, 2 * (terms.import_seconds + len(terms.stages) * terms.seconds))
+
+    def meeting(self, meeting: Meeting) -> Meeting:
+        return msgspec.structs.replace(meeting, nproc=self._share.nproc)
+
+    def programme(self, company: Company, master: str, store_port: int) -> Programme:
+        return SmokeProgramme(company, self._terms, master=master, store_port=store_port)
+
+    def worker(
+        self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
+    ) -> Worker:
+        return Rehearser(self._share, snapshot, master, python, environ, self._heard)
+
+    def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
+        """Each node's own findings: of a rank on the node that runs it, of the whole on node 0."""
+        families = FAMILIES if all(map(_went_well, snapshots)) else (*FAMILIES, MAY_SAY_WHY)
+        checks = [one for one in all_checks() if one.family in families]
+        of_plans = [one for one in all_checks() if one.slug in BEFORE and one not in checks]
+        return [
+            own_part(examine(one, _ranks_here(one), [*checks, *(of_plans if _has_a_plan(one) else [])]))
+            for one in snapshots
+        ]
+
+
+def _has_a_plan(snapshot: Snapshot) -> bool:
+    """Whether it was settled what the node runs, or was to run: what its launcher started may see other GPUs than it does."""
+    return isinstance(snapshot.smoke, Smoke) and bool(snapshot.smoke.ranks or snapshot.smoke.world_size)
+
+
+def _ranks_here(snapshot: Snapshot) -> int | None:
+    """How many ranks the node runs, or was to run; None where that was never settled."""
+    smoke, meeting = snapshot.smoke, snapshot.meeting
+    if not isinstance(smoke, Smoke) or not isinstance(meeting, Meeting):
+        return None
+    if not smoke.ranks:
+        # The launcher itself is the better source of the same number.
+        by_launcher = meeting.launched and plan_for(snapshot).nproc == smoke.world_size
+        return None if by_launcher else smoke.world_size or None
+    return sum(one.node == meeting.node_rank for one in smoke.ranks) or None
+
+
+def _went_well(snapshot: Snapshot) -> bool:
+    smoke = snapshot.smoke
+    if not isinstance(smoke, Smoke) or not smoke.ranks:
+        # The others aren't there, or aren't met.
+        return isinstance(snapshot.meeting, Meeting) and snapshot.meeting.joined
+    return all(one.ending is Ending.FINISHED for one in smoke.ranks)
+
+
+def own_part(examination: Examination) -> Examination:
+    """It without what the family smoke says of the ranks of other nodes, whose facts lie in every node's; a plan is a node's own."""
+    snapshot = examination.snapshot
+    if not isinstance(snapshot.smoke, Smoke) or not isinstance(snapshot.meeting, Meeting):
+        return examination
+    node = snapshot.meeting.node_rank
+    ranks = snapshot.smoke.ranks
+    own = {one.rank for one in ranks if one.node == node}
+
+    def mine(result: Result) -> Result:
+        if result.check.family != "smoke" or result.check.slug == OF_A_HOST or not ranks:
+            return result
+        kept = (one for one in result.findings if (node == 0 if one.rank is None else one.rank in own))
+        return msgspec.structs.replace(result, findings=tuple(kept))
+
+    return msgspec.structs.replace(examination, results=tuple(map(mine, examination.results)))

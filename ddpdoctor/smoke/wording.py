@@ -1,0 +1,179 @@
+"""The ranks of a smoke training in words: what each came to, and who waited where. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from ddpdoctor.base.findings import Evidence
+from ddpdoctor.base.wording import listed, plural, ranks_named, signal_name
+from ddpdoctor.facts.smoke import Ending, RankRun, Smoke
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.smoke.analysis_blame import Blame, Kind, lost_another, stage_of, waits
+
+AS_LOGGED: Final = {
+    -9: "failed (exitcode: -9) Signal 9 (SIGKILL) received by PID",
+    -7: "killed by signal: Bus error",
+}
+"""Ends without a word, as a launcher's log tells them."""
+
+CPP_SOURCE: Final = re.compile(
+    r"\[enforce fail at [^\]\s]+:\d+\] (?:\S[^\n]{0,200}?\. (?=[A-Z]))?|\[[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] ?"
+)
+"""Where in its own C++ a library says something, with the condition that wasn't met: of use to its authors, and so long that
+nothing may be left of the message behind it."""
+
+LONGEST: Final = 160
+MOST_FRAMES: Final = 6
+VERBS: Final = {
+    (True, True): ("waits", "wait"), (True, False): ("waited", "waited"),
+    (False, True): ("is", "are"), (False, False): ("was", "were"),
+}  # fmt: skip
+"""For one and for several, by whether they wait for another, and whether they still do."""
+MOST_SHOWN: Final = 4
+"""Culprits whose last line and stack are shown, without those of which the same is said."""
+
+
+def short(summary: str, most: int = LONGEST) -> str:
+    """One line of at most so many characters."""
+    text = " ".join(summary.split())
+    return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."
+
+
+def named(runs: Sequence[RankRun], smoke: Smoke) -> str:
+    """ "rank 1"; with several hosts "rank 9 (node02)", "ranks 8-15 (node02)"."""
+    hosts = list(dict.fromkeys(one.host for one in runs if one.host))
+    where = f" ({listed(hosts, most=3)})" if smoke.nnodes > 1 and hosts else ""
+    return ranks_named(one.rank for one in runs) + where
+
+
+def place(run: RankRun) -> str:
+    """Where a rank was: its stage, or the step that says more: "all_reduce of 4 MiB", "training (training step 3 of 10)"."""
+    stage = stage_of(run)
+    if not run.step or run.step == stage:
+        return stage
+    return run.step if run.step.startswith(stage) else f"{stage} ({run.step})"
+
+
+def message(words: str) -> str:
+    """What somebody raised without the places in C++ that it came from."""
+    return CPP_SOURCE.sub("", words)
+
+
+def ended(run: RankRun, *, several: bool = False) -> str:
+    """How it ended, as the end of a sentence that begins with the rank, or with several ranks."""
+    where, was, words = place(run), "were" if several else "was", message(run.words)
+    if run.ending is Ending.ENDED and run.last is None:
+        return f"{was} ended before {'their' if several else 'its'} first stage"
+    ways = {
+        Ending.FINISHED: "finished",
+        Ending.RAISED: f"{'lost another rank' if lost_another(run) else 'failed'} in {where}: {words}",
+        Ending.WRONG: f"found a wrong result in {where}: {words}",
+        Ending.EXITED: f"ended with exit code {run.exit_code} in {where}, without a word",
+        Ending.KILLED: f"{was} killed by {signal_name(run.exit_code or 0)} in {where}",
+        Ending.HUNG: f"{was} still in {where} when the time was up",
+        Ending.ENDED: f"{was} in {where} when all were ended",
+        Ending.NEVER_CAME: f"{was} never heard of",
+    }
+    return ways[run.ending]
+
+
+def said_of(runs: Iterable[RankRun]) -> str:
+    """Their words and last lines, and their ends as a log tells them: for the checks that know such words."""
+    said = [text for one in runs for text in (one.words, one.last_line, AS_LOGGED.get(one.exit_code or 0, "")) if text]
+    return "\n".join(dict.fromkeys(said))
+
+
+def what_the_others_did(found: Blame, smoke: Smoke) -> str:
+    """ "Ranks 0 and 2 wait for it in all_reduce of 4 B." "" where nobody waited."""
+    waited = [
+        one
+        for one in found.others
+        if one.ending is Ending.HUNG or (one.ending is Ending.ENDED and one.last) or lost_another(one)
+    ]
+    groups: dict[tuple[bool, str], list[RankRun]] = {}
+    for one in waited:
+        groups.setdefault((_waits_for(one, found), place(one)), []).append(one)
+    if not groups:
+        return ""
+    it = "it" if len(found.culprits) == 1 else "them"
+    hung = all(one.ending is Ending.HUNG for one in waited)
+    parts = []
+    for (waits_for, where), runs in sorted(groups.items(), key=lambda group: -len(group[1])):
+        verb = VERBS[waits_for, hung][len(runs) > 1]
+        parts.append(f"{named(runs, smoke)} {verb}{f' for {it}' if waits_for else ''} in {where}")
+    text = listed(parts, most=3)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _waits_for(run: RankRun, found: Blame) -> bool:
+    """Of a rank that hangs it must be known."""
+    return found.kind is not Kind.HUNG or waits(run) or lost_another(run)
+
+
+def evidence_of(found: Blame, smoke: Smoke) -> tuple[Evidence, ...]:
+    """What the culprits came to, their last lines and stacks; then the others in groups."""
+    groups: dict[tuple[object, ...], list[RankRun]] = {}
+    for one in found.culprits:
+        groups.setdefault(_alike(one), []).append(one)
+    in_order = list(groups.values())
+    more = sum(map(len, in_order[MOST_SHOWN:]))
+    return (
+        *(one for runs in in_order[:MOST_SHOWN] for one in _of_ranks(runs, smoke, vanished=found.kind is Kind.FAILED)),
+        *((told(smoke, "ranks", f"and {plural(more, 'more rank')}"),) if more else ()),
+        *_of_others(found.others, smoke),
+    )
+
+
+def _alike(run: RankRun) -> tuple[object, ...]:
+    """The same for ranks of which the same would be said but for numbers, as of GPUs, pids and addresses. Of wrong results
+    the numbers are what matters."""
+    said = [ended(run), run.last_line]
+    if run.ending is not Ending.WRONG:
+        said = [re.sub(r"0x[0-9a-f]+|\d+", "N", one) for one in said]
+    return *said, run.stack, run.process_state
+
+
+def _of_ranks(runs: Sequence[RankRun], smoke: Smoke, *, vanished: bool) -> list[Evidence]:
+    """Of ranks that are alike, the first in full."""
+    first, *others = runs
+    found = _of_rank(first, smoke, vanished=vanished)
+    if others:
+        pids = listed((one.pid for one in others if one.pid), most=8)
+        found.append(told(smoke, "ranks", f"the same of {named(others, smoke)}{f' (pid {pids})' if pids else ''}"))
+    return found
+
+
+def _of_rank(run: RankRun, smoke: Smoke, *, vanished: bool) -> list[Evidence]:
+    who = f"rank {run.rank}"
+    details = [f"on {run.host}" if run.host else "", f"pid {run.pid}" if run.pid else "", run.device]
+    how = f"was gone in {place(run)}, without a word" if vanished and run.ending is Ending.ENDED else ended(run)
+    when = "" if run.ending is Ending.NEVER_CAME else f", after {run.ended_after:.1f} s"
+    found = [told(smoke, "ranks", f"{who} ({', '.join(filter(None, details))}) {how}{when}")]
+    if run.process_state:
+        found.append(Evidence(f"{who} is {run.process_state}", "/proc/PID/stat, wchan"))
+    if run.last_line:
+        found.append(Evidence(f'the last line of {who}: "{run.last_line}"', "its standard output and error"))
+    if run.stack:
+        found.append(_stack(run, MOST_FRAMES))
+    return found
+
+
+def _stack(run: RankRun, frames: int) -> Evidence:
+    was = "was" if run.ending in (Ending.RAISED, Ending.WRONG) else "is"
+    return Evidence(f"rank {run.rank} {was} in {' <- '.join(run.stack[:frames])}", run.stack_source)
+
+
+def _of_others(runs: Sequence[RankRun], smoke: Smoke) -> Iterable[Evidence]:
+    groups: dict[str, list[RankRun]] = {}
+    for one in runs:
+        # Addresses and ports differ, and say nothing here.
+        groups.setdefault(re.sub(r"\[[0-9a-f.:]+\]:\d+", "", ended(one)), []).append(one)
+    for members in sorted(groups.values(), key=lambda group: -len(group))[:MOST_SHOWN]:
+        text = ended(members[0], several=len(members) > 1)
+        held = sorted({one.process_state for one in members if one.process_state})
+        text += f" ({', '.join(held)})" if held else ""
+        yield told(smoke, "ranks", short(f"{named(members, smoke)} {text}", 300))
+        if members[0].stack:
+            yield _stack(members[0], 2)
