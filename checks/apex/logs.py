@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.wording import short
 from ddpdoctor.engine.registry import LogSign, Role, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.refuted import INSTALLED
 from ddpdoctor.logs.analyze.sightings import lines, sightings, where
-from ddpdoctor.smoke.wording import short
 
 COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )?error:? (?:#error -- )?(?P<what>\S.*)")
 """As gcc and nvcc report an error: after the place in a source file."""

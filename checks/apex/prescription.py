@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import listed, pip_install
+from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import prescription, requires
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.driver import Driver
@@ -31,6 +31,7 @@ from ddpdoctor.knowledge.building import (
     wheel_fix,
 )
 from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
+from ddpdoctor.knowledge.python_commands import pip_install
 
 REPLACEMENTS = (
     Fix(

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.base.wording import human, in_patient, listed
+from ddpdoctor.base.wording import human, listed
 from ddpdoctor.checkpoints.checkpoint_files import (
     NONE_NAMED,
     NOT_TO_BE_LOADED,
@@ -29,6 +29,7 @@ from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import torch_version
+from ddpdoctor.knowledge.python_commands import in_patient
 from ddpdoctor.knowledge.wheels import release
 
 WEIGHTS_ONLY_BY_DEFAULT = Version("2.6")

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, Finding, Fix
+from ddpdoctor.base.wording import short
 from ddpdoctor.engine.registry import LogSign, Role, check
 from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.knowledge.frameworks import FIND_UNUSED, LIGHTNING, framework_of
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
-from ddpdoctor.smoke.wording import short
 
 _TWO_COUNTS: Final = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent ([1-9]\d{0,5})(?!\d)")
 

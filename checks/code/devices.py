@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.base.wording import short
 from ddpdoctor.engine.registry import LogSign, Role, check
 from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
-from ddpdoctor.smoke.wording import short
 
 IN_DDP: Final = ("_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers")
 """Calls in which DDP first sends something of the model's."""

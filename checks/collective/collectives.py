@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
-from ddpdoctor.base.wording import in_patient, listed
+from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Collective, Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.patient import Patient
+from ddpdoctor.knowledge.python_commands import in_patient
 from ddpdoctor.netcheck.blamed_ranks import BEFORE_THE_STORE, NOT_STARTED, STAGES, Kind, blamed, kind_of
 from ddpdoctor.netcheck.collective_meanings import Run, meaning
 

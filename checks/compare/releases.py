@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import in_patient, pip_install
 from ddpdoctor.engine.registry import LogSign, Role, check, requires
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
@@ -17,6 +16,7 @@ from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.node_words import NO_FLEET, ONE_THERE, called, names, own_node, there
 from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.python_commands import in_patient, pip_install
 from ddpdoctor.knowledge.version_agreement import (
     platform,
     stores_meet,

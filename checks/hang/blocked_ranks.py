@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.wording import listed, short
 from ddpdoctor.engine.registry import LogSign, Role, check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.fixes import end_the_rest, full_stacks, lines_of, read_the_code
 from ddpdoctor.hang.verdict import Kind, Verdict, verdict_for
-from ddpdoctor.hang.wording import evidence_of, named, timeout_words, waiting_words, where
-from ddpdoctor.smoke.wording import short
+from ddpdoctor.hang.wording import evidence_of, named, timeout_words, waiting_words
+from ddpdoctor.knowledge.stack_places import where
 
 
 @check("rank-stopped", severity=FAIL)

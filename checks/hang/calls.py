@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
-from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.base.wording import listed, ranks_named, short
 from ddpdoctor.engine.registry import LogSign, Role, check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
@@ -24,7 +24,6 @@ from ddpdoctor.hang.verdict import Kind, Verdict, verdict_for
 from ddpdoctor.hang.waits import How, Lag
 from ddpdoctor.hang.wording import (
     evidence_of,
-    file_line,
     lags_alike,
     lags_named,
     named,
@@ -33,10 +32,8 @@ from ddpdoctor.hang.wording import (
     timeout_words,
     waiting_words,
     what_they_do,
-    where,
 )
-from ddpdoctor.knowledge.stack_places import FORWARD, Where
-from ddpdoctor.smoke.wording import short
+from ddpdoctor.knowledge.stack_places import FORWARD, Where, file_line, where
 
 GROUP = r"(?:\[(?P<group>PG .{1,120}?) Rank \d+\](?:(?!\[PG ).)*)?"
 """The process group whose timeout it is, in the watchdog's words since torch 2.3."""

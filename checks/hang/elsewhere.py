@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.base.wording import listed, plural, short
 from ddpdoctor.engine.registry import LogSign, Role, check
 from ddpdoctor.facts.hang import Hang, Watched
 from ddpdoctor.facts.processes import Processes
@@ -14,10 +14,9 @@ from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
 from ddpdoctor.hang.rank_states import Stand, Standing, worker_idle
 from ddpdoctor.hang.verdict import Kind, verdict_for
-from ddpdoctor.hang.wording import evidence_of, file_line, named, not_known, timeout_words, waiting_words, where
-from ddpdoctor.knowledge.stack_places import Where, worker_place
+from ddpdoctor.hang.wording import evidence_of, named, not_known, timeout_words, waiting_words
+from ddpdoctor.knowledge.stack_places import Where, file_line, where, worker_place
 from ddpdoctor.processes.jobs import lone_setting
-from ddpdoctor.smoke.wording import short
 
 WAITS_IN = {
     "hrtimer_nanosleep": "It sleeps.",

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.base.wording import short
 from ddpdoctor.engine.registry import LogSign, Role, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.frameworks import ACCELERATE
 from ddpdoctor.logs.analyze.launcher_options import launcher_of_log
 from ddpdoctor.logs.analyze.sightings import lines, sightings, word
-from ddpdoctor.smoke.wording import short
 
 RENDEZVOUS = "torch 1.13.1, 2.9.1 and 2.13.0: torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py"
 MADE = "made to happen with torch 2.13.0"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
-from ddpdoctor.base.wording import ranks_named, signal_name
+from ddpdoctor.base.wording import LONGEST, ranks_named, short, signal_name
 from ddpdoctor.engine.registry import LogSign, Role, check, requires
 from ddpdoctor.facts.log import Log, LogFrame, LogLine, Raised, Sighting
 from ddpdoctor.logs.analyze.endings import signal_of
@@ -21,7 +21,6 @@ from ddpdoctor.logs.analyze.ray_words import worker_gone
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where
 from ddpdoctor.logs.analyze.unreached_servers import FIXES, WHY, server_unreached
 from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
-from ddpdoctor.smoke.wording import LONGEST, short
 
 TABLE: Final = "made to happen with torch 2.13.0: torch/distributed/elastic/multiprocessing/errors"
 GLIBC: Final = "glibc 2.36: malloc/malloc.c; strings of libc.so.6"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.base.wording import short
 from ddpdoctor.engine.registry import LogSign, Role, check
 from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.knowledge.nccl_connecting import TO_THE_LAST
 from ddpdoctor.logs.analyze.refuted import CLOSED, INVALID_USAGE, USES_IB
 from ddpdoctor.logs.analyze.sightings import lines, sightings, word
-from ddpdoctor.smoke.wording import short
 
 NCCL = "NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3"
 CONTAINERS = r"(?P<address>172\.17\.0\.(?!1\b)\d+)"

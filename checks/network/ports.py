@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.base.wording import in_patient, listed, plural
+from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.registry import LogSign, Role, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
@@ -25,10 +25,12 @@ from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, w
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.python_commands import in_patient
 from ddpdoctor.logs.analyze.launcher_options import launcher_of_log, launcher_of_settings, with_port
 from ddpdoctor.netcheck.rendezvous_words import another_port, who_listens
 from ddpdoctor.processes.gpu_holders_words import end_leftovers, why_left
-from ddpdoctor.processes.leftovers import Leftover, left_by_processes
+from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.processes.leftover_processes import left_by_processes
 
 NOT_LOOKED_AT = Unknown("not looked at")
 THE_ENDPOINT = "the rendezvous endpoint"

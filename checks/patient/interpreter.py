@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import in_patient, listed
+from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import LogSign, check, requires
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import uninstall
+from ddpdoctor.knowledge.python_commands import in_patient
 from ddpdoctor.knowledge.shadowed_modules import torch_itself
 
 ANOTHER = Fix("Name the Python that training runs in", ('ddpdoctor check --python "$(command -v python3)"',))

@@ -21,7 +21,7 @@ from ddpdoctor.processes.gpu_holders_words import (
 )
 from ddpdoctor.processes.job_words import places
 from ddpdoctor.processes.jobs import Job
-from ddpdoctor.processes.leftovers import Leftover
+from ddpdoctor.processes.leftover import Leftover
 
 CAUSES = {
     ExtraKind.BARE: "So little is a context without tensors: something touched cuda:0 before torch.cuda.set_device(local_rank),"

@@ -40,8 +40,9 @@ from ddpdoctor.processes.gpu_holders_words import (
     why_left,
 )
 from ddpdoctor.processes.jobs import jobs_of
-from ddpdoctor.processes.leftovers import Kind, Leftover
+from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.unowned_memory import unowned
+from ddpdoctor.report.reported_leftovers import Kind
 
 MUCH = 0.1
 """Of a GPU's memory. Below, batches that fitted still fit."""

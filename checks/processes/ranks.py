@@ -16,7 +16,9 @@ from ddpdoctor.processes.gpu_holders_words import age, alike, capital, end_lefto
 from ddpdoctor.processes.job_settings import Difference, comparable, differences
 from ddpdoctor.processes.job_words import who
 from ddpdoctor.processes.jobs import Job, jobs_of, perhaps_of_several_runs
-from ddpdoctor.processes.leftovers import Kind, Leftover, left_by_processes
+from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.processes.leftover_processes import left_by_processes
+from ddpdoctor.report.reported_leftovers import Kind
 
 
 @check("orphaned-rank", severity=WARN)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, known
-from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.base.wording import listed, ranks_named, short
 from ddpdoctor.checks.hang.calls import different_calls
 from ddpdoctor.engine.registry import LogSign, Role, check, requires
 from ddpdoctor.facts.hang import Hang
@@ -16,7 +16,7 @@ from ddpdoctor.facts.smoke import LAST, Ending, Smoke, State
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.smoke.analysis_blame import Blame, Kind, blame_for
 from ddpdoctor.smoke.fixes import check_host, look_at, on_one_host, smoke_command, way_between
-from ddpdoctor.smoke.wording import evidence_of, named, said_of, short, what_the_others_did
+from ddpdoctor.smoke.wording import evidence_of, named, said_of, what_the_others_did
 
 WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier", LAST)
 """Stages in which nothing is computed."""

@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import in_patient, listed, pip_install, plural, ranks_named
+from ddpdoctor.base.wording import listed, plural, ranks_named, short
 from ddpdoctor.checks.processes.extra_contexts import of_running_jobs
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.driver import Driver
@@ -25,11 +25,12 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import install_torch
 from ddpdoctor.knowledge.nvidia import NO_GPU
+from ddpdoctor.knowledge.python_commands import in_patient, pip_install
 from ddpdoctor.knowledge.shadowed_modules import another_name, torch_itself, why_in_the_way
 from ddpdoctor.processes.gpu_holders import all_told, own_jobs
 from ddpdoctor.smoke.analysis_blame import NO_SMOKE, ended_early, not_started, own_gpu
 from ddpdoctor.smoke.fixes import ended_with, halted, smoke_command
-from ddpdoctor.smoke.wording import ended, message, short
+from ddpdoctor.smoke.wording import ended, message
 
 MISSING = re.compile(r"No module named '([\w.]+)'")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import in_patient, listed, pip_install, plural
+from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.registry import LogSign, Role, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.disks import Disks
@@ -27,6 +27,7 @@ from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidi
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.knowledge.loading_signs import TORCH_BROKEN
 from ddpdoctor.knowledge.no_gpu_signs import BUILT_WITHOUT, SEES_NONE
+from ddpdoctor.knowledge.python_commands import in_patient, pip_install
 from ddpdoctor.knowledge.shadowed_modules import another_name, why_in_the_way
 from ddpdoctor.knowledge.wheels import index_options
 from ddpdoctor.logs.analyze.sightings import said

@@ -8,12 +8,13 @@ from packaging.version import Version
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Severity
 from ddpdoctor.base.unknown import NotKnown
-from ddpdoctor.base.wording import dotted, listed, pip_install
+from ddpdoctor.base.wording import dotted, listed
 from ddpdoctor.engine.registry import LogSign, Role, check, requires
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import told, torch_version
+from ddpdoctor.knowledge.python_commands import pip_install
 from ddpdoctor.knowledge.requirements import requirement_in
 from ddpdoctor.knowledge.wheels import index_options, numbers, release, tag_cuda
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.base.wording import dotted, in_patient, listed, pip_install, plural
+from ddpdoctor.base.wording import dotted, listed, plural
 from ddpdoctor.engine.registry import LogSign, Role, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
@@ -36,6 +36,7 @@ from ddpdoctor.knowledge.nvidia import (
     shut_nodes,
 )
 from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.python_commands import in_patient, pip_install
 from ddpdoctor.knowledge.stuck_driver import IN_TORCH, torch_cut_short
 from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import in_patient, listed, pip_install
+from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import LogSign, Role, check, requires
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
@@ -32,6 +32,7 @@ from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.loading_signs import BUILT_ELSEWHERE, RAISED
+from ddpdoctor.knowledge.python_commands import in_patient, pip_install
 
 OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
 """Packages that come as wheels beside torch's own, rather than to be built here."""

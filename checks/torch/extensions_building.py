@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import pip_install
 from ddpdoctor.checks.torch.extensions import compiling, why_compiling, working_nvcc
 from ddpdoctor.engine.registry import LogSign, check, requires
 from ddpdoctor.facts.machine import Machine
@@ -16,6 +15,7 @@ from ddpdoctor.facts.toolchain import Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.building import gcc_fixes, gcc_limit, too_new
 from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.python_commands import pip_install
 
 GCC_LIMIT = "#error -- unsupported GNU version! gcc versions later than"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import NotKnown, Unknown, known
-from ddpdoctor.base.wording import dotted, in_patient, listed, pip_install, plural
+from ddpdoctor.base.wording import dotted, listed, plural
 from ddpdoctor.engine.registry import LogSign, Role, check, requires
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Packages
@@ -30,6 +30,7 @@ from ddpdoctor.knowledge.cuda_stack import (
 )
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
+from ddpdoctor.knowledge.python_commands import in_patient, pip_install
 from ddpdoctor.knowledge.wheels import index_options, numbers, older, same_version
 
 OF_CUDA = re.compile(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import listed, pip_install
+from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import LogSign, Role, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.extensions import Extensions
@@ -21,6 +21,7 @@ from ddpdoctor.knowledge.cuda_stack import import_broken, pin_of, reinstall, wit
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.loading_signs import NEWER_SYSTEM
 from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.python_commands import pip_install
 from ddpdoctor.knowledge.wheels import index_options, numbers
 
 FROM_PIP = re.compile(

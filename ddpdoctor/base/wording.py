@@ -1,13 +1,12 @@
-"""Small helpers for the words of findings: sizes, lists, commands that name the patient."""
+"""Small helpers for the words of findings: sizes, lists, ranks, signals, one short line."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from ddpdoctor.facts.patient import Patient
+LONGEST: Final = 160
+"""Characters of a line that is quoted."""
 
 SIGNALS: Final = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
@@ -71,16 +70,6 @@ def dotted(version: Sequence[int]) -> str:
     return ".".join(str(part) for part in version)
 
 
-def in_patient(patient: Patient, *arguments: str) -> str:
-    """A command line that runs in the patient: `in_patient(p, "-c", "import torch")`, quoted for a shell."""
-    return shlex.join([patient.python, *arguments])
-
-
-def pip_install(patient: Patient, *arguments: str) -> str:
-    """The command that installs into the patient, and nowhere else."""
-    return in_patient(patient, "-m", "pip", "install", *arguments)
-
-
 def milliseconds(seconds: float) -> str:
     """0.000123 is "0.12 ms", 0.0345 is "35 ms"."""
     amount = seconds * 1000
@@ -93,3 +82,9 @@ def bandwidth(rate: float) -> str:
     if rate >= 1000:
         rate, unit = rate / 1000, "Gbit/s"
     return (f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}".removesuffix(".0")) + f" {unit}"
+
+
+def short(summary: str, most: int = LONGEST) -> str:
+    """One line of at most so many characters."""
+    text = " ".join(summary.split())
+    return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."

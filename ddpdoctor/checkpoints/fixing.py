@@ -16,10 +16,10 @@ from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
 from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
 from ddpdoctor.checkpoints.inspection import describe, inspect, refuse_torn, unread
 from ddpdoctor.checkpoints.kinds.recognised import BUSY
-from ddpdoctor.checkpoints.kinds.recognition import recognise
 from ddpdoctor.checkpoints.pickles.editing import Edit, Wishes, carry_out, propose
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import scan
+from ddpdoctor.checkpoints.recognising import recognise
 from ddpdoctor.facts.checkpoints import CheckpointFile
 from ddpdoctor.report.reported_checkpoints import Action, Moved, Outcome
 

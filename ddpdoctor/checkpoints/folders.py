@@ -7,20 +7,11 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from ddpdoctor.base.regular_files import read_start
+from ddpdoctor.checkpoints.index_files import INDEX_ENDING, by_number, shards_of
 from ddpdoctor.checkpoints.kinds.own_files import is_own
 from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of
-from ddpdoctor.checkpoints.rank_files import rank_files
-
-__all__ = ["expand", "index_names", "rank_files", "shards_of"]
-
-INDEX_ENDING = ".index.json"
-_LARGEST_INDEX = 1 << 26
-_DIGITS = re.compile(r"(\d+)")
 
 
 def expand(paths: Iterable[Path]) -> tuple[Path, ...]:
@@ -67,7 +58,7 @@ def _within(folder: Path) -> Iterator[Path]:
         yield folder
         if kind.kind != "dcp-folder":
             return
-    for name in sorted(entries, key=_natural):
+    for name in sorted(entries, key=by_number):
         is_folder, is_link = entries[name]
         if _hidden(name, entries.keys()):
             continue
@@ -75,11 +66,6 @@ def _within(folder: Path) -> Iterator[Path]:
             yield from _wanted(folder / name)
         elif not is_link:
             yield from _within(folder / name)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Numbers by their size: rank 2 before rank 10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]
 
 
 def _hidden(name: str, beside: Iterable[str]) -> bool:
@@ -110,9 +96,9 @@ def _wanted(path: Path) -> Iterator[Path]:
     named = _NAMES.search(path.name) is not None
     if not named and not _begins_as_checkpoint(path):
         return
-    from ddpdoctor.checkpoints.kinds.recognition import recognise
+    from ddpdoctor.checkpoints.kinds.recognition import recognise_file
 
-    found = recognise(path)
+    found = recognise_file(path)
     if found.kind in ("zip", "legacy", "torchscript") or (named and _is_named(path, found)):
         yield path
 
@@ -134,31 +120,3 @@ def _begins_as_checkpoint(path: Path) -> bool:
     except OSError:
         return False
     return head.startswith(b"PK\3\4") or is_legacy(head)
-
-
-def shards_of(index: Path) -> tuple[Path, ...]:
-    """The files that an index of a sharded model names, present or not; none if it isn't one or leads out of its folder."""
-    names = index_names(index)
-    return (
-        ()
-        if any(leads_out(name) for name in names)
-        else tuple(index.parent / name for name in sorted(names, key=_natural))
-    )
-
-
-def index_names(index: Path) -> frozenset[str]:
-    """What the weight_map says, unchecked; nothing if there is none."""
-    try:
-        if not index.is_file() or index.stat().st_size > _LARGEST_INDEX:
-            return frozenset()
-        content: Any = msgspec.json.decode(index.read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return frozenset()
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
-    values = weight_map.values() if isinstance(weight_map, dict) else ()
-    return frozenset(name for name in values if isinstance(name, str))
-
-
-def leads_out(name: str) -> bool:
-    """Whether a name in an index isn't of a file in the index's own folder or below."""
-    return not name or name.startswith("/") or "\0" in name or ".." in name.split("/")

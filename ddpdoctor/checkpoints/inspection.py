@@ -32,7 +32,7 @@ _CODE_DEVICE = re.compile(r'"((?:cuda|xpu|npu|hpu|mps|xla)(?::\d+)?)"')
 
 def inspect(path: Path) -> CheckpointFile:
     """The facts of one file or folder. Whatever is wrong with it is a fact, too: nothing is raised."""
-    from ddpdoctor.checkpoints.kinds.recognition import recognise
+    from ddpdoctor.checkpoints.recognising import recognise
 
     recognised = recognise(path)
     if not recognised.rewritable:
@@ -76,7 +76,7 @@ def refuse_torn(path: Path) -> None:
 
 def unread(path: Path, recognised: Recognised, error: CheckpointError | None = None) -> CheckpointFile:
     """The facts of what isn't read to the ground: recognised as something else, or stopped by an error."""
-    from ddpdoctor.checkpoints.folders import rank_files
+    from ddpdoctor.checkpoints.rank_files import rank_files
 
     return CheckpointFile(
         path=str(path),
@@ -99,9 +99,9 @@ def _remedies(path: Path, error: CheckpointError) -> tuple[Remedy, ...]:
 
 def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Part]) -> CheckpointFile:
     """The facts of a checkpoint that was read."""
-    from ddpdoctor.checkpoints.folders import rank_files
     from ddpdoctor.checkpoints.loaders import loader_of
     from ddpdoctor.checkpoints.pickle_globals import weights_only_blockers
+    from ddpdoctor.checkpoints.rank_files import rank_files
 
     loader = loader_of(path, _top_keys(parts))
     found = [one for part in parts for one in walk(part.program.root)]

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.probing import CheckpointOption, PythonOption, begin, look
+from ddpdoctor.cli.probing import CheckpointOption, PythonOption, begin
+from ddpdoctor.probes.session import collect_facts
 
 if TYPE_CHECKING:
-    from ddpdoctor.cli.time_limit import TimeLimit
+    from ddpdoctor.base.time_limit import TimeLimit
     from ddpdoctor.engine.examination import Examination
     from ddpdoctor.engine.registry import Check
     from ddpdoctor.facts.snapshot import Snapshot
@@ -83,7 +84,7 @@ def check(
             # No failure: a launcher would end rank 0 for it.
             typer.echo(silent, err=True)
             raise typer.Exit(0)
-    from ddpdoctor.cli.time_limit import TimeLimit
+    from ddpdoctor.base.time_limit import TimeLimit
 
     with nullcontext() if snapshots else TimeLimit("choosing the Python to look at") as limit:
         # Whether a selection needs torch is known only once the checks are loaded; the whole of them does.
@@ -96,7 +97,7 @@ def check(
             taken, problems = _read(snapshots or [])
         else:
             context = context or _begin(python, quick, checkpoints or (), checks)
-            taken, problems = [seen or look(context, _groups(checks), limit=limit)], []
+            taken, problems = [seen or collect_facts(context, _groups(checks), limit=limit)], []
             limit.stage = "judging what was seen"
         from ddpdoctor.engine.examination import conclusion, examine
 
@@ -134,7 +135,7 @@ def _look_at_everything(context: Context, limit: TimeLimit) -> Snapshot:
     # Modules leave nothing to be collected, and looking for it again and again while they load takes a twentieth of the time.
     gc.disable()
     threading.Thread(target=_load_checks, daemon=True).start()
-    return look(context, GROUPS, limit=limit)
+    return collect_facts(context, GROUPS, limit=limit)
 
 
 def _load_checks() -> None:

@@ -11,8 +11,8 @@ import msgspec
 
 from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.signals import Stopped
+from ddpdoctor.base.status_line import StatusLine
 from ddpdoctor.cli.asking import ask
-from ddpdoctor.cli.progress import StatusLine
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.fixes.applying import Applied, apply, refusals
 from ddpdoctor.fixes.choosing import Choice, all_of, ask_for_each

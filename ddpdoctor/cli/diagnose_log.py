@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ddpdoctor.base.error_lines import complain
 from ddpdoctor.base.signals import Stopped
+from ddpdoctor.base.status_line import StatusLine
 from ddpdoctor.base.wording import human
-from ddpdoctor.cli.errors import complain
-from ddpdoctor.cli.probing import PythonOption, begin, look
-from ddpdoctor.cli.progress import StatusLine
+from ddpdoctor.cli.probing import PythonOption, begin
+from ddpdoctor.probes.session import collect_facts
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.log import Log
@@ -156,12 +157,12 @@ def _read(paths: Sequence[str]) -> Log:
 
 
 def _judged(log: Log, host: Snapshot | None, *, here: bool, python: str | None) -> LogJudgement:
-    from ddpdoctor.logs.diagnosis import groups_that_decide, judge_log
     from ddpdoctor.logs.analyze.settings import settings_of
+    from ddpdoctor.logs.diagnosis import groups_that_decide, judge_log
 
     if here and (groups := groups_that_decide(log)):
         context = begin(python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ))
-        host = look(context, groups | {"machine", "container"})
+        host = collect_facts(context, groups | {"machine", "container"})
     return judge_log(log, host)
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.errors import complain
-from ddpdoctor.cli.probing import begin, look
+from ddpdoctor.base.error_lines import complain
+from ddpdoctor.cli.probing import begin
+from ddpdoctor.probes.session import collect_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,7 +93,7 @@ def _prescribe(console: Console, topic: Check, python: str | None, path: Path | 
     from ddpdoctor.report.terminal import show_findings
 
     if path is None:
-        snapshot = look(begin(python, quick="torch" not in topic.groups), topic.groups)
+        snapshot = collect_facts(begin(python, quick="torch" not in topic.groups), topic.groups)
     else:
         try:
             snapshot = read_snapshot(path)

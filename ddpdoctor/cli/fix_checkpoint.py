@@ -102,8 +102,8 @@ def _choose(
     paths: Sequence[str], output: str | None, wishes: Wishes, *, undo: bool, dry_run: bool, ask: bool
 ) -> tuple[list[Target], Handle]:
     """Which files are to be handled, and how."""
+    from ddpdoctor.base.status_line import StatusLine
     from ddpdoctor.cli.checkpoint_targets import choose_targets, make_folders, undo_targets
-    from ddpdoctor.cli.progress import StatusLine
 
     line = StatusLine(lambda seconds: f"looking for checkpoints ({seconds:.0f} s)", 1.0)
     try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.cli.errors import complain
-from ddpdoctor.cli.probing import look
+from ddpdoctor.cli.refusal import refuse
+from ddpdoctor.probes.session import collect_facts
 
 if TYPE_CHECKING:
     from ddpdoctor.processes.overview import Overview
@@ -74,7 +74,8 @@ def jobs(
     if ras and not hang:
         raise typer.BadParameter("--ras is for --hang")
     if hang or dumps:
-        from ddpdoctor.cli.jobs_hang import SECONDS, show_hang
+        from ddpdoctor.cli.jobs_hang import show_hang
+        from ddpdoctor.hang.examining import SECONDS
 
         show_hang(
             job,
@@ -107,21 +108,8 @@ def _overview(job: str | None, *, as_json: bool) -> Overview:
 
     checks = checks_of_jobs()
     asked = int(job) if job and job.strip().isascii() and job.strip().isdecimal() else 0
-    snapshot = look(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of(checks))
+    snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of(checks))
     try:
         return overview(snapshot, checks, job)
     except UnknownJobError as error:
         refuse(str(error), snapshot.host, as_json=as_json)
-
-
-def refuse(why: str, host: str, *, as_json: bool) -> NoReturn:
-    """Says why no job is judged, and ends."""
-    from ddpdoctor.base.printable import one_line
-
-    if as_json:
-        from ddpdoctor.processes.jobs_json import refusal
-        from ddpdoctor.report.contract import to_json
-
-        print(to_json(refusal(host, one_line(why))))
-    complain(one_line(why))
-    raise typer.Exit(2)

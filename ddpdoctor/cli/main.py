@@ -7,10 +7,10 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from ddpdoctor.base.error_lines import complain
 from ddpdoctor.base.signals import Stopped, ignore_signals, stop_on_signals
 from ddpdoctor.base.terminal import forget_sizes_that_are_none
 from ddpdoctor.base.text import guard
-from ddpdoctor.cli.errors import complain
 
 
 def main() -> None:

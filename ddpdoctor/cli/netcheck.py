@@ -108,10 +108,10 @@ def netcheck(
     if job.local_rank:
         typer.echo(f"Local rank {job.local_rank}: local rank 0 speaks for this node.", err=True)
         return
-    from ddpdoctor.netcheck.progress import make_view
     from ddpdoctor.netcheck.results import Wishes
     from ddpdoctor.netcheck.run import run
     from ddpdoctor.netcheck.task import Netcheck
+    from ddpdoctor.netcheck.views import make_view
     from ddpdoctor.probes.target.choice import choose_python
 
     path, chosen_by = choose_python(python, os.environ)
@@ -178,8 +178,10 @@ def print_report(end: End, *, matrix: bool = False, verbose: bool, quiet: bool, 
     """smoke: as for `print_json`."""
     from ddpdoctor.netcheck.render_terminal import show_alone, show_part, show_verdict
     from ddpdoctor.report.terminal import make_console
+    from ddpdoctor.smoke.section import section_of
 
     console = make_console(sys.stdout)
+    training = section_of(smoke) if smoke is not None else None
     end = _with_token(end)
     if end.fleet is not None:
         show_verdict(
@@ -188,12 +190,12 @@ def print_report(end: End, *, matrix: bool = False, verbose: bool, quiet: bool, 
             examinations=end.examinations,
             meeting=end.meeting,
             matrix=matrix,
-            smoke=smoke,
+            training=training,
             verbose=verbose,
             quiet=quiet,
         )
     elif end.part is not None:
-        show_part(console, end.part, examination=end.examinations[0], smoke=smoke, verbose=verbose, quiet=quiet)
+        show_part(console, end.part, examination=end.examinations[0], training=training, verbose=verbose, quiet=quiet)
     else:
         show_alone(
             console,

@@ -12,8 +12,9 @@ import typer
 
 from ddpdoctor.base.signals import Stopped
 from ddpdoctor.base.terminal import moves_its_cursor
-from ddpdoctor.cli.probing import PythonOption, begin, look, refuse_others_python, refuse_what_is_no_python
+from ddpdoctor.cli.probing import PythonOption, begin, refuse_others_python, refuse_what_is_no_python
 from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
+from ddpdoctor.probes.session import collect_facts
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination
@@ -205,7 +206,7 @@ def smoke(
         )
         raise typer.Exit(end.exit_code)
     with _not_begun():
-        snapshot = look(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
+        snapshot = collect_facts(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
         snapshot = _with_torch(snapshot, wishes, python)
     plan = smoke_plan(snapshot, nproc, backend)
     examination = _train(wishes, plan, snapshot, lambda one: _print(one, as_json=as_json, verbose=verbose, quiet=quiet))
@@ -243,7 +244,7 @@ def _with_torch(snapshot: Snapshot, wishes: Wishes, python: str | None) -> Snaps
     gpus = snapshot.gpus
     if wishes.backend == "gloo" or isinstance(gpus, Unknown) or not any(one.integrated for one in gpus.devices):
         return snapshot
-    imported = look(begin(python, patience=import_seconds(wishes.timeout)), {"torch"})
+    imported = collect_facts(begin(python, patience=import_seconds(wishes.timeout)), {"torch"})
     return msgspec.structs.replace(snapshot, torch=imported.torch)
 
 
@@ -251,8 +252,8 @@ def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, shown: Callable[
     """The training, unless it is known beforehand that it can't be run. shown: tells of it where we are stopped after it,
     while its speed is measured."""
     from ddpdoctor.smoke.judging import before, judge
-    from ddpdoctor.smoke.progress import make_view
     from ddpdoctor.smoke.train import scaled, train, unscaled
+    from ddpdoctor.smoke.views import make_view
 
     hindered = before(snapshot, plan)
     if hindered is not None:
@@ -298,7 +299,7 @@ def _with_host(examination: Examination, python: str | None, timeout: float | No
     facts = smoke_of(examination)
     in_vain = timeout is not None and nothing_ran(facts) and facts.seconds >= import_seconds(timeout)
     patience = max(timeout, IMPORT_AGAIN_SECONDS) if timeout is not None and in_vain else None
-    return with_host(examination, look(begin(python, patience=patience), GROUPS, known))
+    return with_host(examination, collect_facts(begin(python, patience=patience), GROUPS, known))
 
 
 def _job_with_others(wishes: Wishes, options: tuple[str, ...]) -> Job | None:

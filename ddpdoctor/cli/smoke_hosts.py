@@ -115,13 +115,13 @@ class _Audience:
     exit codes make the launcher end it."""
 
     def __init__(self, shown: Callable[[End], None], *, launched: bool, silent: bool) -> None:
-        from ddpdoctor.netcheck import progress as netcheck_progress
+        from ddpdoctor.netcheck import views as netcheck_views
 
         self.has_shown = False
         self._shown = shown
         self._launched = launched
         self._silent = silent
-        self._meeting = None if silent else netcheck_progress.make_view(sys.stderr, "smoke")
+        self._meeting = None if silent else netcheck_views.make_view(sys.stderr, "smoke")
         self._ranks: Callable[[Watch], None] | None = None
         self._close: Callable[[], None] = lambda: None
 
@@ -152,10 +152,10 @@ class _Audience:
         if self._silent:
             return
         if self._ranks is None:
-            from ddpdoctor.smoke import progress as smoke_progress
+            from ddpdoctor.smoke import views as smoke_views
 
             self._end_meeting()
-            view = smoke_progress.make_view()
+            view = smoke_views.make_view()
             self._ranks, self._close = view.heard, view.close
         self._ranks(watch)
 

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ddpdoctor.cli.errors import complain
-from ddpdoctor.cli.probing import CheckpointOption, PythonOption, begin, look
+from ddpdoctor.base.error_lines import complain
+from ddpdoctor.cli.probing import CheckpointOption, PythonOption, begin
+from ddpdoctor.probes.session import collect_facts
 
 
 def snapshot(
@@ -37,7 +38,7 @@ def snapshot(
     from ddpdoctor.engine.snapshots import SnapshotError, encode_snapshot, write_snapshot
     from ddpdoctor.facts.snapshot import GROUPS
 
-    taken = look(context, GROUPS)
+    taken = collect_facts(context, GROUPS)
     if output is None or output == "-":
         sys.stdout.write(encode_snapshot(taken).decode())
         return

@@ -14,7 +14,7 @@ from ddpdoctor.cli.asking import ask
 
 if TYPE_CHECKING:
     from ddpdoctor.processes.ending import Endings, Look
-    from ddpdoctor.processes.leftovers import Leftover
+    from ddpdoctor.processes.leftover import Leftover
 
 
 def zombies(
@@ -99,7 +99,7 @@ def _zombies(targets: tuple[str, ...], *, kill: bool, yes: bool, dry_run: bool, 
 
 
 def _look(what: str) -> Look:
-    from ddpdoctor.cli.progress import StatusLine
+    from ddpdoctor.base.status_line import StatusLine
     from ddpdoctor.fixes.leftovers import look
 
     line = StatusLine(lambda seconds: f"{what} ({seconds:.0f} s)", 0.3)
@@ -145,7 +145,7 @@ def _may(*, yes: bool) -> bool:
 
 
 def _end(proven: Sequence[Leftover], first: Look) -> Endings:
-    from ddpdoctor.cli.progress import StatusLine
+    from ddpdoctor.base.status_line import StatusLine
     from ddpdoctor.fixes.leftovers import look
     from ddpdoctor.processes.ending import Endings, end
 

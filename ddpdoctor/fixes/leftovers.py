@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.probes.context import Context
-from ddpdoctor.processes.ending import Endings, Fate, Look, end
-from ddpdoctor.processes.leftovers import Leftover
+from ddpdoctor.processes.ending import Endings, Look, end
+from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.report.reported_leftovers import Fate
 
 COMMAND: Final = ("ddpdoctor", "zombies", "--kill")
 GROUPS: Final = ("processes", "gpus", "shared_memory")

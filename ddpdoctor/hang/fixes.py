@@ -10,7 +10,8 @@ from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.wording import listed, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang
 from ddpdoctor.hang.rank_states import Stand
-from ddpdoctor.hang.wording import file_line, named
+from ddpdoctor.hang.wording import named
+from ddpdoctor.knowledge.stack_places import file_line
 
 AROUND_THE_LINE: Final = 6
 MOST_LINES: Final = 3

@@ -26,8 +26,8 @@ from ddpdoctor.hang.rank_states import (
     worker_moves,
 )
 from ddpdoctor.hang.recorded import not_dumped
-from ddpdoctor.hang.wording import file_line, named, where
-from ddpdoctor.knowledge.stack_places import Place, Where, pythons, torchs, worker_place
+from ddpdoctor.hang.wording import named
+from ddpdoctor.knowledge.stack_places import Place, Where, file_line, pythons, torchs, where, worker_place
 from ddpdoctor.processes.jobs import Job
 from ddpdoctor.processes.jobs_summary import described
 

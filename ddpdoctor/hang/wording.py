@@ -17,8 +17,7 @@ from ddpdoctor.hang.recorded import Record
 from ddpdoctor.hang.verdict import ITS_DUMP, Verdict
 from ddpdoctor.hang.waits import How, Lag
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.framework_phases import phase_of
-from ddpdoctor.knowledge.stack_places import Place, Where, pythons, torchs, worker_place
+from ddpdoctor.knowledge.stack_places import Where, file_line, pythons, torchs, where, worker_place
 
 MOST_FRAMES: Final = 6
 MOST_OF_LIBRARIES: Final = 3
@@ -26,11 +25,6 @@ MOST_SHOWN: Final = 4
 RECORDER: Final = "flight recorder"
 ORDERS: Final = {"nccl": ("NCCL", "10 minutes"), "gloo": ("gloo", "30 minutes")}
 """Timeouts of a process group unless the script says otherwise."""
-
-
-def file_line(frame: Frame | None) -> str:
-    """ "train.py:40"; "" without a frame."""
-    return f"{frame.path.rpartition('/')[2]}:{frame.line}" if frame else ""
 
 
 def several_hosts(hang: Hang) -> bool:
@@ -50,26 +44,6 @@ def numbers_named(ranks: Iterable[int], hang: Hang) -> str:
 def named(stands: Iterable[Stand], hang: Hang) -> str:
     """The same of ranks of this host."""
     return numbers_named((one.number for one in stands), hang)
-
-
-def where(place: Place) -> str:
-    """ "all_reduce (train.py:40)", "its DataLoader (train.py:31)", "evaluate (eval.py:12)"."""
-    line = file_line(place.frame)
-    names = {
-        Where.UNSEEN: "a place that can't be seen",
-        Where.LOADER: "its DataLoader",
-        Where.SAVING: "the saving of a checkpoint",
-        Where.LOADING: "the loading of a checkpoint",
-        Where.COMPILING: "torch.compile, or a compiler",
-        Where.LOCK: f"the wait for {place.what}",
-        Where.REMOTE: f"the wait for {place.what}",
-        Where.CHILD: "the wait for another process",
-    }
-    own = place.frame.function.rpartition(".")[2] if place.frame else ""
-    what = names.get(place.where) or place.what or (own if own != "<module>" else "its script")
-    phase = phase_of((one.path, one.function) for one in place.path)
-    what = f"{what} in {phase}" if phase else what
-    return f"{what} ({line})" if line else what
 
 
 def what_they_do(stands: Sequence[Stand], hang: Hang, *, them: str = "") -> str:

@@ -91,8 +91,19 @@ def _read_yaml(path: str, text: str) -> ConfigFile:
         try:
             entries.append(Entry(name=last, value=_scalar(found[2] or ""), line=number))
         except NotUnderstoodError:
+            if _may_go_on(found[2]):
+                raise NotUnderstoodError(f"the value in line {number} may end in another line") from None
             nested.append(last)
     return ConfigFile(path=path, entries=tuple(entries), nested=tuple(dict.fromkeys(nested)))
+
+
+_QUOTED: Final = re.compile(r"'(?:[^']|'')*'" r'|"(?:[^"\\]|\\.)*"')
+
+
+def _may_go_on(value: str) -> bool:
+    """Whether a quotation or a list in brackets is left open: what looks like keys below it may stand in it."""
+    rest = re.sub(r"\s#.*", "", _QUOTED.sub("", value))
+    return "'" in rest or '"' in rest or any(rest.count(first) != rest.count(last) for first, last in ("[]", "{}"))
 
 
 _TRUE: Final = ("yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON")

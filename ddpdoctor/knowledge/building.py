@@ -10,7 +10,7 @@ import shlex
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import dotted, in_patient, pip_install
+from ddpdoctor.base.wording import dotted
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment
@@ -23,6 +23,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.installing import capabilities, driver_cuda, replacing
 from ddpdoctor.knowledge.privileges import NEEDS_ROOT
+from ddpdoctor.knowledge.python_commands import in_patient, pip_install
 from ddpdoctor.knowledge.wheels import ARCHITECTURES, CUDA_TAGS, cuda_tag, index_url, release, tag_cuda
 
 APEX_REPOSITORY = "https://github.com/NVIDIA/apex"

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.base.unknown import NotKnown
-from ddpdoctor.base.wording import pip_install
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.python_commands import pip_install
 from ddpdoctor.knowledge.requirements import requirement_in
 from ddpdoctor.knowledge.wheels import numbers
 

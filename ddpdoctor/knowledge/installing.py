@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.base.findings import Evidence, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import dotted, in_patient, pip_install, plural
+from ddpdoctor.base.wording import dotted, plural
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
@@ -13,6 +13,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.knowledge.evidence import libcuda, told
 from ddpdoctor.knowledge.nvidia import own_gpus
+from ddpdoctor.knowledge.python_commands import in_patient, pip_install
 from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, JETSON_INDEX, best_tag, index_url, numbers, tag_cuda
 
 ROCM_TAG = "rocm7.1"

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from sys import stdlib_module_names
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.base.wording import in_patient
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.python_commands import in_patient
 
 
 def why_in_the_way(torch: Torch) -> str:

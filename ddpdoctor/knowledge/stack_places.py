@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.hang import Frame, Look
+from ddpdoctor.knowledge.framework_phases import phase_of
 
 
 class Where(Enum):
@@ -241,3 +242,28 @@ def _weak(inner: Sequence[Frame]) -> tuple[Where, str] | None:
             if name_of(one) == function and one.path.endswith(paths):
                 return where, what
     return None
+
+
+def where(place: Place) -> str:
+    """ "all_reduce (train.py:40)", "its DataLoader (train.py:31)", "evaluate (eval.py:12)"."""
+    line = file_line(place.frame)
+    names = {
+        Where.UNSEEN: "a place that can't be seen",
+        Where.LOADER: "its DataLoader",
+        Where.SAVING: "the saving of a checkpoint",
+        Where.LOADING: "the loading of a checkpoint",
+        Where.COMPILING: "torch.compile, or a compiler",
+        Where.LOCK: f"the wait for {place.what}",
+        Where.REMOTE: f"the wait for {place.what}",
+        Where.CHILD: "the wait for another process",
+    }
+    own = place.frame.function.rpartition(".")[2] if place.frame else ""
+    what = names.get(place.where) or place.what or (own if own != "<module>" else "its script")
+    phase = phase_of((one.path, one.function) for one in place.path)
+    what = f"{what} in {phase}" if phase else what
+    return f"{what} ({line})" if line else what
+
+
+def file_line(frame: Frame | None) -> str:
+    """ "train.py:40"; "" without a frame."""
+    return f"{frame.path.rpartition('/')[2]}:{frame.line}" if frame else ""

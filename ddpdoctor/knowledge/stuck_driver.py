@@ -6,7 +6,6 @@ import re
 
 from ddpdoctor.base.findings import WARN, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import in_patient
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
@@ -14,6 +13,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import cuda_start, kernel_module, libcuda, told
 from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.python_commands import in_patient
 
 IN_TORCH = "CUDA initialisation: "
 """How torch's `cuda_error` begins where torch was imported and then hung or died in the driver."""

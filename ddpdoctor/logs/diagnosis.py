@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.wording import listed, short
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.redaction import redact_facts
@@ -29,7 +29,6 @@ from ddpdoctor.logs.analyze.sightings import lines, named, own_line, stack_lines
 from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, Suspect, verdict_of
 from ddpdoctor.logs.parse.kills import of_this_log
 from ddpdoctor.logs.parse.labels import TASK
-from ddpdoctor.smoke.wording import short
 
 VERDICTS: Final = {
     Outcome.ILLNESS: Verdict.FAIL,

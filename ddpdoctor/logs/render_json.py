@@ -10,8 +10,8 @@ import msgspec
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.log import Exited, Log, LogLine, Raised, Sighting
 from ddpdoctor.logs.analyze.failures import USER_ERROR
-from ddpdoctor.logs.diagnosis import LogJudgement, Opinion, Standing
 from ddpdoctor.logs.analyze.verdict import Outcome
+from ddpdoctor.logs.diagnosis import LogJudgement, Opinion, Standing
 from ddpdoctor.logs.render_followed import noise
 from ddpdoctor.logs.render_words import headline, judged_as, own_errors, unread
 from ddpdoctor.report.contract import Report, build_report

@@ -13,9 +13,9 @@ from ddpdoctor.logs.analyze.deciding_commands import host_named
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.exceptions import is_of_parent
 from ddpdoctor.logs.analyze.further_words import nccl_may_say_more
-from ddpdoctor.logs.diagnosis import LogJudgement
 from ddpdoctor.logs.analyze.launching import is_of_launching, is_of_ssh
 from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome
+from ddpdoctor.logs.diagnosis import LogJudgement
 from ddpdoctor.logs.render_words import first_words, more
 
 SIGKILL: Final = 9

@@ -14,9 +14,9 @@ from ddpdoctor.base.findings import Evidence, Fix, Severity
 from ddpdoctor.base.printable import one_line, plain
 from ddpdoctor.base.wording import plural
 from ddpdoctor.logs.analyze.deciding_commands import deciding
-from ddpdoctor.logs.diagnosis import LogJudgement, Opinion, Standing
 from ddpdoctor.logs.analyze.sightings import lines
 from ddpdoctor.logs.analyze.verdict import Outcome
+from ddpdoctor.logs.diagnosis import LogJudgement, Opinion, Standing
 from ddpdoctor.logs.render_followed import fell_with_it, followed, harmless, noise
 from ddpdoctor.logs.render_steps import next_steps
 from ddpdoctor.logs.render_words import (

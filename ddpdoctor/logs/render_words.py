@@ -11,21 +11,20 @@ import msgspec
 from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import human, listed, plural, ranks_named, signal_name
+from ddpdoctor.base.wording import human, listed, plural, ranks_named, short, signal_name
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.log import Exited, Log, LogFile, LogFrame, LogLine, Raised
 from ddpdoctor.knowledge.framework_phases import is_of_framework
 from ddpdoctor.logs.analyze.endings import endings
 from ddpdoctor.logs.analyze.exceptions import is_cut, with_slashes
 from ddpdoctor.logs.analyze.further_words import more_of
-from ddpdoctor.logs.diagnosis import LogJudgement, Opinion, Standing
 from ddpdoctor.logs.analyze.launching import gives_up
 from ddpdoctor.logs.analyze.missing_modules import module_missing
 from ddpdoctor.logs.analyze.sightings import common_folder, phase_within, stack_lines, where
 from ddpdoctor.logs.analyze.timeouts import MISSING
 from ddpdoctor.logs.analyze.unreached_servers import server_unreached
 from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome
-from ddpdoctor.smoke.wording import short
+from ddpdoctor.logs.diagnosis import LogJudgement, Opinion, Standing
 
 MOST_TEXT: Final = 300
 """Characters of a log's line that are shown."""

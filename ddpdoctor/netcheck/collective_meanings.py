@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.base.wording import in_patient, listed, pip_install
+from ddpdoctor.base.wording import listed
 from ddpdoctor.facts.fleet import Collective, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.knowledge.network_fixes import PING_COMES_IN
 from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.python_commands import in_patient, pip_install
 from ddpdoctor.netcheck.blamed_ranks import BEFORE_THE_STORE, Kind
 
 Meaning = tuple[str, tuple[Fix, ...]]

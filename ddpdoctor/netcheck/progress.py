@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 import msgspec
 
 from ddpdoctor.base.printable import one_line
-from ddpdoctor.base.terminal import moves_its_cursor
 from ddpdoctor.base.wording import listed, plural
 
 if TYPE_CHECKING:
@@ -234,16 +232,6 @@ class Lines(Progress):
                 except (OSError, ValueError):
                     # Nobody reads stderr any more; the verdict goes elsewhere.
                     return
-
-
-def make_view(file: TextIO = sys.stderr, command: str = "netcheck") -> View:
-    """The live view on a terminal that can move its cursor, else lines."""
-    if moves_its_cursor(file):
-        # Here and not above: rich takes its time to load.
-        from ddpdoctor.netcheck.live import LiveView
-
-        return LiveView(file, command=command)
-    return Lines(file, command=command)
 
 
 def names(seats: Sequence[Seat], most: int) -> str:

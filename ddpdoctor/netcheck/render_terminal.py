@@ -14,7 +14,6 @@ from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.netcheck.messages import Part
 from ddpdoctor.netcheck.render_matrix import show_matrix
 from ddpdoctor.netcheck.render_words import (
@@ -36,6 +35,7 @@ from ddpdoctor.netcheck.render_words import (
     who_listens,
 )
 from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
+from ddpdoctor.report.section import Section
 from ddpdoctor.report.summary import summary
 from ddpdoctor.report.terminal import (
     STYLES,
@@ -45,8 +45,6 @@ from ddpdoctor.report.terminal import (
     show_not_tested,
     verdict_line,
 )
-from ddpdoctor.smoke.render_terminal import show_stages, show_untested
-from ddpdoctor.smoke.render_words import culprits, engine_text, shown_stages, what_was_done
 
 _WORD_STYLES = {"PASS": "bold green", "WARN": "bold yellow", "FAIL": "bold red", "NOT TESTED": "bold magenta"}
 _WORD = re.compile(rf"(?:{'|'.join(_WORD_STYLES)}) +")
@@ -65,23 +63,22 @@ def show_verdict(
     examinations: Sequence[Examination],
     meeting: Meeting,
     matrix: bool = False,
-    smoke: Smoke | None = None,
+    training: Section | None = None,
     verbose: bool = False,
     quiet: bool = False,
 ) -> None:
     """The whole, on node 0: the worst first, then who came, how far it went, and each finding with its node and its fix.
 
-    examinations: one for each of the fleet's nodes, in its order. smoke: what their training came to. `quiet`: a line a
+    examinations: one for each of the fleet's nodes, in its order. training: what their training came to. `quiet`: a line a
     finding and the verdict.
     """
     names = names_of(fleet, examinations)
     found = folded(examinations, names, verbose=verbose)
     if not quiet:
-        done = what_was_done(smoke) if smoke is not None and smoke.ranks else ""
-        _show_headline(console, *headline(fleet, examinations, done))
-        _show_head(console, fleet, meeting, smoke)
+        _show_headline(console, *headline(fleet, examinations, training.done if training else ""))
+        _show_head(console, fleet, meeting, training)
         _show_phases(console, fleet, warned_phases(examinations))
-        _show_stages(console, smoke, examinations)
+        _show_stages(console, training, examinations)
     if matrix:
         show_matrix(console, fleet)
     if quiet:
@@ -100,13 +97,13 @@ def show_part(
     part: Part,
     *,
     examination: Examination,
-    smoke: Smoke | None = None,
+    training: Section | None = None,
     verbose: bool = False,
     quiet: bool = False,
 ) -> None:
     """This node's part, on a node that isn't node 0.
 
-    examination: this node's own, made of the part's results and of its Snapshot. smoke: what its own ranks came to.
+    examination: this node's own, made of the part's results and of its Snapshot. training: what its own ranks came to.
     """
     own = examination.findings
     verdict = Verdict(part.verdict)
@@ -119,21 +116,20 @@ def show_part(
             _show_headline(console, Verdict.UNKNOWN, f"No verdict on {host}: not a single check could be judged")
         elif examination.verdict is Verdict.OK:
             _show_headline(console, verdict, _nothing_here(verdict, host))
-        _show_stages(console, smoke, [examination])
+        _show_stages(console, training, [examination])
         _show_own(console, examination, verbose=verbose)
         _show_whole(console, part, told={finding_line(one) for one in own})
     word = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict])
     console.print(Hanging(Text(""), word.append("is the verdict on all nodes; node 0 prints the whole.", "bold"), 0))
 
 
-def _show_stages(console: Console, smoke: Smoke | None, examinations: Sequence[Examination]) -> None:
+def _show_stages(console: Console, training: Section | None, examinations: Sequence[Examination]) -> None:
     """Ranks by stages, where there was a training."""
-    if smoke is not None and shown_stages(smoke):
-        # Only who knows of all ranks can tell whose fault it was.
-        whole = len(smoke.ranks) == smoke.world_size
-        named = {finding.rank for one in examinations for _, _, finding in one.findings if finding.rank is not None}
-        show_stages(console, smoke, culprits(smoke) if whole else named)
-        show_untested(console, smoke)
+    if training is not None:
+        training.show(
+            console,
+            {finding.rank for one in examinations for _, _, finding in one.findings if finding.rank is not None},
+        )
 
 
 def _nothing_here(verdict: Verdict, host: str) -> str:
@@ -264,7 +260,7 @@ def _show_headline(console: Console, verdict: Verdict, text: str) -> None:
     console.print()
 
 
-def _show_head(console: Console, fleet: Fleet, meeting: Meeting, smoke: Smoke | None) -> None:
+def _show_head(console: Console, fleet: Fleet, meeting: Meeting, training: Section | None) -> None:
     _show_row(console, "master", met_at(meeting, fleet))
     _show_row(console, f"{fleet.seat}s", who_came(fleet, meeting))
     rows, rest = node_rows(fleet)
@@ -272,11 +268,8 @@ def _show_head(console: Console, fleet: Fleet, meeting: Meeting, smoke: Smoke | 
         _show_table(console, rows)
     if rest:
         console.print(Hanging(Text(""), Text(one_line(rest)), _MARGIN))
-    if smoke is not None and smoke.ranks:
-        _show_row(console, "plan", smoke.chosen)
-        _show_row(console, "engine", engine_text(smoke))
-        if smoke.folder:
-            _show_row(console, "files", smoke.folder)
+    for label, text in training.rows if training else ():
+        _show_row(console, label, text)
     if fleet.strangers:
         _show_row(console, "refused", listed(fleet.strangers, most=4))
     console.print()

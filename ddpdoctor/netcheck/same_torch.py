@@ -10,7 +10,6 @@ from packaging.version import Version
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import in_patient, pip_install
 from ddpdoctor.facts.fleet import Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.packages import Packages
@@ -18,6 +17,7 @@ from ddpdoctor.facts.patient import Patient
 from ddpdoctor.knowledge.installing import replacing
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.node_words import called
+from ddpdoctor.knowledge.python_commands import in_patient, pip_install
 from ddpdoctor.knowledge.version_agreement import BUILD, torch_build, torch_release
 from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, index_url, older, release, tag_cuda
 

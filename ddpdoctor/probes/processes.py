@@ -19,7 +19,6 @@ from ddpdoctor.probes.process_holders import HANGS, Holders
 from ddpdoctor.probes.process_patience import of_each
 from ddpdoctor.probes.process_roles import Roles, roles
 from ddpdoctor.probes.process_shares import SPARED, Shares
-from ddpdoctor.processes.stacks_of_leftovers import with_stacks
 
 DEADLINE = 40.0
 """Seconds. As a rule it takes less than one; stacks of ranks that may be left over take more."""
@@ -34,8 +33,7 @@ ENDED = Unknown("the process has ended")
 
 
 def probe(context: Context) -> Processes | Unknown:
-    processes = _Look(context).processes()
-    return processes if isinstance(processes, Unknown) else with_stacks(processes)
+    return _Look(context).processes()
 
 
 class _Look:

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Final
 
 from ddpdoctor import __version__
 from ddpdoctor.base.unknown import Facts, Unknown
@@ -20,6 +20,14 @@ from ddpdoctor.probes.context import Context
 
 DEADLINE = 20.0
 """Seconds for a probe that doesn't name its own."""
+
+
+OF_THEIR_OWN_ROOM: Final = ("checkpoints", "processes")
+"""Groups whose probe is ddpdoctor/GROUP/probe.py, found by that name: it uses what lies above this room."""
+
+
+def _module_of(group: str) -> str:
+    return f"ddpdoctor.{group}.probe" if group in OF_THEIR_OWN_ROOM else f"ddpdoctor.probes.{group}"
 
 
 class _Running:
@@ -38,7 +46,7 @@ class _Running:
 
     def _run(self) -> None:
         try:
-            module: Any = importlib.import_module(f"ddpdoctor.probes.{self._group}")
+            module: Any = importlib.import_module(_module_of(self._group))
             self._deadline = getattr(module, "DEADLINE", DEADLINE)
             self.result = module.probe(self._context)
         except Exception as crash:

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +19,10 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Identity, Processes, Role
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.processes.leftovers import Leftover, leftovers_of
+from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.processes.leftovers import leftovers_of
 from ddpdoctor.processes.signs_of_life import worked_between
+from ddpdoctor.report.reported_leftovers import Fate
 
 BETWEEN_LOOKS: Final = 5.0
 """Seconds between the look that found them and the one right before the signal."""
@@ -43,21 +44,6 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def leftovers(self) -> tuple[Leftover, ...]:
         return leftovers_of(self.processes, self.gpus, self.shared_memory)
-
-
-class Fate(str, Enum):
-    """What became of one leftover."""
-
-    ENDED = "ended"
-    KILLED = "killed"
-    """It took no notice of SIGTERM."""
-    REMOVED = "removed"
-    GONE = "gone"
-    """By itself, before anything was done."""
-    LEFT = "left"
-    """The second look didn't agree with the first, or it could not be pinned."""
-    STAYS = "stays"
-    """It was killed, and is still there."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):

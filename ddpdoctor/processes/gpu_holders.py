@@ -14,9 +14,11 @@ from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.gpu_assignment import own_gpu
 from ddpdoctor.processes.jobs import ELASTIC_RUN, Job, jobs_of, setting
-from ddpdoctor.processes.leftovers import Kind, Leftover, left_by_processes
+from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.processes.leftover_processes import left_by_processes
 from ddpdoctor.processes.signs_of_life import signs_of_life
 from ddpdoctor.processes.unowned_memory import RESERVE, unowned
+from ddpdoctor.report.reported_leftovers import Kind
 
 ENDED = ("Z", "X")
 

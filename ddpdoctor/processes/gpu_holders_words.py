@@ -11,7 +11,8 @@ from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.processes.gpu_holders import ENDED, Held
 from ddpdoctor.processes.job_words import places
 from ddpdoctor.processes.jobs import by_hand
-from ddpdoctor.processes.leftovers import Certainty, Kind, Leftover
+from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.report.reported_leftovers import Certainty, Kind
 
 MOST = 8
 """Lines of evidence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ddpdoctor.processes.leftovers import Leftover
+from ddpdoctor.processes.leftover import Leftover
 
 MOST_NAMED = 32
 

@@ -8,8 +8,9 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.processes.gpu_holders import Held, held_by_nobody
-from ddpdoctor.processes.leftovers import Certainty, Kind, Leftover
+from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.unowned_memory import unowned
+from ddpdoctor.report.reported_leftovers import Certainty, Kind
 
 
 def left_memory(gpus: Gpus, processes: Maybe[Processes]) -> Iterator[Leftover]:

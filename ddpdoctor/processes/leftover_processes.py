@@ -11,11 +11,13 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.base.wording import plural, ranks_named
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.knowledge.same_facts import remembered
 from ddpdoctor.processes.jobs import ELASTIC_RUN, Job, setting
+from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_stacks import not_waiting
-from ddpdoctor.processes.leftovers import Certainty, Kind, Leftover
 from ddpdoctor.processes.process_tree import Scene
 from ddpdoctor.processes.signs_of_life import gpu_at_work, not_known, signs_of_life
+from ddpdoctor.report.reported_leftovers import Certainty, Kind
 
 LEAST_AGE: Final = 10.0
 """Seconds. Whoever is younger may still be starting, or on the way to another parent."""
@@ -326,3 +328,9 @@ def _then(process: Process, children: Sequence[Process], scene: Scene) -> str:
     alive = any(any(signs_of_life(one, watched)) for one in (process, *children, *mates))
     elsewhere = any(isinstance(one.stack, tuple) and not_waiting(one, "it", watched) for one in mates)
     return "" if alive or elsewhere else shlex.join(["kill", str(process.pid)])
+
+
+@remembered
+def left_by_processes(processes: Maybe[Processes], gpus: Maybe[Gpus]) -> tuple[Leftover, ...]:
+    """The same, worked out once; none where the processes are not known."""
+    return tuple(left_processes(processes, gpus)) if isinstance(processes, Processes) else ()

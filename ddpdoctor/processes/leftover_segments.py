@@ -10,7 +10,8 @@ from ddpdoctor.base.wording import plural
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.knowledge.segment_names import Maker, maker_of, may_be_chosen
-from ddpdoctor.processes.leftovers import Certainty, Kind, Leftover
+from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.report.reported_leftovers import Certainty, Kind
 
 WHY = "no process has it mapped or open"
 BY_SMOKE = ", and an earlier `ddpdoctor smoke` that was killed had made it"

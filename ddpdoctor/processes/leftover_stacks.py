@@ -8,8 +8,7 @@ from typing import Final
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.hang import Frame, Look
 from ddpdoctor.facts.processes import Process, Processes
-from ddpdoctor.hang.wording import where
-from ddpdoctor.knowledge.stack_places import Where, place_of
+from ddpdoctor.knowledge.stack_places import Where, place_of, where
 from ddpdoctor.processes.jobs import jobs_of
 from ddpdoctor.processes.process_tree import Scene
 from ddpdoctor.processes.signs_of_life import signs_of_life

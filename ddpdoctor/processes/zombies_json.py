@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
+from msgspec import UNSET
 
 from ddpdoctor.base.findings import FAIL, Evidence, Fix
 from ddpdoctor.base.wording import human, plural
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import find_check
-from ddpdoctor.processes.ending import Endings, Fate
+from ddpdoctor.processes.ending import Ending, Endings
+from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_fixes import command_of
-from ddpdoctor.processes.leftovers import Certainty, Kind, Leftover
 from ddpdoctor.processes.zombies_words import gathered, holds, of_whom
 from ddpdoctor.report.contract import Report, ReportedFinding, build_report
-from ddpdoctor.report.reported_leftovers import reported_leftovers
+from ddpdoctor.report.reported_leftovers import Certainty, Fate, Kind, ReportedLeftover
 
 SLUGS: Final = {
     Kind.RANK: "orphaned-rank",
@@ -89,3 +90,34 @@ def _fixes(alike: Sequence[Leftover]) -> Iterator[Fix]:
         yield Fix("Look at it first: nobody is certain that it is left over", (first.command,) if first.command else ())
     if first.then:
         yield Fix("If that shows that nobody needs it", (first.then,))
+
+
+def reported_leftovers(leftovers: Iterable[Leftover], endings: Sequence[Ending] = ()) -> tuple[ReportedLeftover, ...]:
+    """endings: what became of those that were chosen."""
+    fates = {one.leftover: one for one in endings}
+    return tuple(_reported(one, fates.get(one)) for one in leftovers)
+
+
+def _reported(one: Leftover, ending: Ending | None) -> ReportedLeftover:
+    return ReportedLeftover(
+        kind=one.kind,
+        certainty=one.certainty,
+        what=one.what,
+        why=one.why,
+        doubts=one.doubts,
+        command=one.command,
+        owner=one.owner,
+        age=one.age,
+        pid=one.identity.pid if one.identity else None,
+        start=one.identity.start if one.identity else None,
+        children=tuple(child.pid for child in one.children),
+        path=one.path,
+        size=one.size,
+        memory=one.memory,
+        gpus=one.gpus,
+        gpu_memory=one.gpu_memory,
+        ports=one.ports,
+        segments=one.segments,
+        fate=ending.fate if ending else UNSET,
+        reason=ending.reason if ending else UNSET,
+    )

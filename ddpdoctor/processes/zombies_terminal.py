@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.wording import human, listed, plural
-from ddpdoctor.processes.ending import Ending, Endings, Fate
+from ddpdoctor.processes.ending import Ending, Endings
+from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_fixes import MOST_NAMED, command_of
-from ddpdoctor.processes.leftovers import Certainty, Kind, Leftover
 from ddpdoctor.processes.zombies_words import LABELS, gathered, holds, of_whom, summed
+from ddpdoctor.report.reported_leftovers import Certainty, Fate, Kind
 from ddpdoctor.report.screen import Screen
 
 MARGIN = 11

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.wording import human, listed, plural
-from ddpdoctor.processes.leftovers import Certainty, Kind, Leftover
+from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.report.reported_leftovers import Certainty, Kind
 
 LABELS = {
     Certainty.PROVEN: ("LEFT OVER", "red"),

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
-
 import msgspec
 
 from ddpdoctor.base.findings import Severity
-from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.facts.processes import Process
-from ddpdoctor.processes.gpu_holders import Held, of_process
-from ddpdoctor.processes.job_words import Remark, of_pid
-from ddpdoctor.processes.jobs import Job
-
-T = TypeVar("T")
 
 
 class ReportedGpu(msgspec.Struct, frozen=True):
@@ -74,50 +64,3 @@ class ReportedJob(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[int, ...]
     ranks: tuple[ReportedRank, ...]
     remarks: tuple[ReportedRemark, ...]
-
-
-def reported_job(job: Job, remarks: Sequence[Remark], held: Sequence[Held]) -> ReportedJob:
-    """held: what all processes hold on the GPUs."""
-    return ReportedJob(
-        name=job.name,
-        launchers=tuple(map(_process, job.launchers)),
-        world_size=job.world_size,
-        expected=job.expected,
-        missing=job.missing,
-        ranks=tuple(_rank(one, job, remarks, held) for one in job.ranks),
-        remarks=tuple(ReportedRemark(one.oddity.value, one.severity, one.text, one.ranks, one.pids) for one in remarks),
-    )
-
-
-def _rank(one: Process, job: Job, remarks: Sequence[Remark], held: Sequence[Held]) -> ReportedRank:
-    place = one.place
-    return ReportedRank(
-        rank=place.rank if place else None,
-        local_rank=place.local_rank if place else None,
-        source=place.source if place else "",
-        process=_process(one),
-        gpus=tuple(
-            ReportedGpu(each.gpu.index, _or_none(each.holder.memory), each.holder.mig_uuid)
-            for each in of_process(one, held)
-        ),
-        workers=tuple(map(_process, job.workers_of(one))),
-        remarks=tuple(each.oddity.value for each in of_pid(remarks, one.pid)),
-    )
-
-
-def _process(one: Process) -> ReportedProcess:
-    return ReportedProcess(
-        pid=one.pid,
-        pid_inside=one.pid_inside,
-        user=one.user,
-        command=one.command,
-        age=one.age,
-        state=one.state,
-        cpu=_or_none(one.recent_cpu),
-        memory=one.memory,
-        waits_in=one.waits_in,
-    )
-
-
-def _or_none(value: Maybe[T]) -> T | None:
-    return None if isinstance(value, Unknown) else value

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from enum import Enum
 
 import msgspec
 from msgspec import UNSET, UnsetType
-
-from ddpdoctor.processes.ending import Ending, Fate
-from ddpdoctor.processes.leftovers import Certainty, Kind, Leftover
 
 
 class ReportedLeftover(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,32 +40,36 @@ class ReportedLeftover(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | UnsetType = UNSET
 
 
-def reported_leftovers(leftovers: Iterable[Leftover], endings: Sequence[Ending] = ()) -> tuple[ReportedLeftover, ...]:
-    """endings: what became of those that were chosen."""
-    fates = {one.leftover: one for one in endings}
-    return tuple(_reported(one, fates.get(one)) for one in leftovers)
+class Kind(str, Enum):
+    """What sort of thing was left over."""
+
+    RANK = "orphaned rank"
+    WORKER = "DataLoader worker without its rank"
+    HELPER = "helper without its rank"
+    HOLDER = "orphaned process that holds a GPU"
+    ENDED = "ended process that nobody collects"
+    MEMORY = "GPU memory that nobody owns"
+    SEGMENT = "shared memory that nobody uses"
 
 
-def _reported(one: Leftover, ending: Ending | None) -> ReportedLeftover:
-    return ReportedLeftover(
-        kind=one.kind,
-        certainty=one.certainty,
-        what=one.what,
-        why=one.why,
-        doubts=one.doubts,
-        command=one.command,
-        owner=one.owner,
-        age=one.age,
-        pid=one.identity.pid if one.identity else None,
-        start=one.identity.start if one.identity else None,
-        children=tuple(child.pid for child in one.children),
-        path=one.path,
-        size=one.size,
-        memory=one.memory,
-        gpus=one.gpus,
-        gpu_memory=one.gpu_memory,
-        ports=one.ports,
-        segments=one.segments,
-        fate=ending.fate if ending else UNSET,
-        reason=ending.reason if ending else UNSET,
-    )
+class Certainty(str, Enum):
+    """How sure it is that something is left over, and whether it is the caller's to end."""
+
+    PROVEN = "proven"
+    DOUBT = "doubt"
+    NOT_OURS = "not-ours"
+
+
+class Fate(str, Enum):
+    """What became of one leftover."""
+
+    ENDED = "ended"
+    KILLED = "killed"
+    """It took no notice of SIGTERM."""
+    REMOVED = "removed"
+    GONE = "gone"
+    """By itself, before anything was done."""
+    LEFT = "left"
+    """The second look didn't agree with the first, or it could not be pinned."""
+    STAYS = "stays"
+    """It was killed, and is still there."""

@@ -73,7 +73,7 @@ def look_at(pid: int, seconds: int, many: str) -> Work:
 
     def work() -> int:
         from ddpdoctor.base.printable import one_line
-        from ddpdoctor.cli.jobs_hang import examined, show
+        from ddpdoctor.hang.examining import NotExaminedError, examined, show
         from ddpdoctor.processes.overview import UnknownJobError
 
         try:
@@ -81,6 +81,9 @@ def look_at(pid: int, seconds: int, many: str) -> Work:
                 examination = examined(str(pid), seconds=seconds, alone=True)
         except UnknownJobError as error:
             print(one_line(str(error) if error.launcher else NO_PYTHON))
+            return 2
+        except NotExaminedError as error:
+            print(one_line(str(error)))
             return 2
         ill = examination.verdict.exit_code(strict=True)
         if many:
@@ -123,8 +126,8 @@ def diagnose(ended: Ended, many: str, environ: Mapping[str, str], killed: int, k
         log = _read(ended, keep)
         if many:
             return _in_a_line(log, many)
-        from ddpdoctor.logs.diagnosis import judge_log
         from ddpdoctor.logs.analyze.verdict import Outcome
+        from ddpdoctor.logs.diagnosis import judge_log
         from ddpdoctor.logs.render_terminal import show_log
         from ddpdoctor.report.terminal import make_console
 
@@ -240,17 +243,17 @@ def killed_so_far() -> int:
 
 def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     """This host's facts, as far as the log's suspicions can be held against them. seconds: how long the run took."""
-    from ddpdoctor.cli.probing import begin, look
-    from ddpdoctor.logs.diagnosis import groups_that_decide
     from ddpdoctor.logs.analyze.settings import settings_of
+    from ddpdoctor.logs.diagnosis import groups_that_decide
     from ddpdoctor.logs.parse.kills import of_this_run
+    from ddpdoctor.probes.session import collect_facts, start_probes
 
     groups = groups_that_decide(log)
     if not groups:
         return None
     began = time.monotonic() - seconds
-    context = begin(None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ))
-    found = look(context, groups | {"machine", "container"})
+    context = start_probes(None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ))
+    found = collect_facts(context, groups | {"machine", "container"})
     return of_this_run(found, time.monotonic() - began, killed)
 
 
@@ -269,12 +272,12 @@ def _say_settings() -> None:
     """Where the output doesn't tell the cause: settings with which no training starts."""
     from ddpdoctor.base.findings import FAIL
     from ddpdoctor.base.printable import one_line
-    from ddpdoctor.cli.probing import begin, look
     from ddpdoctor.engine.examination import examine
     from ddpdoctor.engine.registry import select
+    from ddpdoctor.probes.session import collect_facts, start_probes
 
     checks = [one for one in select(SETTINGS) if not SLOW.intersection(one.groups)]
-    snapshot = look(begin(None, quick=True), set().union(*(one.groups for one in checks)))
+    snapshot = collect_facts(start_probes(None, quick=True), set().union(*(one.groups for one in checks)))
     failing = [
         (check, finding) for check, severity, finding in examine(snapshot, None, checks).findings if severity is FAIL
     ]
@@ -305,7 +308,7 @@ def _read_dumps(ended: Ended, environ: Mapping[str, str]) -> None:
     written = dumps_of_run(environ, ended.began - 1)
     if not written:
         return
-    from ddpdoctor.cli.jobs_hang import examined, show
+    from ddpdoctor.hang.examining import examined, show
 
     print(f"The ranks' flight recorders have left {written[0]}{' and others' if len(written) > 1 else ''}:")
     print()

@@ -172,9 +172,9 @@ def _gpu_memory(processes: list[Process]) -> dict[int, dict[int, int]]:
     """Bytes by pid and GPU, 0 where NVML doesn't say. It is asked where one of them has a GPU open."""
     if not any(isinstance(one.devices, tuple) and one.devices for one in processes):
         return {}
-    from ddpdoctor.cli.probing import begin, look
+    from ddpdoctor.probes.session import collect_facts, start_probes
 
-    gpus = look(begin(None, quick=True), {"gpus"}).gpus
+    gpus = collect_facts(start_probes(None, quick=True), {"gpus"}).gpus
     found: dict[int, dict[int, int]] = {}
     for gpu in gpus.devices if isinstance(gpus, Gpus) else ():
         for holder in () if isinstance(gpu.holders, Unknown) else gpu.holders:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from signal import SIGKILL, SIGTERM
 from collections.abc import Iterable
+from signal import SIGKILL, SIGTERM
 from typing import Final
 
 from ddpdoctor.facts.smoke import Ending, RankRun, Stage, State

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from ddpdoctor.base.printable import one_line
-from ddpdoctor.base.terminal import moves_its_cursor
 from ddpdoctor.smoke.rank_monitor import Watch
 from ddpdoctor.smoke.rank_progress import Heard
 from ddpdoctor.smoke.render_marks import Mark, ranks_text
@@ -128,13 +126,3 @@ class Lines(Progress):
                 except (OSError, ValueError):
                     # Nobody reads stderr any more; the report goes elsewhere.
                     return
-
-
-def make_view(file: TextIO = sys.stderr) -> View:
-    """The live view on a terminal that can move its cursor, else lines."""
-    if moves_its_cursor(file):
-        # Here and not above: rich takes its time to load.
-        from ddpdoctor.smoke.live import LiveView
-
-        return LiveView(file)
-    return Lines(file)

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.base.wording import listed, plural, short
 from ddpdoctor.engine.sanitize_facts import is_version
 from ddpdoctor.facts.fleet import Passed
 from ddpdoctor.facts.meeting import Meeting
@@ -33,7 +33,6 @@ from ddpdoctor.netcheck.messages import (
 from ddpdoctor.netcheck.node_session import ALONE, Company, Gathered, ImpossibleError
 from ddpdoctor.smoke.judging import before, planned_only
 from ddpdoctor.smoke.plan import SmokePlan, smoke_plan
-from ddpdoctor.smoke.wording import short
 
 ENDING_SECONDS: Final = 30.0
 """For the start and the end of the ranks, beside their stages."""

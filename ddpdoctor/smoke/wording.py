@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import Evidence
-from ddpdoctor.base.wording import listed, plural, ranks_named, signal_name
+from ddpdoctor.base.wording import listed, plural, ranks_named, short, signal_name
 from ddpdoctor.facts.smoke import Ending, RankRun, Smoke
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.smoke.analysis_blame import Blame, Kind, lost_another, stage_of, waits
@@ -24,7 +24,6 @@ CPP_SOURCE: Final = re.compile(
 """Where in its own C++ a library says something, with the condition that wasn't met: of use to its authors, and so long that
 nothing may be left of the message behind it."""
 
-LONGEST: Final = 160
 MOST_FRAMES: Final = 6
 VERBS: Final = {
     (True, True): ("waits", "wait"), (True, False): ("waited", "waited"),
@@ -33,12 +32,6 @@ VERBS: Final = {
 """For one and for several, by whether they wait for another, and whether they still do."""
 MOST_SHOWN: Final = 4
 """Culprits whose last line and stack are shown, without those of which the same is said."""
-
-
-def short(summary: str, most: int = LONGEST) -> str:
-    """One line of at most so many characters."""
-    text = " ".join(summary.split())
-    return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."
 
 
 def named(runs: Sequence[RankRun], smoke: Smoke) -> str:

@@ -19,7 +19,8 @@ from ddpdoctor.facts.processes import Process, Processes, Role
 from ddpdoctor.probes import processes
 from ddpdoctor.probes.context import Context
 from ddpdoctor.processes.jobs import Job, jobs_of, setting
-from ddpdoctor.processes.leftovers import Kind, left_by_processes
+from ddpdoctor.processes.leftover_processes import left_by_processes
+from ddpdoctor.report.reported_leftovers import Kind
 from tests.command import plain_environ
 from tests.real.running_jobs import by_hand, launched, started_by_itself, state, torchrun, wait_until
 

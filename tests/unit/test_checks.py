@@ -147,7 +147,11 @@ def test_checks_and_what_they_share_never_look_at_the_world(path: Path) -> None:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module in ("sys", "signal") else [node.module or ""]
+            names = (
+                [f"{node.module}.{alias.name}" for alias in node.names]
+                if node.module in ("sys", "signal")
+                else [node.module or ""]
+            )
         for name in names:
             assert any(name == good or name.startswith(good + ".") for good in MAY_IMPORT), (
                 f"{path.name} imports {name}"

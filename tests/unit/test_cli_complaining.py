@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.errors import wrapped
+from ddpdoctor.base.error_lines import wrapped
 from tests.command import plain_environ
 
 ERROR = (

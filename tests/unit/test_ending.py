@@ -21,8 +21,9 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.fixes.leftovers import targets_of
 from ddpdoctor.processes import ending as module
-from ddpdoctor.processes.ending import Ending, Endings, Fate, Look, end
-from ddpdoctor.processes.leftovers import Leftover
+from ddpdoctor.processes.ending import Ending, Endings, Look, end
+from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.report.reported_leftovers import Fate
 from tests.process_trees import COLLECTIVES, ELSEWHERE, ME, Host
 from tests.real.running_jobs import start_time, state
 from tests.segments import make, nccl_name

@@ -12,8 +12,8 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.patient import Patient
-from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.analyze.launcher_options import launcher_of_command
+from ddpdoctor.logs.diagnosis import judge_log
 from tests.command import ROOT
 from tests.logs_by_hand import read
 

@@ -16,8 +16,9 @@ from ddpdoctor.facts.gpus import Holder
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.processes.leftover_blind_spots import blind_spots
-from ddpdoctor.processes.leftovers import Certainty, Kind, leftovers_of
+from ddpdoctor.processes.leftovers import leftovers_of
 from ddpdoctor.processes.zombies_terminal import show_leftovers
+from ddpdoctor.report.reported_leftovers import Certainty, Kind
 from ddpdoctor.report.screen import Screen
 from tests.fixture_hosts import HEALTHY, healthy_facts, to_snapshot
 from tests.process_trees import ME, Host

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from ddpdoctor.processes.leftovers import Leftover, left_by_processes
+from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.processes.leftover_processes import left_by_processes
 from tests.process_trees import (
     DEAD,
     INNOCENT,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.logs.render_words import headline, other_attempts
 from tests.logs_by_hand import read

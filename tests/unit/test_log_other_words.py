@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
 from tests.logs_by_hand import read
 
 FULL = "CUDA out of memory. Tried to allocate 64.00 MiB (GPU 0; 15.78 GiB total capacity; 13.57 GiB already allocated; 46.75 MiB free)"

@@ -6,8 +6,8 @@ import pytest
 
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.analyze.particulars import particulars
+from ddpdoctor.logs.diagnosis import judge_log
 from tests.log_corpus import LOGS, log_of
 
 

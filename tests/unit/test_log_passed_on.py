@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.logs.analyze.failures import failures_of
-from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import read
 

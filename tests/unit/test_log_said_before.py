@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddpdoctor.base.log_signs import Role
-from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_steps import next_steps
 from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import exited, line, log, raised, seen

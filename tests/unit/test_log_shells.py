@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.analyze.verdict import Outcome
+from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.render_steps import next_steps
 from tests.logs_by_hand import read
 

@@ -6,8 +6,8 @@ import pytest
 
 from ddpdoctor.facts.log import Exited
 from ddpdoctor.logs.analyze.endings import signal_of
-from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
 from tests.logs_by_hand import line, read
 
 ELASTIC = "E1122 22:22:32.8 11 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {}) local_rank: 1 (pid: 12) of binary: python"

@@ -10,11 +10,10 @@ from rich.console import Console
 
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.log import Log, LogFrame
-from ddpdoctor.hang.wording import where
 from ddpdoctor.knowledge.framework_phases import phase_of
-from ddpdoctor.knowledge.stack_places import Place, Where
-from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.knowledge.stack_places import Place, Where, where
 from ddpdoctor.logs.analyze.sightings import stack_lines
+from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.logs.render_terminal import show_log
 from tests.log_corpus import LOGS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
 from tests.logs_by_hand import read
 
 TORCH = "/opt/env/lib/python3.11/site-packages/torch/distributed"

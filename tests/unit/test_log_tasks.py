@@ -6,8 +6,8 @@ import pytest
 
 from ddpdoctor.facts.log import Log
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.logs.diagnosis import confirm
 from ddpdoctor.logs.analyze.verdict import LogVerdict, verdict_of
+from ddpdoctor.logs.diagnosis import confirm
 from tests.logs_by_hand import read
 
 LABELLED = """{n}: step {n} 1.5

@@ -19,7 +19,8 @@ from ddpdoctor.facts.meeting import Attempt, Meeting, Met
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.live import LiveView, drawing
 from ddpdoctor.netcheck.messages import Waiting
-from ddpdoctor.netcheck.progress import Lines, Progress, make_view, status, way_to_master
+from ddpdoctor.netcheck.progress import Lines, Progress, status, way_to_master
+from ddpdoctor.netcheck.views import make_view
 
 MEETING = Meeting(
     master="n0", port=29500, attempts=(Attempt(address="10.9.0.1", met=Met.REFUSED, words="Connection refused"),)
@@ -203,7 +204,7 @@ def test_lines_come_when_something_changes_and_not_too_often() -> None:
 
 def test_without_a_terminal_rich_is_not_loaded() -> None:
     script = (
-        "import sys; from ddpdoctor.netcheck.progress import make_view; view = make_view(sys.stderr); "
+        "import sys; from ddpdoctor.netcheck.views import make_view; view = make_view(sys.stderr); "
         "view.close(); print('rich' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.base.findings import Finding
+from ddpdoctor.base.wording import short
 from ddpdoctor.engine.registry import Result, diagnose, find_check
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan
@@ -21,7 +22,6 @@ from ddpdoctor.smoke.analysis_blame import Blame, Kind, at_the_end, blame
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.outcome import runs
 from ddpdoctor.smoke.rank_monitor import Watch
-from ddpdoctor.smoke.wording import short
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 
 STAGES = ("import", "device", "rendezvous", "process group", "barrier", "all_reduce", "training", "shutdown")

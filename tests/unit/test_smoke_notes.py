@@ -13,7 +13,8 @@ import pytest
 
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.probes.smoke_notes import NOTES, PREFIX, dead_runs
-from ddpdoctor.processes.leftovers import Certainty, leftovers_of
+from ddpdoctor.processes.leftovers import leftovers_of
+from ddpdoctor.report.reported_leftovers import Certainty
 from ddpdoctor.smoke.earlier_runs import clear_up_earlier
 from tests.other_users import User
 from tests.process_trees import ME, Host

@@ -13,8 +13,9 @@ from rich.console import Console, Group
 
 from ddpdoctor.smoke.live import LiveView, drawing
 from ddpdoctor.smoke.orders import Order
-from ddpdoctor.smoke.progress import Lines, Progress, make_view, status
+from ddpdoctor.smoke.progress import Lines, Progress, status
 from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.views import make_view
 
 STAGES = ("import", "device", "barrier", "all_reduce", "shutdown")
 HOSTILE = "\x1b[31mred\nsecond line [bold]x[/bold]"

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from ddpdoctor.checkpoints.errors import Damaged, Refused
 from ddpdoctor.checkpoints.fixing import Action, Wishes, fix
 from ddpdoctor.checkpoints.formats.contents import open_layout, read_parts
-from ddpdoctor.checkpoints.kinds.recognition import recognise
+from ddpdoctor.checkpoints.recognising import recognise
 from ddpdoctor.checkpoints.writing import gathering
 from ddpdoctor.checkpoints.writing.gathering import gather, merged
 from ddpdoctor.checkpoints.writing.safetensors import write_safetensors

@@ -13,10 +13,12 @@ from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import find_check
 from ddpdoctor.facts.gpus import Holder
 from ddpdoctor.facts.shared_memory import SharedMemory
-from ddpdoctor.processes.ending import Endings, Fate
-from ddpdoctor.processes.leftovers import Kind, Leftover, leftovers_of
+from ddpdoctor.processes.ending import Endings
+from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.processes.leftovers import leftovers_of
 from ddpdoctor.processes.zombies_json import SLUGS, zombies_report
 from ddpdoctor.report.contract import json_schema, to_json
+from ddpdoctor.report.reported_leftovers import Fate, Kind
 from tests.process_trees import SOMEBODY, Host
 from tests.unit.test_leftovers import segments
 

@@ -31,7 +31,7 @@ def is_legacy(head: bytes) -> bool:
     return _LEGACY.match(head) is not None
 
 
-def recognise(path: Path) -> Recognised:
+def recognise_file(path: Path) -> Recognised:
     """Never raises. Reads a few kilobytes, and of a zip archive its directory."""
     try:
         status = path.stat()
@@ -47,7 +47,7 @@ def recognise(path: Path) -> Recognised:
     except NotRegularError as error:
         return _not_a_file(path, error.mode)
     except OSError as error:
-        return _unreadable(path, error)
+        return unreadable(path, error)
 
 
 def _content(glance: Glance) -> Recognised:
@@ -129,7 +129,7 @@ def _unreachable(path: Path, error: OSError) -> Recognised:
         return _lost_link(path, error)
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return _missing(path)
-    return _unreadable(path, error)
+    return unreadable(path, error)
 
 
 def _lost_link(path: Path, error: OSError) -> Recognised:
@@ -141,7 +141,7 @@ def _lost_link(path: Path, error: OSError) -> Recognised:
             problem=f"A symlink to {target}, which leads round in a circle",
         )
     if error.errno != errno.ENOENT:
-        return _unreadable(path, error)
+        return unreadable(path, error)
     if ".git/annex/objects/" in target:
         return Recognised(
             kind="git-annex-pointer",
@@ -172,7 +172,7 @@ def _missing(path: Path) -> Recognised:
             problem=f"No such file: not even its folder exists, only {there.absolute()}",
         )
     except OSError as error:
-        return _unreadable(folder, error, "folder")
+        return unreadable(folder, error, "folder")
     if index := _naming_index(folder, path.name, names):
         return Recognised(
             kind="missing",
@@ -194,13 +194,13 @@ def _missing(path: Path) -> Recognised:
 
 def _naming_index(folder: Path, name: str, names: list[str]) -> str:
     """The index of a sharded model that names the file."""
-    from ddpdoctor.checkpoints.folders import INDEX_ENDING, index_names
+    from ddpdoctor.checkpoints.index_files import INDEX_ENDING, index_names
 
     indexes = sorted(one for one in names if one.endswith(INDEX_ENDING))
     return next((one for one in indexes if name in index_names(folder / one)), "")
 
 
-def _unreadable(path: Path, error: OSError, what: str = "file") -> Recognised:
+def unreadable(path: Path, error: OSError, what: str = "file") -> Recognised:
     """The system's word on why, and what to do where we know it."""
     if isinstance(error, PermissionError):
         return Recognised(
@@ -230,13 +230,6 @@ def _unreadable(path: Path, error: OSError, what: str = "file") -> Recognised:
 
 
 def _not_a_file(path: Path, mode: int) -> Recognised:
-    if stat.S_ISDIR(mode):
-        from ddpdoctor.checkpoints.kinds.folder_kinds import recognise_folder
-
-        try:
-            return recognise_folder(path)
-        except OSError as error:
-            return _unreadable(path, error, "folder")
     called = {
         stat.S_IFIFO: "a named pipe",
         stat.S_IFSOCK: "a socket",

@@ -195,7 +195,7 @@ def _json(glance: Glance) -> Recognised:
 
 
 def _index(weight_map: dict[str, Any]) -> Recognised:
-    from ddpdoctor.checkpoints.folders import leads_out
+    from ddpdoctor.checkpoints.index_files import leads_out
 
     shards = sorted({name for name in weight_map.values() if isinstance(name, str)})
     outside = [name for name in shards if leads_out(name)]

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from ddpdoctor.checkpoints.errors import Damaged, OutOfData, Refused
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
-from ddpdoctor.checkpoints.pickles.nodes import Call, Container, Global, Holder, Pair, Reference, Storage, Text, Tuple
+from ddpdoctor.checkpoints.pickles.machine_state import MachineState
+from ddpdoctor.checkpoints.pickles.nodes import Call, Container, Global, Storage, Text, Tuple
 from ddpdoctor.checkpoints.pickles.opcodes import OTHERS, unknown_opcode
 from ddpdoctor.checkpoints.pickles.plain_tensors import UNREAD, Unforeseen, fetched_late, read_tensor
 
@@ -56,25 +57,8 @@ def scan(data: bytes, start: int = 0) -> Program:
             return Machine(data, hasty=False).run(start)
 
 
-class Machine:
-    """One run over one pickle. hasty: plain tensors are read at one go."""
-
-    def __init__(self, data: bytes, *, hasty: bool = True) -> None:
-        self.data = data
-        self.hasty = hasty
-        self.pos = 0
-        self.stack: list[Any] = []
-        self.starts: list[int] = []
-        self.marks: list[tuple[int, int]] = []
-        self.memo: dict[int, Any] = {}
-        self.protocol = 0
-        self.storages: list[Storage] = []
-        self.calls: list[Call] = []
-        self.globals: dict[str, Global] = {}
-        self.frames: list[tuple[int, int]] = []
-        self.opcodes: set[str] = set()
-        # Lists of two, by id, as the dict entries that they may turn out to be.
-        self.couples: dict[int, tuple[Holder, Pair]] = {}
+class Machine(MachineState):
+    """One run over one pickle."""
 
     def run(self, start: int) -> Program:
         self.pos = start
@@ -162,7 +146,7 @@ class Machine:
                     self.calls.append(call)
                     pos += 1
                 elif op == 0x51:  # BINPERSID
-                    stack[-1] = self._persistent(stack[-1])
+                    stack[-1] = self.persistent(stack[-1])
                     pos += 1
                 elif op == 0x6A:  # LONG_BINGET
                     number = _UINT32(data, pos + 1)[0]
@@ -187,31 +171,6 @@ class Machine:
         finally:
             self.pos = pos
 
-    def push(self, value: Any, size: int) -> None:
-        self.stack.append(value)
-        self.starts.append(self.pos)
-        self.pos += size
-
-    def take(self, length: int, header: int) -> bytes:
-        """The data that follows an opcode's header."""
-        begin = self.pos + header
-        if begin + length > len(self.data):
-            raise OutOfData
-        return self.data[begin : begin + length]
-
-    def line(self, begin: int) -> tuple[str, int]:
-        """Text up to the next newline, and where it goes on."""
-        end = self.data.find(b"\n", begin)
-        if end < 0:
-            raise OutOfData
-        return str(self.data[begin:end], "utf-8"), end + 1
-
-    def to_mark(self) -> tuple[list[Any], list[int], int]:
-        height, first = self.marks.pop()
-        items, starts = self.stack[height:], self.starts[height:]
-        del self.stack[height:], self.starts[height:]
-        return items, starts, first
-
     def _adopt_couples(self) -> None:
         """Python 2 wrote OrderedDict([[key, value], ...]): its entries are a dict's like any other."""
         for call in self.calls:
@@ -224,20 +183,3 @@ class Machine:
                 if len(pairs) == len(couples):
                     call.pairs = pairs
                     call.arguments = Tuple((), (), call.arguments.end)
-
-    def global_(self, module: str, name: str) -> Global:
-        return self.globals.setdefault(f"{module}.{name}", Global(module, name))
-
-    def _persistent(self, identity: Any) -> Storage | Reference:
-        items = identity.items if isinstance(identity, Tuple) else []
-        if len(items) >= 5 and isinstance(items[0], Text) and items[0].value == "storage":
-            _, kind, key, location, count, *rest = items
-            if isinstance(key, Text) and isinstance(location, Text) and type(count) is int and isinstance(kind, Global):
-                storage = Storage(kind.name, key.value, location, identity.starts[3], count, rest[0] if rest else None)
-                self.storages.append(storage)
-                return storage
-        first = items[0] if items else None
-        # torch takes bytes for text, and whatever a call makes. Passed over, such a storage's pin would go unseen.
-        if isinstance(identity, Call) or (items and (not isinstance(first, Text) or first.value == "storage")):
-            raise Refused("The pickle names a storage in a way that torch.save never does")
-        return Reference(identity)

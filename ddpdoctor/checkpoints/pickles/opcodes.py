@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddpdoctor.checkpoints.errors import OutOfData, Refused
+from ddpdoctor.checkpoints.pickles.machine_state import MachineState
 from ddpdoctor.checkpoints.pickles.nodes import Bytes, Call, Container, Holder, Pair, Text, Tuple
-
-if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.pickles.machine import Machine
 
 _UINT16 = Struct("<H").unpack_from
 _INT32 = Struct("<i").unpack_from
@@ -21,7 +19,7 @@ _UINT32 = Struct("<I").unpack_from
 _UINT64 = Struct("<Q").unpack_from
 _DOUBLE = Struct(">d").unpack_from
 
-_Opcode = Callable[["Machine"], None]
+_Opcode = Callable[["MachineState"], None]
 OTHERS: dict[int, _Opcode] = {}
 
 
@@ -44,13 +42,13 @@ _constant(b"\x89", False)
 
 
 @_opcode(b"\x80")
-def _proto(machine: Machine) -> None:
+def _proto(machine: MachineState) -> None:
     machine.protocol = machine.data[machine.pos + 1]
     machine.pos += 2
 
 
 @_opcode(b"\x95")
-def _frame(machine: Machine) -> None:
+def _frame(machine: MachineState) -> None:
     length = _UINT64(machine.data, machine.pos + 1)[0]
     machine.pos += 9
     if machine.pos + length > len(machine.data):
@@ -60,42 +58,42 @@ def _frame(machine: Machine) -> None:
 
 
 @_opcode(b"\x94")
-def _memoize(machine: Machine) -> None:
+def _memoize(machine: MachineState) -> None:
     machine.memo[len(machine.memo)] = machine.stack[-1]
     machine.opcodes.add("MEMOIZE")
     machine.pos += 1
 
 
 @_opcode(b"J")
-def _binint(machine: Machine) -> None:
+def _binint(machine: MachineState) -> None:
     machine.push(_INT32(machine.data, machine.pos + 1)[0], 5)
 
 
 @_opcode(b"M")
-def _binint2(machine: Machine) -> None:
+def _binint2(machine: MachineState) -> None:
     machine.push(_UINT16(machine.data, machine.pos + 1)[0], 3)
 
 
 @_opcode(b"\x8a")
-def _long1(machine: Machine) -> None:
+def _long1(machine: MachineState) -> None:
     length = machine.data[machine.pos + 1]
     machine.push(int.from_bytes(machine.take(length, 2), "little", signed=True), 2 + length)
 
 
 @_opcode(b"\x8b")
-def _long4(machine: Machine) -> None:
+def _long4(machine: MachineState) -> None:
     length = _UINT32(machine.data, machine.pos + 1)[0]
     machine.opcodes.add("LONG4")
     machine.push(int.from_bytes(machine.take(length, 5), "little", signed=True), 5 + length)
 
 
 @_opcode(b"G")
-def _binfloat(machine: Machine) -> None:
+def _binfloat(machine: MachineState) -> None:
     machine.push(_DOUBLE(machine.data, machine.pos + 1)[0], 9)
 
 
 @_opcode(b"I", b"L", b"F")
-def _number_as_text(machine: Machine) -> None:
+def _number_as_text(machine: MachineState) -> None:
     """Python 2 wrote integers of more than 32 bits so, whatever the protocol."""
     text, end = machine.line(machine.pos + 1)
     is_float = machine.data[machine.pos] == ord("F")
@@ -106,37 +104,37 @@ def _number_as_text(machine: Machine) -> None:
     machine.push(value, end - machine.pos)
 
 
-def _text(machine: Machine, length: int, header: int, encoding: str) -> None:
+def _text(machine: MachineState, length: int, header: int, encoding: str) -> None:
     end = machine.pos + header + length
     value = str(machine.take(length, header), encoding, "surrogatepass")
     machine.push(Text(value, machine.pos, end), end - machine.pos)
 
 
 @_opcode(b"\x8c")
-def _short_binunicode(machine: Machine) -> None:
+def _short_binunicode(machine: MachineState) -> None:
     machine.opcodes.add("SHORT_BINUNICODE")
     _text(machine, machine.data[machine.pos + 1], 2, "utf-8")
 
 
 @_opcode(b"\x8d")
-def _binunicode8(machine: Machine) -> None:
+def _binunicode8(machine: MachineState) -> None:
     machine.opcodes.add("BINUNICODE8")
     _text(machine, _UINT64(machine.data, machine.pos + 1)[0], 9, "utf-8")
 
 
 @_opcode(b"U")
-def _short_binstring(machine: Machine) -> None:
+def _short_binstring(machine: MachineState) -> None:
     machine.opcodes.add("SHORT_BINSTRING")
     _text(machine, machine.data[machine.pos + 1], 2, "latin-1")
 
 
 @_opcode(b"T")
-def _binstring(machine: Machine) -> None:
+def _binstring(machine: MachineState) -> None:
     machine.opcodes.add("BINSTRING")
     _text(machine, _UINT32(machine.data, machine.pos + 1)[0], 5, "latin-1")
 
 
-def _bytes(machine: Machine, length: int, header: int, name: str) -> None:
+def _bytes(machine: MachineState, length: int, header: int, name: str) -> None:
     if machine.pos + header + length > len(machine.data):
         raise OutOfData
     machine.opcodes.add(name)
@@ -144,48 +142,48 @@ def _bytes(machine: Machine, length: int, header: int, name: str) -> None:
 
 
 @_opcode(b"C")
-def _short_binbytes(machine: Machine) -> None:
+def _short_binbytes(machine: MachineState) -> None:
     _bytes(machine, machine.data[machine.pos + 1], 2, "SHORT_BINBYTES")
 
 
 @_opcode(b"B")
-def _binbytes(machine: Machine) -> None:
+def _binbytes(machine: MachineState) -> None:
     _bytes(machine, _UINT32(machine.data, machine.pos + 1)[0], 5, "BINBYTES")
 
 
 @_opcode(b"\x8e")
-def _binbytes8(machine: Machine) -> None:
+def _binbytes8(machine: MachineState) -> None:
     _bytes(machine, _UINT64(machine.data, machine.pos + 1)[0], 9, "BINBYTES8")
 
 
 @_opcode(b"\x96")
-def _bytearray8(machine: Machine) -> None:
+def _bytearray8(machine: MachineState) -> None:
     _bytes(machine, _UINT64(machine.data, machine.pos + 1)[0], 9, "BYTEARRAY8")
 
 
 @_opcode(b")")
-def _empty_tuple(machine: Machine) -> None:
+def _empty_tuple(machine: MachineState) -> None:
     machine.push(Tuple((), (), machine.pos), 1)
 
 
 @_opcode(b"}")
-def _empty_dict(machine: Machine) -> None:
+def _empty_dict(machine: MachineState) -> None:
     machine.push(Container("dict"), 1)
 
 
 @_opcode(b"]")
-def _empty_list(machine: Machine) -> None:
+def _empty_list(machine: MachineState) -> None:
     machine.push(Container("list"), 1)
 
 
 @_opcode(b"\x8f")
-def _empty_set(machine: Machine) -> None:
+def _empty_set(machine: MachineState) -> None:
     machine.opcodes.add("EMPTY_SET")
     machine.push(Container("set"), 1)
 
 
 @_opcode(b"\x91")
-def _frozenset(machine: Machine) -> None:
+def _frozenset(machine: MachineState) -> None:
     items, _, first = machine.to_mark()
     machine.opcodes.add("FROZENSET")
     node = Container("frozenset")
@@ -195,7 +193,7 @@ def _frozenset(machine: Machine) -> None:
     machine.pos += 1
 
 
-def _holder(machine: Machine) -> Holder:
+def _holder(machine: MachineState) -> Holder:
     """What items are added to. A storage or a tuple takes none."""
     holder = machine.stack[-1]
     if not isinstance(holder, Holder):
@@ -204,7 +202,7 @@ def _holder(machine: Machine) -> Holder:
 
 
 @_opcode(b"a")
-def _append(machine: Machine) -> None:
+def _append(machine: MachineState) -> None:
     value = machine.stack.pop()
     machine.starts.pop()
     _holder(machine).add([value])
@@ -212,7 +210,7 @@ def _append(machine: Machine) -> None:
 
 
 @_opcode(b"e", b"\x90")
-def _appends(machine: Machine) -> None:
+def _appends(machine: MachineState) -> None:
     items, starts, _ = machine.to_mark()
     holder = _holder(machine)
     holder.add(items)
@@ -222,7 +220,7 @@ def _appends(machine: Machine) -> None:
 
 
 @_opcode(b"s")
-def _setitem(machine: Machine) -> None:
+def _setitem(machine: MachineState) -> None:
     value, key = machine.stack.pop(), machine.stack.pop()
     value_start, key_start = machine.starts.pop(), machine.starts.pop()
     _holder(machine).put([Pair(key, key_start, value, value_start, machine.pos)])
@@ -230,7 +228,7 @@ def _setitem(machine: Machine) -> None:
 
 
 @_opcode(b"u")
-def _setitems(machine: Machine) -> None:
+def _setitems(machine: MachineState) -> None:
     items, starts, _ = machine.to_mark()
     if len(items) % 2:
         raise ValueError
@@ -240,7 +238,7 @@ def _setitems(machine: Machine) -> None:
 
 
 @_opcode(b"0")
-def _pop(machine: Machine) -> None:
+def _pop(machine: MachineState) -> None:
     machine.opcodes.add("POP")
     if machine.marks and machine.marks[-1][0] == len(machine.stack):
         machine.marks.pop()
@@ -251,21 +249,21 @@ def _pop(machine: Machine) -> None:
 
 
 @_opcode(b"1")
-def _pop_mark(machine: Machine) -> None:
+def _pop_mark(machine: MachineState) -> None:
     machine.opcodes.add("POP_MARK")
     machine.to_mark()
     machine.pos += 1
 
 
 @_opcode(b"c")
-def _global(machine: Machine) -> None:
+def _global(machine: MachineState) -> None:
     module, middle = machine.line(machine.pos + 1)
     name, end = machine.line(middle)
     machine.push(machine.global_(module, name), end - machine.pos)
 
 
 @_opcode(b"\x93")
-def _stack_global(machine: Machine) -> None:
+def _stack_global(machine: MachineState) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
     machine.starts.pop()
     if not isinstance(name, Text) or not isinstance(module, Text):
@@ -276,7 +274,7 @@ def _stack_global(machine: Machine) -> None:
 
 
 @_opcode(b"\x81")
-def _newobj(machine: Machine) -> None:
+def _newobj(machine: MachineState) -> None:
     arguments = machine.stack.pop()
     machine.starts.pop()
     call = machine.stack[-1] = Call(machine.stack[-1], arguments, machine.starts[-1])
@@ -285,7 +283,7 @@ def _newobj(machine: Machine) -> None:
 
 
 @_opcode(b"\x92")
-def _newobj_ex(machine: Machine) -> None:
+def _newobj_ex(machine: MachineState) -> None:
     keywords, arguments = machine.stack.pop(), machine.stack.pop()
     del machine.starts[-2:]
     machine.opcodes.add("NEWOBJ_EX")
@@ -296,7 +294,7 @@ def _newobj_ex(machine: Machine) -> None:
 
 
 @_opcode(b"b")
-def _build(machine: Machine) -> None:
+def _build(machine: MachineState) -> None:
     state = machine.stack.pop()
     machine.starts.pop()
     holder = machine.stack[-1]

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ddpdoctor.checkpoints.pickles.machine_state import MachineState
 from ddpdoctor.checkpoints.pickles.nodes import Call, Global, Storage, Text, Tuple
-
-if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.pickles.machine import Machine
 
 _UINT16 = Struct("<H").unpack_from
 _INT32 = Struct("<i").unpack_from
@@ -124,7 +122,7 @@ class PlainTensor(Call):
         return Tuple(items, starts, self.end - 12)
 
 
-def read_tensor(machine: Machine, position: int) -> int:
+def read_tensor(machine: MachineState, position: int) -> int:
     """Reads the tensor whose arguments begin at this position, and returns where it ends; 0, with nothing done, if what
     stands there isn't one."""
     data, memo = machine.data, machine.memo
@@ -183,7 +181,7 @@ def read_tensor(machine: Machine, position: int) -> int:
     return end
 
 
-def fetched_late(machine: Machine, number: int, value: Any) -> Text:
+def fetched_late(machine: MachineState, number: int, value: Any) -> Text:
     """The text of a storage's key, of which the memo has only the place.
 
     Raises:

@@ -1,0 +1,151 @@
+"""Looks at a job that hangs, or at its dumps, and judges: what `jobs --hang` and `run` share."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from ddpdoctor.base.status_line import StatusLine
+from ddpdoctor.base.until_stopped import until_stopped
+from ddpdoctor.probes.session import collect_facts
+
+if TYPE_CHECKING:
+    from ddpdoctor.engine.examination import Examination
+    from ddpdoctor.facts.hang import Hang, RasCount
+    from ddpdoctor.facts.snapshot import Snapshot
+    from ddpdoctor.hang.flight_recorder import Dumps
+    from ddpdoctor.processes.jobs import Job
+
+SECONDS: Final = 3
+RAS_PATIENCE: Final = 5.0
+"""Seconds that NCCL's RAS may take beyond the look itself."""
+
+
+class NotExaminedError(Exception):
+    """Why no job is judged. host: this one's name."""
+
+    def __init__(self, why: str, host: str) -> None:
+        super().__init__(why)
+        self.host = host
+
+
+def show(examination: Examination, *, verbose: bool = False, quiet: bool = False) -> None:
+    """For a person at a terminal."""
+    from ddpdoctor.hang.render import show_where_it_hangs
+    from ddpdoctor.report.terminal import make_console
+
+    show_where_it_hangs(make_console(sys.stdout), examination, verbose=verbose, quiet=quiet)
+
+
+def examined(
+    name: str | None,
+    dumps: Sequence[str] = (),
+    seconds: int = SECONDS,
+    *,
+    watched: bool = True,
+    ras: bool = False,
+    alone: bool = False,
+) -> Examination:
+    """Look at a job, and judge it.
+
+    alone: that process and what it has started; of the jobs that there are nothing is said.
+
+    Raises:
+        NotExaminedError: there is no such job, or more than one.
+        UnknownJobError: there is no such job, and `alone`.
+    """
+    from ddpdoctor.hang.judging import groups_of_hangs, judge_hang
+    from ddpdoctor.probes.context import Context
+
+    asked = int(name) if name and name.strip().isascii() and name.strip().isdecimal() else 0
+    snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of_hangs())
+    job = _job(snapshot, name, needed=not dumps, alone=alone) if watched else None
+    return judge_hang(snapshot, _hang(snapshot, job, dumps, seconds, with_ras=ras))
+
+
+def _job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> Job | None:
+    """The one that is meant. With dumps alone there need not be any."""
+    from ddpdoctor.base.unknown import Unknown
+    from ddpdoctor.base.wording import plural
+    from ddpdoctor.hang.permission import command_line
+    from ddpdoctor.processes.jobs import jobs_of
+    from ddpdoctor.processes.overview import UnknownJobError, jobs_there, named_job
+
+    processes = snapshot.processes
+    if isinstance(processes, Unknown):
+        if needed or name is not None:
+            raise NotExaminedError(f"The processes of this host could not be seen: {processes.reason}", snapshot.host)
+        return None
+    jobs = jobs_of(processes)
+    closed = ""
+    if processes.closed and processes.uid:
+        closed = f" {plural(processes.closed, 'process', 'processes')} of others can't be looked into; root can: sudo {command_line(name or '')}"
+    if name is not None:
+        try:
+            return named_job(name, jobs, processes, below=alone)
+        except UnknownJobError as error:
+            if alone:
+                raise UnknownJobError(error.what, closed.strip(), launcher=error.launcher) from None
+            raise NotExaminedError(str(error) + closed, snapshot.host) from None
+    if not needed:
+        return None
+    if not jobs:
+        raise NotExaminedError(jobs_there(jobs) + closed, snapshot.host)
+    if len(jobs) > 1:
+        raise NotExaminedError(f"Which job? Name one: ddpdoctor jobs --hang PID. {jobs_there(jobs)}", snapshot.host)
+    return jobs[0]
+
+
+def _hang(snapshot: Snapshot, job: Job | None, dumps: Sequence[str], seconds: int, *, with_ras: bool) -> Hang:
+    from ddpdoctor.base.unknown import Unknown
+    from ddpdoctor.facts.hang import Hang
+    from ddpdoctor.hang.flight_recorder import dumps_of
+    from ddpdoctor.hang.judging import with_counts, with_dumps
+    from ddpdoctor.hang.watching import watch
+
+    if job is None or isinstance(snapshot.processes, Unknown):
+        return with_dumps(Hang(), _read(dumps))
+    ras = _Ras(job, float(seconds), wanted=with_ras)
+    line = StatusLine(lambda passed: f"Watching {len(job.ranks)} ranks ({passed:.0f} of {seconds} s)", delay=0.3)
+    try:
+        work = watch(job, snapshot.processes, snapshot.host, seconds)
+        hang = asyncio.run(until_stopped(work, lambda: "Stopped. No rank was held up, and nothing is left running."))
+    finally:
+        line.close()
+    return with_counts(with_dumps(hang, _read(dumps) if dumps else dumps_of(job)), *ras.told())
+
+
+def _read(dumps: Sequence[str]) -> Dumps:
+    from ddpdoctor.hang.flight_recorder import read_dumps
+
+    line = StatusLine(lambda passed: f"Reading the dumps ({passed:.0f} s)", delay=0.5)
+    try:
+        return read_dumps(dumps)
+    finally:
+        line.close()
+
+
+class _Ras:
+    """NCCL's RAS is asked meanwhile, in a thread that nobody has to wait for."""
+
+    def __init__(self, job: Job, between: float, *, wanted: bool) -> None:
+        self._told: tuple[tuple[RasCount, ...], str] = ((), "it has not answered in time")
+        self._until = between + RAS_PATIENCE
+        self._thread = threading.Thread(target=self._ask, args=(job, between, wanted), daemon=True)
+        self._thread.start()
+
+    def _ask(self, job: Job, between: float, wanted: bool) -> None:
+        from ddpdoctor.hang.ras import UNWANTED, ask_twice
+        from ddpdoctor.hang.watching import backend_of
+
+        if "nccl" not in backend_of(job):
+            self._told = ((), "no rank here has a process group of NCCL's")
+        else:
+            self._told = ask_twice(job, between) if wanted else ((), UNWANTED)
+
+    def told(self) -> tuple[tuple[RasCount, ...], str]:
+        self._thread.join(self._until)
+        return self._told

@@ -1,0 +1,19 @@
+"""The view that a netcheck is given: live where stderr is a terminal, else single lines there."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from ddpdoctor.base.terminal import moves_its_cursor
+from ddpdoctor.netcheck.progress import Lines, View
+
+
+def make_view(file: TextIO = sys.stderr, command: str = "netcheck") -> View:
+    """The live view on a terminal that can move its cursor, else lines."""
+    if moves_its_cursor(file):
+        # Here and not above: rich takes its time to load.
+        from ddpdoctor.netcheck.live import LiveView
+
+        return LiveView(file, command=command)
+    return Lines(file, command=command)

@@ -1,0 +1,60 @@
+"""What a leftover of an earlier run is: its kind, how sure that is, and what goes with it. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ddpdoctor.facts.processes import Identity
+from ddpdoctor.report.reported_leftovers import Certainty, Kind
+
+
+class Leftover(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was left over. Sizes in bytes, age in seconds.
+
+    identity: of the process, None where it is none. children: those that end with it. path: of the segment, "" else.
+    why: why it is thought dead. doubts: why that is not certain, or why it is left to another; empty where it is proven.
+    command: to do it by hand; in doubt, to look at it. then: what ends it after that look; "" where it may still work.
+    """
+
+    kind: Kind
+    certainty: Certainty
+    what: str
+    why: str
+    doubts: tuple[str, ...] = ()
+    command: str = ""
+    then: str = ""
+    owner: str = ""
+    age: float | None = None
+    identity: Identity | None = None
+    children: tuple[Identity, ...] = ()
+    mates: tuple[Identity, ...] = ()
+    """The other ranks that may be of its job: while one of them works, it is none."""
+    path: str = ""
+    inode: tuple[int, int] = (0, 0)
+    """Device and inode of the segment."""
+    size: int = 0
+    """Of the segment, or the memory that nobody owns."""
+    memory: int = 0
+    """Resident, of the process with its children."""
+    gpus: tuple[int, ...] = ()
+    """NVML's index of those that it holds."""
+    gpu_memory: int = 0
+    ports: tuple[int, ...] = ()
+    segments: tuple[str, ...] = ()
+    """Paths in /dev/shm that it has mapped or open."""
+    lacks_its_launcher: bool = False
+    """It had one, which is gone, whoever adopted it: below a subreaper it stays in doubt all the same."""
+
+    @property
+    def proven(self) -> bool:
+        return self.certainty is Certainty.PROVEN
+
+    @property
+    def fails(self) -> bool:
+        """Whether it is a failure: a doubt of who adopted it is one whether it may be ended, not whether it is left over."""
+        return self.proven or self.lacks_its_launcher
+
+    @property
+    def pid(self) -> int:
+        """0 where it is no process."""
+        return self.identity.pid if self.identity else 0

@@ -1,0 +1,17 @@
+"""Looks at the processes of this host, and where ranks may be left over also at their stacks."""
+
+from __future__ import annotations
+
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.facts.processes import Processes
+from ddpdoctor.probes import processes as all_processes
+from ddpdoctor.probes.context import Context
+from ddpdoctor.processes.stacks_of_leftovers import with_stacks
+
+DEADLINE = all_processes.DEADLINE
+
+
+def probe(context: Context) -> Processes | Unknown:
+    """What every process is to a job; of each rank of a job with a quiet orphan also its stack."""
+    found = all_processes.probe(context)
+    return found if isinstance(found, Unknown) else with_stacks(found)
